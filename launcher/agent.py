@@ -1,0 +1,470 @@
+"""The agent of one node: torch's LocalElasticAgent with an event loop, warm workers and a recovery state machine.
+
+What torch's agent does around the workers is inherited: rendezvous, ranks, events, metrics, the exit barrier, the
+file timer. What it did by polling and restarting everything is decided here by ``unicron_elastic.recovery`` and done
+in the loop.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import textwrap
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.metrics import prof, put_metric
+from torch.distributed.elastic.multiprocessing import LogsSpecs, RunProcsResult, SignalException
+from torch.distributed.elastic.utils import macros
+
+from unicron_elastic.faults import Failure
+from unicron_elastic.launcher import failures
+from unicron_elastic.launcher.console import Console, open_console
+from unicron_elastic.launcher.functions import FunctionWatch
+from unicron_elastic.launcher.ledger import Ledger, default_ledger
+from unicron_elastic.launcher.membership import MembershipWatch
+from unicron_elastic.launcher.options import Options, from_environment
+from unicron_elastic.launcher.processes import Exit
+from unicron_elastic.launcher.runtime import Runtime
+from unicron_elastic.launcher.view import JobView, WorkerView
+from unicron_elastic.launcher.workers import WorkerProcess, WorkersContext
+from unicron_elastic.recovery import commands, events
+from unicron_elastic.recovery.machine import JobState, handle
+from unicron_elastic.recovery.policy import Policy
+from unicron_elastic.rendezvous.restarts import agree_on_restarts
+from unicron_elastic.worker.channel import Message
+
+__all__ = ["Agent"]
+
+KILL_NOW_TIMEOUT_S = 5
+
+
+class Agent(LocalElasticAgent):  # type: ignore[misc]
+    """Drop-in for ``torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent``."""
+
+    def __init__(self, spec: WorkerSpec, logs_specs: LogsSpecs, *args: Any, **kwargs: Any) -> None:
+        """Takes torch's arguments, and ``runtime`` and ``options``; without them the environment's options hold."""
+        runtime: Runtime | None = kwargs.pop("runtime", None)
+        options: Options | None = kwargs.pop("options", None)
+        super().__init__(spec, logs_specs, *args, **kwargs)
+        self._options = options or (runtime.options if runtime else from_environment())
+        self._owns_runtime = runtime is None
+        self._runtime = runtime or Runtime(self._options)
+        self._events: deque[events.Event] = deque()
+        self._error: BaseException | None = None
+        self._result: RunResult | None = None
+        self._return_values: dict[int, Any] = {}
+        self._membership: MembershipWatch | None = None
+        self._functions: FunctionWatch | None = None
+        self._console: Console = open_console(self._options.console, sys.stderr)
+        self._ledger: Ledger | None = None
+        self._begun_at = time.monotonic()
+        self._said_plain = False
+        self._last_incident: str | None = None
+        self._state = JobState(
+            policy=_policy(spec, self._options, self._shutdown_timeout),
+            run_id=spec.rdzv_handler.get_run_id(),
+            job=_job_name(spec),
+            host=socket.gethostname(),
+        )
+
+    @prof
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Runs the job on this node to its end; see torch's ElasticAgent.run."""
+        try:
+            return super().run(role)
+        finally:
+            self._stop_watches()
+            self._console.close()
+            if self._owns_runtime:
+                self._runtime.end()
+
+    # -- torch's hooks ---------------------------------------------------------------------------------------------
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        self._begin_runtime()
+        self._start_console()
+        self._start_generation(restarts_used=0)
+        while self._result is None:
+            self._runtime.loop.run_until(lambda: bool(self._events) or self._error is not None)
+            if self._error is not None:
+                raise self._error
+            self._handle(self._events.popleft())
+        if self._result.state is WorkerState.SUCCEEDED:
+            self._exit_barrier()
+        return self._result
+
+    @prof
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        if not isinstance(worker_group.spec.entrypoint, str):
+            return self._start_functions(worker_group)
+        self._begin_runtime()
+        args, envs, prefixes = self._describe_workers(worker_group)
+        self._setup_local_watchdog(envs=envs)
+        self._setup_healthcheck()
+        spec = worker_group.spec
+        context = WorkersContext(
+            runtime=self._runtime,
+            on_exit=self._worker_exited,
+            on_message=self._worker_said,
+            name=spec.role,
+            entrypoint=spec.entrypoint,
+            args=args,
+            envs=envs,
+            logs_specs=self._logs_specs,
+            log_line_prefixes=prefixes,
+            numa_options=spec.numa_options,
+            duplicate_stdout_filters=spec.duplicate_stdout_filters,
+            duplicate_stderr_filters=spec.duplicate_stderr_filters,
+        )
+        self._pcontext = context
+        context.start()
+        pids: dict[int, Any] = context.pids()
+        return pids
+
+    @prof
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        # torch waits its default of 30 s here, whatever --shutdown-timeout says.
+        self._shutdown(timeout=self._shutdown_timeout)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        try:
+            super()._shutdown(death_sig, timeout)
+        except SignalException as second:
+            self._console.say(f"A second signal ({second.sigval.name}) came: the workers are killed now.")
+            super()._shutdown(signal.SIGKILL, KILL_NOW_TIMEOUT_S)
+            raise
+
+    # -- generations -----------------------------------------------------------------------------------------------
+
+    def _start_generation(self, restarts_used: int) -> None:
+        """Meets the other nodes and starts workers; the state machine then hears of them."""
+        group = self._worker_group
+        self._remaining_restarts = group.spec.max_restarts - restarts_used
+        if self._pcontext is None:
+            self._initialize_workers(group)
+        else:
+            self._restart_workers(group)
+        self._say_why_plain()
+        started = tuple(
+            events.StartedWorker(local_rank=w.local_rank, rank=w.global_rank, pid=w.id) for w in group.workers
+        )
+        used = group.spec.max_restarts - self._remaining_restarts
+        self._handle(events.WorkersStarted(at=time.monotonic(), restarts_used=used, workers=started))
+        self._start_watches()
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        # The old store must be let go before a new one can bind the same port.
+        self._store = worker_group.store = None
+        super()._rendezvous(worker_group)
+        used = worker_group.spec.max_restarts - self._remaining_restarts
+        used = agree_on_restarts(worker_group.store, worker_group.group_rank, worker_group.group_world_size, used)
+        self._remaining_restarts = worker_group.spec.max_restarts - used
+
+    def _describe_workers(
+        self, group: WorkerGroup
+    ) -> tuple[dict[int, tuple[str, ...]], dict[int, dict[str, str]], dict[int, str] | None]:
+        """Arguments, environment and log prefix of each worker, by local rank: torchrun's, name for name."""
+        args: dict[int, tuple[str, ...]] = {}
+        envs: dict[int, dict[str, str]] = {}
+        prefixes: dict[int, str] = {}
+        for worker in group.workers:
+            local_rank = worker.local_rank
+            args[local_rank] = tuple(macros.substitute(list(group.spec.args), str(local_rank)))
+            envs[local_rank] = self._worker_env(group, worker)
+            if self._log_line_prefix_template:
+                prefixes[local_rank] = Template(self._log_line_prefix_template).safe_substitute(
+                    role_name=group.spec.role, rank=worker.global_rank, local_rank=local_rank
+                )
+        return args, envs, prefixes if self._log_line_prefix_template else None
+
+    def _worker_env(self, group: WorkerGroup, worker: Any) -> dict[str, str]:
+        spec = group.spec
+        env = {
+            "RANK": worker.global_rank,
+            "GROUP_RANK": group.group_rank,
+            "ROLE_RANK": worker.role_rank,
+            "ROLE_NAME": spec.role,
+            "LOCAL_WORLD_SIZE": spec.local_world_size,
+            "WORLD_SIZE": worker.world_size,
+            "GROUP_WORLD_SIZE": group.group_world_size,
+            "ROLE_WORLD_SIZE": worker.role_world_size,
+            "MASTER_ADDR": group.master_addr,
+            "MASTER_PORT": group.master_port,
+            "TORCHELASTIC_RESTART_COUNT": spec.max_restarts - self._remaining_restarts,
+            "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
+            "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+            "TORCHELASTIC_USE_AGENT_STORE": spec.rdzv_handler.use_agent_store,
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        }
+        described = {name: str(value) for name, value in env.items()}
+        self._set_local_rank_env(described, worker.local_rank, spec)
+        return described
+
+    def _start_functions(self, group: WorkerGroup) -> dict[int, Any]:
+        pids: dict[int, Any] = super()._start_workers(group)
+        assert self._pcontext is not None
+        self._functions = FunctionWatch(
+            self._runtime.loop, self._pcontext, group.spec.monitor_interval, self._functions_ended
+        )
+        return pids
+
+    def _begin_runtime(self) -> None:
+        """Starts the keeper, and the warm process if the command line did not already."""
+        spec = self._worker_group.spec
+        if not isinstance(spec.entrypoint, str):
+            return
+        can_be_warm = spec.numa_options is None
+        self._runtime.begin([spec.entrypoint, *map(str, spec.args)] if can_be_warm else None, os.environ)
+
+    # -- what happened ---------------------------------------------------------------------------------------------
+
+    def _worker_exited(self, worker: WorkerProcess, ended: Exit) -> None:
+        reading = worker.reading()
+        self._events.append(
+            events.WorkerExited(
+                at=time.monotonic(),
+                ended_at=ended.at,
+                local_rank=worker.local_rank,
+                exit_code=ended.exit_code,
+                step=reading.step if reading else None,
+            )
+        )
+
+    def _worker_said(self, worker: WorkerProcess, message: Message) -> None:
+        now = time.monotonic()
+        if "first_step" in message:
+            self._events.append(events.FirstStepDone(at=now, local_rank=worker.local_rank))
+        elif message.get("is_final") and isinstance(message.get("exception"), Mapping):
+            self._events.append(events.WorkerRaised(at=now, failure=self._raised(worker, message, now)))
+
+    def _raised(self, worker: WorkerProcess, message: Message, now: float) -> Failure:
+        described = {key: str(value) for key, value in message["exception"].items() if value is not None}
+        reading = worker.reading()
+        at_ns = message.get("at_ns")
+        said_at = at_ns / 1e9 if isinstance(at_ns, int) else now
+        return Failure(
+            at=min(max(said_at, now - 60.0), now),
+            rank=self._worker_group.workers[worker.local_rank].global_rank,
+            local_rank=worker.local_rank,
+            pid=worker.pid,
+            host=self._state.host,
+            exception_type=described.get("type"),
+            message=described.get("message"),
+            stack=described.get("stack"),
+            location=described.get("location"),
+            step=reading.step if reading else None,
+        )
+
+    def _functions_ended(self, result: RunProcsResult) -> None:
+        """torch has ended all function workers when it tells of a failure."""
+        now = time.monotonic()
+        self._return_values = {
+            self._worker_group.workers[rank].global_rank: value for rank, value in result.return_values.items()
+        }
+        for worker in sorted(self._worker_group.workers, key=lambda w: w.local_rank not in result.failures):
+            failure = result.failures.get(worker.local_rank)
+            code = failure.exitcode if failure else (-signal.SIGTERM if result.is_failed() else 0)
+            self._events.append(
+                events.WorkerExited(at=now, ended_at=now, local_rank=worker.local_rank, exit_code=int(code))
+            )
+
+    def _nodes_wait(self, nodes_waiting: int) -> None:
+        event = events.MembershipChanged(at=time.monotonic(), nodes_waiting=nodes_waiting)
+        self._runtime.loop.call_soon(lambda: self._events.append(event))
+
+    def _rendezvous_failed(self, error: Exception) -> None:
+        def fail() -> None:
+            self._error = error
+
+        self._runtime.loop.call_soon(fail)
+
+    # -- what to do ------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: events.Event) -> None:
+        self._state, todo = handle(self._state, event)
+        for command in todo:
+            self._do(command)
+
+    def _do(self, command: commands.Command) -> None:
+        match command:
+            case commands.StopWorkers():
+                self._console.say(command.reason)
+                self._signal(command.local_ranks, signal.SIGTERM)
+            case commands.KillWorkers():
+                self._console.say(command.reason)
+                self._signal(command.local_ranks, signal.SIGKILL)
+            case commands.WakeAt():
+                self._wake_at(command.at)
+            case commands.RecordIncident():
+                self._record_incident(command)
+            case commands.StartWorkers():
+                self._console.say(command.reason)
+                self._stop_watches()
+                self._put_metrics(WorkerState.FAILED)
+                self._start_generation(command.restarts_used)
+            case commands.FinishJob():
+                self._finish(WorkerState.SUCCEEDED, self._succeeded())
+            case commands.FailJob():
+                self._console.say(_with_stack(command))
+                self._stop_workers(self._worker_group)
+                self._finish(WorkerState.FAILED, self._failed(command))
+
+    def _signal(self, local_ranks: tuple[int, ...], number: signal.Signals) -> None:
+        if isinstance(self._pcontext, WorkersContext):
+            self._pcontext.signal(local_ranks, number)
+
+    def _wake_at(self, at: float) -> None:
+        self._runtime.loop.call_at(at, lambda: self._events.append(events.TimePassed(at=time.monotonic())))
+
+    def _finish(self, state: WorkerState, result: RunResult) -> None:
+        self._stop_watches()
+        self._worker_group.state = state
+        self._put_metrics(state)
+        self._result = result
+
+    def _succeeded(self) -> RunResult:
+        ranks = (worker.global_rank for worker in self._worker_group.workers)
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=self._return_values or dict.fromkeys(ranks))
+
+    def _failed(self, command: commands.FailJob) -> RunResult:
+        assert self._pcontext is not None
+        error_files = self._pcontext.error_files
+        for worker in self._state.workers:
+            if worker.raised is not None:
+                failures.write_error_file(error_files[worker.local_rank], worker.raised)
+        found = failures.process_failures(
+            exit_codes={w.local_rank: w.exit_code or 0 for w in self._state.workers},
+            pids={w.local_rank: w.pid for w in self._state.workers},
+            error_files=error_files,
+            cause=command.cause,
+        )
+        by_rank = {self._worker_group.workers[local].global_rank: failure for local, failure in found.items()}
+        return RunResult(state=WorkerState.FAILED, failures=by_rank)
+
+    def _put_metrics(self, state: WorkerState) -> None:
+        role = self._worker_group.spec.role
+        put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
+        put_metric(f"workers.{role}.{state.name.lower()}", 1)
+
+    # -- what people see -------------------------------------------------------------------------------------------
+
+    def _record_incident(self, command: commands.RecordIncident) -> None:
+        incident = command.incident
+        if self._ledger is None:
+            error_file = self._pcontext.error_files[0] if self._pcontext is not None else ""
+            path = _ledger_path(self._options, incident.run_id, error_file, self._logs_specs.root_log_dir)
+            self._ledger = Ledger(path, self._console.say)
+        self._ledger.record(incident)
+        if incident.total_ms is not None:
+            cost = f"Incident {incident.number}: first step {incident.total_ms:.0f} ms after the fault."
+            self._console.say(cost)
+        self._last_incident = incident.reason
+
+    def _say_why_plain(self) -> None:
+        if self._runtime.why_plain is not None and not self._said_plain:
+            self._said_plain = True
+            self._console.say(f"Workers start without the warm process: {self._runtime.why_plain}.")
+
+    def _start_console(self) -> None:
+        interval_s = self._console.refresh_interval_s
+        if interval_s is None:
+            return
+
+        def refresh() -> None:
+            self._console.show(self._view())
+            if self._result is None:
+                self._runtime.loop.call_at(time.monotonic() + interval_s, refresh)
+
+        self._runtime.loop.call_at(time.monotonic(), refresh)
+
+    def _view(self) -> JobView:
+        group = self._worker_group
+        processes = self._pcontext.workers if isinstance(self._pcontext, WorkersContext) else {}
+        views = []
+        for worker in self._state.workers:
+            process = processes.get(worker.local_rank)
+            reading = process.reading() if process else None
+            views.append(
+                WorkerView(
+                    rank=worker.rank,
+                    local_rank=worker.local_rank,
+                    pid=worker.pid,
+                    state="running" if worker.exit_code is None else f"ended ({worker.exit_code})",
+                    step=reading.step if reading else None,
+                    step_time_s=reading.step_time_s if reading else None,
+                )
+            )
+        return JobView(
+            job=self._state.job,
+            run_id=self._state.run_id,
+            generation=self._state.generation,
+            restarts_used=self._state.restarts_used,
+            max_restarts=self._state.policy.max_restarts,
+            nodes=group.group_world_size or 1,
+            world_size=group.workers[0].world_size if group.workers else 0,
+            workers=tuple(views),
+            uptime_s=time.monotonic() - self._begun_at,
+            last_incident=self._last_incident,
+        )
+
+    # -- watches ---------------------------------------------------------------------------------------------------
+
+    def _start_watches(self) -> None:
+        spec = self._worker_group.spec
+        if getattr(spec.rdzv_handler, "can_grow", True):
+            self._membership = MembershipWatch(
+                spec.rdzv_handler, spec.monitor_interval, self._nodes_wait, self._rendezvous_failed
+            )
+            self._membership.start()
+
+    def _stop_watches(self) -> None:
+        if self._membership is not None:
+            self._membership.stop()
+            self._membership = None
+        if self._functions is not None:
+            self._functions.stop()
+            self._functions = None
+
+
+def _with_stack(command: commands.FailJob) -> str:
+    """The reason, and under it the traceback of the root cause: what a user looks for first."""
+    stack = command.cause.fault.failure.stack if command.cause is not None else None
+    return command.reason if not stack else f"{command.reason}\n{textwrap.indent(stack.rstrip(), '    ')}"
+
+
+def _policy(spec: WorkerSpec, options: Options, stop_timeout_s: float) -> Policy:
+    return Policy(
+        max_restarts=spec.max_restarts,
+        stop_timeout_s=float(stop_timeout_s),
+        same_failure_limit=options.same_failure_limit,
+        reset_after_steps=options.reset_restarts_after_steps,
+        no_restart_exit_codes=options.no_restart_exit_codes,
+    )
+
+
+def _ledger_path(options: Options, run_id: str, error_file: str, log_dir: str | None) -> Path:
+    """Where --unicron-ledger says; else in the run's own folder under --log-dir; else in the user's state folder."""
+    if options.ledger:
+        return Path(options.ledger)
+    if log_dir and log_dir != os.devnull and error_file:
+        # <log_dir>/<run id>_<random>/attempt_<n>/<local rank>/error.json
+        return default_ledger(run_id, Path(error_file).parents[2])
+    return default_ledger(run_id, None)
+
+
+def _job_name(spec: WorkerSpec) -> str:
+    """The script or module, else the program or function."""
+    if spec.entrypoint == sys.executable:
+        named = next((str(argument) for argument in spec.args if not str(argument).startswith("-")), None)
+        if named is not None:
+            return os.path.basename(named)
+    return str(spec.get_entrypoint_name())

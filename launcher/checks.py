@@ -1,0 +1,88 @@
+"""Checks values of torchrun's options before anything starts, so that a mistake is one sentence and not a traceback."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+__all__ = ["BadArgument", "check"]
+
+
+class BadArgument(ValueError):
+    """The text names the option, the value and what would be right."""
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises BadArgument for the first value with which the job could not start."""
+    _check_nodes(args.nnodes)
+    _check_processes(args.nproc_per_node)
+    if args.max_restarts < 0:
+        raise _bad("--max-restarts", args.max_restarts, "a whole number, 0 or more")
+    if args.monitor_interval <= 0:
+        raise _bad("--monitor-interval", args.monitor_interval, "a number of seconds above 0")
+    if args.shutdown_timeout is not None and args.shutdown_timeout < 0:
+        raise _bad("--shutdown-timeout", args.shutdown_timeout, "a whole number of seconds, 0 or more")
+    for flag, value in (("--redirects", args.redirects), ("--tee", args.tee)):
+        if not re.fullmatch(r"[0-3]|\d:[0-3](,\d:[0-3])*", value):
+            raise _bad(flag, value, "0, 1, 2 or 3, or a list RANK:0-3,RANK:0-3 with local ranks of one digit")
+    if args.local_ranks_filter and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", args.local_ranks_filter):
+        raise _bad("--local-ranks-filter", args.local_ranks_filter, "a comma-separated list of local ranks")
+    for name in args.signals_to_handle.split(","):
+        if not isinstance(getattr(signal, name.strip(), None), signal.Signals):
+            raise _bad("--signals-to-handle", args.signals_to_handle, f"signal names; {name.strip()!r} is none")
+    for pair in filter(None, args.rdzv_conf.split(",")):
+        if not re.fullmatch(r"\s*[^=]+=.+", pair):
+            raise _bad("--rdzv-conf", args.rdzv_conf, f"key=value pairs with commas between; {pair!r} is none")
+    _check_script(args)
+    _check_log_dir(args.log_dir)
+
+
+def _bad(flag: str, value: object, right: str) -> BadArgument:
+    return BadArgument(f"{flag}: {value!r} is not possible here; it takes {right}")
+
+
+def _check_nodes(nnodes: str) -> None:
+    right = "N or MIN:MAX with 0 < MIN <= MAX"
+    if not re.fullmatch(r"\s*\d+\s*(:\s*\d+\s*)?", nnodes):
+        raise _bad("--nnodes", nnodes, right)
+    bounds = [int(bound) for bound in nnodes.split(":")]
+    if not 0 < bounds[0] <= bounds[-1]:
+        raise _bad("--nnodes", nnodes, right)
+
+
+def _check_processes(nproc_per_node: str) -> None:
+    if re.fullmatch(r"\s*-?\d+\s*", nproc_per_node):
+        if int(nproc_per_node) < 1:
+            raise _bad("--nproc-per-node", nproc_per_node, "a number above 0, auto, cpu or gpu")
+    elif not re.fullmatch(r"[a-z]\w*", nproc_per_node):
+        raise _bad("--nproc-per-node", nproc_per_node, "a number above 0, auto, cpu or gpu")
+
+
+def _check_script(args: argparse.Namespace) -> None:
+    script = args.training_script
+    if args.no_python and args.module:
+        raise BadArgument("--no-python and --module exclude one another: a module needs Python to run it")
+    if args.no_python:
+        if shutil.which(script) is None:
+            what = "is not executable" if os.path.exists(script) else "does not exist, here or on PATH"
+            raise BadArgument(f"the program {script!r} {what}")
+    elif not args.module and not os.path.exists(script):
+        raise BadArgument(f"the script {script!r} does not exist (looked in {os.getcwd()})")
+    elif not args.module and not os.access(script, os.R_OK):
+        raise BadArgument(f"the script {script!r} cannot be read: permission denied")
+
+
+def _check_log_dir(log_dir: str | None) -> None:
+    if log_dir is None or log_dir == os.devnull:
+        return
+    folder = Path(log_dir)
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise _bad("--log-dir", log_dir, f"a directory; {str(folder)!r} is a file")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _bad("--log-dir", log_dir, f"a directory that can be written; {str(folder)!r} cannot")

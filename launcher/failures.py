@@ -1,0 +1,57 @@
+"""What torch's callers are told of failed workers: ProcessFailure objects and error files, root cause first."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from unicron_elastic.faults import Failure, RootCause
+
+__all__ = ["process_failures", "write_error_file"]
+
+
+def write_error_file(path: str, failure: Failure) -> None:
+    """Writes the file that ``@record`` would have written, for a script that does not use it.
+
+    Same format (torch.distributed.elastic.multiprocessing.errors, ErrorHandler), so torch's report, and every tool
+    that reads it, shows the traceback. Leaves an existing file alone; an unwritable folder loses only the file.
+    """
+    if failure.exception_type is None or not path or os.path.exists(path):
+        return
+    name = failure.exception_type.rpartition(".")[2]
+    extra = {"py_callstack": failure.stack or "", "timestamp": str(int(time.time()))}
+    content = {"message": {"message": f"{name}: {failure.message or ''}", "extraInfo": extra}}
+    try:
+        with open(path, "w") as file:
+            json.dump(content, file)
+    except OSError:
+        pass
+
+
+def process_failures(
+    exit_codes: Mapping[int, int],
+    pids: Mapping[int, int],
+    error_files: Mapping[int, str],
+    cause: RootCause | None,
+) -> dict[int, ProcessFailure]:
+    """One ProcessFailure per worker (by local rank) that ended badly, the root cause first and earliest.
+
+    torch takes the failure with the least timestamp for the first one, and its timestamps have whole seconds.
+    """
+    root = cause.fault.failure.local_rank if cause is not None else None
+    order = sorted((rank for rank, code in exit_codes.items() if code != 0), key=lambda rank: (rank != root, rank))
+    found = {
+        rank: ProcessFailure(
+            local_rank=rank, pid=pids[rank], exitcode=exit_codes[rank], error_file=error_files.get(rank) or ""
+        )
+        for rank in order
+    }
+    first = found.get(root) if root is not None else None
+    if first is not None:
+        for failure in found.values():
+            failure.timestamp = max(failure.timestamp, first.timestamp)
+    return found

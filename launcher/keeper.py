@@ -1,0 +1,219 @@
+"""The keeper: a small process between the agent and everything it starts.
+
+It starts processes, tells the agent of every exit, and kills all its descendants when the agent is gone, however the
+agent went. It is their subreaper, so a descendant that daemonised is its child too; each worker in turn dies with the
+keeper. So no order of deaths leaves a worker, or what a worker started, behind. It imports neither torch nor anything
+else that could fail later, and has one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import sys
+import time
+from typing import Any
+
+from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
+from unicron_elastic.worker.linux import become_subreaper, die_with_parent, set_thread_name
+
+__all__ = ["main"]
+
+SWEEP_DEADLINE_S = 5.0  # a process in uninterruptible sleep cannot be waited for longer than this
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTOU)
+
+
+class Keeper:
+    """State of the keeper process: its channel to the agent and what to clean up after it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._token = ""
+        self._paths: list[str] = []
+
+    def serve(self) -> None:
+        """Serves the agent until it is gone, then kills every descendant and removes the paths it was told of."""
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        selector = selectors.DefaultSelector()
+        selector.register(self._channel, selectors.EVENT_READ)
+        selector.register(wake_read, selectors.EVENT_READ)
+        try:
+            while True:
+                ready = {key.fileobj for key, _ in selector.select()}
+                if wake_read in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake_read, 4096)
+                    self._report_exits()
+                if self._channel in ready:
+                    self._answer(*self._channel.receive())
+        except ChannelClosed:
+            pass
+        finally:
+            sweep(frozenset(), self._token)
+            for path in self._paths:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _report_exits(self) -> None:
+        for pid, status, at_ns in reap():
+            self._channel.send({"exited": pid, "exit_code": os.waitstatus_to_exitcode(status), "at_ns": at_ns})
+
+    def _answer(self, message: Message, fds: list[int]) -> None:
+        try:
+            match message.get("do"):
+                case "start":
+                    self._start(message, fds)
+                case "sweep":
+                    left = sweep(frozenset(message["keep"]), "")
+                    self._report_exits()
+                    self._channel.send({"swept": left})
+                case "remember":
+                    self._token = str(message.get("token", self._token))
+                    self._paths = [str(path) for path in message.get("paths", self._paths)]
+        finally:
+            close_all(fds)
+
+    def _start(self, message: Message, fds: list[int]) -> None:
+        """Starts ``argv`` and answers with its pid, or with the errno of what failed."""
+        keeper_pid = os.getpid()
+        failed_read, failed_write = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _become(message, fds, keeper_pid)
+            except OSError as error:
+                os.write(failed_write, str(error.errno or 0).encode())
+            finally:
+                os._exit(127)
+        os.close(failed_write)
+        with open(failed_read, "rb") as pipe:
+            failed = pipe.read()
+        self._channel.send({"started": pid, "id": message["id"], "errno": int(failed) if failed else 0})
+
+
+def _become(message: Message, fds: list[int], keeper_pid: int) -> None:
+    """In the new process: the descriptors, session and death signal of a worker, then the program itself."""
+    os.setsid()
+    die_with_parent(keeper_pid)
+    signal.set_wakeup_fd(-1)
+    for number in (*_IGNORED, signal.SIGCHLD):
+        ignored = number in message["ignored_signals"]
+        signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as subprocess.Popen(restore_signals=True) does
+        signal.signal(number, signal.SIG_DFL)
+    os.chdir(message["cwd"])
+    targets = message["fds"]
+    safe = [_above(fd, max(targets, default=0)) for fd in fds]
+    for fd, target in zip(safe, targets, strict=True):
+        os.dup2(fd, target, inheritable=True)
+    argv, env = message["argv"], message["env"]
+    os.execvpe(argv[0], argv, env)
+
+
+def _above(fd: int, lowest: int) -> int:
+    """A copy of ``fd`` numbered above ``lowest``, so that moving one descriptor never overwrites another."""
+    import fcntl
+
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest + 1)
+
+
+def reap() -> list[tuple[int, int, int]]:
+    """Every child that has ended: (pid, wait status, monotonic nanoseconds)."""
+    ended = []
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended.append((pid, status, time.monotonic_ns()))
+    return ended
+
+
+def sweep(keep: frozenset[int], token: str) -> list[int]:
+    """Kills every descendant of this process outside the trees of ``keep``, and whoever carries ``token``.
+
+    Repeats until none is left, because a process may start another while it dies. Returns the pids that outlived
+    the deadline (only one in uninterruptible sleep can).
+    """
+    deadline = time.monotonic() + SWEEP_DEADLINE_S
+    while True:
+        victims = _descendants(keep) | (_carrying(token) if token else set())
+        for pid in victims:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if not keep:
+            reap()
+        else:
+            _reap_only(victims)
+        if not victims or time.monotonic() > deadline:
+            return sorted(victims)
+        time.sleep(0.001)
+
+
+def _reap_only(pids: set[int]) -> None:
+    """Collects just these children, so that the exit of a kept one is still reported."""
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def _descendants(keep: frozenset[int]) -> set[int]:
+    found: set[int] = set()
+    frontier = _children(os.getpid())
+    while frontier:
+        pid = frontier.pop()
+        if pid not in keep and pid not in found:
+            found.add(pid)
+            frontier.extend(_children(pid))
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    """The children of ``pid``, of whichever of its threads (see proc_pid_task(5)); none if it is gone."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found.extend(map(int, file.read().split()))
+    return found
+
+
+def _carrying(token: str) -> set[int]:
+    """Processes that were started with ``token`` in their environment: function workers, which are not ours."""
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                if token.encode() in file.read():
+                    found.add(int(name))
+    return found
+
+
+def main(fd: int) -> None:
+    """Runs the keeper on the inherited socket ``fd``; never returns."""
+    os.setsid()
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    become_subreaper()
+    set_thread_name("unicron-keeper")
+    _leave_standard_streams()
+    channel = Channel.from_fd(fd)
+    channel.send({"ready": os.getpid()})
+    code: Any = 0
+    try:
+        Keeper(channel).serve()
+    except BaseException as error:
+        print(f"unicron keeper: {type(error).__name__}: {error}", file=sys.stderr)
+        code = 1
+    os._exit(code)
+
+
+def _leave_standard_streams() -> None:
+    """Lets go of the launcher's stdin and stdout, so that a pipe's reader sees the end when the launcher ends."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)

@@ -1,0 +1,91 @@
+"""The agent's event loop: sockets and timers in one thread, no polling."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["Loop"]
+
+
+class _HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+class Loop:
+    """Calls back when a descriptor is readable or a time has come. ``call_soon`` may be used from other threads."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._soon: list[Callable[[], None]] = []
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._drain)
+
+    def on_readable(self, source: _HasFileno, callback: Callable[[], None]) -> None:
+        """Calls ``callback`` whenever ``source`` has something to read or was closed by its peer."""
+        self._selector.register(source, selectors.EVENT_READ, callback)  # type: ignore[type-var]
+
+    def forget(self, source: _HasFileno) -> None:
+        """Undoes ``on_readable``; call it before closing ``source``. Unknown sources are ignored."""
+        try:
+            self._selector.unregister(source)  # type: ignore[type-var]
+        except (KeyError, ValueError):
+            pass
+
+    def call_at(self, at: float, callback: Callable[[], None]) -> None:
+        """Calls ``callback`` at the monotonic time ``at``."""
+        heapq.heappush(self._timers, (at, next(self._numbers), callback))
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Calls ``callback`` in the loop's thread; safe from any thread."""
+        self._soon.append(callback)
+        try:
+            self._wake_write.send(b"\0")
+        except (BlockingIOError, OSError):
+            pass  # the loop is awake already, or closed
+
+    def run_until(self, is_done: Callable[[], bool], deadline: float | None = None) -> bool:
+        """Runs until ``is_done()`` (true) or the monotonic ``deadline`` (false).
+
+        Exceptions from callbacks and signal handlers pass through; the loop may then be run again.
+        """
+        while not is_done():
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                return False
+            self._run_once(now, deadline)
+        return True
+
+    def close(self) -> None:
+        """Closes the loop's own descriptors; what was registered belongs to others."""
+        self._selector.close()
+        self._wake_read.close()
+        self._wake_write.close()
+
+    def _run_once(self, now: float, deadline: float | None) -> None:
+        limits = [at for at in (self._timers[0][0] if self._timers else None, deadline) if at is not None]
+        timeout = max(0.0, min(limits) - now) if limits else None
+        for key, _ in self._selector.select(timeout):
+            if key.fileobj in self._selector.get_map():  # an earlier callback of this round may have removed it
+                key.data()
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+
+    def _drain(self) -> None:
+        try:
+            self._wake_read.recv(4096)
+        except BlockingIOError:
+            pass
+        soon, self._soon = self._soon, []
+        for callback in soon:
+            callback()

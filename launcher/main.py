@@ -1,0 +1,160 @@
+"""``unicron-run``: torchrun's command line, run by our agent.
+
+The module has the functions of ``torch.distributed.run``, for programs that call those. It imports torch only when a
+job starts, by which time the keeper and the warm process are under way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from unicron_elastic.launcher import arguments, options
+from unicron_elastic.launcher.checks import BadArgument, check
+from unicron_elastic.launcher.command import warm_command
+from unicron_elastic.launcher.runtime import Runtime
+
+if TYPE_CHECKING:
+    from torch.distributed.run import (  # noqa: F401
+        config_from_args,
+        determine_local_world_size,
+        get_rdzv_endpoint,
+        get_use_env,
+        parse_min_max_nnodes,
+        run_script_path,
+    )
+
+__all__ = ["config_from_args", "console_script", "get_args_parser", "main", "parse_args", "run"]
+
+_TORCHS_OWN = (
+    "config_from_args",
+    "determine_local_world_size",
+    "get_rdzv_endpoint",
+    "get_use_env",
+    "parse_min_max_nnodes",
+    "run_script_path",
+)
+
+get_args_parser = arguments.get_args_parser
+
+
+def __getattr__(name: str) -> Any:
+    """The functions of torch.distributed.run that are torch's own here, too."""
+    if name in _TORCHS_OWN:
+        import torch.distributed.run as torch_run
+
+        return getattr(torch_run, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
+    """Parses a command line; exits with code 2 on a bad flag, as argparse does."""
+    return get_args_parser().parse_args(args)
+
+
+def run(args: argparse.Namespace, runtime: Runtime | None = None) -> None:
+    """Runs parsed arguments to the job's end. Raises what torch.distributed.run.run raises."""
+    import torch.distributed.run as torch_run
+
+    from unicron_elastic.launcher import api
+
+    if runtime is None:
+        runtime = Runtime(options.from_arguments(args))
+
+    def launch(config: Any, entrypoint: Any) -> api.elastic_launch:
+        return api.elastic_launch(config, entrypoint, runtime=runtime)
+
+    namespace = {**vars(torch_run), "elastic_launch": launch}
+    try:
+        FunctionType(torch_run.run.__code__, namespace, "run")(args)
+    finally:
+        runtime.end()
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """As ``torch.distributed.run.main``: raises ChildFailedError and copies the first failure's error file."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(lambda: run(parse_args(args)))()
+
+
+def console_script() -> NoReturn:
+    """The command ``unicron-run``."""
+    try:
+        code = _run_command(sys.argv[1:])
+    except KeyboardInterrupt:  # before torch's handlers stand
+        code = 1
+    _flush()
+    sys.exit(code)
+
+
+def _run_command(argv: Sequence[str]) -> int:
+    try:
+        args = parse_args(argv)
+        chosen = options.from_arguments(args)
+        check(args)
+    except options.BadOption as error:
+        return _complain(str(error), 2)
+    except arguments.TorchMissing as error:
+        return _complain(str(error), 1)
+    except BadArgument as error:
+        return _complain(str(error), 1)  # where torchrun raises, it exits with 1
+    runtime = Runtime(chosen)
+    try:
+        runtime.begin(warm_command(args), _early_environment(args))
+        return _run_job(args, runtime)
+    finally:
+        runtime.end()
+
+
+def _early_environment(args: argparse.Namespace) -> dict[str, str]:
+    """The environment workers will have, as far as libraries read it while they are imported.
+
+    torchrun sets OMP_NUM_THREADS to 1 for several workers on a node, after it has imported torch.
+    """
+    env = dict(os.environ)
+    if args.nproc_per_node != "1":
+        env.setdefault("OMP_NUM_THREADS", "1")
+    return env
+
+
+def _run_job(args: argparse.Namespace, runtime: Runtime) -> int:
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    try:
+        record(lambda: run(args, runtime))()
+    except ChildFailedError as error:
+        # The line that tools look for, as a traceback of torchrun ends with it.
+        print(f"{ChildFailedError.__module__}.{ChildFailedError.__qualname__}: {error}", file=sys.stderr)
+        return 1
+    except SignalException as error:
+        return _complain(f"stopped: {error}", 1)
+    except (RendezvousError, DistError, OSError, ValueError) as error:
+        if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
+            raise
+        return _complain(f"{type(error).__name__}: {error}", 1)
+    return 0
+
+
+def _complain(text: str, code: int) -> int:
+    try:
+        print(f"unicron-run: {text}", file=sys.stderr)
+    except OSError:
+        pass
+    return code
+
+
+def _flush() -> None:
+    """A reader that went away (``| head``) must not turn the exit into a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass

@@ -1,0 +1,167 @@
+"""unicron-run's own options: one prefix, and for each an environment variable of the same name."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from unicron_elastic.launcher.warm import PRELOAD_DEFAULT
+from unicron_elastic.recovery.policy import DO_NOT_RESTART_EXIT_CODE
+
+__all__ = ["OPTIONS", "BadOption", "Options", "add_arguments", "from_arguments", "from_environment"]
+
+
+class BadOption(ValueError):
+    """A value that an option cannot take; the text names the option, the value and what would be right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What unicron-run adds to torchrun's options."""
+
+    warm: bool = True
+    preload: str = PRELOAD_DEFAULT
+    in_band: bool = True
+    console: str = "auto"
+    ledger: str = ""
+    same_failure_limit: int = 3
+    reset_restarts_after_steps: int = 0
+    no_restart_exit_codes: frozenset[int] = frozenset({DO_NOT_RESTART_EXIT_CODE})
+
+
+def _switch(text: str) -> bool:
+    words = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": False, "false": False, "no": False}
+    try:
+        return words[text.strip().lower()]
+    except KeyError:
+        raise ValueError("on or off") from None
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError("a whole number, 0 or more")
+    return int(text)
+
+
+def _exit_codes(text: str) -> frozenset[int]:
+    codes = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(code.isdecimal() and 0 < int(code) < 256 for code in codes):
+        raise ValueError("a comma-separated list of exit codes from 1 to 255, or nothing")
+    return frozenset(map(int, codes))
+
+
+def _console(text: str) -> str:
+    if text not in ("auto", "panel", "plain", "off"):
+        raise ValueError("auto, panel, plain or off")
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Option:
+    name: str  # the field of Options
+    parse: Callable[[str], Any]  # raises ValueError whose text says what would be right
+    metavar: str
+    help: str
+
+    @property
+    def flag(self) -> str:
+        return "--unicron-" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "UNICRON_" + self.name.upper()
+
+    def value(self, text: str, source: str) -> Any:
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise BadOption(f"{source}: {text!r} is not possible here; it takes {error}") from None
+
+
+OPTIONS = (
+    _Option(
+        name="warm",
+        parse=_switch,
+        metavar="on|off",
+        help="start workers as forks of a process that has already imported torch (default: on)",
+    ),
+    _Option(
+        name="preload",
+        parse=str,
+        metavar="MODULES",
+        help="comma-separated modules the warm process imports; a leading ? marks one that may be absent "
+        f"(default: {PRELOAD_DEFAULT})",
+    ),
+    _Option(
+        name="in_band",
+        parse=_switch,
+        metavar="on|off",
+        help="attach exception propagation, step counting and the control channel to Python workers (default: on)",
+    ),
+    _Option(
+        name="console",
+        parse=_console,
+        metavar="auto|panel|plain|off",
+        help="what to show while the job runs; auto: a live panel on a terminal, else plain lines (default: auto)",
+    ),
+    _Option(
+        name="ledger",
+        parse=str,
+        metavar="FILE",
+        help="where incidents are recorded, JSON Lines (default: incidents.jsonl in the run's folder under --log-dir, "
+        "or under the user's state folder without one)",
+    ),
+    _Option(
+        name="same_failure_limit",
+        parse=_count,
+        metavar="N",
+        help="end the job when the same failure came N times in a row at the same step; 0: never (default: 3)",
+    ),
+    _Option(
+        name="reset_restarts_after_steps",
+        parse=_count,
+        metavar="N",
+        help="forget used restarts once workers have done N steps since they started; 0: never (default: 0)",
+    ),
+    _Option(
+        name="no_restart_exit_codes",
+        parse=_exit_codes,
+        metavar="CODES",
+        help=f"worker exit codes after which the job is not restarted (default: {DO_NOT_RESTART_EXIT_CODE})",
+    ),
+)
+assert {option.name for option in OPTIONS} == {field.name for field in fields(Options)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the group of own options to torch's parser."""
+    group = parser.add_argument_group("unicron-run", "Options of unicron-run itself; UNICRON_<NAME> sets each as well.")
+    for option in OPTIONS:
+        group.add_argument(
+            option.flag,
+            f"--unicron_{option.name}",
+            dest=f"unicron_{option.name}",
+            default=None,
+            metavar=option.metavar,
+            help=option.help,
+        )
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> Options:
+    """Options as the environment sets them. Raises BadOption."""
+    return from_arguments(argparse.Namespace(), environ)
+
+
+def from_arguments(arguments: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Options:
+    """Options from parsed arguments, else the environment, else the defaults. Raises BadOption."""
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        given = getattr(arguments, f"unicron_{option.name}", None)
+        if given is not None:
+            values[option.name] = option.value(given, option.flag)
+        elif option.variable in environ:
+            values[option.name] = option.value(environ[option.variable], option.variable)
+    return Options(**values)

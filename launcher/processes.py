@@ -1,0 +1,189 @@
+"""The agent's side of the keeper: starts processes, hears of their exits, clears away what they leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from unicron_elastic.launcher.loop import Loop
+from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
+
+__all__ = ["Exit", "KeeperLost", "Processes"]
+
+READY_DEADLINE_S = 30.0
+ANSWER_DEADLINE_S = 30.0
+END_DEADLINE_S = 10.0
+# -c keeps the interpreter's ordinary start; the empty path entry goes so that a file in the current folder cannot
+# stand in for a module of the standard library.
+_KEEPER = "import sys; sys.path.pop(0); from unicron_elastic.launcher.keeper import main; main({fd})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """A process ended: ``exit_code`` is negative for a signal, ``at`` monotonic seconds at which the kernel said so."""
+
+    pid: int
+    exit_code: int
+    at: float
+
+
+class KeeperLost(Exception):
+    """The keeper process died; everything it had started died with it."""
+
+
+class Processes:
+    """Every process the agent starts goes through here."""
+
+    def __init__(self, loop: Loop, on_exit: Callable[[Exit], None]) -> None:
+        self._loop = loop
+        self._on_exit = on_exit
+        self._channel: Channel | None = None
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._answers: dict[int, Message] = {}
+        self._numbers = 0
+        self._swept: list[int] | None = None
+        self._alive: set[int] = set()
+        self.keeper_pid = 0
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the keeper runs."""
+        return self._channel is not None
+
+    def begin(self) -> None:
+        """Starts the keeper without waiting for it."""
+        ours, theirs = Channel.pair()
+        fd = theirs.fileno()
+        code = _KEEPER.format(fd=fd)
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONINSPECT"}
+        self._keeper = subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd], env=env, stdin=subprocess.DEVNULL)
+        theirs.close()
+        self._channel = ours
+        self.keeper_pid = self._keeper.pid
+        self._loop.on_readable(ours, self._read)
+
+    def remember(self, *, token: str | None = None, paths: Sequence[str] | None = None) -> None:
+        """Tells the keeper what to clear away when the agent is gone: carriers of ``token``, temporary ``paths``."""
+        message: Message = {"do": "remember"}
+        if token is not None:
+            message["token"] = token
+        if paths is not None:
+            message["paths"] = list(paths)
+        self._send(message)
+
+    def request_start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, fds: Mapping[int, int]) -> int:
+        """Asks for ``argv`` in a session of its own, with ``fds`` {number in the child: ours}.
+
+        Returns the number under which ``wait_for_pid`` knows the answer. Raises KeeperLost.
+        """
+        number = self.next_number()
+        message: Message = {
+            "do": "start",
+            "id": number,
+            "argv": list(argv),
+            "env": dict(env),
+            "cwd": cwd,
+            "fds": list(fds),
+            "ignored_signals": _ignored_signals(),
+        }
+        self._send(message, list(fds.values()))
+        return number
+
+    def next_number(self) -> int:
+        """A number for a request that ``answered`` and ``wait_for_pid`` will know it by."""
+        self._numbers += 1
+        return self._numbers
+
+    def answered(self, message: Message) -> None:
+        """Books the answer to a start request; the warm process's answers come through here as well."""
+        self._answers[int(message["id"])] = message
+        if not message.get("errno"):
+            self._alive.add(int(message.get("started") or message.get("forked") or 0))
+
+    def wait_for_pid(self, number: int, program: str) -> int:
+        """Waits for the answer to a start request.
+
+        Raises OSError with the system's errno if ``program`` could not be started, KeeperLost or TimeoutError.
+        """
+        done = self._loop.run_until(
+            lambda: number in self._answers or not self.is_up, time.monotonic() + ANSWER_DEADLINE_S
+        )
+        answer = self._answers.pop(number, None)
+        if answer is None:
+            if not done:
+                raise TimeoutError(f"starting {program} was not answered within {ANSWER_DEADLINE_S:g} s")
+            raise KeeperLost("the keeper process died while a worker was being started")
+        if answer.get("errno"):
+            errno = int(answer["errno"])
+            raise OSError(errno, os.strerror(errno), program)
+        return int(answer.get("started") or answer["forked"])
+
+    def sweep(self, keep: Sequence[int]) -> list[int]:
+        """Kills every process that workers left behind; ``keep`` stay. Returns pids that cannot be killed."""
+        if not self.is_up:
+            return []
+        self._swept = None
+        self._send({"do": "sweep", "keep": list(keep)})
+        self._loop.run_until(lambda: self._swept is not None or not self.is_up, time.monotonic() + ANSWER_DEADLINE_S)
+        return self._swept or []
+
+    def end(self) -> None:
+        """Ends the keeper, which kills all that is left, and waits until it is gone."""
+        if self._channel is not None:
+            self._loop.forget(self._channel)
+            self._channel.close()
+            self._channel = None
+        if self._keeper is not None:
+            try:
+                self._keeper.wait(END_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                self._keeper.kill()
+                self._keeper.wait()
+            self._keeper = None
+
+    def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        if self._channel is None:
+            raise KeeperLost("the keeper process is not running")
+        try:
+            self._channel.send(message, fds)
+        except ChannelClosed:
+            self._lost()
+            raise KeeperLost("the keeper process died") from None
+
+    def _read(self) -> None:
+        assert self._channel is not None
+        try:
+            message, _ = self._channel.receive()
+        except ChannelClosed:
+            self._lost()
+            return
+        if "exited" in message:
+            self._alive.discard(int(message["exited"]))
+            exit_code = int(message["exit_code"])
+            self._on_exit(Exit(pid=int(message["exited"]), exit_code=exit_code, at=message["at_ns"] / 1e9))
+        elif "started" in message:
+            self.answered(message)
+        elif "swept" in message:
+            self._swept = [int(pid) for pid in message["swept"]]
+
+    def _lost(self) -> None:
+        """Each worker dies with the keeper, by the kernel's hand."""
+        if self._channel is None:
+            return
+        self._loop.forget(self._channel)
+        self._channel.close()
+        self._channel = None
+        now = time.monotonic()
+        alive, self._alive = self._alive, set()
+        for pid in alive:
+            self._on_exit(Exit(pid=pid, exit_code=-int(signal.SIGKILL), at=now))
+
+
+def _ignored_signals() -> list[int]:
+    """Signals this process ignores (nohup's SIGHUP): a program started from it would inherit that."""
+    return [int(number) for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]

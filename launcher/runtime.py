@@ -1,0 +1,73 @@
+"""What an agent process owns beside torch's objects: its loop, its keeper, its warm process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from unicron_elastic.launcher.loop import Loop
+from unicron_elastic.launcher.options import Options
+from unicron_elastic.launcher.processes import Exit, KeeperLost, Processes
+from unicron_elastic.launcher.warm import WarmProcess, why_not
+
+__all__ = ["Runtime", "open_streams"]
+
+
+class Runtime:
+    """Begun before torch is imported, so that the warm process imports it at the same time as the agent."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.loop = Loop()
+        self.on_exit: Callable[[Exit], None] = lambda _exit: None
+        self.processes = Processes(self.loop, lambda ended: self.on_exit(ended))
+        self.warm: WarmProcess | None = None
+        self.why_plain: str | None = None  # why workers start plainly, once that is known
+
+    def begin(self, command: Sequence[str] | None, env: Mapping[str, str]) -> None:
+        """Starts the keeper, and a warm process for ``command`` where that is possible and wanted."""
+        if not self.processes.is_up:
+            self.processes.begin()
+        if command is None or not self.options.warm or not self.options.in_band or self.warm is not None:
+            return
+        self.why_plain = why_not(command)
+        if self.why_plain is None:
+            self.warm = WarmProcess(self.loop, self.processes, self.options.preload)
+            self.warm.begin(command, env, os.getcwd(), open_streams())
+
+    def ready_warm(self) -> WarmProcess | None:
+        """The warm process once it can be forked from; None if workers start plainly, and ``why_plain`` says why."""
+        if self.warm is None:
+            return None
+        if not self.warm.wait_ready():
+            self.why_plain = f"the warm process cannot serve: {self.warm.refusal}"
+            self.warm = None
+        return self.warm
+
+    def sweep(self) -> list[int]:
+        """Kills what the workers of the last generation left behind; returns pids that cannot be killed."""
+        keep = [self.warm.pid] if self.warm is not None and self.warm.pid is not None else []
+        try:
+            return self.processes.sweep(keep)
+        except KeeperLost:
+            return []
+
+    def end(self) -> None:
+        """Ends the warm process and the keeper, and with them whatever still runs."""
+        if self.warm is not None:
+            self.warm.end()
+            self.warm = None
+        self.processes.end()
+        self.loop.close()
+
+
+def open_streams() -> list[int]:
+    """Which of stdin, stdout and stderr this process has; a daemon may have none."""
+    found = []
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            continue
+        found.append(fd)
+    return found

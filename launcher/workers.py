@@ -1,0 +1,244 @@
+"""The worker processes of one generation: started warm or plainly, heard over their control channels, ended.
+
+Builds on torch's SubprocessContext (torch.distributed.elastic.multiprocessing), which owns log files, tees and the
+``RunProcsResult`` that torch's agent reads; only how a process is started and waited for is ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import SubprocessContext
+from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
+
+from unicron_elastic.launcher.processes import Exit
+from unicron_elastic.launcher.runtime import Runtime, open_streams
+from unicron_elastic.launcher.warm import WarmProcess, injected
+from unicron_elastic.worker import bootstrap
+from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
+from unicron_elastic.worker.pulse import PulsePage, PulseReading
+
+__all__ = ["WorkerProcess", "WorkersContext"]
+
+
+class WorkerProcess:
+    """One worker, in the shape in which torch's context wants it: ``proc`` and ``close``."""
+
+    def __init__(self, runtime: Runtime, local_rank: int) -> None:
+        self._runtime = runtime
+        self.local_rank = local_rank
+        self.pid = 0
+        self.returncode: int | None = None
+        self.control: Channel | None = None
+        self.page: PulsePage | None = None
+        self.is_warm = False
+
+    @property
+    def proc(self) -> WorkerProcess:
+        """torch's SubprocessHandler keeps its Popen here; this is both."""
+        return self
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Runs the loop until the worker ends. Raises subprocess.TimeoutExpired."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self._runtime.loop.run_until(lambda: self.returncode is not None, deadline):
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(f"worker {self.local_rank}", timeout)
+        assert self.returncode is not None
+        return self.returncode
+
+    def close(self, death_sig: signal.Signals | None = None) -> None:
+        """Signals the worker and everything in its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, death_sig or signal.SIGTERM)
+
+    def reading(self) -> PulseReading | None:
+        """What its pulse page says; None if it has none or the script overwrote it."""
+        return self.page.read() if self.page is not None else None
+
+    def release(self) -> None:
+        """Gives back the channel and the page."""
+        if self.control is not None:
+            self._runtime.loop.forget(self.control)
+            self.control.close()
+            self.control = None
+        if self.page is not None:
+            self.page.close()
+            self.page = None
+
+
+class WorkersContext(SubprocessContext):  # type: ignore[misc]
+    """All workers of this node in one generation."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        on_exit: Callable[[WorkerProcess, Exit], None],
+        on_message: Callable[[WorkerProcess, Message], None],
+        **arguments: Any,
+    ) -> None:
+        super().__init__(**arguments)
+        self._runtime = runtime
+        self._on_worker_exit = on_exit
+        self._on_message = on_message
+        self._early_exits: dict[int, Exit] = {}
+        self._is_released = False
+        runtime.on_exit = self._exited
+
+    @property
+    def workers(self) -> dict[int, WorkerProcess]:
+        """The workers by local rank."""
+        found: dict[int, WorkerProcess] = self.subprocess_handlers
+        return found
+
+    def signal(self, local_ranks: Iterable[int], number: signal.Signals) -> None:
+        """Sends a signal to the process groups of those of these workers that still run."""
+        for local_rank in local_ranks:
+            worker = self.workers[local_rank]
+            if worker.returncode is None:
+                worker.close(number)
+
+    def release(self) -> None:
+        """After the last worker's end: kills what they left behind, gives back channels, pages and log files."""
+        if self.subprocess_handlers and not self._is_released:
+            self._is_released = True
+            self._runtime.sweep()
+        for worker in self.workers.values():
+            worker.release()
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        super()._close(death_sig, timeout)
+        self.release()
+
+    def _start(self) -> None:
+        if self.subprocess_handlers:
+            raise ValueError("the workers of this generation are started already")
+        warm = self._runtime.ready_warm() if self._numa_options is None else None
+        if warm is not None:
+            with contextlib.suppress(ChannelClosed):
+                self._start_all(lambda worker: self._request_fork(warm, worker))
+                return
+            self._runtime.why_plain = "the warm process died"
+            self._runtime.warm = None
+        self._start_all(self._request_start)
+
+    def _start_all(self, request: Callable[[WorkerProcess], int]) -> None:
+        workers = {local_rank: WorkerProcess(self._runtime, local_rank) for local_rank in range(self.nprocs)}
+        try:
+            numbers = {local_rank: request(worker) for local_rank, worker in workers.items()}
+            self.subprocess_handlers = workers
+            for local_rank, number in numbers.items():
+                worker = workers[local_rank]
+                worker.pid = self._runtime.processes.wait_for_pid(number, self.entrypoint)
+                early = self._early_exits.pop(worker.pid, None)
+                if early is not None:
+                    self._exited(early)
+        except BaseException:
+            for worker in workers.values():
+                worker.release()
+            self.subprocess_handlers = {}
+            self._runtime.sweep()
+            raise
+
+    def _request_fork(self, warm: WarmProcess, worker: WorkerProcess) -> int:
+        theirs, page = self._equip(worker)
+        with self._outputs(worker.local_rank) as outputs:
+            fds = [theirs.fileno(), page.fd, *outputs.values()]
+            number = warm.request_fork(self._argv(worker), self._env(worker), os.getcwd(), fds, list(outputs))
+        theirs.close()
+        worker.is_warm = True
+        return number
+
+    def _request_start(self, worker: WorkerProcess) -> int:
+        argv, env = self._argv(worker), self._env(worker)
+        with self._outputs(worker.local_rank) as outputs:
+            fds = dict(outputs)
+            theirs = None
+            if self._runtime.options.in_band and self._runs_our_python():
+                theirs, page = self._equip(worker)
+                env = injected(env)
+                env[bootstrap.CONTROL_FD], env[bootstrap.PULSE_FD] = "3", "4"
+                fds |= {3: theirs.fileno(), 4: page.fd}
+            number = self._runtime.processes.request_start(argv, env, os.getcwd(), fds)
+            if theirs is not None:
+                theirs.close()
+        return number
+
+    def _equip(self, worker: WorkerProcess) -> tuple[Channel, PulsePage]:
+        """Makes the worker's control channel and pulse page; returns the worker's end and the page."""
+        worker.control, theirs = Channel.pair()
+        worker.control.settimeout(0)
+        worker.page = PulsePage()
+        self._runtime.loop.on_readable(worker.control, lambda: self._read_control(worker))
+        return theirs, worker.page
+
+    def _runs_our_python(self) -> bool:
+        import sys
+
+        return bool(self.entrypoint == sys.executable)
+
+    def _argv(self, worker: WorkerProcess) -> list[str]:
+        argv = (self.entrypoint, *map(str, self.args[worker.local_rank]))
+        return list(
+            _maybe_wrap_command_args_with_numa_binding(
+                argv, gpu_index=worker.local_rank, numa_options=self._numa_options
+            )
+        )
+
+    def _env(self, worker: WorkerProcess) -> dict[str, str]:
+        return {**os.environ, **self.envs[worker.local_rank]}
+
+    @contextlib.contextmanager
+    def _outputs(self, local_rank: int) -> Any:
+        """{number in the worker: descriptor here} of its standard streams, log files opened as torch opens them."""
+        with contextlib.ExitStack() as files:
+            outputs = {fd: fd for fd in open_streams()}
+            for fd, path in ((1, self.stdouts[local_rank]), (2, self.stderrs[local_rank])):
+                if path:
+                    outputs[fd] = files.enter_context(open(path, "w")).fileno()
+            yield outputs
+
+    def _exited(self, ended: Exit) -> None:
+        for worker in self.workers.values():
+            if worker.pid == ended.pid and worker.returncode is None:
+                self._drain_control(worker)
+                worker.returncode = ended.exit_code
+                self._on_worker_exit(worker, ended)
+                return
+        if len(self._early_exits) < 4096:  # an orphan's exit, or a worker's before its pid was known
+            self._early_exits[ended.pid] = ended
+
+    def _drain_control(self, worker: WorkerProcess) -> None:
+        """Reads what the worker said before it ended, so that its exception is known before its exit."""
+        while worker.control is not None:
+            if not self._read_control(worker):
+                return
+
+    def _read_control(self, worker: WorkerProcess) -> bool:
+        """Reads one message; false when there is none."""
+        assert worker.control is not None
+        try:
+            message, fds = worker.control.receive()
+        except (BlockingIOError, TimeoutError):
+            return False
+        except ValueError:
+            return True  # not a message of ours: the script wrote to our socket; the worker is watched all the same
+        except (ChannelClosed, OSError):
+            self._runtime.loop.forget(worker.control)
+            worker.control.close()
+            worker.control = None
+            return False
+        for fd in fds:
+            os.close(fd)
+        self._on_message(worker, message)
+        return True

@@ -1,0 +1,6 @@
+"""Installed as ``unicron_elastic.rendezvous``; the folder stands at the top of the repository for people, not for import."""
+
+if __name__ != "unicron_elastic.rendezvous":
+    raise ImportError(
+        f"import unicron_elastic.rendezvous, not {__name__}: a second copy of the package would hold a second copy of every class"
+    )

@@ -1,0 +1,11 @@
+"""Faults: what a worker's end means, how bad it is, which of several came first, and whether it is the same again.
+
+Pure: no sockets, processes, threads, clocks or torch.
+"""
+
+from unicron_elastic.faults.classify import classify
+from unicron_elastic.faults.root_cause import RootCause, root_cause
+from unicron_elastic.faults.signature import signature
+from unicron_elastic.faults.vocabulary import SEVERITY_OF, Failure, Fault, Severity, Status
+
+__all__ = ["SEVERITY_OF", "Failure", "Fault", "RootCause", "Severity", "Status", "classify", "root_cause", "signature"]

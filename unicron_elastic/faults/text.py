@@ -1,0 +1,42 @@
+"""Small text tools of this package: one line out of many, and the exceptions inside a formatted traceback."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["LONGEST_TEXT", "chained_exceptions", "one_line", "shorten"]
+
+# Characters of a message or traceback that are looked at, from its start. C++ stacks run to megabytes and say nothing.
+LONGEST_TEXT = 20_000
+
+# The two sentences by which Python's traceback module joins the exceptions of a chain, oldest first.
+_CHAIN = re.compile(
+    r"^(?:The above exception was the direct cause of the following exception:|"
+    r"During handling of the above exception, another exception occurred:)$",
+    re.MULTILINE,
+)
+_TYPE_AND_TEXT = re.compile(r"([A-Za-z_][\w.]*)(?::\s?(.*))?", re.DOTALL)
+
+
+def one_line(text: str) -> str:
+    """`text` on one line of printable characters: breaks, tabs, escapes and lone surrogates become single spaces."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def shorten(text: str, limit: int) -> str:
+    """`text`, cut to at most `limit` characters with an ellipsis where something was lost."""
+    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+
+
+def chained_exceptions(stack: str) -> list[tuple[str, str]]:
+    """(type, text) of each exception in a formatted traceback, oldest first.
+
+    Frames and source lines are indented, so that a line of code which merely mentions an error is never read as one.
+    """
+    found = []
+    for part in _CHAIN.split(stack[-LONGEST_TEXT:]):
+        lines = [line for line in part.splitlines() if line and not line[0].isspace()]
+        kept = "\n".join(line for line in lines if not line.startswith("Traceback (most recent call last)"))
+        if match := _TYPE_AND_TEXT.match(kept):
+            found.append((match[1], match[2] or ""))
+    return found

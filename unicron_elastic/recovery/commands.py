@@ -1,0 +1,76 @@
+"""What the agent is to do. Imperative, frozen; each decision carries its reason as one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from unicron_elastic.faults import RootCause
+from unicron_elastic.incident import Incident
+
+__all__ = [
+    "Command",
+    "FailJob",
+    "FinishJob",
+    "KillWorkers",
+    "RecordIncident",
+    "StartWorkers",
+    "StopWorkers",
+    "WakeAt",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWorkers:
+    """Ask these workers to end (SIGTERM to each one's process group)."""
+
+    local_ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorkers:
+    """End these workers now (SIGKILL to each one's process group)."""
+
+    local_ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorkers:
+    """Clear away what is left of the old generation, meet the other nodes and start a new one."""
+
+    restarts_used: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishJob:
+    """Every worker of this node ended well."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailJob:
+    """The job cannot go on."""
+
+    cause: RootCause | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordIncident:
+    """Write the incident as it now stands; a later record of the same number replaces this one."""
+
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeAt:
+    """Post ``TimePassed`` at this monotonic time."""
+
+    at: float
+
+
+Command: TypeAlias = StopWorkers | KillWorkers | StartWorkers | FinishJob | FailJob | RecordIncident | WakeAt

@@ -1,0 +1,93 @@
+"""What can happen to a job on one node. Past tense, frozen; ``at`` is monotonic seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from unicron_elastic.faults import Failure
+
+__all__ = [
+    "Event",
+    "FirstStepDone",
+    "MembershipChanged",
+    "PeerFailed",
+    "StartedWorker",
+    "TimePassed",
+    "WorkerExited",
+    "WorkerRaised",
+    "WorkersStarted",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedWorker:
+    """A worker process of the new generation."""
+
+    local_rank: int
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersStarted:
+    """All workers of a generation run on this node. ``restarts_used`` is the job's count, not this agent's."""
+
+    at: float
+    restarts_used: int
+    workers: tuple[StartedWorker, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRaised:
+    """A worker is about to end with an exception. The process may still be up."""
+
+    at: float
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExited:
+    """A worker process ended; ``exit_code`` is negative for a signal. ``ended_at`` is when the kernel said so."""
+
+    at: float
+    ended_at: float
+    local_rank: int
+    exit_code: int
+    step: int | None = None  # optimizer steps it had done, from its pulse page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStepDone:
+    """A worker finished its first optimizer step since it started."""
+
+    at: float
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerFailed:
+    """Another node of the job reported a fault of the present generation."""
+
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipChanged:
+    """Nodes wait to join the job."""
+
+    at: float
+    nodes_waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePassed:
+    """The time asked for by ``WakeAt`` has come."""
+
+    at: float
+
+
+Event: TypeAlias = (
+    WorkersStarted | WorkerRaised | WorkerExited | FirstStepDone | PeerFailed | MembershipChanged | TimePassed
+)

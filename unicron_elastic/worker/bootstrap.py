@@ -1,0 +1,89 @@
+"""Attaches the in-band parts to a worker: the pulse page, the control channel, exception propagation.
+
+Runs before the user's script. It must never break or slow it: each part that fails says so once and steps aside.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+from unicron_elastic.worker.channel import Channel, ChannelClosed
+from unicron_elastic.worker.pulse import Pulse
+
+__all__ = ["attach", "start"]
+
+# Set by the agent, removed here: the script's environment is torchrun's.
+CONTROL_FD = "UNICRON_CONTROL_FD"
+PULSE_FD = "UNICRON_PULSE_FD"
+WARM_FD = "UNICRON_WARM_FD"
+
+_Part = TypeVar("_Part")
+
+SEND_TIMEOUT_S = 0.5  # the agent reads at once; a stopped agent must not hold up a script for longer
+
+
+def start() -> None:
+    """Called once, by ``sitecustomize``: attaches this worker, or serves as the warm process workers fork from."""
+    warm_fd = _take_fd(WARM_FD)
+    if warm_fd is not None:
+        from unicron_elastic.worker import warm
+
+        control_fd, pulse_fd = warm.serve(warm_fd)  # returns only in a forked worker
+    else:
+        control_fd, pulse_fd = _take_fd(CONTROL_FD), _take_fd(PULSE_FD)
+    attach(control_fd, pulse_fd)
+
+
+def attach(control_fd: int | None, pulse_fd: int | None) -> None:
+    """Takes over the two inherited descriptors and installs the hooks that feed them."""
+    control = _guarded("control channel", lambda: _open_control(control_fd))
+    pulse = _guarded("pulse page", lambda: None if pulse_fd is None else Pulse(pulse_fd))
+    if control is not None:
+        from unicron_elastic.worker.exceptions import propagate
+
+        _guarded("exception propagation", lambda: propagate(control))
+    if pulse is not None:
+        from unicron_elastic.worker.steps import count_steps
+
+        _guarded("step counting", lambda: count_steps(pulse, lambda step: _tell(control, step)))
+
+
+def _open_control(fd: int | None) -> Channel | None:
+    if fd is None:
+        return None
+    control = Channel.from_fd(fd)
+    control.settimeout(SEND_TIMEOUT_S)
+    control.send({"hello": os.getpid()})
+    # A child forked by the script is not this worker: it must not speak in its name.
+    os.register_at_fork(after_in_child=control.close)
+    atexit.register(control.close)
+    return control
+
+
+def _tell(control: Channel | None, step: int) -> None:
+    if control is not None:
+        try:
+            control.send({"first_step": step})
+        except (OSError, ChannelClosed):
+            pass  # the agent is gone or stopped; the keeper deals with that
+
+
+def _take_fd(name: str) -> int | None:
+    value = os.environ.pop(name, None)
+    if value is None:
+        return None
+    fd = int(value)
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def _guarded(what: str, part: Callable[[], _Part]) -> _Part | None:
+    try:
+        return part()
+    except Exception as error:
+        sys.stderr.write(f"unicron: no {what} in this worker: {type(error).__name__}: {error}\n")
+        return None

@@ -1,0 +1,99 @@
+"""Exception propagation: type, message and stack reach the agent before the interpreter begins to tear down."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+import traceback
+from types import TracebackType
+from typing import Any
+
+from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
+
+__all__ = ["describe", "propagate"]
+
+MESSAGE_CHARS_MAX = 4_000
+STACK_CHARS_MAX = 20_000
+
+
+class _Reporter:
+    """Sends the exception that ends this process, once."""
+
+    def __init__(self, control: Channel) -> None:
+        self._control = control
+        self._pid = os.getpid()
+        self._reported: BaseException | None = None
+        self._previous_hook = sys.excepthook
+
+    def hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # A script may call sys.excepthook itself, to print an exception it survived. Only the interpreter calls it
+        # with no Python frame beneath, and then this process is certain to end.
+        self._report(error, trace, is_final=sys._getframe().f_back is None)
+        self._previous_hook(kind, error, trace)
+
+    def at_exit(self) -> None:
+        """Catches what ``hook`` missed because the script installed a hook of its own."""
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, BaseException):
+            self._report(error, error.__traceback__, is_final=True)
+
+    def _report(self, error: BaseException, trace: TracebackType | None, is_final: bool) -> None:
+        if os.getpid() != self._pid or (is_final and self._reported is error):
+            return
+        if is_final:
+            self._reported = error
+        try:
+            self._control.send(
+                {"exception": describe(error, trace), "is_final": is_final, "at_ns": time.monotonic_ns()}
+            )
+        except (OSError, ChannelClosed):
+            pass  # no agent to tell; the traceback below still goes to stderr
+
+
+def propagate(control: Channel) -> None:
+    """Installs the hooks. What the script does to ``sys.excepthook`` later stays its own affair."""
+    reporter = _Reporter(control)
+    sys.excepthook = reporter.hook
+    atexit.register(reporter.at_exit)
+
+
+def describe(error: BaseException, trace: TracebackType | None) -> Message:
+    """The exception as plain data: ``type``, ``message``, ``stack`` (text) and ``location`` ("file:line in function").
+
+    The location is the innermost frame outside installed packages, which is where a user looks first.
+    """
+    kind = type(error)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    try:
+        message = str(error)
+    except Exception as failure:  # a user's __str__ may fail
+        message = f"<str() of this exception raised {type(failure).__name__}>"
+    frames = traceback.extract_tb(trace)
+    stack = "".join(traceback.format_exception(kind, error, trace))
+    described: dict[str, Any] = {
+        "type": name,
+        "message": message[:MESSAGE_CHARS_MAX],
+        "stack": stack if len(stack) <= STACK_CHARS_MAX else f"...\n{stack[-STACK_CHARS_MAX:]}",
+        "location": _location(frames),
+    }
+    if isinstance(error, SyntaxError) and error.filename:
+        described["location"] = f"{error.filename}:{error.lineno}"
+    return described
+
+
+def _location(frames: traceback.StackSummary) -> str | None:
+    if not frames:
+        return None
+    own = [frame for frame in frames if not _is_installed(frame.filename)]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}:{frame.lineno} in {frame.name}"
+
+
+def _is_installed(filename: str) -> bool:
+    return "site-packages" in filename or filename.startswith(
+        (sys.prefix + os.sep, sys.base_prefix + os.sep, "<frozen")
+    )

@@ -1,0 +1,205 @@
+"""The warm process: torch imported, nothing else done; workers are forked from it.
+
+It is the worker's own command, stopped before the script. A fork of it returns from ``serve`` and goes on as that
+command, so a start costs milliseconds instead of an interpreter and ``import torch``. Before it offers itself, it
+proves that a fork of it works: no thread that a fork would lose, no CUDA context, and arithmetic in a child ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import random
+import signal
+import sys
+import time
+from typing import Any
+
+from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
+from unicron_elastic.worker.linux import die_with_parent, set_thread_name
+
+__all__ = ["serve"]
+
+PRELOAD = "UNICRON_PRELOAD"
+TRIAL_DEADLINE_S = 10.0
+REPARENT_DEADLINE_S = 5.0
+# Makes torch.cuda.is_available() ask NVML instead of opening CUDA in a process that will fork
+# (pytorch.org/docs: "Environment Variables", PYTORCH_NVML_BASED_CUDA_CHECK).
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+
+class _Unfit(Exception):
+    """This process must not be forked from; the text says why."""
+
+
+def serve(fd: int) -> tuple[int, int]:
+    """Preloads, then forks a worker for each request; returns (control fd, pulse fd) in each worker only."""
+    channel = Channel.from_fd(fd)
+    set_thread_name("unicron-warm")
+    original_comm = "python"
+    with contextlib.suppress(OSError):
+        original_comm = os.path.basename(os.readlink("/proc/self/exe"))
+    try:
+        modules = _preload(os.environ.pop(PRELOAD, "torch").split(","))
+        _check_shadowing(modules)
+        gc.collect()
+        gc.freeze()  # the collector then leaves these pages shared between the workers
+        _try_fork()
+    except _Unfit as unfit:
+        channel.send({"unfit": str(unfit)})
+        os._exit(0)
+    channel.send({"ready": os.getpid()})
+    while True:
+        try:
+            message, fds = channel.receive()
+        except ChannelClosed:
+            os._exit(0)
+        if _fork_worker(channel, message):
+            channel.close()
+            set_thread_name(original_comm)
+            return _become_worker(message, fds)
+        close_all(fds)
+
+
+def _preload(names: list[str]) -> set[str]:
+    """Imports ``names`` (one prefixed ``?`` may be absent) and returns the top-level names that this loaded."""
+    before = set(sys.modules)
+    had_check = os.environ.get(_NVML_CHECK)
+    os.environ.setdefault(_NVML_CHECK, "1")
+    try:
+        for name in filter(None, names):
+            try:
+                importlib.import_module(name.lstrip("?"))
+            except ModuleNotFoundError as error:
+                if not name.startswith("?"):
+                    raise _Unfit(f"cannot import {name}: {error}") from error
+            except Exception as error:
+                raise _Unfit(f"importing {name} failed: {type(error).__name__}: {error}") from error
+    finally:
+        if had_check is None:
+            os.environ.pop(_NVML_CHECK, None)
+    return {name.partition(".")[0] for name in set(sys.modules) - before}
+
+
+def _check_shadowing(modules: set[str]) -> None:
+    """A script may bring its own module of a preloaded name; only a plain start then imports the right one."""
+    argv = sys.orig_argv[1:]
+    if "-m" in argv:
+        folder = os.getcwd()
+    else:
+        script = next((argument for argument in argv if not argument.startswith("-")), "")
+        folder = script if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))
+    try:
+        entries = os.listdir(folder or ".")
+    except OSError:
+        return
+    hidden = sorted(modules & {entry.partition(".")[0] for entry in entries})
+    for name in hidden:
+        path = os.path.join(folder, name)
+        if os.path.exists(path + ".py") or os.path.exists(os.path.join(path, "__init__.py")):
+            raise _Unfit(f"{path} stands in for a module that was preloaded")
+
+
+def _try_fork() -> None:
+    """Forks a child that does arithmetic. Libraries that know of fork have then put their threads away."""
+    child = os.fork()
+    if child == 0:
+        _trial()
+    if _wait(child, TRIAL_DEADLINE_S) != 0:
+        raise _Unfit("a trial fork could not compute; torch was in use before the fork")
+    threads = os.listdir("/proc/self/task")
+    if len(threads) > 1:
+        raise _Unfit(f"{len(threads) - 1} threads run beside the main one; a fork would lose them")
+
+
+def _trial() -> None:
+    code = 1
+    try:
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.mm(torch.ones(64, 64), torch.ones(64, 64))
+            if torch.cuda._is_in_bad_fork():
+                os._exit(2)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _wait(pid: int, deadline_s: float) -> int:
+    """The exit code of ``pid``, which is killed at the deadline."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        import select
+
+        if not select.select([pidfd], [], [], deadline_s)[0]:
+            os.kill(pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        os.close(pidfd)
+
+
+def _fork_worker(channel: Channel, message: Message) -> bool:
+    """Forks twice, so that the worker becomes the keeper's child; true in the worker."""
+    try:
+        between = os.fork()
+    except OSError as error:
+        channel.send({"forked": 0, "id": message["id"], "errno": error.errno})
+        return False
+    if between:
+        os.waitpid(between, 0)
+        return False
+    try:
+        worker = os.fork()
+    except OSError as error:
+        channel.send({"forked": 0, "id": message["id"], "errno": error.errno})
+        os._exit(0)
+    if worker:
+        with contextlib.suppress(ChannelClosed, OSError):
+            channel.send({"forked": worker, "id": message["id"], "errno": 0})
+        os._exit(0)
+    return True
+
+
+def _become_worker(message: Message, fds: list[int]) -> tuple[int, int]:
+    """Gives this fork the session, descriptors, environment and arguments of the worker it is to be."""
+    os.setsid()
+    control_fd, pulse_fd, *streams = fds
+    for fd, target in zip(streams, message["streams"], strict=True):
+        os.dup2(fd, target, inheritable=True)
+        os.close(fd)
+    _replace_environment(message["env"])
+    os.chdir(message["cwd"])
+    sys.argv[1:] = message["argv"][len(message["argv"]) - len(sys.argv) + 1 :] if len(sys.argv) > 1 else []
+    sys.orig_argv[:] = message["argv"]
+    _reseed()
+    _wait_for_parent(message["keeper"])
+    die_with_parent(message["keeper"])
+    return control_fd, pulse_fd
+
+
+def _replace_environment(env: dict[str, str]) -> None:
+    for name in set(os.environ) - set(env):
+        del os.environ[name]
+    for name, value in env.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _reseed() -> None:
+    """What an interpreter of its own would have: random states that differ between workers."""
+    random.seed()
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    process: Any = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.ORIGINAL_DIR = os.getcwd()
+
+
+def _wait_for_parent(keeper_pid: int) -> None:
+    """Waits the moment until the process in between has ended and the keeper has taken this one over."""
+    deadline = time.monotonic() + REPARENT_DEADLINE_S
+    while os.getppid() != keeper_pid and time.monotonic() < deadline:
+        time.sleep(0.0002)
