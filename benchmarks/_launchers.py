@@ -82,7 +82,7 @@ class Launch:
             start_new_session=True,
         )
         self.launch_lines: list[tuple[int, str]] = []  # (monotonic ns, line) of the launcher's own log
-        self.last_lines: deque[str] = deque(maxlen=20)
+        self.last_lines: deque[str] = deque(maxlen=400)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

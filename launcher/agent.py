@@ -22,24 +22,25 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.metrics import prof, put_metric
-from torch.distributed.elastic.multiprocessing import LogsSpecs, RunProcsResult, SignalException
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, RunProcsResult, SignalException
 from torch.distributed.elastic.utils import macros
-
-from unicron_elastic.faults import Failure
 from unicron_elastic.launcher import failures
 from unicron_elastic.launcher.console import Console, open_console
 from unicron_elastic.launcher.functions import FunctionWatch
+from unicron_elastic.launcher.keeper import remove_if_empty
 from unicron_elastic.launcher.ledger import Ledger, default_ledger
 from unicron_elastic.launcher.membership import MembershipWatch
 from unicron_elastic.launcher.options import Options, from_environment
-from unicron_elastic.launcher.processes import Exit
+from unicron_elastic.launcher.processes import TOKEN, Exit
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.view import JobView, WorkerView
 from unicron_elastic.launcher.workers import WorkerProcess, WorkersContext
+from unicron_elastic.rendezvous.restarts import agree_on_restarts
+
+from unicron_elastic.faults import Failure
 from unicron_elastic.recovery import commands, events
 from unicron_elastic.recovery.machine import JobState, handle
 from unicron_elastic.recovery.policy import Policy
-from unicron_elastic.rendezvous.restarts import agree_on_restarts
 from unicron_elastic.worker.channel import Message
 
 __all__ = ["Agent"]
@@ -80,8 +81,11 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Runs the job on this node to its end; see torch's ElasticAgent.run."""
         try:
-            return super().run(role)
+            result: RunResult = super().run(role)
+            return result
         finally:
+            if (folder := self._temporary_logs()) is not None:
+                remove_if_empty(folder)
             self._stop_watches()
             self._console.close()
             if self._owns_runtime:
@@ -126,6 +130,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
         )
         self._pcontext = context
+        if (folder := self._temporary_logs()) is not None:
+            self._runtime.processes.remember(paths=[folder])
         context.start()
         pids: dict[int, Any] = context.pids()
         return pids
@@ -210,6 +216,9 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         return described
 
     def _start_functions(self, group: WorkerGroup) -> dict[int, Any]:
+        # torch starts these as its own children; the mark lets the keeper find them if the agent is killed.
+        os.environ[TOKEN] = self._runtime.processes.token
+        self._runtime.processes.remember(token=self._runtime.processes.token)
         pids: dict[int, Any] = super()._start_workers(group)
         assert self._pcontext is not None
         self._functions = FunctionWatch(
@@ -220,9 +229,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     def _begin_runtime(self) -> None:
         """Starts the keeper, and the warm process if the command line did not already."""
         spec = self._worker_group.spec
-        if not isinstance(spec.entrypoint, str):
-            return
-        can_be_warm = spec.numa_options is None
+        can_be_warm = isinstance(spec.entrypoint, str) and spec.numa_options is None
         self._runtime.begin([spec.entrypoint, *map(str, spec.args)] if can_be_warm else None, os.environ)
 
     # -- what happened ---------------------------------------------------------------------------------------------
@@ -416,6 +423,15 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             last_incident=self._last_incident,
         )
 
+    def _temporary_logs(self) -> str | None:
+        """The temporary folder that torch makes for logs and error files when there is no --log-dir."""
+        if self._pcontext is None or not isinstance(self._logs_specs, DefaultLogsSpecs):
+            return None
+        error_file = self._pcontext.error_files.get(0)
+        if not error_file or self._logs_specs.root_log_dir != str(None):  # torch's property says "None" for None
+            return None
+        return str(Path(error_file).parents[3])
+
     # -- watches ---------------------------------------------------------------------------------------------------
 
     def _start_watches(self) -> None:
@@ -455,7 +471,7 @@ def _ledger_path(options: Options, run_id: str, error_file: str, log_dir: str | 
     """Where --unicron-ledger says; else in the run's own folder under --log-dir; else in the user's state folder."""
     if options.ledger:
         return Path(options.ledger)
-    if log_dir and log_dir != os.devnull and error_file:
+    if log_dir not in (None, str(None), os.devnull) and error_file:
         # <log_dir>/<run id>_<random>/attempt_<n>/<local rank>/error.json
         return default_ledger(run_id, Path(error_file).parents[2])
     return default_ledger(run_id, None)

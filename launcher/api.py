@@ -14,7 +14,6 @@ from typing import Any
 import torch.distributed.launcher.api as torch_api
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 from torch.distributed.launcher.api import LaunchConfig, _get_addr_and_port, _get_entrypoint_name
-
 from unicron_elastic.launcher.agent import Agent as LocalElasticAgent
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.rendezvous.choose import rendezvous_handler
@@ -22,7 +21,7 @@ from unicron_elastic.rendezvous.choose import rendezvous_handler
 __all__ = ["LaunchConfig", "_get_addr_and_port", "_get_entrypoint_name", "elastic_launch", "launch_agent"]
 
 
-class elastic_launch:  # noqa: N801 - torch's name
+class elastic_launch:
     """Launches an agent that runs ``entrypoint``; see torch.distributed.launcher.api.elastic_launch."""
 
     def __init__(

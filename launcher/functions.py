@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 
 from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult
-
 from unicron_elastic.launcher.loop import Loop
 
 __all__ = ["FunctionWatch"]

@@ -20,7 +20,7 @@ from typing import Any
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
 from unicron_elastic.worker.linux import become_subreaper, die_with_parent, set_thread_name
 
-__all__ = ["main"]
+__all__ = ["kill_carriers", "main", "remove_if_empty"]
 
 SWEEP_DEADLINE_S = 5.0  # a process in uninterruptible sleep cannot be waited for longer than this
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTOU)
@@ -54,9 +54,11 @@ class Keeper:
         except ChannelClosed:
             pass
         finally:
-            sweep(frozenset(), self._token)
+            sweep(frozenset())
+            if self._token:
+                kill_carriers(self._token)
             for path in self._paths:
-                shutil.rmtree(path, ignore_errors=True)
+                remove_if_empty(path)
 
     def _report_exits(self) -> None:
         for pid, status, at_ns in reap():
@@ -68,7 +70,7 @@ class Keeper:
                 case "start":
                     self._start(message, fds)
                 case "sweep":
-                    left = sweep(frozenset(message["keep"]), "")
+                    left = sweep(frozenset(message["keep"]))
                     self._report_exits()
                     self._channel.send({"swept": left})
                 case "remember":
@@ -133,18 +135,16 @@ def reap() -> list[tuple[int, int, int]]:
     return ended
 
 
-def sweep(keep: frozenset[int], token: str) -> list[int]:
-    """Kills every descendant of this process outside the trees of ``keep``, and whoever carries ``token``.
+def sweep(keep: frozenset[int]) -> list[int]:
+    """Kills every descendant of this process outside the trees of ``keep``.
 
     Repeats until none is left, because a process may start another while it dies. Returns the pids that outlived
     the deadline (only one in uninterruptible sleep can).
     """
     deadline = time.monotonic() + SWEEP_DEADLINE_S
     while True:
-        victims = _descendants(keep) | (_carrying(token) if token else set())
-        for pid in victims:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        victims = _descendants(keep)
+        _kill(victims)
         if not keep:
             reap()
         else:
@@ -182,15 +182,40 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _carrying(token: str) -> set[int]:
-    """Processes that were started with ``token`` in their environment: function workers, which are not ours."""
+def kill_carriers(token: str) -> None:
+    """Kills whoever was started with ``token`` in its environment, wherever it now hangs in the process tree.
+
+    For what is no descendant of the keeper: function workers, and everything once the keeper itself is gone.
+    """
+    deadline = time.monotonic() + SWEEP_DEADLINE_S
+    while time.monotonic() < deadline:
+        victims = _carriers(token.encode())
+        if not victims:
+            return
+        _kill(victims)
+        time.sleep(0.001)
+
+
+def _carriers(token: bytes) -> set[int]:
     found = set()
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                if token.encode() in file.read():
+                if token in file.read():
                     found.add(int(name))
     return found
+
+
+def remove_if_empty(folder: str) -> None:
+    """Removes a folder tree that holds no file: logs that nobody wrote."""
+    if not any(files for _, _, files in os.walk(folder)):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill(pids: set[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def main(fd: int) -> None:

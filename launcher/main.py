@@ -59,7 +59,6 @@ def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
 def run(args: argparse.Namespace, runtime: Runtime | None = None) -> None:
     """Runs parsed arguments to the job's end. Raises what torch.distributed.run.run raises."""
     import torch.distributed.run as torch_run
-
     from unicron_elastic.launcher import api
 
     if runtime is None:

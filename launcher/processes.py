@@ -7,15 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from unicron_elastic.launcher.keeper import kill_carriers
 from unicron_elastic.launcher.loop import Loop
+
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
 
-__all__ = ["Exit", "KeeperLost", "Processes"]
+__all__ = ["TOKEN", "Exit", "KeeperLost", "Processes"]
 
-READY_DEADLINE_S = 30.0
+TOKEN = "UNICRON_RUN_TOKEN"
 ANSWER_DEADLINE_S = 30.0
 END_DEADLINE_S = 10.0
 # -c keeps the interpreter's ordinary start; the empty path entry goes so that a file in the current folder cannot
@@ -49,6 +52,7 @@ class Processes:
         self._swept: list[int] | None = None
         self._alive: set[int] = set()
         self.keeper_pid = 0
+        self.token = f"unicron-{uuid.uuid4().hex}"  # marks all that is started; see keeper.kill_carriers
 
     @property
     def is_up(self) -> bool:
@@ -86,7 +90,7 @@ class Processes:
             "do": "start",
             "id": number,
             "argv": list(argv),
-            "env": dict(env),
+            "env": {**env, TOKEN: self.token},
             "cwd": cwd,
             "fds": list(fds),
             "ignored_signals": _ignored_signals(),
@@ -172,14 +176,17 @@ class Processes:
             self._swept = [int(pid) for pid in message["swept"]]
 
     def _lost(self) -> None:
-        """Each worker dies with the keeper, by the kernel's hand."""
+        """The keeper died: each worker dies with it by the kernel's hand, and a new keeper may be begun."""
         if self._channel is None:
             return
+        if self._keeper is not None:
+            self._keeper.wait()
         self._loop.forget(self._channel)
         self._channel.close()
         self._channel = None
         now = time.monotonic()
         alive, self._alive = self._alive, set()
+        kill_carriers(self.token)  # what the workers had started
         for pid in alive:
             self._on_exit(Exit(pid=pid, exit_code=-int(signal.SIGKILL), at=now))
 

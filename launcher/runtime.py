@@ -28,7 +28,9 @@ class Runtime:
         """Starts the keeper, and a warm process for ``command`` where that is possible and wanted."""
         if not self.processes.is_up:
             self.processes.begin()
-        if command is None or not self.options.warm or not self.options.in_band or self.warm is not None:
+        if command is None or not self.options.warm or not self.options.in_band:
+            return
+        if self.warm is not None and not self.warm.is_gone:
             return
         self.why_plain = why_not(command)
         if self.why_plain is None:

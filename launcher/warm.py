@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.processes import KeeperLost, Processes
+from unicron_elastic.launcher.processes import TOKEN, KeeperLost, Processes
+
 from unicron_elastic.worker import bootstrap, warm
 from unicron_elastic.worker import inject as inject_package
 from unicron_elastic.worker.channel import Channel, ChannelClosed
@@ -67,7 +68,8 @@ class WarmProcess:
         self._is_ready = False
         self._number = 0
         self.pid: int | None = None
-        self.refusal: str | None = None  # why it cannot serve, as a sentence
+        self.refusal: str | None = None  # why it cannot serve
+        self.is_gone = False  # it died; another may be begun
 
     def begin(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, streams: Sequence[int]) -> None:
         """Starts it with the command of the workers; it imports while the agent goes on. Raises KeeperLost."""
@@ -109,7 +111,7 @@ class WarmProcess:
         message = {
             "id": number,
             "argv": list(argv),
-            "env": dict(env),
+            "env": {**env, TOKEN: self._processes.token},
             "cwd": cwd,
             "streams": list(streams),
             "keeper": self._processes.keeper_pid,
@@ -133,6 +135,7 @@ class WarmProcess:
         try:
             message, _ = self._channel.receive()
         except ChannelClosed:
+            self.is_gone = True
             self._refuse("it died")
             return
         if "ready" in message:

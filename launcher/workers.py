@@ -16,10 +16,10 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SubprocessContext
 from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
-
 from unicron_elastic.launcher.processes import Exit
 from unicron_elastic.launcher.runtime import Runtime, open_streams
 from unicron_elastic.launcher.warm import WarmProcess, injected
+
 from unicron_elastic.worker import bootstrap
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
 from unicron_elastic.worker.pulse import PulsePage, PulseReading
@@ -124,13 +124,13 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         if self.subprocess_handlers:
             raise ValueError("the workers of this generation are started already")
         warm = self._runtime.ready_warm() if self._numa_options is None else None
-        if warm is not None:
-            with contextlib.suppress(ChannelClosed):
-                self._start_all(lambda worker: self._request_fork(warm, worker))
-                return
-            self._runtime.why_plain = "the warm process died"
-            self._runtime.warm = None
-        self._start_all(self._request_start)
+        if warm is None:
+            self._start_all(self._request_start)
+            return
+        try:
+            self._start_all(lambda worker: self._request_fork(warm, worker))
+        except ChannelClosed:  # it died this very moment
+            self._start_all(self._request_start)
 
     def _start_all(self, request: Callable[[WorkerProcess], int]) -> None:
         workers = {local_rank: WorkerProcess(self._runtime, local_rank) for local_rank in range(self.nprocs)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch.distributed.elastic.rendezvous.registry as torch_registry
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
-
 from unicron_elastic.rendezvous.fresh import FreshStoreRendezvous
 from unicron_elastic.rendezvous.local import LocalRendezvous
 

@@ -37,15 +37,16 @@ FILES = (
 # etcd and only happen to use it (plugin.py sees to their endpoint).
 COMMON = (('rdzv_backend: str = "etcd"', 'rdzv_backend: str = "c10d"'),)
 
-# The swap, tried from the top. Modules, and the paths by which tests mock what is in them:
-MODULES = (
+# The swap: imports, and the paths by which tests mock what they import. The paths not named here lead to torch modules
+# that this project calls, too, so a mock there is met by both.
+SWAP = (
+    ("import torch.distributed.run as launch", "import unicron_elastic.launcher.main as launch"),
+    ("from torch.distributed.launcher.api import", "from unicron_elastic.launcher.api import"),
+    ('"torch.distributed.launcher.api.LocalElasticAgent', '"unicron_elastic.launcher.api.LocalElasticAgent'),
     (
-        "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent",
-        "unicron_elastic.launcher.agent.Agent",
+        '"torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent',
+        '"unicron_elastic.launcher.agent.Agent',
     ),
-    ("torch.distributed.launcher.api.LocalElasticAgent", "unicron_elastic.launcher.api.Agent"),
-    ("torch.distributed.launcher.api", "unicron_elastic.launcher.api"),
-    ("torch.distributed.run", "unicron_elastic.launcher.main"),
 )
 # Single names: a file that imports the one on the left from torch gets the one on the right under the same name.
 NAMES = (
@@ -83,8 +84,8 @@ def rewrite(text: str, side: str) -> str:
 
 def swap(text: str) -> str:
     """The test file with this project's modules in place of torch's."""
-    for old, new in MODULES:
-        text = re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", new, text)
+    for old, new in SWAP:
+        text = text.replace(old, new)
     for (module, name), (our_module, our_name) in NAMES:
         statement = re.compile(rf"^from {re.escape(module)} import (\([^)]*\)|.*)$", re.MULTILINE)
         for match in reversed(list(statement.finditer(text))):

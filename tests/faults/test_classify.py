@@ -216,6 +216,11 @@ def test_reason_of_a_long_line_shows_the_words_that_decided() -> None:
     assert fault.reason.endswith("… (train.py:1 in f) at step 5.")
 
 
+def test_reason_never_exceeds_its_limit() -> None:
+    long = {"exception_type": "E" * 999, "message": "m" * 999, "location": "l" * 999, "step": 10**100}
+    assert len(classify(_failure(**long)).reason) == 400
+
+
 @pytest.mark.parametrize(
     ("exit_code", "status", "is_consequence", "fragment"),
     [

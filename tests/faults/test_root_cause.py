@@ -64,6 +64,12 @@ def test_exit_after_a_reported_consequence_is_not_a_cause() -> None:
     assert found.reason.endswith("; 1 other rank followed: 1x connection refused or reset (rank 0).")
 
 
+def test_the_root_does_not_follow_itself() -> None:
+    found = root_cause([_fault(2, 1.0, exception_type="KeyError", message="'x'"), _fault(2, 1.1, exit_code=1)])
+    assert len(found.consequences) == 1
+    assert found.reason == "rank 2 failed first: it raised KeyError: 'x'."
+
+
 def test_one_fault_alone() -> None:
     found = root_cause([_fault(4, 1.0, exit_code=3)])
     assert found.consequences == ()
@@ -77,8 +83,8 @@ def test_ties_go_to_the_lower_rank() -> None:
 
 def test_ranks_are_joined_and_bounded() -> None:
     cause = _fault(8, 1.0, exit_code=1)
-    few = root_cause([cause, *(_closed(rank, 2.0) for rank in (0, 1, 2, 3, 9, 11))])
-    assert few.reason.endswith("6x connection refused or reset (ranks 0-3, 9, 11).")
+    few = root_cause([cause, *(_closed(rank, 2.0) for rank in (0, 1, 2, 3, 9, 10, 12))])
+    assert few.reason.endswith("7x connection refused or reset (ranks 0-3, 9, 10, 12).")
     many = root_cause([cause, *(_closed(rank, 2.0) for rank in range(0, 4000, 2) if rank != 8)])
     assert "1999x connection refused or reset (ranks 0, 2, 4" in many.reason
     assert many.reason.endswith("…).")

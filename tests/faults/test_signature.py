@@ -102,6 +102,7 @@ def test_type_place_and_text_count(change: dict[str, Any]) -> None:
 def test_without_an_exception_the_end_counts() -> None:
     ends = [signature(_failure(exit_code=code)) for code in (None, 1, 2, -9, -11)]
     assert len(set(ends)) == len(ends)
+    assert signature(_failure(exit_code=1, step=5)) == signature(_failure(exit_code=1))
     assert signature(_failure(exit_code=137)) == signature(_failure(exit_code=-9))
 
 

@@ -95,7 +95,7 @@ class JobState:
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken; tests call it after every event."""
-        assert 0 <= self.restarts_used, self
+        assert self.restarts_used >= 0, self
         assert len({w.local_rank for w in self.workers}) == len(self.workers), self
         running = [w for w in self.workers if w.exit_code is None]
         assert bool(running) == (self.phase in (Phase.RUNNING, Phase.STOPPING)), self

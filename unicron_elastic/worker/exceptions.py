@@ -28,9 +28,7 @@ class _Reporter:
         self._previous_hook = sys.excepthook
 
     def hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # A script may call sys.excepthook itself, to print an exception it survived. Only the interpreter calls it
-        # with no Python frame beneath, and then this process is certain to end.
-        self._report(error, trace, is_final=sys._getframe().f_back is None)
+        self._report(error, trace, is_final=_called_by_interpreter())
         self._previous_hook(kind, error, trace)
 
     def at_exit(self) -> None:
@@ -50,6 +48,19 @@ class _Reporter:
             )
         except (OSError, ChannelClosed):
             pass  # no agent to tell; the traceback below still goes to stderr
+
+
+def _called_by_interpreter() -> bool:
+    """Whether the hook runs because an exception ends the process.
+
+    A script may call ``sys.excepthook`` itself, to print an exception it survived. The interpreter calls it with no
+    Python frame beneath; the outermost frame is then the installed hook, ours or one (torch's) that calls ours.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+    hook = sys.excepthook
+    return frame.f_code is getattr(getattr(hook, "__func__", hook), "__code__", None)
 
 
 def propagate(control: Channel) -> None:

@@ -1,4 +1,4 @@
-"""Counts optimizer steps of an unmodified script through torch's global optimizer hook and writes them to the pulse page."""
+"""Counts the optimizer steps of an unmodified script, through torch's global optimizer hook, for the pulse page."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _step_hook(pulse: Pulse, on_first_step: Callable[[int], None]) -> Callable[.
     state = [0, os.getpid()]  # steps reported, and whose they are: a fork of the script is not this worker
     beat = pulse.beat
 
-    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         key = id(optimizer)
         steps = steps_of[key] = steps_of.get(key, 0) + 1
         if steps > state[0] and os.getpid() == state[1]:

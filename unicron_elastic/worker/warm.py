@@ -37,10 +37,9 @@ class _Unfit(Exception):
 def serve(fd: int) -> tuple[int, int]:
     """Preloads, then forks a worker for each request; returns (control fd, pulse fd) in each worker only."""
     channel = Channel.from_fd(fd)
+    with open("/proc/self/comm") as comm:
+        original_name = comm.read().rstrip("\n")
     set_thread_name("unicron-warm")
-    original_comm = "python"
-    with contextlib.suppress(OSError):
-        original_comm = os.path.basename(os.readlink("/proc/self/exe"))
     try:
         modules = _preload(os.environ.pop(PRELOAD, "torch").split(","))
         _check_shadowing(modules)
@@ -58,7 +57,7 @@ def serve(fd: int) -> tuple[int, int]:
             os._exit(0)
         if _fork_worker(channel, message):
             channel.close()
-            set_thread_name(original_comm)
+            set_thread_name(original_name)
             return _become_worker(message, fds)
         close_all(fds)
 
