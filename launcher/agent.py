@@ -22,7 +22,13 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.metrics import prof, put_metric
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, RunProcsResult, SignalException
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    LogsSpecs,
+    PContext,
+    RunProcsResult,
+    SignalException,
+)
 from torch.distributed.elastic.utils import macros
 from unicron_elastic.launcher import failures
 from unicron_elastic.launcher.console import Console, open_console
@@ -50,6 +56,8 @@ KILL_NOW_TIMEOUT_S = 5
 
 class Agent(LocalElasticAgent):  # type: ignore[misc]
     """Drop-in for ``torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent``."""
+
+    _pcontext: PContext | None
 
     def __init__(self, spec: WorkerSpec, logs_specs: LogsSpecs, *args: Any, **kwargs: Any) -> None:
         """Takes torch's arguments, and ``runtime`` and ``options``; without them the environment's options hold."""
@@ -217,9 +225,13 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _start_functions(self, group: WorkerGroup) -> dict[int, Any]:
         # torch starts these as its own children; the mark lets the keeper find them if the agent is killed.
-        os.environ[TOKEN] = self._runtime.processes.token
-        self._runtime.processes.remember(token=self._runtime.processes.token)
-        pids: dict[int, Any] = super()._start_workers(group)
+        token = self._runtime.processes.token
+        self._runtime.processes.remember(token=token)
+        os.environ[TOKEN] = token
+        try:
+            pids: dict[int, Any] = super()._start_workers(group)
+        finally:
+            del os.environ[TOKEN]
         assert self._pcontext is not None
         self._functions = FunctionWatch(
             self._runtime.loop, self._pcontext, group.spec.monitor_interval, self._functions_ended
@@ -327,7 +339,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _signal(self, local_ranks: tuple[int, ...], number: signal.Signals) -> None:
         if isinstance(self._pcontext, WorkersContext):
-            self._pcontext.signal(local_ranks, number)
+            self._pcontext.send_signal(local_ranks, number)
 
     def _wake_at(self, at: float) -> None:
         self._runtime.loop.call_at(at, lambda: self._events.append(events.TimePassed(at=time.monotonic())))

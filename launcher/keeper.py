@@ -23,6 +23,7 @@ from unicron_elastic.worker.linux import become_subreaper, die_with_parent, set_
 __all__ = ["kill_carriers", "main", "remove_if_empty"]
 
 SWEEP_DEADLINE_S = 5.0  # a process in uninterruptible sleep cannot be waited for longer than this
+_TRACKER = b"multiprocessing.resource_tracker"  # ends by itself, and removes named semaphores when it does
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTOU)
 
 
@@ -200,10 +201,15 @@ def _carriers(token: bytes) -> set[int]:
     found = set()
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                if token in file.read():
+            with contextlib.suppress(OSError):
+                if token in _read(f"/proc/{name}/environ") and _TRACKER not in _read(f"/proc/{name}/cmdline"):
                     found.add(int(name))
     return found
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def remove_if_empty(folder: str) -> None:

@@ -1,16 +1,156 @@
+"""The incident ledger: one JSON line for each state of an incident, appended, never rewritten.
+
+An incident is recorded several times while it unfolds, so that a launcher that dies half-way leaves what it knew. The
+last line of an incident counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
 import json
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import fields, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from unicron_elastic.incident import Incident
+
+__all__ = ["FILE_NAME", "Ledger", "default_ledger", "find_ledgers", "read_ledger", "state_folder"]
+
+FILE_NAME = "incidents.jsonl"
+_LONGEST_FOLDER_NAME = 100
 
 
 class Ledger:
-    def __init__(self, path, say):
-        self.path = path
+    """Appends incidents to a file. A ledger that cannot be written is no reason to end a job: it is said once."""
 
-    def record(self, i):
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        open(self.path, "a").write(json.dumps(i.to_json()) + "\n")
+    def __init__(self, path: Path | None, say: Callable[[str], None] = lambda _sentence: None) -> None:
+        self._path = path  # None: nothing is written
+        self._say = say
+        self._has_complained = False
+        self._times: dict[tuple[str, str, int], str] = {}
+
+    def record(self, incident: Incident) -> Incident:
+        """Appends ``incident`` and returns it as written.
+
+        An empty ``time`` becomes the wall clock of the incident's first record, so that all its records agree.
+        """
+        key = (incident.run_id, incident.host, incident.number)
+        if not incident.time:
+            now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+            incident = replace(incident, time=self._times.setdefault(key, now))
+        if self._path is not None:
+            try:
+                _append(self._path, json.dumps(incident.to_json()).encode() + b"\n")
+            except OSError as error:
+                self._complain(error)
+        return incident
+
+    def _complain(self, error: OSError) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            self._say(f"Incidents cannot be recorded in {self._path}: {error.strerror or error}. The job goes on.")
 
 
-def default_ledger(run_id, log_dir):
-    from pathlib import Path
+def _append(path: Path, line: bytes) -> None:
+    """Appends in a single write, so that the launchers of several nodes can share a file. Raises OSError."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o644)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, flags, 0o644)
+    try:
+        if _ends_torn(fd):
+            line = b"\n" + line
+        written = os.write(fd, line)
+        if written < len(line):
+            raise OSError(f"only {written} of {len(line)} bytes could be written; the disk may be full")
+    finally:
+        os.close(fd)
 
-    return (log_dir or Path("/tmp/ledger")) / "incidents.jsonl"
+
+def _ends_torn(fd: int) -> bool:
+    """Whether a writer died in the middle of the last line: the next record must not be lost with it."""
+    size = os.fstat(fd).st_size
+    with contextlib.suppress(OSError):  # a pipe or /dev/stderr has no place to look at
+        return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+    return False
+
+
+def read_ledger(path: Path) -> tuple[list[Incident], list[str]]:
+    """The incidents of a ledger in order of appearance, each as last recorded, and a sentence for each bad line.
+
+    An incident is known by its run, host, number and time: run ids are reused ("none" is torchrun's default) and
+    numbers start again with each launcher, so without the time a later job would hide an earlier one's incidents.
+    Raises OSError.
+    """
+    found: dict[tuple[str, str, int, str], Incident] = {}
+    problems = []
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                incident = _parse(line)
+            except (ValueError, RecursionError) as error:  # RecursionError: absurdly nested JSON
+                problems.append(f"{path}:{number}: {error}")
+                continue
+            found[incident.run_id, incident.host, incident.number, incident.time] = incident
+    return list(found.values()), problems
+
+
+def _parse(line: bytes) -> Incident:
+    """Raises ValueError."""
+    data = json.loads(line)
+    if not isinstance(data, dict):
+        raise ValueError("not an incident record: a JSON object was expected")
+    for field in fields(Incident):
+        if field.name in data and not _fits(data[field.name], str(field.type)):
+            raise ValueError(f"not an incident record: {field.name} must be {field.type}")
+    return Incident.from_json(data)
+
+
+def _fits(value: Any, annotation: str) -> bool:
+    """Whether ``value`` is of the type that ``Incident`` declares for it, so that readers need not doubt it."""
+    if annotation == "tuple[str, ...]":
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    kinds = {"int": (int,), "str": (str,), "float": (int, float), "None": (type(None),)}
+    allowed = tuple(kind for name in annotation.split(" | ") for kind in kinds[name])
+    return isinstance(value, allowed) and not isinstance(value, bool)
+
+
+def find_ledgers(folder: Path) -> list[Path]:
+    """Every ledger in ``folder`` and below, the one written last first."""
+    found = [Path(parent) / FILE_NAME for parent, _, names in os.walk(folder) if FILE_NAME in names]
+    return sorted(found, key=_written_at, reverse=True)
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # removed in this moment, or a dangling link
+        return 0.0
+
+
+def default_ledger(run_id: str, log_dir: Path | None) -> Path:
+    """Where a run's ledger is kept: in ``log_dir``, or in a folder of the run's own in the user's state folder."""
+    if log_dir is not None:
+        return log_dir / FILE_NAME
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id)[:_LONGEST_FOLDER_NAME].lstrip(".")
+    return state_folder() / (name or "run") / FILE_NAME
+
+
+def state_folder() -> Path:
+    """Where this user's ledgers are: ``unicron`` in $XDG_STATE_HOME or ~/.local/state, else in the temporary folder."""
+    state_home = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(state_home):  # a relative one is invalid and to be ignored (XDG base directory specification)
+        return Path(state_home) / "unicron"
+    try:
+        return Path.home() / ".local" / "state" / "unicron"
+    except RuntimeError:  # a container whose user has no home
+        return Path(tempfile.gettempdir()) / f"unicron-{os.getuid()}"

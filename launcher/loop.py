@@ -32,12 +32,12 @@ class Loop:
 
     def on_readable(self, source: _HasFileno, callback: Callable[[], None]) -> None:
         """Calls ``callback`` whenever ``source`` has something to read or was closed by its peer."""
-        self._selector.register(source, selectors.EVENT_READ, callback)  # type: ignore[type-var]
+        self._selector.register(source, selectors.EVENT_READ, callback)
 
     def forget(self, source: _HasFileno) -> None:
         """Undoes ``on_readable``; call it before closing ``source``. Unknown sources are ignored."""
         try:
-            self._selector.unregister(source)  # type: ignore[type-var]
+            self._selector.unregister(source)
         except (KeyError, ValueError):
             pass
 

@@ -42,6 +42,7 @@ class Output:
         self._fd = _own_descriptor(stream)  # None: a stream without one, such as StringIO
         self._kept: deque[bytes] = deque()
         self._is_lost = False  # the reader is gone
+        self._is_flushing = False
         self._lock = threading.RLock()  # re-entrant, because a signal handler may speak while its thread speaks
 
     @property
@@ -55,12 +56,12 @@ class Output:
             self._kept.append(text.encode(self._encoding, "replace"))
             while len(self._kept) > 1 and sum(map(len, self._kept)) > _MOST_KEPT_BYTES:
                 del self._kept[1]  # not the first: the start of it may have been written
-            self._flush()
+            self.flush()
 
     def offer(self, text: str) -> bool:
         """Writes ``text`` if nothing waits and the reader takes it now, else does nothing and returns False."""
         with self._lock:
-            self._flush()
+            self.flush()
             if self._kept or self._is_lost or not self._is_writable(0):
                 return False
             self.write(text)
@@ -71,7 +72,7 @@ class Output:
         with self._lock:
             deadline = time.monotonic() + _PATIENCE_AT_CLOSE_S
             while self._kept and self._is_writable(max(0.0, deadline - time.monotonic())):
-                self._flush()
+                self.flush()
                 if time.monotonic() >= deadline:
                     break
             self._kept.clear()
@@ -79,7 +80,18 @@ class Output:
                 os.close(self._fd)
                 self._fd = None
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Writes as much of what is kept as the reader takes now."""
+        with self._lock:
+            if self._is_flushing:
+                return  # a signal handler spoke during a write: that write's loop will find what it left
+            self._is_flushing = True
+            try:
+                self._write_kept()
+            finally:
+                self._is_flushing = False
+
+    def _write_kept(self) -> None:
         while self._kept and not self._is_lost and self._is_writable(0):
             try:
                 written = self._write_some(self._kept[0])

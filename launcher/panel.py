@@ -18,6 +18,7 @@ from typing import TextIO
 from rich.console import Console as RichConsole
 from rich.text import Text
 
+from unicron_elastic.faults.text import one_line
 from unicron_elastic.launcher.console import PANEL_MIN_ROWS, is_foreground
 from unicron_elastic.launcher.output import Output, stamped
 from unicron_elastic.launcher.view import JobView, WorkerView
@@ -27,7 +28,7 @@ __all__ = ["RESTORE_SEQUENCE", "PanelConsole", "panel_lines"]
 REFRESH_INTERVAL_S = 0.5
 MIN_COLUMNS = 20
 MAX_STATE_LINES = 3
-SLOW_FACTOR = 1.1  # times the median: degraded, by section 4.1 of the Unicron paper
+SLOW_FACTOR = 1.1  # times the median; the Unicron paper takes less for normal fluctuation
 
 _SAVE, _RESTORE = "\x1b7", "\x1b8"  # DECSC, DECRC: the cursor and its colours
 _SCROLL_ALL = f"{_SAVE}\x1b[r{_RESTORE}"  # DECSTBM moves the cursor to the top left
@@ -46,7 +47,7 @@ def panel_lines(view: JobView, width: int) -> list[Text]:
 
 
 def _title(view: JobView, width: int) -> Text:
-    title = Text.assemble("── ", ("unicron", "bold"), f" {_printable(view.job)} ── run {_printable(view.run_id)} ")
+    title = Text.assemble("── ", ("unicron", "bold"), f" {one_line(view.job)} ── run {one_line(view.run_id)} ")
     return title.append("─" * (width - title.cell_len), "dim")
 
 
@@ -81,12 +82,12 @@ def _state_lines(workers: tuple[WorkerView, ...]) -> list[Text]:
     lines = [_state_line(state, [worker for worker in workers if worker.state == state]) for state, _ in own]
     rest = counts[len(own) :]
     if rest:
-        lines.append(Text(", ".join(f"{count} {_printable(state)}" for state, count in rest), "yellow"))
+        lines.append(Text(", ".join(f"{count} {one_line(state)}" for state, count in rest), "yellow"))
     return lines
 
 
 def _state_line(state: str, workers: list[WorkerView]) -> Text:
-    count = f"{len(workers)} worker{'s' if len(workers) != 1 else ''} {_printable(state)}"
+    count = f"{len(workers)} worker{'s' if len(workers) != 1 else ''} {one_line(state)}"
     ranks = _ranges(sorted(worker.rank for worker in workers))
     noun = "rank" if len(workers) == 1 else "ranks"
     return Text.assemble((count, "green" if state == "running" else "yellow"), f"  {noun} {ranks}")
@@ -95,7 +96,7 @@ def _state_line(state: str, workers: list[WorkerView]) -> Text:
 def _incident(view: JobView) -> Text:
     if view.last_incident is None:
         return Text("no incident", "dim")
-    return Text.assemble(("last incident: ", "bold"), _printable(view.last_incident))
+    return Text.assemble(("last incident: ", "bold"), one_line(view.last_incident))
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -113,11 +114,6 @@ def _duration(seconds: float) -> str:
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}"
-
-
-def _printable(text: str) -> str:
-    """On one line, and without escapes that would leave the panel."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 class PanelConsole:
@@ -156,10 +152,11 @@ class PanelConsole:
             # One column stays free: a full line would be broken in two by a terminal that is made narrower.
             lines = [self._ansi(line) for line in panel_lines(view, size.columns - 1)]
             if lines == self._drawn and size == self._size:
-                self._output.write("")  # what could not be said before may be possible now
+                self._output.flush()  # what could not be said before may be possible now
                 return
             height = max(len(lines), self._height)  # never shrinks, so that the script's output does not jump
-            change = "" if (height, size) == (self._height, self._size) else self._unreserve(size) + _reserve(height, size)
+            is_in_place = (height, size) == (self._height, self._size)
+            change = "" if is_in_place else self._unreserve(size) + _reserve(height, size)
             if self._output.offer(change + _paint(lines, height, size)):
                 self._drawn, self._height, self._size = lines, height, size
 

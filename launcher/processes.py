@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -138,6 +139,9 @@ class Processes:
 
     def end(self) -> None:
         """Ends the keeper, which kills all that is left, and waits until it is gone."""
+        if self._channel is not None:
+            with contextlib.suppress(KeeperLost):
+                self.remember(token="")  # what carries the mark and still runs is not ours to end: we were not killed
         if self._channel is not None:
             self._loop.forget(self._channel)
             self._channel.close()

@@ -101,7 +101,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         found: dict[int, WorkerProcess] = self.subprocess_handlers
         return found
 
-    def signal(self, local_ranks: Iterable[int], number: signal.Signals) -> None:
+    def send_signal(self, local_ranks: Iterable[int], number: signal.Signals) -> None:
         """Sends a signal to the process groups of those of these workers that still run."""
         for local_rank in local_ranks:
             worker = self.workers[local_rank]
@@ -179,7 +179,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         worker.control, theirs = Channel.pair()
         worker.control.settimeout(0)
         worker.page = PulsePage()
-        self._runtime.loop.on_readable(worker.control, lambda: self._read_control(worker))
+        self._runtime.loop.on_readable(worker.control, lambda: self._hear(worker))
         return theirs, worker.page
 
     def _runs_our_python(self) -> bool:
@@ -217,6 +217,9 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
                 return
         if len(self._early_exits) < 4096:  # an orphan's exit, or a worker's before its pid was known
             self._early_exits[ended.pid] = ended
+
+    def _hear(self, worker: WorkerProcess) -> None:
+        self._read_control(worker)
 
     def _drain_control(self, worker: WorkerProcess) -> None:
         """Reads what the worker said before it ended, so that its exception is known before its exit."""

@@ -29,13 +29,12 @@ SEND_TIMEOUT_S = 0.5  # the agent reads at once; a stopped agent must not hold u
 def start() -> None:
     """Called once, by ``sitecustomize``: attaches this worker, or serves as the warm process workers fork from."""
     warm_fd = _take_fd(WARM_FD)
-    if warm_fd is not None:
-        from unicron_elastic.worker import warm
+    if warm_fd is None:
+        attach(_take_fd(CONTROL_FD), _take_fd(PULSE_FD))
+        return
+    from unicron_elastic.worker import warm
 
-        control_fd, pulse_fd = warm.serve(warm_fd)  # returns only in a forked worker
-    else:
-        control_fd, pulse_fd = _take_fd(CONTROL_FD), _take_fd(PULSE_FD)
-    attach(control_fd, pulse_fd)
+    attach(*warm.serve(warm_fd))  # returns only in a forked worker
 
 
 def attach(control_fd: int | None, pulse_fd: int | None) -> None:

@@ -26,7 +26,7 @@ def _run_users_sitecustomize() -> None:
     """Imports the sitecustomize that this file hides, if there is one, under its own name."""
     ours = sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise

@@ -1,0 +1,145 @@
+"""``unicron``: what an operator asks beside the running jobs. Imports neither torch nor, for --help, rich."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from unicron_elastic import __version__
+from unicron_elastic.incident import Incident
+from unicron_elastic.launcher.ledger import find_ledgers, read_ledger, state_folder
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="unicron",
+    help="Shows what broke, what it cost and what was done about it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+NOTHING_FOUND, BAD_USAGE = 1, 2
+
+
+@app.callback()
+def _main() -> None:
+    """Keeps the commands under their names even while there are few of them."""
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"unicron-elastic {__version__}")
+
+
+@app.command()
+def incidents(
+    number: Annotated[
+        str | None,
+        typer.Argument(metavar="[NUMBER]", help="Tell the story of this incident of the newest run, or of RUN:NUMBER."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list, or one object for NUMBER.")] = False,
+    log_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Read the ledgers in and below this folder [env: PET_LOG_DIR].")
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Read this ledger alone [env: UNICRON_LEDGER].")
+    ] = None,
+) -> None:
+    """List the incidents of all runs, or tell the story of one.
+
+    Without --ledger or --log-dir, reads where unicron-run writes: UNICRON_LEDGER, else PET_LOG_DIR, else the folder
+    "unicron" in XDG_STATE_HOME or ~/.local/state.
+    """
+    wanted = _parse_number(number)
+    found, source = _load(log_dir, ledger)
+    if wanted is not None:
+        found = _of_newest_run(found, *wanted)
+    if as_json:
+        _print_json(found, one=wanted is not None)
+    if not found:
+        _fail(NOTHING_FOUND, f"No incident {'is' if number is None else f'{number} is'} recorded in {source}.")
+    if not as_json:
+        _print_text(found, one=wanted is not None)
+
+
+def _parse_number(text: str | None) -> tuple[str | None, int] | None:
+    """The run (None: any) and number that ``text`` names; None if there is no text."""
+    if text is None:
+        return None
+    run_id, colon, digits = text.rpartition(":")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 10):
+        _fail(BAD_USAGE, f"{text!r} names no incident; give a number such as 3, or RUN:3.")
+    return run_id if colon else None, int(digits)
+
+
+def _load(log_dir: Path | None, ledger: Path | None) -> tuple[list[Incident], str]:
+    """Every incident there is, and where it was looked for, in words."""
+    if log_dir is not None and ledger is not None:
+        _fail(BAD_USAGE, "Give --ledger or --log-dir, not both.")
+    if log_dir is None and ledger is None:
+        ledger = _path_from("UNICRON_LEDGER")
+        log_dir = _path_from("PET_LOG_DIR") if ledger is None else None
+    if ledger is not None:
+        return _read(ledger), str(ledger)
+    folder = log_dir if log_dir is not None else state_folder()
+    return [incident for path in find_ledgers(folder) for incident in _read(path)], f"the folder {folder}"
+
+
+def _path_from(variable: str) -> Path | None:
+    value = os.environ.get(variable, "")
+    return Path(value) if value else None
+
+
+def _read(path: Path) -> list[Incident]:
+    """The incidents of one ledger; what is wrong with it goes to stderr. A missing one has none: no fault came yet."""
+    try:
+        found, problems = read_ledger(path)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        _fail(BAD_USAGE, f"{path} cannot be read: {error.strerror or error}.")
+    for problem in problems:
+        typer.echo(f"Skipped {problem}", err=True)
+    return found
+
+
+def _of_newest_run(found: list[Incident], run_id: str | None, number: int) -> list[Incident]:
+    """The incidents with this number in the newest run that has it: one for each host, as each node counts its own."""
+    from unicron_elastic.launcher.story import moment_of
+
+    same = [each for each in found if each.number == number and run_id in (None, each.run_id)]
+    same.sort(key=moment_of)
+    of_run = [each for each in same if each.run_id == same[-1].run_id]
+    return list({each.host: each for each in of_run}.values())
+
+
+def _print_json(found: list[Incident], *, one: bool) -> None:
+    if one and len(found) <= 1:
+        data = [incident.to_json() for incident in found]
+        if data:
+            typer.echo(json.dumps(data[0], indent=2))
+    else:
+        typer.echo(json.dumps([incident.to_json() for incident in found], indent=2))
+
+
+def _print_text(found: list[Incident], *, one: bool) -> None:
+    from unicron_elastic.launcher.story import story, table
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    text = "\n".join(story(incident, width) for incident in found) if one else table(found, width)
+    encoding = sys.stdout.encoding or "utf-8"
+    typer.echo(text.encode(encoding, "replace").decode(encoding), nl=False)
+
+
+def _fail(code: int, sentence: str) -> NoReturn:
+    typer.echo(f"unicron: {sentence}", err=True)
+    raise typer.Exit(code)
