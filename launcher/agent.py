@@ -35,8 +35,8 @@ from unicron_elastic.launcher.console import Console, open_console
 from unicron_elastic.launcher.functions import FunctionWatch
 from unicron_elastic.launcher.keeper import remove_if_empty
 from unicron_elastic.launcher.ledger import Ledger, default_ledger
-from unicron_elastic.launcher.membership import MembershipWatch
 from unicron_elastic.launcher.options import Options, from_environment
+from unicron_elastic.launcher.peers import PeerWatch, tell_peers
 from unicron_elastic.launcher.processes import TOKEN, Exit
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.view import JobView, WorkerView
@@ -71,7 +71,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._error: BaseException | None = None
         self._result: RunResult | None = None
         self._return_values: dict[int, Any] = {}
-        self._membership: MembershipWatch | None = None
+        self._peers: PeerWatch | None = None
         self._functions: FunctionWatch | None = None
         self._console: Console = open_console(self._options.console, sys.stderr)
         self._ledger: Ledger | None = None
@@ -101,7 +101,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     # -- torch's hooks ---------------------------------------------------------------------------------------------
 
-    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - torch's signature
         self._begin_runtime()
         self._start_console()
         self._start_generation(restarts_used=0)
@@ -145,7 +145,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         return pids
 
     @prof
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's signature
         # torch waits its default of 30 s here, whatever --shutdown-timeout says.
         self._shutdown(timeout=self._shutdown_timeout)
 
@@ -247,6 +247,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     # -- what happened ---------------------------------------------------------------------------------------------
 
     def _worker_exited(self, worker: WorkerProcess, ended: Exit) -> None:
+        if ended.exit_code != 0 and worker.page is None:
+            self._recall_exception(worker.local_rank, ended.at)
         reading = worker.reading()
         self._events.append(
             events.WorkerExited(
@@ -270,17 +272,29 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         reading = worker.reading()
         at_ns = message.get("at_ns")
         said_at = at_ns / 1e9 if isinstance(at_ns, int) else now
+        at = min(max(said_at, now - 60.0), now)  # the worker's word, within reason
+        return self._failure(worker.local_rank, at, described, reading.step if reading else None)
+
+    def _recall_exception(self, local_rank: int, at: float) -> None:
+        """For a worker without our parts in it: its exception, if the script recorded it for torchrun."""
+        described = failures.recorded_exception(self._pcontext.error_files[local_rank]) if self._pcontext else None
+        if described is not None:
+            failure = self._failure(local_rank, at, described, None)
+            self._events.append(events.WorkerRaised(at=time.monotonic(), failure=failure))
+
+    def _failure(self, local_rank: int, at: float, described: Mapping[str, str], step: int | None) -> Failure:
+        worker = self._worker_group.workers[local_rank]
         return Failure(
-            at=min(max(said_at, now - 60.0), now),
-            rank=self._worker_group.workers[worker.local_rank].global_rank,
-            local_rank=worker.local_rank,
-            pid=worker.pid,
+            at=at,
+            rank=worker.global_rank,
+            local_rank=local_rank,
+            pid=worker.id,
             host=self._state.host,
             exception_type=described.get("type"),
             message=described.get("message"),
             stack=described.get("stack"),
             location=described.get("location"),
-            step=reading.step if reading else None,
+            step=step,
         )
 
     def _functions_ended(self, result: RunProcsResult) -> None:
@@ -291,10 +305,16 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         }
         for worker in sorted(self._worker_group.workers, key=lambda w: w.local_rank not in result.failures):
             failure = result.failures.get(worker.local_rank)
+            if failure is not None:
+                self._recall_exception(worker.local_rank, now)
             code = failure.exitcode if failure else (-signal.SIGTERM if result.is_failed() else 0)
             self._events.append(
                 events.WorkerExited(at=now, ended_at=now, local_rank=worker.local_rank, exit_code=int(code))
             )
+
+    def _peer_failed(self, reason: str) -> None:
+        event = events.PeerFailed(at=time.monotonic(), reason=reason)
+        self._runtime.loop.call_soon(lambda: self._events.append(event))
 
     def _nodes_wait(self, nodes_waiting: int) -> None:
         event = events.MembershipChanged(at=time.monotonic(), nodes_waiting=nodes_waiting)
@@ -321,6 +341,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             case commands.KillWorkers():
                 self._console.say(command.reason)
                 self._signal(command.local_ranks, signal.SIGKILL)
+            case commands.TellPeers():
+                self._tell_peers(command.reason)
             case commands.WakeAt():
                 self._wake_at(command.at)
             case commands.RecordIncident():
@@ -340,6 +362,13 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     def _signal(self, local_ranks: tuple[int, ...], number: signal.Signals) -> None:
         if isinstance(self._pcontext, WorkersContext):
             self._pcontext.send_signal(local_ranks, number)
+
+    def _tell_peers(self, reason: str) -> None:
+        if self._worker_group.group_world_size > 1:
+            try:
+                tell_peers(self._store, f"On {self._state.host}, {reason}")
+            except Exception as error:  # the store's node may be the one that is gone: peers hear of it otherwise
+                self._console.say(f"The other nodes could not be told of the fault: {error}")
 
     def _wake_at(self, at: float) -> None:
         self._runtime.loop.call_at(at, lambda: self._events.append(events.TimePassed(at=time.monotonic())))
@@ -449,15 +478,20 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     def _start_watches(self) -> None:
         spec = self._worker_group.spec
         if getattr(spec.rdzv_handler, "can_grow", True):
-            self._membership = MembershipWatch(
-                spec.rdzv_handler, spec.monitor_interval, self._nodes_wait, self._rendezvous_failed
+            self._peers = PeerWatch(
+                spec.rdzv_handler,
+                self._store,
+                spec.monitor_interval,
+                on_fault=self._peer_failed,
+                on_waiting=self._nodes_wait,
+                on_error=self._rendezvous_failed,
             )
-            self._membership.start()
+            self._peers.start()
 
     def _stop_watches(self) -> None:
-        if self._membership is not None:
-            self._membership.stop()
-            self._membership = None
+        if self._peers is not None:
+            self._peers.stop()
+            self._peers = None
         if self._functions is not None:
             self._functions.stop()
             self._functions = None

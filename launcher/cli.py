@@ -1,4 +1,4 @@
-"""``unicron``: what an operator asks beside the running jobs. Imports neither torch nor, for --help, rich."""
+"""``unicron``: what an operator asks beside the running jobs. Never imports torch: the answer comes in a blink."""
 
 from __future__ import annotations
 

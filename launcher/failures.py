@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from unicron_elastic.faults import Failure, RootCause
 
-__all__ = ["process_failures", "write_error_file"]
+__all__ = ["process_failures", "recorded_exception", "write_error_file"]
 
 
 def write_error_file(path: str, failure: Failure) -> None:
@@ -30,6 +30,20 @@ def write_error_file(path: str, failure: Failure) -> None:
             json.dump(content, file)
     except OSError:
         pass
+
+
+def recorded_exception(path: str) -> dict[str, str] | None:
+    """What ``@record`` wrote to an error file: ``type``, ``message``, ``stack``; None without a readable one."""
+    try:
+        with open(path) as file:
+            content = json.load(file)["message"]
+        if isinstance(content, str):
+            content = {"message": content}
+        kind, _, message = str(content["message"]).partition(": ")
+        stack = str(content.get("extraInfo", {}).get("py_callstack", ""))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return {"type": kind, "message": message, "stack": stack}
 
 
 def process_failures(

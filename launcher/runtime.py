@@ -20,7 +20,7 @@ class Runtime:
         self.options = options
         self.loop = Loop()
         self.on_exit: Callable[[Exit], None] = lambda _exit: None
-        self.processes = Processes(self.loop, lambda ended: self.on_exit(ended))
+        self.processes = Processes(self.loop, lambda ended: self.on_exit(ended))  # noqa: PLW0108 - on_exit changes
         self.warm: WarmProcess | None = None
         self.why_plain: str | None = None  # why workers start plainly, once that is known
 

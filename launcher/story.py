@@ -1,25 +1,25 @@
-"""Incidents as text for people: the table of all and the story of one. Pure, apart from rich's measuring of columns.
+"""Incidents as text for people: the table of all and the story of one. Pure.
 
 Everything reads the same without colour, at 80 columns and in a pipe.
 """
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Iterable
 from datetime import datetime, timezone
 
-from rich import box
-from rich.console import Console as RichConsole
-from rich.table import Table
-
-from unicron_elastic.faults.text import one_line
+from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.incident import PHASES, Incident
 
 __all__ = ["moment_of", "story", "table"]
 
 _DONE = {"restart": "restarted", "fail": "job ended", "": "undecided"}
+_COLUMNS = ("#", "time", "rank", "sev", "status", "done", "total")
+_NUMBERS = ("#", "rank", "total")
+_STATUS = _COLUMNS.index("status")
+_NARROWEST_STATUS = len("status")
+_GAP = "  "
 _BAR_CELLS = 24
 _INDENT = "     "
 
@@ -54,23 +54,23 @@ def _run(incidents: list[Incident], width: int | None) -> str:
 
 
 def _rows(incidents: list[Incident], width: int) -> list[str]:
-    """The heading and one line for each incident, in even columns."""
-    grid = Table(box=box.SIMPLE, show_edge=False, show_header=True, pad_edge=False)
-    for name in ("#", "time", "rank", "severity", "status", "done", "total"):
-        right = name in ("#", "rank", "total")
-        grid.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
-    for each in incidents:
-        severity, done = f"SEV{each.severity}", _DONE.get(each.action, one_line(each.action))
-        grid.add_row(
-            str(each.number), _time(each), _rank(each), severity, one_line(each.status), done, _ms(each.total_ms)
-        )
-    console = RichConsole(
-        file=io.StringIO(), width=width, color_system=None, markup=False, emoji=False, highlight=False
-    )
-    with console.capture() as capture:
-        console.print(grid)
-    heading, _rule, *rows = (line.rstrip() for line in capture.get().rstrip("\n").split("\n"))
-    return [heading, *rows]
+    """The heading and one line for each incident, in even columns of which only the status gives way."""
+    rows = [_COLUMNS, *map(_cells, incidents)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    too_wide = sum(widths) + len(_GAP) * (len(widths) - 1) - width
+    widths[_STATUS] -= min(max(too_wide, 0), widths[_STATUS] - _NARROWEST_STATUS)
+    return [_GAP.join(map(_fitted, row, widths, _COLUMNS)).rstrip() for row in rows]
+
+
+def _cells(incident: Incident) -> tuple[str, ...]:
+    rank = "-" if incident.rank is None else str(incident.rank)
+    done = _DONE.get(incident.action, one_line(incident.action))
+    status = one_line(incident.status)
+    return str(incident.number), _time(incident), rank, f"SEV{incident.severity}", status, done, _ms(incident.total_ms)
+
+
+def _fitted(cell: str, width: int, column: str) -> str:
+    return cell.rjust(width) if column in _NUMBERS else shorten(cell, width).ljust(width)
 
 
 def story(incident: Incident, width: int | None) -> str:
@@ -79,8 +79,8 @@ def story(incident: Incident, width: int | None) -> str:
     lines = [title, "", *_wrapped(one_line(incident.reason), width), ""]
     for name, value in _facts(incident):
         lines += textwrap.wrap(
-            value, _text_width(width), initial_indent=f"  {name:<10}", subsequent_indent=" " * 12
-        ) or [f"  {name:<10}-"]
+            value, _text_width(width), initial_indent=f"  {name:<12}", subsequent_indent=" " * 14
+        ) or [f"  {name:<12}-"]
     lines += ["", "Timeline", *_timeline(incident)]
     if incident.consequences:
         lines += ["", "What other ranks reported because of it"]
@@ -97,7 +97,7 @@ def _facts(incident: Incident) -> list[tuple[str, str]]:
         ("when", _time(incident)),
         ("where", f"{who} of generation {incident.generation}, seen on {incident.host}{step}"),
         ("what", f"{incident.status} (SEV{incident.severity}){code}"),
-        ("noticed by", f" {incident.method}"),
+        ("noticed by", incident.method),
         ("done", f"{done}. {incident.decision}".rstrip()),
         ("restarts", f"{incident.restarts_used} of {incident.max_restarts} used"),
     ]
@@ -107,14 +107,14 @@ def _facts(incident: Incident) -> list[tuple[str, str]]:
 def _timeline(incident: Incident) -> list[str]:
     """Each moment with what its phase took, and a bar that starts where the phase before it ended."""
     total = max((ms for phase in PHASES if (ms := _since_fault(incident, phase)) is not None), default=0.0)
-    lines = [f"  {'':<11}{'phase':>12}{'since fault':>14}"]
+    lines = [f"  {'':<12}{'phase':>12}{'since fault':>14}"]
     for phase in PHASES:
         took, since = incident.phase_ms(phase), _since_fault(incident, phase)
         if since is None:
-            lines.append(f"  {phase.replace('_', ' '):<11}{'-':>12}{'-':>14}")
+            lines.append(f"  {phase.replace('_', ' '):<12}{'-':>12}{'-':>14}")
             continue
         bar = _bar(since - (took or 0.0), since, total) if took is not None else ""
-        row = f"  {phase.replace('_', ' '):<11}{'' if took is None else _ms(took):>12}{_ms(since):>14}  {bar}"
+        row = f"  {phase.replace('_', ' '):<12}{'' if took is None else _ms(took):>12}{_ms(since):>14}  {bar}"
         lines.append(row.rstrip())
     return lines
 
@@ -152,10 +152,6 @@ def _text_width(width: int | None) -> int:
 
 def _time(incident: Incident) -> str:
     return one_line(incident.time)[:19].replace("T", " ") or "-"
-
-
-def _rank(incident: Incident) -> str:
-    return "-" if incident.rank is None else str(incident.rank)
 
 
 def _ms(value: float | None) -> str:

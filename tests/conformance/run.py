@@ -37,7 +37,7 @@ FILES = (
 # etcd and only happen to use it (plugin.py sees to their endpoint).
 COMMON = (('rdzv_backend: str = "etcd"', 'rdzv_backend: str = "c10d"'),)
 
-# The swap: imports, and the paths by which tests mock what they import. The paths not named here lead to torch modules
+# The swap: imports, and the paths by which tests mock what is imported. The other paths they mock lead to torch modules
 # that this project calls, too, so a mock there is met by both.
 SWAP = (
     ("import torch.distributed.run as launch", "import unicron_elastic.launcher.main as launch"),
@@ -46,6 +46,10 @@ SWAP = (
     (
         '"torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent',
         '"unicron_elastic.launcher.agent.Agent',
+    ),
+    (
+        '"torch.distributed.elastic.rendezvous.registry.get_rendezvous_handler"',
+        '"unicron_elastic.launcher.api.rendezvous_handler"',
     ),
 )
 # Single names: a file that imports the one on the left from torch gets the one on the right under the same name.

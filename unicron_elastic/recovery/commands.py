@@ -16,6 +16,7 @@ __all__ = [
     "RecordIncident",
     "StartWorkers",
     "StopWorkers",
+    "TellPeers",
     "WakeAt",
 ]
 
@@ -67,10 +68,19 @@ class RecordIncident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TellPeers:
+    """Let the job's other nodes know of a fault here, so that nobody waits in a collective for a dead rank."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WakeAt:
     """Post ``TimePassed`` at this monotonic time."""
 
     at: float
 
 
-Command: TypeAlias = StopWorkers | KillWorkers | StartWorkers | FinishJob | FailJob | RecordIncident | WakeAt
+Command: TypeAlias = (
+    StopWorkers | KillWorkers | StartWorkers | TellPeers | FinishJob | FailJob | RecordIncident | WakeAt
+)

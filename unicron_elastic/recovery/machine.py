@@ -26,6 +26,7 @@ from unicron_elastic.recovery.commands import (
     RecordIncident,
     StartWorkers,
     StopWorkers,
+    TellPeers,
     WakeAt,
 )
 from unicron_elastic.recovery.events import (
@@ -41,6 +42,9 @@ from unicron_elastic.recovery.events import (
 from unicron_elastic.recovery.policy import OWN_FAULT_EXIT_CODES, Policy, Repeats, count_repeats, judge
 
 __all__ = ["JobState", "Phase", "Worker", "handle"]
+
+
+_SIGTERM_EXIT_CODE = -15
 
 
 class Phase(Enum):
@@ -157,7 +161,7 @@ def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list
     commands: list[Command] = []
     if any(f.failure.local_rank == worker.local_rank for f in state.faults):
         state = _add_exit_code(state, worker.local_rank, event.exit_code)
-    elif event.exit_code != 0 and _is_fault(worker, event):
+    elif event.exit_code != 0 and _is_fault(state.phase, worker, event):
         fault = classify(_failure_at_exit(worker, event))
         state, commands = _fault_noticed(state, fault, event.at, "process supervision")
     if any(w.exit_code is None for w in state.workers):
@@ -170,8 +174,10 @@ def _came_before_stop(worker: Worker, at: float) -> bool:
     return worker.told_to_stop_at is None or at < worker.told_to_stop_at
 
 
-def _is_fault(worker: Worker, event: WorkerExited) -> bool:
+def _is_fault(phase: Phase, worker: Worker, event: WorkerExited) -> bool:
     """A worker told to stop may end as it likes, but not by a crash of its own."""
+    if phase is Phase.STOPPING and event.exit_code == _SIGTERM_EXIT_CODE:
+        return False
     return _came_before_stop(worker, event.ended_at) or event.exit_code in OWN_FAULT_EXIT_CODES
 
 
@@ -201,7 +207,8 @@ def _fault_noticed(state: JobState, fault: Fault, at: float, method: str) -> tup
     if state.phase is not Phase.RUNNING:
         return state, []
     state = _open_incident(state, fault, at, method)
-    return _stop(state, at, fault.reason)
+    state, commands = _stop(state, at, fault.reason)
+    return state, [TellPeers(reason=fault.reason), *commands]
 
 
 def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple[JobState, list[Command]]:
