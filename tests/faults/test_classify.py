@@ -168,7 +168,7 @@ def test_exception_wins_over_exit_code() -> None:
 @pytest.mark.parametrize(
     ("known", "reason"),
     [
-        ({"rank": 1, "exit_code": -9, "step": 120}, "rank 1 was killed by signal 9 (SIGKILL) at step 120."),
+        ({"rank": 1, "exit_code": -9, "step": 120}, "rank 1 was killed by signal 9 (SIGKILL) after 120 steps."),
         (
             {
                 "rank": 0,
@@ -180,7 +180,7 @@ def test_exception_wins_over_exit_code() -> None:
         ),
         (
             {"exception_type": "AssertionError", "message": "", "location": "train.py:9 in <module>", "step": 0},
-            "rank 3 raised AssertionError (train.py:9 in <module>) at step 0.",
+            "rank 3 raised AssertionError (train.py:9 in <module>) before its first step.",
         ),
         ({"exit_code": 7}, "rank 3 exited with code 7."),
         ({"exit_code": 1}, "rank 3 exited with code 1 (usually an unhandled exception)."),
@@ -213,7 +213,7 @@ def test_reason_of_a_long_line_shows_the_words_that_decided() -> None:
     text = "x" * 5_000 + " Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1" + "y" * 5_000
     fault = classify(_failure(exception_type="RuntimeError", message=text, location="train.py:1 in f", step=5))
     assert "raised RuntimeError: Watchdog caught collective operation timeout" in fault.reason
-    assert fault.reason.endswith("… (train.py:1 in f) at step 5.")
+    assert fault.reason.endswith("… (train.py:1 in f) after 5 steps.")
 
 
 def test_reason_never_exceeds_its_limit() -> None:

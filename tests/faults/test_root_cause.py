@@ -34,7 +34,7 @@ def test_killed_rank_is_the_root_though_its_neighbours_reported_earlier() -> Non
     assert found.fault is killed
     assert [fault.failure.rank for fault in found.consequences] == [0, 2, 3]
     assert found.reason == (
-        "rank 1 failed first: it was killed by signal 9 (SIGKILL) at step 120; 3 other ranks followed: "
+        "rank 1 failed first: it was killed by signal 9 (SIGKILL) after 120 steps; 3 other ranks followed: "
         "2x connection refused or reset (ranks 0, 2), 1x collective time-out (rank 3)."
     )
 
@@ -67,13 +67,13 @@ def test_exit_after_a_reported_consequence_is_not_a_cause() -> None:
 def test_the_root_does_not_follow_itself() -> None:
     found = root_cause([_fault(2, 1.0, exception_type="KeyError", message="'x'"), _fault(2, 1.1, exit_code=1)])
     assert len(found.consequences) == 1
-    assert found.reason == "rank 2 failed first: it raised KeyError: 'x'."
+    assert found.reason == "rank 2 raised KeyError: 'x'."
 
 
 def test_one_fault_alone() -> None:
     found = root_cause([_fault(4, 1.0, exit_code=3)])
     assert found.consequences == ()
-    assert found.reason == "rank 4 failed first: it exited with code 3."
+    assert found.reason == "rank 4 exited with code 3."
 
 
 def test_ties_go_to_the_lower_rank() -> None:

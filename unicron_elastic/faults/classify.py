@@ -104,8 +104,13 @@ def _excerpt(text: str, match: re.Match[str] | None) -> str:
 def _reason(failure: Failure, excerpt: str) -> str:
     head = f"rank {failure.rank} {_what_happened(failure, excerpt)}"
     place = shorten(one_line(failure.location or ""), _LONGEST_PLACE)
-    step = f" at step {failure.step}" if failure.step is not None else ""
-    return shorten(f"{head}{f' ({place})' if place else ''}{step}", _LONGEST_REASON - 1) + "."
+    return shorten(f"{head}{f' ({place})' if place else ''}{_progress(failure.step)}", _LONGEST_REASON - 1) + "."
+
+
+def _progress(step: int | None) -> str:
+    if step is None:
+        return ""
+    return {0: " before its first step", 1: " after 1 step"}.get(step, f" after {step} steps")
 
 
 def _what_happened(failure: Failure, excerpt: str) -> str:

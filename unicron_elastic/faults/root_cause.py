@@ -57,7 +57,7 @@ def _reason(root: Fault, others: Sequence[Fault]) -> str:
         head = f"rank {rank} failed first: it {what}"
     followers = [fault for fault in _first_of_each_rank(others) if fault.failure.rank != rank]
     if not followers:
-        return f"{head}."
+        return f"{head}." if root.is_consequence else root.reason
     noun = "other rank" if len(followers) == 1 else "other ranks"
     return f"{head}; {len(followers)} {noun} followed: {_by_status(followers)}."
 

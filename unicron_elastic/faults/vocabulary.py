@@ -98,7 +98,8 @@ class Failure:
     `at` is in monotonic seconds of the host that noticed. `exit_code` is negative for a signal, as `subprocess` has it,
     and None while the process has not exited. `exception_type` is the qualified name ("torch.OutOfMemoryError"; no
     "builtins."). `stack` is the formatted traceback. `location` is the innermost frame of the user's code, such as
-    "train.py:88 in step". `step` is the optimizer step the worker was in.
+    "train.py:88 in step". `step` counts the optimizer steps that the worker
+    had done since it started.
     """
 
     at: float

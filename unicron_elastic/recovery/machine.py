@@ -266,13 +266,15 @@ def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     cause = root_cause(state.faults)
     repeats = count_repeats(state.repeats, cause)
     verdict = judge(state.policy, state.restarts_used, repeats, tuple(f.failure for f in state.faults))
+    was_told = state.incident is not None and state.incident.reason == cause.reason
     incident = _judged(state.incident, cause, at, "restart" if verdict.restart else "fail", verdict.reason)
     state = replace(state, repeats=repeats, incident=incident if verdict.restart else None)
     recorded: list[Command] = [] if incident is None else [RecordIncident(incident=incident)]
     reason = f"{cause.reason} {verdict.reason}"
     if verdict.restart:
         state = replace(state, phase=Phase.IDLE)
-        return state, [*recorded, StartWorkers(restarts_used=verdict.restarts_used, reason=reason)]
+        said = verdict.reason if was_told else reason  # stopping the workers said the rest already
+        return state, [*recorded, StartWorkers(restarts_used=verdict.restarts_used, reason=said)]
     return replace(state, phase=Phase.FINISHED), [*recorded, FailJob(cause=cause, reason=reason)]
 
 
