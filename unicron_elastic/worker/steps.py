@@ -34,18 +34,24 @@ def count_steps(pulse: Pulse, on_first_step: Callable[[int], None]) -> None:
 
 def _step_hook(pulse: Pulse, on_first_step: Callable[[int], None]) -> Callable[..., None]:
     steps_of: dict[int, int] = {}
-    state = [0, os.getpid()]  # steps reported, and whose they are: a fork of the script is not this worker
+    most = 0
     beat = pulse.beat
 
     def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        nonlocal most
         key = id(optimizer)
         steps = steps_of[key] = steps_of.get(key, 0) + 1
-        if steps > state[0] and os.getpid() == state[1]:
-            state[0] = steps
+        if steps > most:
+            most = steps
             beat(steps)
             if steps == 1:
                 on_first_step(steps)
 
+    def fall_silent() -> None:
+        nonlocal beat, on_first_step
+        beat = on_first_step = lambda _steps: None
+
+    os.register_at_fork(after_in_child=fall_silent)  # a process that the script forks is not this worker
     return after_step
 
 
