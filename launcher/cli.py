@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from unicron_elastic.launcher.ledger import find_ledgers, read_ledger, state_folder
 
 from unicron_elastic import __version__
 from unicron_elastic.incident import Incident
-from unicron_elastic.launcher.ledger import find_ledgers, read_ledger, state_folder
 
 __all__ = ["app"]
 
@@ -76,7 +76,7 @@ def _parse_number(text: str | None) -> tuple[str | None, int] | None:
     if text is None:
         return None
     run_id, colon, digits = text.rpartition(":")
-    if not (digits.isascii() and digits.isdecimal() and len(digits) < 10):
+    if not (digits.isdecimal() and len(digits) < 10):
         _fail(BAD_USAGE, f"{text!r} names no incident; give a number such as 3, or RUN:3.")
     return run_id if colon else None, int(digits)
 

@@ -1,18 +1,16 @@
-"""Text to people that can neither block nor end the one who writes it.
+"""Text to people that can neither hold up nor end the one who writes it.
 
 A terminal stopped with Ctrl-S, a pager nobody scrolls and a sleeping laptop at the far end of ssh all stop reading.
-An agent that waited for them would not see the next fault. So what cannot be written now is kept and tried again at
-the next write, and once the reader is gone nothing more is said.
+An agent that waited for them would not see the next fault, so a thread does the writing. O_NONBLOCK is no way out: it
+would reach the workers and the shell, which share the descriptor, and it cuts a write in two where the buffer is
+full, after which a script's output would land in the middle of an escape sequence.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
-import stat
 import threading
-import time
 from collections import deque
 from datetime import datetime
 from typing import TextIO
@@ -20,6 +18,7 @@ from typing import TextIO
 __all__ = ["Output", "stamped"]
 
 _MOST_KEPT_BYTES = 1 << 20
+_PATIENCE_S = 0.05  # once per stall, so that what others write to the same place comes after what we wrote first
 _PATIENCE_AT_CLOSE_S = 1.0
 
 
@@ -34,16 +33,18 @@ def _printable(line: str) -> str:
 
 
 class Output:
-    """A text stream that never blocks, never raises and is safe to use from any thread and from signal handlers."""
+    """A text stream that never blocks for long, never raises and may be used from any thread and signal handler."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self._fd = _own_descriptor(stream)  # None: a stream without one, such as StringIO
-        self._kept: deque[bytes] = deque()
+        self._kept: deque[bytes] = deque()  # the first is being written
         self._is_lost = False  # the reader is gone
-        self._is_flushing = False
-        self._lock = threading.RLock()  # re-entrant, because a signal handler may speak while its thread speaks
+        self._is_stalled = False  # the reader does not read
+        self._is_closing = False
+        self._changed = threading.Condition()  # re-entrant: a signal handler may speak while its thread speaks
+        self._thread: threading.Thread | None = None
 
     @property
     def fd(self) -> int | None:
@@ -51,88 +52,89 @@ class Output:
         return self._fd
 
     def write(self, text: str) -> None:
-        """Writes ``text`` in one piece where the reader takes it, else as soon as it does."""
-        with self._lock:
+        """Writes ``text`` in one piece, now or as soon as the reader takes it."""
+        with self._changed:
+            if self._is_lost:
+                return
+            if self._fd is None:
+                self._write_to_stream(text)
+                return
             self._kept.append(text.encode(self._encoding, "replace"))
-            while len(self._kept) > 1 and sum(map(len, self._kept)) > _MOST_KEPT_BYTES:
-                del self._kept[1]  # not the first: the start of it may have been written
-            self.flush()
+            while len(self._kept) > 2 and sum(map(len, self._kept)) > _MOST_KEPT_BYTES:
+                del self._kept[1]
+            self._hand_over()
 
     def offer(self, text: str) -> bool:
-        """Writes ``text`` if nothing waits and the reader takes it now, else does nothing and returns False."""
-        with self._lock:
-            self.flush()
-            if self._kept or self._is_lost or not self._is_writable(0):
+        """Writes ``text`` if nothing written before still waits for the reader, else does nothing: False."""
+        with self._changed:
+            if self._kept or self._is_lost:
                 return False
             self.write(text)
             return True
 
     def close(self) -> None:
-        """Writes what is kept, waiting at most a second; a later ``write`` goes straight to the stream."""
-        with self._lock:
-            deadline = time.monotonic() + _PATIENCE_AT_CLOSE_S
-            while self._kept and self._is_writable(max(0.0, deadline - time.monotonic())):
-                self.flush()
-                if time.monotonic() >= deadline:
-                    break
-            self._kept.clear()
-            if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None
+        """Waits at most a second for the reader; a later ``write`` goes straight to the stream."""
+        with self._changed:
+            if self._fd is None or (self._is_lost and self._kept):
+                return
+            if not self._changed.wait_for(lambda: not self._kept, _PATIENCE_AT_CLOSE_S):
+                self._is_lost = True  # the thread still writes: leave it the descriptor, and say nothing more
+                return
+            self._is_closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        os.close(self._fd)
+        self._fd = None
 
-    def flush(self) -> None:
-        """Writes as much of what is kept as the reader takes now."""
-        with self._lock:
-            if self._is_flushing:
-                return  # a signal handler spoke during a write: that write's loop will find what it left
-            self._is_flushing = True
-            try:
-                self._write_kept()
-            finally:
-                self._is_flushing = False
+    def _hand_over(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_kept, name="unicron-output", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+        if not self._is_stalled:
+            self._is_stalled = not self._changed.wait_for(lambda: not self._kept, _PATIENCE_S)
 
     def _write_kept(self) -> None:
-        while self._kept and not self._is_lost and self._is_writable(0):
-            try:
-                written = self._write_some(self._kept[0])
-            except BlockingIOError:
-                return
-            except (OSError, ValueError):  # ValueError: the stream was closed
-                self._is_lost = True
-                self._kept.clear()
-                return
-            if written < len(self._kept[0]):
-                self._kept[0] = self._kept[0][written:]
-            else:
+        """The thread: writes what is kept until ``close``."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._kept or self._is_closing)
+                if not self._kept:
+                    return
+                data = self._kept[0]
+            is_written = self._write_all(data)
+            with self._changed:
                 self._kept.popleft()
+                if not is_written:
+                    self._is_lost = True
+                    self._kept.clear()
+                self._is_stalled = self._is_stalled and bool(self._kept)
+                self._changed.notify_all()
 
-    def _write_some(self, data: bytes) -> int:
-        if self._fd is not None:
-            return os.write(self._fd, data)
-        self._stream.write(data.decode(self._encoding))
-        self._stream.flush()
-        return len(data)
+    def _write_all(self, data: bytes) -> bool:
+        assert self._fd is not None
+        try:
+            while data:
+                try:
+                    data = data[os.write(self._fd, data) :]
+                except BlockingIOError:  # somebody else made the descriptor so
+                    select.select([], [self._fd], [])
+        except (OSError, ValueError):  # ValueError: a descriptor too large for select
+            return False
+        return True
 
-    def _is_writable(self, timeout_s: float) -> bool:
-        if self._fd is None:
-            return True
-        poll = select.poll()
-        poll.register(self._fd, select.POLLOUT)
-        return bool(poll.poll(timeout_s * 1e3))  # an error counts: the write will find out what it is
+    def _write_to_stream(self, text: str) -> None:
+        try:
+            self._stream.write(text.encode(self._encoding, "replace").decode(self._encoding))
+            self._stream.flush()
+        except (OSError, ValueError):  # ValueError: the stream was closed
+            self._is_lost = True
 
 
 def _own_descriptor(stream: TextIO) -> int | None:
-    """A descriptor of our own for what ``stream`` writes to.
-
-    It is opened anew where that is possible, because O_NONBLOCK on an inherited one would reach the worker processes
-    and the shell, which share it. A regular file is not: its new descriptor would start to write at its beginning.
-    """
+    """A descriptor of our own, because ``stream`` may be closed and its number used again before we are done."""
     try:
-        fd = stream.fileno()
-        mode = os.fstat(fd).st_mode
+        return os.dup(stream.fileno())
     except (OSError, ValueError, AttributeError):
         return None
-    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
-        with contextlib.suppress(OSError):  # a terminal of another user (su), a pipe without a reader
-            return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
-    return os.dup(fd)

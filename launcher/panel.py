@@ -17,11 +17,11 @@ from typing import TextIO
 
 from rich.console import Console as RichConsole
 from rich.text import Text
-
-from unicron_elastic.faults.text import one_line
 from unicron_elastic.launcher.console import PANEL_MIN_ROWS, is_foreground
 from unicron_elastic.launcher.output import Output, stamped
 from unicron_elastic.launcher.view import JobView, WorkerView
+
+from unicron_elastic.faults.text import one_line
 
 __all__ = ["RESTORE_SEQUENCE", "PanelConsole", "panel_lines"]
 
@@ -146,13 +146,12 @@ class PanelConsole:
         """Draws the panel if it, or the size of the terminal, has changed since the last time."""
         with self._lock:
             size = self._terminal_size()
-            if size is None or size.lines < PANEL_MIN_ROWS or size.columns < MIN_COLUMNS or not self._is_ours():
+            if size is None or size.lines < PANEL_MIN_ROWS or size.columns < MIN_COLUMNS:
                 self._withdraw(size)
                 return
             # One column stays free: a full line would be broken in two by a terminal that is made narrower.
             lines = [self._ansi(line) for line in panel_lines(view, size.columns - 1)]
             if lines == self._drawn and size == self._size:
-                self._output.flush()  # what could not be said before may be possible now
                 return
             height = max(len(lines), self._height)  # never shrinks, so that the script's output does not jump
             is_in_place = (height, size) == (self._height, self._size)

@@ -33,7 +33,7 @@ def moment_of(incident: Incident) -> datetime:
 
 
 def table(incidents: Iterable[Incident], width: int | None) -> str:
-    """All incidents grouped by run, the newest run last. ``width`` None: reasons stay on one line, for grep."""
+    """All incidents grouped by run, the newest run last. ``width`` None: nothing is wrapped or cut, for grep."""
     runs: dict[str, list[Incident]] = {}
     for incident in sorted(incidents, key=lambda each: (moment_of(each), each.number)):
         runs[incident.run_id] = [*runs.pop(incident.run_id, []), incident]  # moved to the end: it is the newest so far
@@ -45,7 +45,7 @@ def _run(incidents: list[Incident], width: int | None) -> str:
     hosts = {incident.host for incident in incidents}
     count = f"{len(incidents)} incident{'s' if len(incidents) != 1 else ''}"
     where = f"on {one_line(last.host)}" if len(hosts) == 1 else f"on {len(hosts)} hosts"
-    heading, *rows = _rows(incidents, max(width or 80, 80))
+    heading, *rows = _rows(incidents, width)
     lines = [f"Run {one_line(last.run_id)}: {one_line(last.job)}, {count} {where}", heading]
     for incident, row in zip(incidents, rows, strict=True):
         host = f"{one_line(incident.host)}: " if len(hosts) > 1 else ""
@@ -53,12 +53,13 @@ def _run(incidents: list[Incident], width: int | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rows(incidents: list[Incident], width: int) -> list[str]:
+def _rows(incidents: list[Incident], width: int | None) -> list[str]:
     """The heading and one line for each incident, in even columns of which only the status gives way."""
     rows = [_COLUMNS, *map(_cells, incidents)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    too_wide = sum(widths) + len(_GAP) * (len(widths) - 1) - width
-    widths[_STATUS] -= min(max(too_wide, 0), widths[_STATUS] - _NARROWEST_STATUS)
+    if width is not None:
+        too_wide = sum(widths) + len(_GAP) * (len(widths) - 1) - width
+        widths[_STATUS] -= min(max(too_wide, 0), widths[_STATUS] - _NARROWEST_STATUS)
     return [_GAP.join(map(_fitted, row, widths, _COLUMNS)).rstrip() for row in rows]
 
 
@@ -157,4 +158,4 @@ def _time(incident: Incident) -> str:
 def _ms(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:,.1f} ms" if abs(value) < 100 else f"{value:,.0f} ms"
+    return f"{value:,.1f} ms" if abs(value) < 99.95 else f"{value:,.0f} ms"

@@ -5,8 +5,13 @@ from __future__ import annotations
 import socket
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, Store, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
 
 __all__ = ["LocalRendezvous"]
 
@@ -42,9 +47,14 @@ class LocalRendezvous(RendezvousHandler):  # type: ignore[misc]
         return self._backend
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Opens the next generation's store. Raises torch's DistNetworkError if a given port is in use."""
+        """Opens the next generation's store. Raises RendezvousConnectionError if a given port cannot be used."""
         self._store = None  # a store on a fixed port must be gone before the next one can bind it
-        self._store = TCPStore("0.0.0.0", self._port, None, True, self._timeout, wait_for_workers=False)
+        try:
+            self._store = TCPStore("0.0.0.0", self._port, None, True, self._timeout, wait_for_workers=False)
+        except DistNetworkError as error:
+            raise RendezvousConnectionError(
+                f"port {self._port} cannot be listened on (--master-port): {str(error).partition(chr(10))[0]}"
+            ) from error
         self._round += 1
         info = RendezvousStoreInfo(self._host, self._store.port)
         return RendezvousInfo(PrefixStore(f"unicron/{self._round}", self._store), 0, 1, info)

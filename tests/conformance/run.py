@@ -108,8 +108,9 @@ def is_swapped(source: Path) -> bool:
 class Suite:
     """A temporary copy of the test files, as they are run against one side."""
 
-    def __init__(self, tests: Path, side: str, folder: Path) -> None:
+    def __init__(self, tests: Path, side: str, folder: Path, is_verbose: bool) -> None:
         self._folder = folder
+        self._is_verbose = is_verbose
         for source in tests.iterdir():
             if source.name in ("launcher", "elastic"):
                 shutil.copytree(source, folder / source.name)
@@ -123,7 +124,6 @@ class Suite:
         while (stuck := self._run_once(file, expression, limit_s, results)) is not None:
             results[stuck] = Outcome(FAILED, 0.0, "pytest died or got stuck here")
             if stuck == file:  # outside of any test: the file cannot even be imported
-                print(self._tail(), file=sys.stderr)
                 break
         return results
 
@@ -134,15 +134,17 @@ class Suite:
         command = [sys.executable, "-m", "pytest", file, "-q", "--tb=short", "-k", expression, "-p", "no:cacheprovider"]
         command += [f"--rootdir={self._folder}", f"--timeout={limit_s}", "--timeout-method=signal"]
         command += [f"--deselect={test}" for test in results]
-        env = {**os.environ, "CONFORMANCE_JOURNAL": str(journal)}
-        with (self._folder / "output").open("wb") as output:
-            pytest = subprocess.Popen(
-                command, cwd=self._folder, env=env, stdout=output, stderr=output, start_new_session=True
-            )
-            try:
-                self._wait(pytest, journal, limit_s * STALL_FACTOR)
-            finally:
-                kill_group(pytest)
+        scratch = self._folder / "tmp"  # torchrun leaves its log folders behind
+        scratch.mkdir(exist_ok=True)
+        env = {**os.environ, "CONFORMANCE_JOURNAL": str(journal), "TMPDIR": str(scratch)}
+        output = None if self._is_verbose else subprocess.DEVNULL
+        pytest = subprocess.Popen(
+            command, cwd=self._folder, env=env, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            self._wait(pytest, journal, limit_s * STALL_FACTOR)
+        finally:
+            kill_group(pytest)
         stuck: str | None = file
         for entry in entries(journal):
             stuck = entry["at"]
@@ -164,9 +166,6 @@ class Suite:
             ended = any(entry["at"] is None for entry in entries(journal))
             if ended or now - changed > stall_s:
                 return
-
-    def _tail(self) -> str:
-        return (self._folder / "output").read_text(errors="replace")[-4000:]
 
 
 def entries(journal: Path) -> Iterator[dict[str, Any]]:
@@ -219,6 +218,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="OUT", help="write every test's outcome and time there")
     parser.add_argument("-k", default="not etcd", metavar="EXPR", help="which tests, as in pytest (default: not etcd)")
     parser.add_argument("--timeout", type=float, default=100.0, metavar="S", help="limit for one test (default: 100)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show what pytest prints")
     return parser.parse_args(argv)
 
 
@@ -230,7 +230,7 @@ def main(argv: list[str] | None = None) -> int:
     for side in SIDES if args.against == "both" else (args.against,):
         sides[side] = {}
         with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
-            suite = Suite(args.tests, side, Path(folder))
+            suite = Suite(args.tests, side, Path(folder), args.verbose)
             for file in files:
                 if side == "torch" or is_swapped(args.tests / file):
                     sides[side][file] = suite.run(file, args.k, args.timeout)

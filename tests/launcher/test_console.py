@@ -1,3 +1,4 @@
+import contextlib
 import fcntl
 import io
 import os
@@ -5,9 +6,9 @@ import re
 import sys
 import termios
 import threading
+import time
 
 import pytest
-
 from unicron_elastic.launcher.console import PlainConsole, SilentConsole, open_console
 from unicron_elastic.launcher.output import Output, stamped
 from unicron_elastic.launcher.panel import PanelConsole
@@ -23,12 +24,11 @@ def pipe():
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """A terminal of 80 x 24 as stderr and stdout; returns its stream."""
+    """A stream to a terminal of 80 x 24."""
     monkeypatch.setenv("TERM", "xterm")
     master, slave = os.openpty()
-    termios.tcsetwinsize(slave, (24, 80)) if sys.version_info >= (3, 11) else _set_size(slave, 24, 80)
+    _set_size(slave, 24, 80)
     with open(slave, "w") as stream:
-        monkeypatch.setattr(sys, "stdout", stream)
         yield stream
     os.close(master)
 
@@ -37,8 +37,10 @@ def _set_size(fd, rows, columns):
     fcntl.ioctl(fd, termios.TIOCSWINSZ, rows.to_bytes(2, sys.byteorder) + columns.to_bytes(2, sys.byteorder) + bytes(4))
 
 
-def _opened(mode, stream):
-    console = open_console(mode, stream)
+def _opened(mode, stream, stdout=None):
+    """The kind of console that is opened where stderr is ``stream``, and stdout as well unless told otherwise."""
+    with contextlib.redirect_stdout(stdout or stream):
+        console = open_console(mode, stream)
     console.close()
     return type(console)
 
@@ -95,10 +97,9 @@ def test_a_low_terminal_gets_plain_lines(terminal, rows, console):
     assert _opened("auto", terminal) is console
 
 
-def test_a_redirected_stdout_gets_plain_lines_unless_a_panel_is_asked_for(terminal, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert _opened("auto", terminal) is PlainConsole
-    assert _opened("panel", terminal) is PanelConsole
+def test_a_redirected_stdout_gets_plain_lines_unless_a_panel_is_asked_for(terminal):
+    assert _opened("auto", terminal, io.StringIO()) is PlainConsole
+    assert _opened("panel", terminal, io.StringIO()) is PanelConsole
 
 
 def test_a_background_job_leaves_the_terminal_to_the_shell(terminal, monkeypatch):
@@ -112,8 +113,10 @@ def test_a_reader_that_went_away_is_no_error(pipe):
     reader.close()
     console.say("one")
     console.say("two")
+    before = time.monotonic()
     console.close()
     console.say("three")
+    assert time.monotonic() - before < 0.9  # there is nobody to wait for
 
 
 def test_a_closed_stream_is_no_error():
@@ -133,7 +136,6 @@ def test_a_reader_that_does_not_read_blocks_nobody_and_loses_nothing(pipe):
     received = b""
     while len(received) < sum(map(len, lines)):
         received += reader.read(1 << 16)
-        output.flush()
     assert received.decode() == "".join(lines)
 
 
@@ -142,6 +144,32 @@ def test_what_is_kept_for_a_reader_that_never_reads_is_bounded(pipe):
     for _ in range(100):
         output.write("x" * 100_000)
     assert sum(map(len, output._kept)) < 2_000_000
+
+
+def test_a_reader_that_never_reads_costs_little_time(pipe):
+    output = Output(pipe[1])
+    before = time.monotonic()
+    for _ in range(1000):
+        output.write("x" * 1000)
+    assert time.monotonic() - before < 1  # a pause for each line would make 50 s
+
+
+def test_close_gives_up_on_a_reader_that_never_reads(pipe):
+    console = PlainConsole(pipe[1])
+    console.say("x" * 1_000_000)
+    console.close()
+    console.say("y" * 1_000_000)
+    console.close()
+
+
+def test_a_stream_that_somebody_made_nonblocking_gets_everything(pipe):
+    reader, writer = pipe
+    os.set_blocking(writer.fileno(), False)
+    output = Output(writer)
+    output.write("x" * 200_000)
+    received = 0
+    while received < 200_000:
+        received += len(reader.read(1 << 16))
 
 
 def test_the_stream_itself_stays_blocking(pipe):

@@ -12,6 +12,7 @@ is in.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -39,12 +40,9 @@ from unicron_elastic.recovery.events import (
     WorkerRaised,
     WorkersStarted,
 )
-from unicron_elastic.recovery.policy import OWN_FAULT_EXIT_CODES, Policy, Repeats, count_repeats, judge
+from unicron_elastic.recovery.policy import Policy, Repeats, count_repeats, judge
 
 __all__ = ["JobState", "Phase", "Worker", "handle"]
-
-
-_SIGTERM_EXIT_CODE = -15
 
 
 class Phase(Enum):
@@ -66,6 +64,7 @@ class Worker:
     exit_code: int | None = None  # None: running
     raised: Failure | None = None  # the exception it said it is ending with
     told_to_stop_at: float | None = None  # when SIGTERM was decided; what it does after that is no fault
+    was_killed: bool = False  # we sent SIGKILL
     has_stepped: bool = False
 
 
@@ -163,7 +162,11 @@ def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list
         state = _add_exit_code(state, worker.local_rank, event.exit_code)
     elif event.exit_code != 0 and _is_fault(state.phase, worker, event):
         fault = classify(_failure_at_exit(worker, event))
+        was_stopping = state.phase is Phase.STOPPING
         state, commands = _fault_noticed(state, fault, event.at, "process supervision")
+        if was_stopping:
+            # Not its own end but a peer's: there is nothing left for it to tell, and it may take long to tear down.
+            state, commands = _stop_raised(state, event.at, fault.reason)
     if any(w.exit_code is None for w in state.workers):
         return state, commands
     state, more = _all_ended(state, event.at)
@@ -175,10 +178,17 @@ def _came_before_stop(worker: Worker, at: float) -> bool:
 
 
 def _is_fault(phase: Phase, worker: Worker, event: WorkerExited) -> bool:
-    """A worker told to stop may end as it likes, but not by a crash of its own."""
-    if phase is Phase.STOPPING and event.exit_code == _SIGTERM_EXIT_CODE:
+    """A worker told to stop may end as it likes, but not by a signal that we did not send.
+
+    The kernel tells of a killed process only when its memory is freed, milliseconds after its sockets closed: the
+    errors of its peers, and so our SIGTERM, often come first.
+    """
+    if phase is Phase.STOPPING and event.exit_code == -signal.SIGTERM:
         return False
-    return _came_before_stop(worker, event.ended_at) or event.exit_code in OWN_FAULT_EXIT_CODES
+    if _came_before_stop(worker, event.ended_at):
+        return True
+    ours = -signal.SIGKILL if worker.was_killed else -signal.SIGTERM
+    return event.exit_code < 0 and event.exit_code != ours
 
 
 def _failure_at_exit(worker: Worker, event: WorkerExited) -> Failure:
@@ -239,14 +249,20 @@ def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Com
     assert state.kill_at is not None
     if event.at >= state.kill_at:
         reason = f"{_workers(left)} did not end within {state.policy.stop_timeout_s:g} s of SIGTERM: SIGKILL."
-        return state, [KillWorkers(local_ranks=left, reason=reason)]
+        workers = tuple(replace(w, was_killed=True) if w.local_rank in left else w for w in state.workers)
+        return replace(state, workers=workers), [KillWorkers(local_ranks=left, reason=reason)]
     if state.teardown_at is not None and event.at >= state.teardown_at:
-        hanging = tuple(r for r in left if state.worker(r).told_to_stop_at is None)
-        state = replace(_told_to_stop(state, hanging, event.at), teardown_at=None)
-        if hanging:
-            reason = f"{_workers(hanging)} raised an exception but did not end by itself: SIGTERM."
-            return state, [StopWorkers(local_ranks=hanging, reason=reason)]
+        return _stop_raised(state, event.at, "An exception was raised long ago.")
     return state, []
+
+
+def _stop_raised(state: JobState, at: float, why: str) -> tuple[JobState, list[Command]]:
+    """Ends workers that raised an exception and were left to tear down by themselves."""
+    raised = tuple(w.local_rank for w in state.workers if w.exit_code is None and w.told_to_stop_at is None)
+    state = replace(_told_to_stop(state, raised, at), teardown_at=None)
+    if not raised:
+        return state, []
+    return state, [StopWorkers(local_ranks=raised, reason=f"{why} {_workers(raised)} gets SIGTERM in its teardown.")]
 
 
 def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from unicron_elastic.faults import Failure, RootCause, Severity, signature
 
-__all__ = ["OWN_FAULT_EXIT_CODES", "Policy", "Repeats", "Verdict", "count_repeats", "judge"]
+__all__ = ["Policy", "Repeats", "Verdict", "count_repeats", "judge"]
 
 DO_NOT_RESTART_EXIT_CODE = 93  # nvidia-resiliency-ext's convention for "do not requeue"
 # Signals a program raises by its own fault. SIGKILL and SIGTERM come from outside and prove no bug in the script.
-OWN_FAULT_EXIT_CODES = frozenset({-4, -6, -7, -8, -11})  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
+_OWN_FAULT_EXIT_CODES = frozenset({-4, -6, -7, -8, -11})  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,4 +90,4 @@ def _is_own_fault(failure: Failure) -> bool:
     if failure.exception_type is not None:
         return True
     code = failure.exit_code
-    return code is not None and (code > 0 or code in OWN_FAULT_EXIT_CODES)
+    return code is not None and (code > 0 or code in _OWN_FAULT_EXIT_CODES)

@@ -15,7 +15,7 @@ import random
 import signal
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
 from unicron_elastic.worker.linux import die_with_parent, set_thread_name
@@ -46,20 +46,42 @@ def serve(fd: int) -> tuple[int, int]:
         gc.collect()
         gc.freeze()  # the collector then leaves these pages shared between the workers
         _try_fork()
-    except _Unfit as unfit:
-        channel.send({"unfit": str(unfit)})
-        os._exit(0)
-    channel.send({"ready": os.getpid()})
+    except BaseException as error:  # whatever it is, this process must never go on to the script
+        reason = str(error) if isinstance(error, _Unfit) else f"{type(error).__name__}: {error}"
+        _send_and_exit(channel, {"unfit": reason})
+    _send(channel, {"ready": os.getpid()})
+    message, fds = _fork_workers(channel)
+    try:
+        channel.close()
+        set_thread_name(original_name)
+        return _become_worker(message, fds)
+    except BaseException as error:
+        sys.stderr.write(f"unicron: this worker could not be set up: {type(error).__name__}: {error}\n")
+        os._exit(1)
+
+
+def _fork_workers(channel: Channel) -> tuple[Message, list[int]]:
+    """Forks a worker for each request until the agent is gone; returns, in each worker, what it is to be."""
     while True:
         try:
             message, fds = channel.receive()
-        except ChannelClosed:
+            if _fork_worker(channel, message):
+                return message, fds
+            close_all(fds)
+        except BaseException:  # ChannelClosed at the end; a signal sent to all processes of the job
             os._exit(0)
-        if _fork_worker(channel, message):
-            channel.close()
-            set_thread_name(original_name)
-            return _become_worker(message, fds)
-        close_all(fds)
+
+
+def _send(channel: Channel, message: Message) -> None:
+    try:
+        channel.send(message)
+    except ChannelClosed:
+        os._exit(0)
+
+
+def _send_and_exit(channel: Channel, message: Message) -> NoReturn:
+    _send(channel, message)
+    os._exit(0)
 
 
 def _preload(names: list[str]) -> set[str]:

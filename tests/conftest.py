@@ -1,0 +1,117 @@
+"""What several folders of tests need: a keeper to start processes with, and waits that have a deadline."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pytest
+from unicron_elastic.launcher.loop import Loop
+from unicron_elastic.launcher.processes import Exit, Processes
+
+DEADLINE_S = 30.0
+
+
+class Lab:
+    """A loop and a keeper, every exit that was reported, and waits on what real processes do."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.exits: list[Exit] = []
+        self.processes = Processes(self.loop, self.exits.append)
+
+    def begin(self) -> None:
+        """Starts the keeper and has it clear away carriers of the mark should this process be killed."""
+        self.processes.begin()
+        self.processes.remember(token=self.processes.token)
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        """Runs the loop until ``condition()``; fails the test at the deadline."""
+        assert self.loop.run_until(lambda: bool(condition()), time.monotonic() + DEADLINE_S), "deadline passed"
+
+    def start(
+        self,
+        argv: Sequence[str],
+        fds: Mapping[int, int] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "/",
+    ) -> int:
+        """Starts a program and returns its pid."""
+        number = self.processes.request_start(argv, os.environ if env is None else env, cwd, fds or {})
+        return self.processes.wait_for_pid(number, argv[0])
+
+    def start_python(self, code: str, fds: Mapping[int, int] | None = None, env: Mapping[str, str] | None = None) -> int:
+        """Starts Python on ``code``, without the time that ``site`` takes."""
+        return self.start([sys.executable, "-S", "-c", code], fds, env)
+
+    def exit_of(self, pid: int) -> Exit:
+        """Waits until the end of ``pid`` is reported."""
+        self.wait(lambda: any(ended.pid == pid for ended in self.exits))
+        return next(ended for ended in self.exits if ended.pid == pid)
+
+    @staticmethod
+    def wait_for_death(pid: int) -> None:
+        """Waits until any process, also one that is no child, has ended."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            assert select.select([pidfd], [], [], DEADLINE_S)[0], f"process {pid} lives"
+        finally:
+            os.close(pidfd)
+
+    @staticmethod
+    def is_alive(pid: int) -> bool:
+        """Whether ``pid`` runs; one that has ended and is not yet collected does not."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return False
+        try:
+            return not select.select([pidfd], [], [], 0)[0]
+        finally:
+            os.close(pidfd)
+
+    @staticmethod
+    def read_line(fd: int) -> str:
+        """One line from a pipe."""
+        line = b""
+        end = time.monotonic() + DEADLINE_S
+        while not line.endswith(b"\n"):
+            assert select.select([fd], [], [], max(0.0, end - time.monotonic()))[0], f"only {line!r} came"
+            chunk = os.read(fd, 1)
+            assert chunk, f"the pipe ended after {line!r}"
+            line += chunk
+        return line.decode().rstrip("\n")
+
+    @staticmethod
+    def read_all(fd: int) -> str:
+        """Everything from a pipe up to its end."""
+        text = b""
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            assert select.select([fd], [], [], max(0.0, end - time.monotonic()))[0], f"only {text!r} came"
+            chunk = os.read(fd, 65536)
+            if not chunk:
+                return text.decode()
+            text += chunk
+
+    def end(self) -> None:
+        """Ends the keeper and all that it started."""
+        self.processes.end()
+        self.loop.close()
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    """A running keeper."""
+    made = Lab()
+    try:
+        made.begin()
+        yield made
+    finally:
+        made.end()

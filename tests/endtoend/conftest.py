@@ -1,0 +1,185 @@
+"""Whole runs of ``unicron-run`` and ``torchrun`` as a user starts them, and proof that nothing of them is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+
+import sysconfig
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEADLINE_S = 60.0
+MARK = "UNICRON_TEST_RUN"  # in the environment of everything a test starts
+
+
+class Run:
+    """One launcher process with its own temporary folder, and what it has started."""
+
+    def __init__(self, tool: str, arguments: list[str], folder: Path, **popen: Any) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.temporary = folder / f"tmp-{self.mark}"
+        self.temporary.mkdir()
+        self.out_path, self.err_path = folder / f"out-{self.mark}", folder / f"err-{self.mark}"
+        environ = {key: value for key, value in os.environ.items() if not key.startswith(("UNICRON_", "PET_", "TORCHEL"))}
+        environ |= {
+            MARK: self.mark,
+            "TMPDIR": str(self.temporary),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "PROBE": str(folder),
+            "OMP_NUM_THREADS": "1",
+        }
+        environ |= popen.pop("env", {})
+        wrap = popen.pop("wrap", None)
+        command = [os.path.join(sysconfig.get_path("scripts"), tool), *arguments]
+        if wrap is not None:
+            command = ["bash", "-c", wrap, "bash", *command]
+        with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
+            self.process = subprocess.Popen(
+                command, env=environ, cwd=folder, **{"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **popen}
+            )
+
+    @property
+    def out(self) -> str:
+        """What came to stdout so far."""
+        return self.out_path.read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        """What came to stderr so far."""
+        return self.err_path.read_text(errors="replace")
+
+    def wait(self, deadline_s: float = DEADLINE_S) -> int:
+        """The exit code; fails the test at the deadline."""
+        try:
+            return self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {deadline_s:g} s\n{self.out}\n{self.err}")
+
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
+        """Waits for something the run does; fails the test at the deadline or when the launcher ends first."""
+        end = time.monotonic() + DEADLINE_S
+        while not (found := condition()):
+            ended = self.process.poll() is not None
+            if ended and not (found := condition()):
+                pytest.fail(f"{what}: the launcher ended with {self.process.returncode}\n{self.out}\n{self.err}")
+            if found:
+                break
+            if time.monotonic() > end:
+                pytest.fail(f"{what}: not seen in {DEADLINE_S:g} s\n{self.out}\n{self.err}")
+            time.sleep(0.01)
+        return found
+
+    def until_line(self, pattern: str, count: int = 1) -> list[str]:
+        """Waits until ``count`` lines of stdout match; returns the first group of each, or the line."""
+        compiled = re.compile(pattern, re.MULTILINE)
+        return self.until(lambda: (found := compiled.findall(self.out))[count - 1 :] and found, f"{count} x {pattern}")
+
+    def carriers(self) -> dict[int, str]:
+        """{pid: name} of every process that this run has started and that still lives."""
+        found = {}
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in Path(f"/proc/{name}/environ").read_bytes():
+                    found[int(name)] = Path(f"/proc/{name}/comm").read_text().strip()
+        return found
+
+    def named(self, name: str) -> int:
+        """The pid of this run's process with this ``comm``, once it is there."""
+        return self.until(lambda: [pid for pid, comm in self.carriers().items() if comm == name], name)[0]
+
+    def assert_gone(self) -> None:
+        """Fails unless every process of this run ends by itself now."""
+        end = time.monotonic() + 10.0
+        while left := self.carriers():
+            assert time.monotonic() < end, f"processes left behind: {left}"
+            time.sleep(0.01)
+
+    def logs_left(self) -> list[str]:
+        """Temporary log folders that the run has not removed."""
+        return [path.name for path in self.temporary.glob("torchelastic_*")]
+
+    def shared_memory_left(self, made: list[str]) -> list[str]:
+        """Which of the entries that this run's own workers said they made are still in /dev/shm."""
+        return [name for name in made if os.path.exists(f"/dev/shm/{name.lstrip('/')}")]
+
+    def clear(self) -> None:
+        """Ends what a failed test left running: processes that carry this run's own mark, and no others."""
+        for pid in [self.process.pid, *self.carriers()]:
+            if pid != self.process.pid or self.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Launcher:
+    """Starts runs in a test's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs: list[Run] = []
+
+    def script(self, name: str, text: str) -> str:
+        """Writes a script and returns its name, relative to the folder in which runs start."""
+        (self.folder / name).write_text(text)
+        return name
+
+    def start(self, *arguments: str, tool: str = "unicron-run", fast: bool = True, **popen: Any) -> Run:
+        """Starts a run; ``fast`` preloads no torch, for tests that are not about the warm start."""
+        own = ["--unicron-preload=json"] if fast and tool == "unicron-run" else []
+        run = Run(tool, [*own, *arguments], self.folder, **popen)
+        self.runs.append(run)
+        return run
+
+    def run(self, *arguments: str, **options: Any) -> Run:
+        """Starts a run and waits for its end."""
+        run = self.start(*arguments, **options)
+        run.wait()
+        return run
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    """Runs of this test; each must leave no process behind, and in the end none does."""
+    made = Launcher(tmp_path)
+    try:
+        yield made
+        for run in made.runs:
+            if "torchrun" not in str(run.process.args):
+                run.assert_gone()
+    finally:
+        for run in made.runs:
+            run.clear()
+
+
+def read_until(fd: int, wanted: bytes, deadline_s: float = DEADLINE_S) -> bytes:
+    """Reads a pipe or terminal until ``wanted`` has come."""
+    seen = b""
+    end = time.monotonic() + deadline_s
+    while wanted not in seen:
+        assert select.select([fd], [], [], max(0.0, end - time.monotonic()))[0], f"only {seen!r} came"
+        try:
+            chunk = os.read(fd, 4096)
+        except OSError:  # EIO: nobody has the terminal open any more
+            chunk = b""
+        assert chunk, f"the end came after {seen!r}"
+        seen += chunk
+    return seen
+
+
+@pytest.fixture
+def reader() -> Callable[..., bytes]:
+    """``read_until`` for the test modules, which cannot import this file."""
+    return read_until
+
+

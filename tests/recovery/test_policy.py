@@ -1,0 +1,98 @@
+"""The accounting of restarts, by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from unicron_elastic.faults import Failure, RootCause, classify, root_cause
+from unicron_elastic.recovery.policy import Policy, Repeats, count_repeats, judge
+
+
+def _failure(**known: Any) -> Failure:
+    return Failure(**{"at": 1.0, "rank": 3, "local_rank": 1, "pid": 4242, "step": 5, **known})
+
+
+def _cause(**known: Any) -> RootCause:
+    return root_cause([classify(_failure(**known))])
+
+
+def _repeats(count: int, step: int | None = 5) -> Repeats:
+    return Repeats(signature="exit 1 | ", step=step, count=count)
+
+
+@pytest.mark.parametrize(
+    "known",
+    [{"exit_code": 1}, *({"exit_code": -number} for number in (4, 6, 7, 8, 11)), {"exception_type": "KeyError", "message": "'x'"}],
+)
+def test_a_failure_of_its_own_is_counted_in_a_row(known: dict[str, Any]) -> None:
+    first = count_repeats(None, _cause(**known))
+    assert first is not None
+    assert (first.count, first.step) == (1, 5)
+    second = count_repeats(first, _cause(**known, rank=7, pid=1, at=9.0))
+    assert second is not None
+    assert second.count == 2
+
+
+def test_another_step_or_another_failure_starts_anew() -> None:
+    first = count_repeats(None, _cause(exit_code=1))
+    for cause in (_cause(exit_code=1, step=6), _cause(exit_code=2), _cause(exit_code=-11)):
+        repeats = count_repeats(first, cause)
+        assert repeats is not None
+        assert repeats.count == 1
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        {"exit_code": -9},
+        {"exit_code": -15},
+        {"exception_type": "RuntimeError", "message": "CUDA error: uncorrectable ECC error encountered"},
+        {"exception_type": "RuntimeError", "message": "[/gloo/pair.cc:5] Connection closed by peer [::1]:4"},
+    ],
+)
+def test_what_proves_no_bug_breaks_the_row(known: dict[str, Any]) -> None:
+    assert count_repeats(_repeats(2), _cause(**known)) is None
+
+
+def test_a_restart_is_counted_and_explained() -> None:
+    verdict = judge(Policy(max_restarts=3), 1, None, (_failure(exit_code=1),))
+    assert (verdict.restart, verdict.restarts_used, verdict.reason) == (True, 2, "Restart 2 of 3.")
+
+
+@pytest.mark.parametrize(
+    ("max_restarts", "used", "reason"),
+    [(0, 0, "No restart: --max-restarts is 0."), (2, 2, "No restart: all 2 restarts are used.")],
+)
+def test_no_restart_is_left(max_restarts: int, used: int, reason: str) -> None:
+    verdict = judge(Policy(max_restarts=max_restarts), used, None, (_failure(exit_code=1),))
+    assert (verdict.restart, verdict.restarts_used, verdict.reason) == (False, used, reason)
+
+
+def test_a_final_exit_code_of_any_worker_ends_the_job() -> None:
+    failures = (_failure(exit_code=1, rank=0), _failure(exit_code=93, rank=6))
+    verdict = judge(Policy(max_restarts=3), 0, None, failures)
+    assert not verdict.restart
+    assert verdict.reason == "No restart: rank 6 exited with code 93, which means do not restart."
+    assert judge(Policy(max_restarts=3, no_restart_exit_codes=frozenset()), 0, None, failures).restart
+
+
+@pytest.mark.parametrize(("limit", "count", "restart"), [(3, 2, True), (3, 3, False), (0, 99, True), (1, 1, False)])
+def test_limit_of_equal_failures(limit: int, count: int, restart: bool) -> None:
+    policy = Policy(max_restarts=9, same_failure_limit=limit)
+    assert judge(policy, 0, _repeats(count), (_failure(exit_code=1),)).restart is restart
+
+
+def test_the_reason_says_where_it_repeats() -> None:
+    policy = Policy(max_restarts=9)
+    at_start = judge(policy, 0, _repeats(3, step=0), (_failure(exit_code=1, step=0),))
+    later = judge(policy, 0, _repeats(3, step=8), (_failure(exit_code=1, step=8),))
+    assert at_start.reason.endswith("3 times in a row before the first step, without progress.")
+    assert later.reason.endswith("3 times in a row after 8 steps, without progress.")
+
+
+@pytest.mark.parametrize(("steps", "used", "left"), [(99, 4, 5), (100, 4, 1), (None, 4, 5)])
+def test_enough_steps_forget_used_restarts(steps: int | None, used: int, left: int) -> None:
+    failures = (_failure(exit_code=-9, step=0), _failure(exit_code=-9, step=steps))
+    assert judge(Policy(max_restarts=9, reset_after_steps=100), used, None, failures).restarts_used == left

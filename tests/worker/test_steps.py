@@ -1,0 +1,134 @@
+"""Counting the optimizer steps of scripts that know nothing of us, with the real torch."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from unicron_elastic.worker.pulse import Pulse, PulsePage
+from unicron_elastic.worker.steps import count_steps
+
+
+class Counting:
+    """A page that is fed by this process, and the first steps that were told."""
+
+    def __init__(self) -> None:
+        self.page = PulsePage()
+        self.first: list[int] = []
+        count_steps(Pulse(os.dup(self.page.fd)), self.first.append)
+
+    @property
+    def step(self) -> int:
+        reading = self.page.read()
+        assert reading is not None
+        return reading.step
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
+    module = importlib.import_module("torch.optim.optimizer")
+    monkeypatch.setattr(module, "_global_optimizer_post_hooks", OrderedDict())  # the hook goes with the test
+    made = Counting()
+    yield made
+    made.page.close()
+
+
+def _optimizer(**options: Any) -> torch.optim.Optimizer:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    return torch.optim.SGD([parameter], lr=0.1, **options)
+
+
+def test_each_step_beats(counting: Counting) -> None:
+    optimizer = _optimizer()
+    assert (counting.step, counting.first) == (0, [])
+    for step in (1, 2, 3):
+        optimizer.step()
+        assert counting.step == step
+    assert counting.first == [1]
+
+
+def test_two_optimizers_make_one_iteration(counting: Counting) -> None:
+    first, second = _optimizer(), _optimizer()
+    for step in (1, 2, 3):
+        first.step()
+        second.step()
+        assert counting.step == step
+    assert counting.first == [1]
+
+
+def test_the_optimizer_that_steps_most_often_counts(counting: Counting) -> None:
+    often, seldom = _optimizer(), _optimizer()
+    for step in range(1, 7):
+        if step % 3 == 0:
+            seldom.step()
+        often.step()
+        assert counting.step == step
+
+
+def test_an_optimizer_made_anew_goes_on_with_the_count(counting: Counting) -> None:
+    # Training in phases: each has an optimizer of its own, and progress must stay visible.
+    kept = []
+    for step in range(1, 5):
+        optimizer = _optimizer()
+        kept.append(optimizer)
+        optimizer.step()
+        optimizer.step()
+        assert counting.step >= step
+
+
+def test_a_forked_process_of_the_script_does_not_beat(counting: Counting) -> None:
+    optimizer = _optimizer()
+    child = os.fork()
+    if child == 0:
+        try:
+            optimizer.step()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert (counting.step, counting.first) == (0, [])
+    optimizer.step()
+    assert (counting.step, counting.first) == (1, [1])
+
+
+def test_the_hook_goes_in_when_torch_is_imported_later() -> None:
+    code = """
+import json, os, sys
+from unicron_elastic.worker.pulse import Pulse, PulsePage
+from unicron_elastic.worker.steps import count_steps
+before = list(sys.meta_path)
+page, first = PulsePage(), []
+count_steps(Pulse(os.dup(page.fd)), first.append)
+assert "torch" not in sys.modules
+import torch
+module = sys.modules["torch.optim.optimizer"]
+parameter = torch.nn.Parameter(torch.ones(2))
+parameter.grad = torch.ones(2)
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+optimizer.step()
+optimizer.step()
+print(json.dumps({
+    "ours": [type(finder).__name__ for finder in sys.meta_path if type(finder).__module__.startswith("unicron")],
+    "kept": all(finder in sys.meta_path for finder in before),
+    "loaders": [type(module.__spec__.loader).__name__, type(module.__loader__).__name__],
+    "step": page.read().step,
+    "first": first,
+}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(done.stdout) == {
+        "ours": [],
+        "kept": True,
+        "loaders": ["SourceFileLoader", "SourceFileLoader"],
+        "step": 2,
+        "first": [1],
+    }

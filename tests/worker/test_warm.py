@@ -1,0 +1,305 @@
+"""The warm process, started and asked as the agent does it: keeper, sitecustomize, forks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from unicron_elastic.launcher.warm import WarmProcess
+
+from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
+from unicron_elastic.worker.pulse import PulsePage
+
+if TYPE_CHECKING:
+    from conftest import Lab
+
+TELL = """
+import json, os, signal, sys
+print(json.dumps({
+    "argv": sys.argv,
+    "orig_argv": sys.orig_argv,
+    "env": dict(os.environ),
+    "path": sys.path,
+    "cwd": os.getcwd(),
+    "stdin": sys.stdin.read(),
+    "session": os.getsid(0) == os.getpid(),
+    "name": open("/proc/self/comm").read().strip(),
+    "main": __name__,
+    "file": globals().get("__file__"),
+    "fds": [os.readlink(entry.path).partition(":")[0] for entry in os.scandir("/proc/self/fd") if int(entry.name) > 2],
+    "preloaded": sorted({"torch", "colorsys"} & set(sys.modules)),
+}))
+print("to stderr", file=sys.stderr)
+"""
+
+
+class Forked:
+    """A worker forked from the warm process, with the agent's ends of all that it was given."""
+
+    def __init__(self, lab: Lab, warm: WarmProcess, argv: Sequence[str], env: dict[str, str], cwd: str, stdin: str) -> None:
+        self._lab = lab
+        self.control, theirs = Channel.pair()
+        self.control.settimeout(30.0)
+        self.page = PulsePage()
+        stdin_read, stdin_write = os.pipe()
+        self._stdout, stdout_write = os.pipe()
+        self._stderr, stderr_write = os.pipe()
+        os.write(stdin_write, stdin.encode())
+        os.close(stdin_write)
+        streams = [stdin_read, stdout_write, stderr_write]
+        number = warm.request_fork(argv, env, cwd, [theirs.fileno(), self.page.fd, *streams], [0, 1, 2])
+        theirs.close()
+        for fd in streams:
+            os.close(fd)
+        self.pid = lab.processes.wait_for_pid(number, "worker")
+
+    def output(self) -> tuple[str, str]:
+        """What it wrote to stdout and stderr, up to its end."""
+        return self._lab.read_all(self._stdout), self._lab.read_all(self._stderr)
+
+    def said(self) -> list[Message]:
+        """What it said on its control channel, up to its end."""
+        messages: list[Message] = []
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                messages.append(self.control.receive()[0])
+        return messages
+
+    def close(self) -> None:
+        self.control.close()
+        self.page.close()
+        os.close(self._stdout)
+        os.close(self._stderr)
+
+
+class Warmer:
+    """Starts warm processes and their workers, and gives everything back."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab = lab
+        self.folder = folder
+        self.script = folder / "train.py"
+        self.script.write_text(TELL)
+        self._made: list[Forked] = []
+
+    def begin(self, preload: str, *args: str, argv: Sequence[str] = (), env: dict[str, str] | None = None) -> WarmProcess:
+        warm = WarmProcess(self.lab.loop, self.lab.processes, preload)
+        command = argv or [sys.executable, "-u", str(self.script), *args]
+        warm.begin(command, {**os.environ, **(env or {})}, str(self.folder), [0, 1, 2])
+        return warm
+
+    def fork(
+        self, warm: WarmProcess, *args: str, env: dict[str, str] | None = None, cwd: str = "/", stdin: str = ""
+    ) -> Forked:
+        forked = Forked(
+            self.lab, warm, [sys.executable, "-u", str(self.script), *args], {**os.environ, **(env or {})}, cwd, stdin
+        )
+        self._made.append(forked)
+        return forked
+
+    def close(self) -> None:
+        for forked in self._made:
+            forked.close()
+
+
+@pytest.fixture
+def warmer(lab: Lab, tmp_path: Path) -> Iterator[Warmer]:
+    made = Warmer(lab, tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_fork_is_the_worker_that_was_asked_for(warmer: Warmer, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/nonexistent/of/the/user")
+    monkeypatch.setenv("GOES", "away")
+    warm = warmer.begin("colorsys", "--rank", "x")
+    assert warm.wait_ready(), warm.refusal
+    env = {"RANK": "5", "ODD": "a b\udcff=ü", "PATH": os.environ["PATH"], "PYTHONPATH": "/nonexistent/of/the/user"}
+    forked = Forked(
+        lab, warm, [sys.executable, "-u", str(warmer.script), "--rank", "5"], env, str(warmer.folder), "from stdin"
+    )
+    stdout, stderr = forked.output()
+    ended = lab.exit_of(forked.pid)
+    told: dict[str, Any] = json.loads(stdout)
+    assert (ended.exit_code, stderr) == (0, "to stderr\n")
+    assert told["argv"] == [str(warmer.script), "--rank", "5"]
+    assert told["orig_argv"] == [sys.executable, "-u", str(warmer.script), "--rank", "5"]
+    assert told["env"].pop("UNICRON_RUN_TOKEN") == lab.processes.token
+    assert told["env"] == env
+    assert told["path"][:2] == [str(warmer.folder), "/nonexistent/of/the/user"]
+    assert not any("inject" in entry for entry in told["path"])
+    assert told["cwd"] == str(warmer.folder)
+    assert told["stdin"] == "from stdin"
+    assert told["session"] is True
+    assert (told["main"], told["file"]) == ("__main__", str(warmer.script))
+    assert told["name"].startswith("python")  # not the warm process's name
+    assert told["preloaded"] == ["colorsys"]
+    # The pulse page, the folder that is being listed, the control channel, and nothing else.
+    assert sorted(told["fds"]) == ["/memfd", f"/proc/{forked.pid}/fd", "socket"]
+    assert forked.said() == [{"hello": forked.pid}]
+    forked.close()
+
+
+def test_one_warm_process_makes_many_workers_and_reports_how_each_ended(warmer: Warmer, lab: Lab) -> None:
+    warmer.script.write_text("import os, sys\nos._exit(int(sys.argv[1]))\n")
+    warm = warmer.begin("colorsys", "0")
+    assert warm.wait_ready(), warm.refusal
+    for code in (0, 7, 41):
+        assert lab.exit_of(warmer.fork(warm, str(code)).pid).exit_code == code
+    warmer.script.write_text("input()\n")  # the script is read by the worker, not by the warm process
+    waiting = [warmer.fork(warm, "0") for _ in range(2)]
+    os.kill(waiting[0].pid, signal.SIGTERM)
+    assert lab.exit_of(waiting[0].pid).exit_code == -signal.SIGTERM
+
+
+def test_workers_die_with_the_keeper(warmer: Warmer, lab: Lab) -> None:
+    warmer.script.write_text("import time\nprint('up')\ntime.sleep(600)\n")
+    warm = warmer.begin("colorsys")
+    assert warm.wait_ready(), warm.refusal
+    forked = warmer.fork(warm)
+    assert lab.read_line(forked._stdout) == "up"
+    os.kill(lab.processes.keeper_pid, signal.SIGKILL)
+    lab.wait_for_death(forked.pid)
+    assert lab.exit_of(forked.pid).exit_code == -signal.SIGKILL
+
+
+def test_an_exception_in_a_warm_worker_arrives(warmer: Warmer) -> None:
+    warmer.script.write_text("def step():\n    raise ValueError('bad')\nstep()\n")
+    warm = warmer.begin("colorsys")
+    assert warm.wait_ready(), warm.refusal
+    forked = warmer.fork(warm)
+    _, stderr = forked.output()
+    hello, message = forked.said()
+    assert hello == {"hello": forked.pid}
+    assert message["is_final"] is True
+    assert message["exception"]["location"] == f"{warmer.script}:2 in step"
+    assert message["exception"]["stack"] == stderr  # no frame of ours is in it
+
+
+def test_a_module_run_with_m_starts_warm(warmer: Warmer, lab: Lab) -> None:
+    warm = warmer.begin("colorsys", argv=[sys.executable, "-u", "-m", "train", "x"])
+    assert warm.wait_ready(), warm.refusal
+    argv = [sys.executable, "-u", "-m", "train", "7"]
+    forked = Forked(lab, warm, argv, dict(os.environ), str(warmer.folder), "")
+    told = json.loads(forked.output()[0])
+    assert told["argv"] == [str(warmer.script), "7"]
+    assert told["main"] == "__main__"
+    forked.close()
+
+
+def test_random_states_differ_between_workers(warmer: Warmer) -> None:
+    warmer.script.write_text(
+        "import random, numpy, tempfile\n"
+        "print(random.random(), numpy.random.random(), next(tempfile._get_candidate_names()))\n"
+    )
+    warm = warmer.begin("numpy")
+    assert warm.wait_ready(), warm.refusal
+    draws = [warmer.fork(warm).output()[0].split() for _ in range(2)]
+    assert all(len(draw) == 3 for draw in draws)
+    assert all(first != second for first, second in zip(*draws, strict=True)), draws
+
+
+def test_a_fork_with_torch_computes_and_steps(warmer: Warmer, lab: Lab) -> None:
+    warmer.script.write_text(
+        textwrap.dedent(
+            """
+            import sys
+            assert "torch" in sys.modules
+            import torch
+            product = torch.mm(torch.ones(256, 256), torch.ones(256, 256))
+            parameter = torch.nn.Parameter(torch.ones(2))
+            optimizer = torch.optim.SGD([parameter], lr=0.1)
+            for _ in range(3):
+                parameter.sum().backward()
+                optimizer.step()
+            print(product.sum().item())
+            """
+        )
+    )
+    warm = warmer.begin("?no_such_module,torch")
+    assert warm.wait_ready(), warm.refusal
+    forked = [warmer.fork(warm, env={"RANK": str(rank)}) for rank in range(2)]
+    for worker in forked:
+        assert worker.output() == (f"{256.0**3}\n", "")
+        assert lab.exit_of(worker.pid).exit_code == 0
+        reading = worker.page.read()
+        assert reading is not None
+        assert reading.step == 3
+        assert worker.said() == [{"hello": worker.pid}, {"first_step": 1}]
+
+
+def test_it_refuses_to_serve_with_a_thread_running(warmer: Warmer) -> None:
+    (warmer.folder / "threaded").mkdir()
+    (warmer.folder / "threaded" / "starts_thread.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    warm = warmer.begin("starts_thread", env={"PYTHONPATH": str(warmer.folder / "threaded")})
+    assert not warm.wait_ready()
+    assert warm.refusal == "1 threads run beside the main one; a fork would lose them"
+    with pytest.raises(ChannelClosed):
+        warmer.fork(warm)
+
+
+@pytest.mark.parametrize(
+    ("preload", "reason"),
+    [
+        ("no_such_module", "cannot import no_such_module: No module named 'no_such_module'"),
+        ("raises_on_import", "importing raises_on_import failed: ValueError: not today"),
+        ("exits_on_import", "SystemExit"),
+    ],
+)
+def test_it_says_which_module_it_cannot_import(warmer: Warmer, preload: str, reason: str) -> None:
+    modules = warmer.folder / "modules"
+    modules.mkdir()
+    (modules / "raises_on_import.py").write_text("raise ValueError('not today')\n")
+    (modules / "exits_on_import.py").write_text("raise SystemExit(0)\n")
+    warm = warmer.begin(preload, env={"PYTHONPATH": str(modules)})
+    assert not warm.wait_ready()
+    assert warm.refusal is not None
+    assert reason in warm.refusal
+
+
+@pytest.mark.parametrize("args", [(), ("-m", "resnet")], ids=["plain", "with an -m of the script's own"])
+@pytest.mark.parametrize("name", ["colorsys.py", "colorsys/__init__.py"])
+def test_a_users_module_of_a_preloaded_name_is_not_hidden(warmer: Warmer, name: str, args: tuple[str, ...]) -> None:
+    scripts = warmer.folder / "scripts"
+    warmer.script = scripts / "train.py"
+    (scripts / name).parent.mkdir(parents=True)
+    (scripts / name).touch()
+    warmer.script.write_text(TELL)
+    warm = warmer.begin("colorsys", *args)
+    assert not warm.wait_ready()
+    assert warm.refusal == f"{scripts / 'colorsys'} stands in for a module that was preloaded"
+
+
+def test_a_folder_of_a_preloaded_name_that_is_no_module_is_no_obstacle(warmer: Warmer) -> None:
+    (warmer.folder / "colorsys").mkdir()
+    (warmer.folder / "colorsys.txt").touch()
+    warm = warmer.begin("colorsys")
+    assert warm.wait_ready(), warm.refusal
+
+
+def test_it_ends_with_its_channel(warmer: Warmer, lab: Lab) -> None:
+    warm = warmer.begin("colorsys")
+    assert warm.wait_ready(), warm.refusal
+    pid = warm.pid
+    assert pid is not None
+    warm.end()
+    assert lab.exit_of(pid).exit_code == 0
+
+
+def test_its_death_is_noticed(warmer: Warmer, lab: Lab) -> None:
+    warm = warmer.begin("colorsys")
+    assert warm.wait_ready(), warm.refusal
+    assert warm.pid is not None
+    os.kill(warm.pid, signal.SIGKILL)
+    lab.wait(lambda: warm.is_gone)
+    assert warm.refusal == "it died"
