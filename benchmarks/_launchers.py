@@ -50,8 +50,8 @@ class Launcher:
 
 
 UNICRON = Launcher("unicron-run", "unicron-run")
-# With gloo, torchrun 2.13 hands the dead attempt's addresses to the next one unless its store is not shared; this is the
-# setting under which its restarts work, and the one to compare with.
+# With gloo, torchrun 2.13 hands the dead attempt's addresses to the next one, unless its store is not shared: that is
+# the setting under which its restarts work, and the one to compare with.
 TORCHRUN = Launcher("torchrun", "torchrun", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 TORCHRUN_DEFAULT = Launcher("torchrun-default", "torchrun")
 LAUNCHERS = (UNICRON, TORCHRUN, TORCHRUN_DEFAULT)
@@ -82,7 +82,7 @@ class Launch:
             start_new_session=True,
         )
         self.launch_lines: list[tuple[int, str]] = []  # (monotonic ns, line) of the launcher's own log
-        self.last_lines: deque[str] = deque(maxlen=400)
+        self.last_lines: deque[str] = deque(maxlen=20)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -112,11 +112,14 @@ def describe_machine() -> dict[str, object]:
 
 
 def _values(runs: Sequence[Run], measure: str, ranks: int, launcher: str) -> dict[int, float]:
-    """The measured values by repetition. A failed run counts with whatever it got done before it failed."""
+    """The measured values by repetition. Of a run that failed, only its beginning counts: it did not recover."""
     return {
         run.repetition: run.values[measure]
         for run in runs
-        if run.launcher == launcher and run.ranks == ranks and measure in run.values
+        if run.launcher == launcher
+        and run.ranks == ranks
+        and measure in run.values
+        and (run.succeeded or measure == "cold_start_ms")
     }
 
 

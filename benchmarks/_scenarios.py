@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import psutil
@@ -52,8 +53,7 @@ def restart(launcher: Launcher, ranks: int, repetition: int, seed: int, deadline
             _measure_recovery(run, launch, killed_ns, frozenset(log.pid for log in logs))
             stop_soon(launch)
             _expect_success(run, launch)
-        if launch.steps_folder.exists():
-            run.notes["restarts_used"] = max((log.restart_count for log in read_logs(launch.steps_folder)), default=0)
+        run.notes["restarts_used"] = max((log.restart_count for log in read_logs(launch.steps_folder)), default=0)
     return run
 
 
@@ -110,7 +110,7 @@ def _expect_success(run: Run, launch: Launch) -> None:
 
 
 @contextlib.contextmanager
-def _problems(run: Run, launch: Launch):  # type: ignore[no-untyped-def]
+def _problems(run: Run, launch: Launch) -> Iterator[None]:
     """Book a failure of the launch in the record, with the launcher's last lines; it is a result like any other."""
     try:
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -49,7 +50,7 @@ def read_logs(folder: Path) -> list[StepLog]:
 
 
 def wait_for_step(launch: Launch, ranks: int, step: int, known_pids: frozenset[int] = frozenset()) -> list[StepLog]:
-    """Wait until every rank has a process that finished ``step``, not counting ``known_pids``; return one log a rank."""
+    """Wait until every rank has a process, not of ``known_pids``, that finished ``step``; return one log a rank."""
     while True:
         reached: dict[int, StepLog] = {}
         for log in read_logs(launch.steps_folder):
@@ -77,4 +78,4 @@ def stop_soon(launch: Launch) -> None:
 def median_interval_ms(log: StepLog, warm_up: int) -> float:
     """The median time between two steps, after the first ``warm_up``."""
     moments = log.step_ns()[warm_up:]
-    return median(end - start for start, end in zip(moments, moments[1:], strict=False)) / 1e6
+    return median(end - start for start, end in pairwise(moments)) / 1e6

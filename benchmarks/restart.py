@@ -1,4 +1,4 @@
-"""Compare torchrun and unicron-run: how long a job stands still when a rank dies, and what the launcher costs otherwise.
+"""Compare torchrun and unicron-run: how long a job stands still when a rank dies, and what the launcher costs.
 
     python benchmarks/restart.py                        # everything; about half an hour
     python benchmarks/restart.py --quick                # a few runs of each
@@ -16,6 +16,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -41,6 +42,7 @@ def main() -> None:
         print(progress(run), file=sys.stderr, flush=True)
         if args.json:
             write_json(args.json, runs, vars(args), machine)  # after every run: an aborted benchmark leaves its data
+    sys.stderr.flush()
     print(table(runs))
 
 
@@ -55,13 +57,9 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
                 for launcher in _alternate(taking_part, repetition):
                     yield restart(launcher, ranks, repetition, args.seed, DEADLINE_S)
         if "step-time" in args.scenarios:
-            yield from _repeat(
-                fair, args.pairs, lambda launcher, i, r=ranks: step_time(launcher, r, i, args.steps, DEADLINE_S)
-            )
+            yield from _repeat(fair, args.pairs, partial(_step_time, ranks, args.steps))
     if "idle" in args.scenarios:
-        yield from _repeat(
-            fair, args.idle_runs, lambda launcher, i: idle(launcher, args.ranks[0], i, IDLE_WINDOW_S, DEADLINE_S)
-        )
+        yield from _repeat(fair, args.idle_runs, partial(_idle, args.ranks[0]))
 
 
 def progress(run: Run) -> str:
@@ -91,11 +89,20 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--quick", action="store_true", help="3 kills, 2 ranks, 2 pairs, 1 idle launch")
     args = parser.parse_args(arguments)
     if args.quick:
-        args.n, args.ranks, args.pairs, args.idle_runs = 3, [2], 2, 1
+        parser.set_defaults(n=3, ranks=[2], pairs=2, idle_runs=1)
+        args = parser.parse_args(arguments)  # so that what was given along with --quick still counts
     for launcher in LAUNCHERS:
         if args.only in (None, launcher.program) and not launcher.path.exists():
             parser.error(f"{launcher.path} does not exist")
     return args
+
+
+def _step_time(ranks: int, steps: int, launcher: Launcher, repetition: int) -> Run:
+    return step_time(launcher, ranks, repetition, steps, DEADLINE_S)
+
+
+def _idle(ranks: int, launcher: Launcher, repetition: int) -> Run:
+    return idle(launcher, ranks, repetition, IDLE_WINDOW_S, DEADLINE_S)
 
 
 def _repeat(launchers: Sequence[Launcher], times: int, once: Callable[[Launcher, int], Run]) -> Iterator[Run]:

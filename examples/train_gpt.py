@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812  (the name everybody uses)
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -232,6 +232,8 @@ def main() -> None:
     """Join, train, leave."""
     args = parse_arguments()
     train(args, join_world())
+    # The DDP object is gone now, with train's other locals. It must not outlive the group: with gloo, torch 2.13 can
+    # then hang or abort at exit, after all the work is done.
     dist.destroy_process_group()
 
 

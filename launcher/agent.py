@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
@@ -29,17 +28,16 @@ from torch.distributed.elastic.multiprocessing import (
     RunProcsResult,
     SignalException,
 )
-from torch.distributed.elastic.utils import macros
 from unicron_elastic.launcher import failures
-from unicron_elastic.launcher.console import Console, open_console
+from unicron_elastic.launcher.description import describe_workers
 from unicron_elastic.launcher.functions import FunctionWatch
 from unicron_elastic.launcher.keeper import remove_if_empty
-from unicron_elastic.launcher.ledger import Ledger, default_ledger
 from unicron_elastic.launcher.options import Options, from_environment
 from unicron_elastic.launcher.peers import PeerWatch, tell_peers
 from unicron_elastic.launcher.processes import TOKEN, Exit
+from unicron_elastic.launcher.reporter import Reporter, job_view
 from unicron_elastic.launcher.runtime import Runtime
-from unicron_elastic.launcher.view import JobView, WorkerView
+from unicron_elastic.launcher.view import JobView
 from unicron_elastic.launcher.workers import WorkerProcess, WorkersContext
 from unicron_elastic.rendezvous.restarts import agree_on_restarts
 
@@ -73,11 +71,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._return_values: dict[int, Any] = {}
         self._peers: PeerWatch | None = None
         self._functions: FunctionWatch | None = None
-        self._console: Console = open_console(self._options.console, sys.stderr)
-        self._ledger: Ledger | None = None
-        self._begun_at = time.monotonic()
-        self._said_plain = False
-        self._last_incident: str | None = None
+        self._reporter = Reporter(self._options, self._runtime.loop)
         self._state = JobState(
             policy=_policy(spec, self._options, self._shutdown_timeout),
             run_id=spec.rdzv_handler.get_run_id(),
@@ -95,7 +89,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             if (folder := self._temporary_logs()) is not None:
                 remove_if_empty(folder)
             self._stop_watches()
-            self._console.close()
+            self._reporter.close()
             if self._owns_runtime:
                 self._runtime.end()
 
@@ -103,7 +97,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - torch's signature
         self._begin_runtime()
-        self._start_console()
+        self._reporter.show_while_running(self._view)
         self._start_generation(restarts_used=0)
         while self._result is None:
             self._runtime.loop.run_until(lambda: bool(self._events) or self._error is not None)
@@ -119,7 +113,12 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         if not isinstance(worker_group.spec.entrypoint, str):
             return self._start_functions(worker_group)
         self._begin_runtime()
-        args, envs, prefixes = self._describe_workers(worker_group)
+        args, envs, prefixes = describe_workers(
+            worker_group,
+            restarts_used=worker_group.spec.max_restarts - self._remaining_restarts,
+            log_line_prefix_template=self._log_line_prefix_template,
+            set_local_rank=self._set_local_rank_env,
+        )
         self._setup_local_watchdog(envs=envs)
         self._setup_healthcheck()
         spec = worker_group.spec
@@ -153,7 +152,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         try:
             super()._shutdown(death_sig, timeout)
         except SignalException as second:
-            self._console.say(f"A second signal ({second.sigval.name}) came: the workers are killed now.")
+            self._reporter.say(f"A second signal ({second.sigval.name}) came: the workers are killed now.")
             super()._shutdown(signal.SIGKILL, KILL_NOW_TIMEOUT_S)
             raise
 
@@ -167,7 +166,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             self._initialize_workers(group)
         else:
             self._restart_workers(group)
-        self._say_why_plain()
+        self._reporter.say_once_why_plain(self._runtime.why_plain)
         started = tuple(
             events.StartedWorker(local_rank=w.local_rank, rank=w.global_rank, pid=w.id) for w in group.workers
         )
@@ -182,46 +181,6 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         used = worker_group.spec.max_restarts - self._remaining_restarts
         used = agree_on_restarts(worker_group.store, worker_group.group_rank, worker_group.group_world_size, used)
         self._remaining_restarts = worker_group.spec.max_restarts - used
-
-    def _describe_workers(
-        self, group: WorkerGroup
-    ) -> tuple[dict[int, tuple[str, ...]], dict[int, dict[str, str]], dict[int, str] | None]:
-        """Arguments, environment and log prefix of each worker, by local rank: torchrun's, name for name."""
-        args: dict[int, tuple[str, ...]] = {}
-        envs: dict[int, dict[str, str]] = {}
-        prefixes: dict[int, str] = {}
-        for worker in group.workers:
-            local_rank = worker.local_rank
-            args[local_rank] = tuple(macros.substitute(list(group.spec.args), str(local_rank)))
-            envs[local_rank] = self._worker_env(group, worker)
-            if self._log_line_prefix_template:
-                prefixes[local_rank] = Template(self._log_line_prefix_template).safe_substitute(
-                    role_name=group.spec.role, rank=worker.global_rank, local_rank=local_rank
-                )
-        return args, envs, prefixes if self._log_line_prefix_template else None
-
-    def _worker_env(self, group: WorkerGroup, worker: Any) -> dict[str, str]:
-        spec = group.spec
-        env = {
-            "RANK": worker.global_rank,
-            "GROUP_RANK": group.group_rank,
-            "ROLE_RANK": worker.role_rank,
-            "ROLE_NAME": spec.role,
-            "LOCAL_WORLD_SIZE": spec.local_world_size,
-            "WORLD_SIZE": worker.world_size,
-            "GROUP_WORLD_SIZE": group.group_world_size,
-            "ROLE_WORLD_SIZE": worker.role_world_size,
-            "MASTER_ADDR": group.master_addr,
-            "MASTER_PORT": group.master_port,
-            "TORCHELASTIC_RESTART_COUNT": spec.max_restarts - self._remaining_restarts,
-            "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
-            "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
-            "TORCHELASTIC_USE_AGENT_STORE": spec.rdzv_handler.use_agent_store,
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        }
-        described = {name: str(value) for name, value in env.items()}
-        self._set_local_rank_env(described, worker.local_rank, spec)
-        return described
 
     def _start_functions(self, group: WorkerGroup) -> dict[int, Any]:
         # torch starts these as its own children; the mark lets the keeper find them if the agent is killed.
@@ -336,26 +295,26 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     def _do(self, command: commands.Command) -> None:
         match command:
             case commands.StopWorkers():
-                self._console.say(command.reason)
+                self._reporter.say(command.reason)
                 self._signal(command.local_ranks, signal.SIGTERM)
             case commands.KillWorkers():
-                self._console.say(command.reason)
+                self._reporter.say(command.reason)
                 self._signal(command.local_ranks, signal.SIGKILL)
             case commands.TellPeers():
                 self._tell_peers(command.reason)
             case commands.WakeAt():
                 self._wake_at(command.at)
             case commands.RecordIncident():
-                self._record_incident(command)
+                self._reporter.record(command.incident, self._log_folder())
             case commands.StartWorkers():
-                self._console.say(command.reason)
+                self._reporter.say(command.reason)
                 self._stop_watches()
                 self._put_metrics(WorkerState.FAILED)
                 self._start_generation(command.restarts_used)
             case commands.FinishJob():
                 self._finish(WorkerState.SUCCEEDED, self._succeeded())
             case commands.FailJob():
-                self._console.say(_with_stack(command))
+                self._reporter.say(_with_stack(command))
                 self._stop_workers(self._worker_group)
                 self._finish(WorkerState.FAILED, self._failed(command))
 
@@ -368,7 +327,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             try:
                 tell_peers(self._store, f"On {self._state.host}, {reason}")
             except Exception as error:  # the store's node may be the one that is gone: peers hear of it otherwise
-                self._console.say(f"The other nodes could not be told of the fault: {error}")
+                self._reporter.say(f"The other nodes could not be told of the fault: {error}")
 
     def _wake_at(self, at: float) -> None:
         self._runtime.loop.call_at(at, lambda: self._events.append(events.TimePassed(at=time.monotonic())))
@@ -403,77 +362,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
         put_metric(f"workers.{role}.{state.name.lower()}", 1)
 
-    # -- what people see -------------------------------------------------------------------------------------------
-
-    def _record_incident(self, command: commands.RecordIncident) -> None:
-        incident = command.incident
-        if self._ledger is None:
-            error_file = self._pcontext.error_files[0] if self._pcontext is not None else ""
-            path = _ledger_path(self._options, incident.run_id, error_file, self._logs_specs.root_log_dir)
-            self._ledger = Ledger(path, self._console.say)
-        self._ledger.record(incident)
-        if incident.total_ms is not None:
-            cost = f"Incident {incident.number}: first step {incident.total_ms:.0f} ms after the fault."
-            self._console.say(cost)
-        self._last_incident = incident.reason
-
-    def _say_why_plain(self) -> None:
-        if self._runtime.why_plain is not None and not self._said_plain:
-            self._said_plain = True
-            self._console.say(f"Workers start without the warm process: {self._runtime.why_plain}.")
-
-    def _start_console(self) -> None:
-        interval_s = self._console.refresh_interval_s
-        if interval_s is None:
-            return
-
-        def refresh() -> None:
-            self._console.show(self._view())
-            if self._result is None:
-                self._runtime.loop.call_at(time.monotonic() + interval_s, refresh)
-
-        self._runtime.loop.call_at(time.monotonic(), refresh)
-
-    def _view(self) -> JobView:
-        group = self._worker_group
-        processes = self._pcontext.workers if isinstance(self._pcontext, WorkersContext) else {}
-        views = []
-        for worker in self._state.workers:
-            process = processes.get(worker.local_rank)
-            reading = process.reading() if process else None
-            views.append(
-                WorkerView(
-                    rank=worker.rank,
-                    local_rank=worker.local_rank,
-                    pid=worker.pid,
-                    state="running" if worker.exit_code is None else f"ended ({worker.exit_code})",
-                    step=reading.step if reading else None,
-                    step_time_s=reading.step_time_s if reading else None,
-                )
-            )
-        return JobView(
-            job=self._state.job,
-            run_id=self._state.run_id,
-            generation=self._state.generation,
-            restarts_used=self._state.restarts_used,
-            max_restarts=self._state.policy.max_restarts,
-            nodes=group.group_world_size or 1,
-            world_size=group.workers[0].world_size if group.workers else 0,
-            workers=tuple(views),
-            uptime_s=time.monotonic() - self._begun_at,
-            last_incident=self._last_incident,
-        )
-
-    def _temporary_logs(self) -> str | None:
-        """The temporary folder that torch makes for logs and error files when there is no --log-dir."""
-        if self._pcontext is None or not isinstance(self._logs_specs, DefaultLogsSpecs):
-            return None
-        error_file = self._pcontext.error_files.get(0)
-        if not error_file or self._logs_specs.root_log_dir != str(None):  # torch's property says "None" for None
-            return None
-        return str(Path(error_file).parents[3])
-
-    # -- watches ---------------------------------------------------------------------------------------------------
+    # -- watches and logs ----------------------------------------------------------------------------------------------
 
     def _start_watches(self) -> None:
         spec = self._worker_group.spec
@@ -496,6 +385,29 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             self._functions.stop()
             self._functions = None
 
+    def _view(self) -> JobView:
+        processes = self._pcontext.workers if isinstance(self._pcontext, WorkersContext) else {}
+        readings = {local_rank: process.reading() for local_rank, process in processes.items()}
+        group = self._worker_group
+        world_size = group.workers[0].world_size if group.workers else 0
+        return job_view(self._state, readings, nodes=group.group_world_size or 1, world_size=world_size)
+
+    def _log_folder(self) -> Path | None:
+        """The run's own folder under --log-dir; None without one."""
+        error_file = self._pcontext.error_files.get(0) if self._pcontext is not None else None
+        if not error_file or self._temporary_logs() is not None:
+            return None
+        return Path(error_file).parents[2]  # <log_dir>/<run id>_<random>/attempt_<n>/<local rank>/error.json
+
+    def _temporary_logs(self) -> str | None:
+        """The temporary folder that torch makes for logs and error files when there is no --log-dir."""
+        if self._pcontext is None or not isinstance(self._logs_specs, DefaultLogsSpecs):
+            return None
+        error_file = self._pcontext.error_files.get(0)
+        if not error_file or self._logs_specs.root_log_dir != str(None):  # torch's property says "None" for None
+            return None
+        return str(Path(error_file).parents[3])
+
 
 def _with_stack(command: commands.FailJob) -> str:
     """The reason, and under it the traceback of the root cause: what a user looks for first."""
@@ -511,16 +423,6 @@ def _policy(spec: WorkerSpec, options: Options, stop_timeout_s: float) -> Policy
         reset_after_steps=options.reset_restarts_after_steps,
         no_restart_exit_codes=options.no_restart_exit_codes,
     )
-
-
-def _ledger_path(options: Options, run_id: str, error_file: str, log_dir: str | None) -> Path:
-    """Where --unicron-ledger says; else in the run's own folder under --log-dir; else in the user's state folder."""
-    if options.ledger:
-        return Path(options.ledger)
-    if log_dir not in (None, str(None), os.devnull) and error_file:
-        # <log_dir>/<run id>_<random>/attempt_<n>/<local rank>/error.json
-        return default_ledger(run_id, Path(error_file).parents[2])
-    return default_ledger(run_id, None)
 
 
 def _job_name(spec: WorkerSpec) -> str:

@@ -146,7 +146,7 @@ class PanelConsole:
         """Draws the panel if it, or the size of the terminal, has changed since the last time."""
         with self._lock:
             size = self._terminal_size()
-            if size is None or size.lines < PANEL_MIN_ROWS or size.columns < MIN_COLUMNS:
+            if size is None or size.lines < PANEL_MIN_ROWS or size.columns < MIN_COLUMNS or not self._is_ours():
                 self._withdraw(size)
                 return
             # One column stays free: a full line would be broken in two by a terminal that is made narrower.

@@ -43,7 +43,9 @@ class Lab:
         number = self.processes.request_start(argv, os.environ if env is None else env, cwd, fds or {})
         return self.processes.wait_for_pid(number, argv[0])
 
-    def start_python(self, code: str, fds: Mapping[int, int] | None = None, env: Mapping[str, str] | None = None) -> int:
+    def start_python(
+        self, code: str, fds: Mapping[int, int] | None = None, env: Mapping[str, str] | None = None
+    ) -> int:
         """Starts Python on ``code``, without the time that ``site`` takes."""
         return self.start([sys.executable, "-S", "-c", code], fds, env)
 

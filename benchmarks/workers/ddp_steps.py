@@ -27,10 +27,8 @@ def train(log: int, stop_at: Path, steps: int, width: int) -> None:
     """Step until ``steps``, or until the step named in ``stop_at``."""
     # Imported after the log was opened, so that the log tells what the imports cost.
     import torch
-    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -45,7 +43,6 @@ def train(log: int, stop_at: Path, steps: int, width: int) -> None:
         os.write(log, b"%d %d\n" % (step, time.monotonic_ns()))
         if last == steps and stop_at.exists():
             last = min(steps, int(stop_at.read_text()))
-    dist.destroy_process_group()
 
 
 def main() -> None:
@@ -57,13 +54,19 @@ def main() -> None:
     parser.add_argument("--sleep", type=float, metavar="SECONDS", help="do nothing for this long instead of training")
     parser.add_argument("--deadline", type=int, default=120, metavar="SECONDS", help="die after this long, whatever")
     args = parser.parse_args()
-    # torchrun's workers outlive a launcher that was killed: without this, an aborted benchmark would leave them running.
+    # torchrun's workers outlive a killed launcher; without this, an aborted benchmark would leave them running.
     signal.alarm(args.deadline)
     log = open_log(args.log_dir)
     if args.sleep is not None:
         time.sleep(args.sleep)
-    else:
-        train(log, args.log_dir / "stop_at", args.steps, args.width)
+        return
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    train(log, args.log_dir / "stop_at", args.steps, args.width)
+    # The DDP object has to be gone by now, as it is since train returned. If it outlives the group, it destroys the
+    # group's gloo threads while it holds the interpreter lock that they wait for: torch 2.13 then hangs, or aborts.
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

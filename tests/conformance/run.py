@@ -226,6 +226,9 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the suite, prints the table, and returns 1 if there was a regression, 2 if there was nothing to run."""
     args = parse_args(argv)
     files = [file for file in FILES if (args.tests / file).is_file()]
+    if not files:
+        print(f"{args.tests} has none of {', '.join(FILES)}", file=sys.stderr)
+        return 2
     sides: dict[str, dict[str, Results]] = {}
     for side in SIDES if args.against == "both" else (args.against,):
         sides[side] = {}

@@ -8,7 +8,6 @@ import re
 import select
 import signal
 import subprocess
-
 import sysconfig
 import time
 import uuid
@@ -31,7 +30,9 @@ class Run:
         self.temporary = folder / f"tmp-{self.mark}"
         self.temporary.mkdir()
         self.out_path, self.err_path = folder / f"out-{self.mark}", folder / f"err-{self.mark}"
-        environ = {key: value for key, value in os.environ.items() if not key.startswith(("UNICRON_", "PET_", "TORCHEL"))}
+        environ = {
+            key: value for key, value in os.environ.items() if not key.startswith(("UNICRON_", "PET_", "TORCHEL"))
+        }
         environ |= {
             MARK: self.mark,
             "TMPDIR": str(self.temporary),
@@ -181,5 +182,3 @@ def read_until(fd: int, wanted: bytes, deadline_s: float = DEADLINE_S) -> bytes:
 def reader() -> Callable[..., bytes]:
     """``read_until`` for the test modules, which cannot import this file."""
     return read_until
-
-

@@ -29,10 +29,10 @@ class Terminal:
         """Shows everything written so far; returns those bytes."""
         os.write(self.stream.fileno(), MARK)
         data = b""
-        while not data.endswith(MARK):
+        while MARK not in data:  # it need not be last: another thread may write as well
             data += os.read(self.master, 1 << 16)
         self.emulator.feed(data)
-        return data[: -len(MARK)]
+        return data.replace(MARK, b"")
 
     def resize(self, rows, columns):
         """As xterm, VTE and tmux do: lines below the cursor go first, and the cursor stays on its line."""

@@ -181,7 +181,9 @@ def test_a_file_is_appended_to(tmp_path):
     with open(tmp_path / "log", "w") as stream:
         stream.write("before\n")
         stream.flush()
-        PlainConsole(stream).say("after")
+        console = PlainConsole(stream)
+        console.say("after")
+        console.close()
     assert (tmp_path / "log").read_text().startswith("before\n[unicron] ")
 
 

@@ -74,7 +74,13 @@ class Job:
         return self.feed(WorkersStarted(at=self._at(at), restarts_used=restarts_used, workers=workers))
 
     def exited(
-        self, local_rank: int, code: int = 0, *, at: float | None = None, ended_at: float | None = None, step: Any = None
+        self,
+        local_rank: int,
+        code: int = 0,
+        *,
+        at: float | None = None,
+        ended_at: float | None = None,
+        step: Any = None,
     ) -> list[Command]:
         at = self._at(at)
         ended_at = at if ended_at is None else ended_at
@@ -323,9 +329,7 @@ def test_the_same_failure_without_progress_ends_the_job_early() -> None:
     assert only(job.fail_once(1, step=7), StartWorkers)
     assert only(job.fail_once(1, step=7), StartWorkers)
     failed = only(job.fail_once(1, step=7), FailJob)
-    assert failed.reason.endswith(
-        "No restart: the same failure came 3 times in a row after 7 steps, without progress."
-    )
+    assert failed.reason.endswith("No restart: the same failure came 3 times in a row after 7 steps, without progress.")
 
 
 def test_progress_starts_the_count_of_equal_failures_anew() -> None:
@@ -505,7 +509,9 @@ def test_a_later_fault_does_not_overwrite_an_open_incident() -> None:
     job.exited(0, TERMINATED)
     job.exited(1, CRASHED)
     ends_of = {
-        command.incident.number: command.incident.exit_code for command in job.log if isinstance(command, RecordIncident)
+        command.incident.number: command.incident.exit_code
+        for command in job.log
+        if isinstance(command, RecordIncident)
     }
     assert ends_of[1] == KILLED
 

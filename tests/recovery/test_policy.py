@@ -24,7 +24,11 @@ def _repeats(count: int, step: int | None = 5) -> Repeats:
 
 @pytest.mark.parametrize(
     "known",
-    [{"exit_code": 1}, *({"exit_code": -number} for number in (4, 6, 7, 8, 11)), {"exception_type": "KeyError", "message": "'x'"}],
+    [
+        {"exit_code": 1},
+        *({"exit_code": -number} for number in (4, 6, 7, 8, 11)),
+        {"exception_type": "KeyError", "message": "'x'"},
+    ],
 )
 def test_a_failure_of_its_own_is_counted_in_a_row(known: dict[str, Any]) -> None:
     first = count_repeats(None, _cause(**known))

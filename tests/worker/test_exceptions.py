@@ -27,7 +27,12 @@ class Ended:
         self.begun_ns = time.monotonic_ns()
         fd = theirs.fileno()
         done = subprocess.run(
-            [sys.executable, str(script), str(fd)], pass_fds=[fd], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, str(script), str(fd)],
+            pass_fds=[fd],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         self.ended_ns = time.monotonic_ns()
         theirs.close()
@@ -150,7 +155,11 @@ def test_a_wrapping_hook_as_torch_installs_it_reports_at_once(train: Path) -> No
 
 @pytest.mark.parametrize(
     "hook",
-    ["lambda *args: None", "__import__('functools').partial(print, file=sys.stderr)", "type('H', (), {'__call__': print})()"],
+    [
+        "lambda *args: None",
+        "__import__('functools').partial(print, file=sys.stderr)",
+        "type('H', (), {'__call__': print})()",
+    ],
 )
 def test_a_hook_that_replaces_ours_is_made_up_for_at_exit(train: Path, hook: str) -> None:
     ended = Ended(train, f"sys.excepthook = {hook}\nraise ValueError('bad')")

@@ -44,7 +44,9 @@ print("to stderr", file=sys.stderr)
 class Forked:
     """A worker forked from the warm process, with the agent's ends of all that it was given."""
 
-    def __init__(self, lab: Lab, warm: WarmProcess, argv: Sequence[str], env: dict[str, str], cwd: str, stdin: str) -> None:
+    def __init__(
+        self, lab: Lab, warm: WarmProcess, argv: Sequence[str], env: dict[str, str], cwd: str, stdin: str
+    ) -> None:
         self._lab = lab
         self.control, theirs = Channel.pair()
         self.control.settimeout(30.0)
@@ -90,7 +92,9 @@ class Warmer:
         self.script.write_text(TELL)
         self._made: list[Forked] = []
 
-    def begin(self, preload: str, *args: str, argv: Sequence[str] = (), env: dict[str, str] | None = None) -> WarmProcess:
+    def begin(
+        self, preload: str, *args: str, argv: Sequence[str] = (), env: dict[str, str] | None = None
+    ) -> WarmProcess:
         warm = WarmProcess(self.lab.loop, self.lab.processes, preload)
         command = argv or [sys.executable, "-u", str(self.script), *args]
         warm.begin(command, {**os.environ, **(env or {})}, str(self.folder), [0, 1, 2])

@@ -35,7 +35,7 @@ def count_steps(pulse: Pulse, on_first_step: Callable[[int], None]) -> None:
 def _step_hook(pulse: Pulse, on_first_step: Callable[[int], None]) -> Callable[..., None]:
     steps_of: dict[int, int] = {}
     most = 0
-    beat = pulse.beat
+    beat: Callable[[int], None] = pulse.beat
 
     def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         nonlocal most

@@ -1,0 +1,107 @@
+"""What people get to see of a job: sentences and a panel on the console, incidents in the ledger."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from unicron_elastic.launcher.console import open_console
+from unicron_elastic.launcher.ledger import Ledger, default_ledger
+from unicron_elastic.launcher.loop import Loop
+from unicron_elastic.launcher.options import Options
+from unicron_elastic.launcher.view import JobView, WorkerView
+
+from unicron_elastic.incident import Incident
+from unicron_elastic.recovery.machine import JobState
+from unicron_elastic.worker.pulse import PulseReading
+
+__all__ = ["Reporter", "job_view"]
+
+
+class Reporter:
+    """Speaks for the agent; nothing it does can hold up or fail a recovery."""
+
+    def __init__(self, options: Options, loop: Loop) -> None:
+        self._options = options
+        self._loop = loop
+        self._console = open_console(options.console, sys.stderr)
+        self._ledger: Ledger | None = None
+        self._begun_at = time.monotonic()
+        self._last_incident: str | None = None
+        self._has_said_plain = False
+        self._is_closed = False
+
+    def say(self, sentence: str) -> None:
+        """One sentence for people."""
+        self._console.say(sentence)
+
+    def say_once_why_plain(self, reason: str | None) -> None:
+        """Why workers start without the warm process, the first time there is a reason."""
+        if reason is not None and not self._has_said_plain:
+            self._has_said_plain = True
+            self.say(f"Workers start without the warm process: {reason}.")
+
+    def show_while_running(self, view: Callable[[], JobView]) -> None:
+        """Refreshes the live panel, where there is one, until closed."""
+        interval_s = self._console.refresh_interval_s
+        if interval_s is None:
+            return
+
+        def refresh() -> None:
+            if not self._is_closed:
+                now = time.monotonic()
+                seen = replace(view(), uptime_s=now - self._begun_at, last_incident=self._last_incident)
+                self._console.show(seen)
+                self._loop.call_at(now + interval_s, refresh)
+
+        self._loop.call_at(time.monotonic(), refresh)
+
+    def record(self, incident: Incident, log_folder: Path | None) -> None:
+        """Writes the incident to the ledger and, when it is over, says what it cost."""
+        if self._ledger is None:
+            path = Path(self._options.ledger) if self._options.ledger else default_ledger(incident.run_id, log_folder)
+            self._ledger = Ledger(path, self.say)
+        self._ledger.record(incident)
+        self._last_incident = incident.reason
+        if incident.total_ms is not None:
+            self.say(f"Incident {incident.number}: first step {incident.total_ms:.0f} ms after the fault.")
+
+    def close(self) -> None:
+        """Takes the panel away."""
+        self._is_closed = True
+        self._console.close()
+
+
+def job_view(state: JobState, readings: Mapping[int, PulseReading | None], *, nodes: int, world_size: int) -> JobView:
+    """What the panel shows of a job; ``readings`` are the workers' pulse pages by local rank.
+
+    The times and the last incident are the reporter's to add.
+    """
+    workers = []
+    for worker in state.workers:
+        reading = readings.get(worker.local_rank)
+        workers.append(
+            WorkerView(
+                rank=worker.rank,
+                local_rank=worker.local_rank,
+                pid=worker.pid,
+                state="running" if worker.exit_code is None else f"ended ({worker.exit_code})",
+                step=reading.step if reading else None,
+                step_time_s=reading.step_time_s if reading else None,
+            )
+        )
+    return JobView(
+        job=state.job,
+        run_id=state.run_id,
+        generation=state.generation,
+        restarts_used=state.restarts_used,
+        max_restarts=state.policy.max_restarts,
+        nodes=nodes,
+        world_size=world_size,
+        workers=tuple(workers),
+        uptime_s=0.0,
+        last_incident=None,
+    )

@@ -1,0 +1,147 @@
+"""Faults of workers: noticed, recorded, restarted or reported, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRAIN = """
+import os, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
+stop = os.path.join(os.environ["PROBE"], "killed")
+step = 0
+while True:
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    step += 1
+    if step == 3:
+        print("TRAINING", restarts, os.environ["RANK"], os.getpid(), flush=True)
+    if restarts != "0" and step >= 10:
+        break
+    time.sleep(0.01)
+dist.destroy_process_group()
+print("DONE", restarts, os.environ["RANK"], flush=True)
+"""
+
+
+def last_incidents(path: Path) -> dict[int, dict[str, Any]]:
+    """Incidents by number, each as last recorded."""
+    return {record["number"]: record for record in map(json.loads, path.read_text().splitlines())}
+
+
+def test_killed_ddp_worker_costs_one_restart_and_one_incident(launcher: Any) -> None:
+    launcher.script("train.py", TRAIN)
+    ledger = launcher.folder / "incidents.jsonl"
+    run = launcher.start(
+        "--nproc-per-node=2", "--max-restarts=2", "--unicron-ledger", str(ledger), "train.py", fast=False
+    )
+    run.until_line(r"^TRAINING 0 \d", count=2)
+    victim = int(run.until_line(r"^TRAINING 0 1 (\d+)")[0])
+    os.kill(victim, signal.SIGKILL)
+    assert run.wait() == 0, run.err
+    assert sorted(line for line in run.out.splitlines() if line.startswith("DONE")) == ["DONE 1 0", "DONE 1 1"]
+    incidents = last_incidents(ledger)
+    assert list(incidents) == [1]
+    incident = incidents[1]
+    assert (incident["rank"], incident["exit_code"], incident["action"]) == (1, -9, "restart")
+    assert incident["restarts_used"] == 1
+    assert all(value is not None and value >= 0 for value in incident["phases_ms"].values()), incident["phases_ms"]
+    assert incident["total_ms"] == pytest.approx(sum(incident["phases_ms"].values()))
+
+
+@pytest.mark.parametrize(
+    ("body", "reported"),
+    [
+        ("import sys; sys.exit(3)", "exitcode  : 3 "),
+        ("import sys; sys.exit('some text')", "exitcode  : 1 "),
+        ("import os; os._exit(7)", "exitcode  : 7 "),
+        ("import os; os.abort()", "(SIGABRT)"),
+        ("import ctypes; ctypes.string_at(0)", "(SIGSEGV)"),
+        ("raise KeyboardInterrupt", "(SIGINT)"),
+        ("raise ValueError('boom')", "ValueError: boom"),
+        ("def broken(:", "SyntaxError"),
+    ],
+)
+def test_failed_worker_is_reported_and_exits_1(launcher: Any, body: str, reported: str) -> None:
+    run = launcher.run("--nproc-per-node=1", launcher.script("fail.py", body + "\n"))
+    assert run.process.returncode == 1
+    assert "torch.distributed.elastic.multiprocessing.errors.ChildFailedError" in run.err
+    assert "fail.py FAILED" in run.err
+    assert reported in run.err
+
+
+@pytest.mark.parametrize("body", ["", "import sys; sys.exit(0)", "import sys; sys.exit(None)"])
+def test_good_end_exits_0_and_leaves_no_folder(launcher: Any, body: str) -> None:
+    run = launcher.run("--nproc-per-node=2", launcher.script("good.py", body + "\n"))
+    assert run.process.returncode == 0, run.err
+    assert run.logs_left() == []
+
+
+def test_restarts_are_counted_as_torchrun_counts_them(launcher: Any) -> None:
+    launcher.script(
+        "count.py",
+        "import os\nprint('ATTEMPT', os.environ['TORCHELASTIC_RESTART_COUNT'], os.environ['TORCHELASTIC_MAX_RESTARTS'],"
+        " flush=True)\nos._exit(11)\n",
+    )
+    options = ["--nproc-per-node=1", "--max-restarts=2", "count.py"]
+    ours = launcher.run("--unicron-same-failure-limit=0", *options)
+    assert ours.process.returncode == 1
+    assert ours.out.splitlines() == ["ATTEMPT 0 2", "ATTEMPT 1 2", "ATTEMPT 2 2"]
+
+
+def test_same_failure_and_do_not_restart_code_end_early(launcher: Any) -> None:
+    launcher.script("bug.py", "print('ATTEMPT', flush=True)\nraise ValueError('the same each time')\n")
+    run = launcher.run("--nproc-per-node=1", "--max-restarts=10", "bug.py")
+    assert run.process.returncode == 1
+    assert run.out.count("ATTEMPT") == 3
+    assert "the same failure came 3 times" in run.err
+    launcher.script("final.py", "import sys\nprint('ATTEMPT', flush=True)\nsys.exit(93)\n")
+    run = launcher.run("--nproc-per-node=1", "--max-restarts=10", "final.py")
+    assert run.process.returncode == 1
+    assert run.out.count("ATTEMPT") == 1
+
+
+def test_shared_memory_of_a_killed_worker_is_removed(launcher: Any) -> None:
+    launcher.script(
+        "shm.py",
+        "import os, signal\nfrom multiprocessing import shared_memory\n"
+        "made = shared_memory.SharedMemory(create=True, size=64)\nprint('MADE', made.name, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n",
+    )
+    run = launcher.run("--nproc-per-node=1", "shm.py")
+    made = run.until_line(r"^MADE (\S+)")
+    run.assert_gone()
+    left = run.shared_memory_left(made)
+    for name in left:  # this run's own, by the name its worker printed
+        os.unlink(f"/dev/shm/{name.lstrip('/')}")
+    assert left == []
+
+
+def test_script_that_closes_our_descriptors_keeps_its_own(launcher: Any) -> None:
+    launcher.script(
+        "reuse.py",
+        "import os\nos.closerange(3, 64)\n"
+        "files = [open(os.environ['PROBE'] + f'/own-{i}', 'w') for i in range(12)]\n"
+        "for file in files:\n    file.write('data')\n",
+    )
+    run = launcher.run("--nproc-per-node=1", "reuse.py")
+    assert run.process.returncode == 0, run.err
+    assert [(launcher.folder / f"own-{i}").read_text() for i in range(12)] == ["data"] * 12
+
+
+def test_failure_at_once_does_not_wait_for_workers_still_starting(launcher: Any) -> None:
+    launcher.script("fast.py", "import os, time\nif os.environ['RANK'] == '0':\n    os._exit(3)\ntime.sleep(600)\n")
+    run = launcher.start("--nproc-per-node=16", "--shutdown-timeout=20", "fast.py")
+    assert run.wait() == 1
+    assert "did not end within" not in run.err

@@ -1,0 +1,96 @@
+"""Whoever is killed, and whatever workers have started: nothing lives on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+CHILDREN = """
+import os, subprocess, time
+for number in range(20):
+    subprocess.Popen(["sleep", "600"], start_new_session=bool(number % 2))
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(0)
+print("UP", os.environ["TORCHELASTIC_RESTART_COUNT"], os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_killed_agent_takes_everything_along(launcher: Any) -> None:
+    run = launcher.start("--nproc-per-node=2", launcher.script("children.py", CHILDREN))
+    run.until_line(r"^UP 0", count=2)
+    assert len(run.carriers()) > 40
+    run.process.kill()
+    assert run.wait() == -signal.SIGKILL
+    run.assert_gone()
+
+
+def test_killed_keeper_costs_one_restart(launcher: Any) -> None:
+    run = launcher.start("--nproc-per-node=2", "--max-restarts=1", launcher.script("children.py", CHILDREN))
+    first = {int(pid) for pid in run.until_line(r"^UP 0 (\d+)", count=2)}
+    os.kill(run.named("unicron-keeper"), signal.SIGKILL)
+    run.until_line(r"^UP 1", count=2)
+    assert not first & set(run.carriers())
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 1
+
+
+def test_killed_keeper_at_start_is_one_sentence(launcher: Any) -> None:
+    run = launcher.start("--nproc-per-node=1", launcher.script("good.py", "print('UP', flush=True)\n"))
+    os.kill(run.named("unicron-keeper"), signal.SIGKILL)
+    run.wait()
+    assert "Traceback" not in run.err
+
+
+def test_killed_warm_process_is_replaced_by_plain_starts(launcher: Any) -> None:
+    run = launcher.start("--nproc-per-node=2", "--max-restarts=2", launcher.script("children.py", CHILDREN))
+    pids = run.until_line(r"^UP 0 (\d+)", count=2)
+    os.kill(run.named("unicron-warm"), signal.SIGKILL)
+    os.kill(int(pids[0]), signal.SIGKILL)
+    run.until_line(r"^UP 1", count=2)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 1
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+def test_handled_signal_lets_workers_save_and_exits_1(launcher: Any, name: str) -> None:
+    launcher.script(
+        "save.py",
+        "import signal, sys, time\n"
+        f"def save(*_):\n    print('SAVED', flush=True)\n    sys.exit(0)\nsignal.signal(signal.{name}, save)\n"
+        "print('UP', flush=True)\ntime.sleep(600)\n",
+    )
+    run = launcher.start("--nproc-per-node=2", "save.py")
+    run.until_line(r"^UP", count=2)
+    run.process.send_signal(getattr(signal, name))
+    assert run.wait() == 1
+    assert run.out.count("SAVED") == 2
+
+
+def test_unhandled_signal_kills_launcher_and_workers(launcher: Any) -> None:
+    run = launcher.start("--nproc-per-node=2", launcher.script("children.py", CHILDREN))
+    run.until_line(r"^UP 0", count=2)
+    run.process.send_signal(signal.SIGUSR1)
+    assert run.wait() == -signal.SIGUSR1
+    run.assert_gone()
+
+
+def test_second_interrupt_kills_workers_that_ignore_the_first(launcher: Any) -> None:
+    launcher.script(
+        "deaf.py",
+        "import signal, time\nsignal.signal(signal.SIGINT, lambda *_: print('HEARD', flush=True))\n"
+        "print('UP', flush=True)\nwhile True:\n    time.sleep(600)\n",
+    )
+    run = launcher.start("--nproc-per-node=2", "deaf.py")
+    run.until_line(r"^UP", count=2)
+    run.process.send_signal(signal.SIGINT)
+    run.until_line(r"^HEARD", count=2)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(20) == 1
+    assert "second signal" in run.err

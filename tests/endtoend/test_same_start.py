@@ -1,0 +1,78 @@
+"""What a script can observe of its start is what torchrun gives it, started warm or plainly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROBE = """
+import json, os, resource, signal, sys
+import __main__
+def link(fd):
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").split("/")[-1].split("-")[0].split(":")[0]
+    except OSError:
+        return None
+seen = {
+    "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "flags": repr(sys.flags), "cwd": os.getcwd(),
+    "main": {key: repr(value) for key, value in vars(__main__).items() if key in ("__file__", "__name__", "__package__",
+             "__spec__", "__cached__", "__doc__")},
+    "env": dict(os.environ), "stdio": [link(fd) for fd in (0, 1, 2)],
+    "buffering": [sys.stdout.line_buffering, sys.stdout.write_through, sys.stderr.write_through],
+    "is_leader": [os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid()],
+    "signals": {name: repr(signal.getsignal(getattr(signal, name))) for name in ("SIGTERM", "SIGINT", "SIGHUP",
+                "SIGPIPE", "SIGCHLD", "SIGUSR1")},
+    "limits": resource.getrlimit(resource.RLIMIT_NOFILE), "comm": open("/proc/self/comm").read(),
+    "umask": os.umask(0), "nice": os.nice(0), "excepthook_args": sys.excepthook.__name__ is not None,
+    "warnoptions": sys.warnoptions, "xoptions": sys._xoptions,
+}
+with open(os.environ["PROBE"] + "/seen-" + os.environ["RANK"], "w") as file:
+    json.dump(seen, file)
+"""
+# Differ from run to run; UNICRON_RUN_TOKEN is how leftovers are found.
+OWN = {
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_ERROR_FILE",
+    "TMPDIR",
+    "UNICRON_RUN_TOKEN",
+    "UNICRON_TEST_RUN",
+}
+
+
+def observe(launcher: Any, tool: str, arguments: list[str], options: list[str], env: dict[str, str]) -> list[Any]:
+    run = launcher.run(*options, "--nproc-per-node=2", *arguments, tool=tool, env=env)
+    assert run.process.returncode == 0, run.err
+    found = []
+    for rank in range(2):
+        path = Path(launcher.folder) / f"seen-{rank}"
+        seen = json.loads(path.read_text())
+        path.unlink()
+        seen["env"] = {key: value for key, value in seen["env"].items() if key not in OWN}
+        found.append(seen)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env"),
+    [
+        (["probe.py"], {}),
+        (["./sub/probe.py", "--x", "${local_rank}", "", "a b", "ü"], {}),
+        (["-m", "pkg.probe", "arg"], {}),
+        (["probe.py"], {"PYTHONPATH": "lib", "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONDEVMODE": "1"}),
+        (["probe.py"], {"PYTHONPATH": "", "PYTHONUNBUFFERED": "1", "BIG": "x" * 100_000}),
+    ],
+    ids=["script", "arguments", "module", "python-options", "empty-pythonpath-big-env"],
+)
+def test_script_sees_what_torchrun_shows(launcher: Any, arguments: list[str], env: dict[str, str]) -> None:
+    for folder in ("sub", "pkg", "lib"):
+        (launcher.folder / folder).mkdir()
+    launcher.script("pkg/__init__.py", "")
+    for name in ("probe.py", "sub/probe.py", "pkg/probe.py"):
+        launcher.script(name, PROBE)
+    expected = observe(launcher, "torchrun", arguments, [], env)
+    for options in (["--unicron-warm=on"], ["--unicron-warm=off"]):
+        assert observe(launcher, "unicron-run", arguments, options, env) == expected, options

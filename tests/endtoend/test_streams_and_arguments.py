@@ -1,0 +1,93 @@
+"""Closed streams, terminals and mistaken command lines."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+STREAMS = """
+import os
+def link(fd):
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+with open(os.environ["PROBE"] + "/links", "w") as file:
+    file.write("\\n".join(link(fd).split(":")[0] for fd in (0, 1, 2)))
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_stream_is_closed_in_the_worker_too(launcher: Any, closed: str) -> None:
+    launcher.script("streams.py", STREAMS)
+    run = launcher.run("--nproc-per-node=1", "streams.py", wrap=f'exec "$@" {closed}')
+    assert run.process.returncode == 0, run.err
+    links = (launcher.folder / "links").read_text().split("\n")
+    for fd, mark in enumerate(("<&-", ">&-", "2>&-")):
+        assert (links[fd] == "") == (mark in closed.split()), links
+
+
+def test_reader_that_leaves_does_not_hang_or_trace(launcher: Any, reader: Callable[..., bytes]) -> None:
+    launcher.script("spam.py", "while True:\n    print('line', flush=True)\n")
+    read_end, write_end = os.pipe()
+    try:
+        run = launcher.start("--nproc-per-node=2", "spam.py", stdout=write_end)
+        os.close(write_end)
+        reader(read_end, b"line\n")
+    finally:
+        os.close(read_end)
+    assert run.wait() == 1
+    assert "BrokenPipeError" in run.err
+
+
+def test_ctrl_c_on_a_terminal(launcher: Any, reader: Callable[..., bytes]) -> None:
+    launcher.script("sleep.py", "import time\nprint('UP', flush=True)\ntime.sleep(600)\n")
+    master, slave = pty.openpty()
+    try:
+        run = launcher.start(
+            "--nproc-per-node=1", "sleep.py", stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+            wrap='setsid --ctty --wait "$@"',
+        )  # fmt: skip
+        os.close(slave)
+        reader(master, b"UP")
+        os.write(master, b"\x03")
+        reader(master, b"stopped: ")
+        assert run.wait() == 1
+    finally:
+        os.close(master)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["missing.py"], 1, "does not exist"),
+        (["--nproc-per-node=0", "good.py"], 1, "--nproc-per-node"),
+        (["--nnodes=2:1", "good.py"], 1, "--nnodes"),
+        (["--monitor-interval=0", "good.py"], 1, "--monitor-interval"),
+        (["--redirects=7", "good.py"], 1, "--redirects"),
+        (["--log-dir=good.py", "good.py"], 1, "--log-dir"),
+        (["--no-python", "-m", "good"], 1, "exclude"),
+        (["--unicron-warm=maybe", "good.py"], 2, "--unicron-warm"),
+        (["--no-such-flag", "good.py"], 2, "usage:"),
+        ([], 2, "usage:"),
+    ],
+)
+def test_mistake_is_said_without_a_traceback(launcher: Any, arguments: list[str], code: int, said: str) -> None:
+    launcher.script("good.py", "raise SystemExit(9)\n")
+    run = launcher.run(*arguments)
+    assert run.process.returncode == code
+    assert said in run.err
+    assert "Traceback" not in run.err
+
+
+def test_hangup_is_handled_without_a_terminal(launcher: Any) -> None:
+    launcher.script("sleep.py", "import time\nprint('UP', flush=True)\ntime.sleep(600)\n")
+    run = launcher.start("--nproc-per-node=1", "sleep.py", wrap='exec setsid --wait "$@"')
+    run.until_line(r"^UP")
+    os.kill(next(pid for pid, name in run.carriers().items() if name == "unicron-run"), signal.SIGHUP)
+    assert run.wait() == 1

@@ -1,0 +1,135 @@
+"""The command line: torchrun's own parser, taken out of torch's source, with unicron-run's options added."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed.run as torch_run
+from unicron_elastic.launcher import arguments
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of whoever runs the tests change no default."""
+    import os
+
+    for name in list(os.environ):
+        if name.startswith(("PET_", "UNICRON_")):
+            monkeypatch.delenv(name)
+
+
+def _fast() -> argparse.ArgumentParser:
+    return arguments._parser_from_source(arguments._torch_folder())
+
+
+def _described(parser: argparse.ArgumentParser) -> list[dict[str, Any]]:
+    """Every action, in order, with all that decides how it parses and what --help says."""
+    actions = []
+    for action in parser._actions:
+        described = {name: value for name, value in vars(action).items() if name != "container"}
+        described["class"] = type(action).__name__
+        described["type"] = getattr(described["type"], "__qualname__", described["type"])
+        described["choices"] = None if action.choices is None else [str(choice) for choice in action.choices]
+        actions.append(described)
+    return actions
+
+
+def test_the_fast_parser_is_torchs_option_by_option() -> None:
+    fast, torchs = _described(_fast()), _described(torch_run.get_args_parser())
+    assert len(torchs) > 30
+    assert fast == torchs
+
+
+def test_it_is_torchs_with_every_variable_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for action in torch_run.get_args_parser()._actions:
+        if action.option_strings:
+            monkeypatch.setenv(f"PET_{action.dest.upper()}", "7")
+    assert _described(_fast()) == _described(torch_run.get_args_parser())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["train.py"],
+        ["--nnodes=2:4", "--nproc_per_node", "8", "--max-restarts=3", "train.py", "--lr", "1", "--nnodes", "9"],
+        ["--standalone", "--nproc-per-node=gpu", "-m", "package.train", "-x"],
+        ["--no-python", "-r", "0:3,1:1", "-t", "3", "--log_dir=/logs", "./train.sh"],
+        ["--rdzv-backend", "c10d", "--rdzv-endpoint=h:29400", "--rdzv-conf", "timeout=5", "--rdzv-id", "j", "t.py"],
+        ["--nproc", "2", "--mon", "0.5", "train.py"],
+    ],
+)
+def test_lines_mean_what_they_mean_to_torchrun(line: list[str]) -> None:
+    ours = vars(arguments.get_args_parser().parse_args(line))
+    own = {name for name in ours if name.startswith("unicron_")}
+    assert len(own) >= 8
+    assert {name: value for name, value in ours.items() if name not in own} == vars(
+        torch_run.get_args_parser().parse_args(line)
+    )
+
+
+def test_torchruns_variables_are_honoured_and_flags_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NNODES", "2:3")
+    monkeypatch.setenv("PET_MAX_RESTARTS", "5")
+    monkeypatch.setenv("PET_STANDALONE", "1")
+    args = _fast().parse_args(["train.py"])
+    assert (args.nnodes, args.max_restarts, args.standalone) == ("2:3", 5, True)
+    assert _fast().parse_args(["--nnodes=9", "train.py"]).nnodes == "9"
+
+
+def test_a_flag_of_the_script_is_the_scripts() -> None:
+    args = arguments.get_args_parser().parse_args(["train.py", "--unicron-warm", "off"])
+    assert args.unicron_warm is None
+    assert args.training_script_args == ["--unicron-warm", "off"]
+
+
+def test_a_torch_that_is_written_differently_is_asked_the_slow_way(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "distributed").mkdir()
+    (tmp_path / "distributed" / "argparse_util.py").write_text("changed = True\n")
+    monkeypatch.delitem(sys.modules, "torch.distributed.run")
+    monkeypatch.setattr(arguments, "_torch_folder", lambda: tmp_path)
+    assert _described(arguments.torchrun_parser()) == _described(torch_run.get_args_parser())
+
+
+def test_without_torch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments.importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(arguments.TorchMissing, match="torch is not installed"):
+        arguments._torch_folder()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        (["--help"], 0, ["usage: unicron-run", "--nproc-per-node", "--unicron-warm"]),
+        (["--no-such-flag", "train.py"], 2, ["usage: unicron-run", "no-such-flag"]),
+        (["--unicron-warm=maybe", "train.py"], 2, ["--unicron-warm", "'maybe'", "on or off"]),
+        (["--nnodes=0", "train.py"], 1, ["--nnodes", "'0'", "MIN:MAX"]),
+        (["nowhere/train.py"], 1, ["nowhere/train.py", "does not exist"]),
+    ],
+)
+def test_help_and_mistakes_cost_no_import_of_torch(line: list[str], code: int, words: list[str]) -> None:
+    program = (
+        "import sys\n"
+        "from unicron_elastic.launcher import main\n"
+        "try:\n"
+        "    main.console_script()\n"
+        "finally:\n"
+        "    assert 'torch' not in sys.modules\n"
+        "    assert 'numpy' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *line], capture_output=True, text=True, timeout=60, check=False
+    )
+    written = done.stdout + done.stderr
+    assert done.returncode == code, written
+    assert "Traceback" not in written
+    for word in words:
+        assert word in written
+    if code and "usage" not in words[0]:
+        assert len(done.stderr.splitlines()) == 1  # one sentence

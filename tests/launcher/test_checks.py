@@ -1,0 +1,100 @@
+"""Values that cannot start a job are refused in one sentence; what torchrun takes is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from unicron_elastic.launcher.arguments import get_args_parser
+from unicron_elastic.launcher.checks import BadArgument, check
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a script and a program."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "plain").touch()
+    program = tmp_path / "train.sh"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _check(*line: str) -> None:
+    check(get_args_parser().parse_args(line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train.py",
+        "--nnodes=1 --nproc-per-node=4 train.py",
+        "--nnodes=1:4 --nproc-per-node=auto --max-restarts=3 train.py",
+        "--nproc-per-node=gpu train.py",
+        "--nproc-per-node=cpu train.py",
+        "--nproc-per-node=xpu train.py",
+        "--monitor-interval=0.01 --shutdown-timeout=0 train.py",
+        "--redirects=3 --tee=0:1,1:3 train.py",
+        "--local-ranks-filter=0,1 train.py",
+        "--signals-to-handle=SIGTERM,SIGUSR1 train.py",
+        "--rdzv-conf=timeout=5,last_call_timeout=1 train.py",
+        "--rdzv-conf=key=a=b train.py",
+        "--log-dir=logs/new/deep train.py",
+        "--log-dir=/dev/null train.py",
+        "-m package.train",
+        "--no-python ./train.sh",
+        "--no-python sh",
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_what_can_start_passes(line: str) -> None:
+    _check(*line.split())
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "remedy"),
+    [
+        ("--nnodes", "0", "N or MIN:MAX with 0 < MIN <= MAX"),
+        ("--nnodes", "3:2", "N or MIN:MAX with 0 < MIN <= MAX"),
+        ("--nnodes", "1:2:3", "N or MIN:MAX with 0 < MIN <= MAX"),
+        ("--nnodes", "two", "N or MIN:MAX with 0 < MIN <= MAX"),
+        ("--nproc-per-node", "0", "a number above 0, auto, cpu or gpu"),
+        ("--nproc-per-node", "-2", "a number above 0, auto, cpu or gpu"),
+        ("--nproc-per-node", "2.5", "a number above 0, auto, cpu or gpu"),
+        ("--monitor-interval", "0.0", "a number of seconds above 0"),
+        ("--shutdown-timeout", "-1", "a whole number of seconds, 0 or more"),
+        ("--redirects", "4", "0, 1, 2 or 3"),
+        ("--redirects", "0:4", "0, 1, 2 or 3"),
+        ("--tee", "all", "0, 1, 2 or 3"),
+        ("--local-ranks-filter", "0;1", "a comma-separated list of local ranks"),
+        ("--signals-to-handle", "SIGTERM,SIGNONE", "'SIGNONE' is none"),
+        ("--signals-to-handle", "SIG_IGN", "'SIG_IGN' is none"),
+        ("--rdzv-conf", "timeout", "'timeout' is none"),
+        ("--log-dir", "train.py/logs", "'train.py' is a file"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_a_bad_value_is_named_with_its_option_and_remedy(flag: str, value: str, remedy: str) -> None:
+    with pytest.raises(BadArgument) as caught:
+        _check(f"{flag}={value}", "train.py")
+    text = str(caught.value)
+    assert text.startswith(f"{flag}: ")
+    assert value in text
+    assert remedy in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("nowhere.py", "the script 'nowhere.py' does not exist (looked in {folder})"),
+        ("--no-python ./nowhere", "the program './nowhere' does not exist"),
+        ("--no-python ./plain", "the program './plain' is not executable"),
+        ("--no-python -m train.py", "--no-python and --module exclude one another"),
+    ],
+)
+def test_a_script_that_cannot_run_is_named(folder: Path, line: str, words: str) -> None:
+    with pytest.raises(BadArgument) as caught:
+        _check(*line.split())
+    assert words.format(folder=folder) in str(caught.value)

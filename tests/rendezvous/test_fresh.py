@@ -1,0 +1,126 @@
+"""A fresh store per round around a handler that, as torch's does, hands out the same one each time."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from unicron_elastic.rendezvous.fresh import FreshStoreRendezvous
+
+TIMEOUT = timedelta(seconds=20)
+
+
+class Inner(RendezvousHandler):
+    """A node of a meeting whose store outlives the rounds; the keys of each round have a prefix, as torch's have."""
+
+    def __init__(self, shared: TCPStore, rank: int, nodes: int, use_agent_store: bool = True) -> None:
+        self._shared = TCPStore("127.0.0.1", shared.port, None, False, TIMEOUT, wait_for_workers=False)
+        self.rank, self.nodes, self.round = rank, nodes, 0
+        self._use_agent_store = use_agent_store
+        self.port = shared.port
+        self.calls: list[str] = []
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self._use_agent_store
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self.round += 1
+        store = PrefixStore(f"round {self.round}", self._shared)
+        return RendezvousInfo(store, self.rank, self.nodes, RendezvousStoreInfo("127.0.0.1", self.port))
+
+    def get_backend(self) -> str:
+        return "c10d"
+
+    def is_closed(self) -> bool:
+        return "set_closed" in self.calls
+
+    def set_closed(self) -> None:
+        self.calls.append("set_closed")
+
+    def num_nodes_waiting(self) -> int:
+        return 3
+
+    def get_run_id(self) -> str:
+        return "r1"
+
+    def shutdown(self) -> bool:
+        self.calls.append("shutdown")
+        return True
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
+    monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)
+    return TCPStore("127.0.0.1", 0, None, True, TIMEOUT, wait_for_workers=False)
+
+
+def _meet(handlers: list[FreshStoreRendezvous]) -> list[RendezvousInfo]:
+    """All nodes at once, as they come in a real round."""
+    barrier = threading.Barrier(len(handlers))
+
+    def come(handler: FreshStoreRendezvous) -> RendezvousInfo:
+        barrier.wait(20)
+        return handler.next_rendezvous()
+
+    with ThreadPoolExecutor(len(handlers)) as pool:
+        return list(pool.map(come, handlers))
+
+
+def _worker_store(info: RendezvousInfo) -> TCPStore:
+    where = info.bootstrap_store_info
+    return TCPStore(where.master_addr, where.master_port, None, False, TIMEOUT, wait_for_workers=False)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_all_nodes_of_a_round_share_a_store_that_is_new(shared: TCPStore, nodes: int) -> None:
+    handlers = [FreshStoreRendezvous(Inner(shared, rank, nodes), "127.0.0.1", 20) for rank in range(nodes)]
+    ports = set()
+    for _ in range(3):
+        infos = _meet(handlers)
+        assert [(info.rank, info.world_size) for info in infos] == [(rank, nodes) for rank in range(nodes)]
+        stores = [_worker_store(info) for info in infos]
+        assert len({info.bootstrap_store_info.master_port for info in infos}) == 1
+        assert not stores[0].check(["address of rank 0"])  # nothing of an earlier round is in it
+        stores[-1].set("address of rank 0", "x")
+        assert stores[0].get("address of rank 0") == b"x"
+        ports.add(infos[0].bootstrap_store_info.master_port)
+        del stores, infos
+    assert shared.port not in ports
+    for handler in handlers:
+        assert handler.shutdown()
+
+
+def test_agents_keep_the_store_of_the_meeting(shared: TCPStore) -> None:
+    info = FreshStoreRendezvous(Inner(shared, 0, 1), "127.0.0.1").next_rendezvous()
+    info.store.set("key", "x")
+    assert PrefixStore("round 1", shared).get("key") == b"x"
+
+
+def test_the_first_node_says_by_which_address_it_is_reached(shared: TCPStore) -> None:
+    handlers = [FreshStoreRendezvous(Inner(shared, 0, 2), "localhost"), FreshStoreRendezvous(Inner(shared, 1, 2), None)]
+    assert [info.bootstrap_store_info.master_addr for info in _meet(handlers)] == ["localhost", "localhost"]
+
+
+@pytest.mark.parametrize("off", ["variable", "inner handler"])
+def test_it_can_be_told_to_leave_the_store_alone(shared: TCPStore, monkeypatch: pytest.MonkeyPatch, off: str) -> None:
+    if off == "variable":
+        monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    handler = FreshStoreRendezvous(Inner(shared, 0, 1, use_agent_store=off == "variable"), "127.0.0.1")
+    assert handler.next_rendezvous().bootstrap_store_info.master_port == shared.port
+
+
+def test_everything_else_is_the_inner_handlers(shared: TCPStore) -> None:
+    inner = Inner(shared, 0, 1)
+    handler = FreshStoreRendezvous(inner, None)
+    assert (handler.get_backend(), handler.get_run_id(), handler.num_nodes_waiting()) == ("c10d", "r1", 3)
+    assert handler.use_agent_store
+    assert not handler.is_closed()
+    handler.set_closed()
+    assert handler.is_closed()
+    handler.shutdown()
+    assert inner.calls == ["set_closed", "shutdown"]

@@ -1,0 +1,131 @@
+"""The rendezvous of a single node, and which rendezvous a job gets, with real stores."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+from unicron_elastic.rendezvous.choose import rendezvous_handler
+from unicron_elastic.rendezvous.fresh import FreshStoreRendezvous
+from unicron_elastic.rendezvous.local import LocalRendezvous
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _client(port: int) -> TCPStore:
+    return TCPStore("127.0.0.1", port, None, False, timedelta(seconds=10), wait_for_workers=False)
+
+
+def test_a_worker_reaches_the_store_that_it_is_told_of() -> None:
+    handler = LocalRendezvous(backend="c10d", run_id="r1", host="127.0.0.1")
+    info = handler.next_rendezvous()
+    assert (info.rank, info.world_size) == (0, 1)
+    assert info.bootstrap_store_info.master_addr == "127.0.0.1"
+    client = _client(info.bootstrap_store_info.master_port)
+    client.set("from a worker", "x")
+    assert client.get("from a worker") == b"x"
+    assert handler.use_agent_store
+
+
+def test_every_generation_has_a_store_of_its_own() -> None:
+    handler = LocalRendezvous(backend="c10d", run_id="r1", host="127.0.0.1")
+    info = handler.next_rendezvous()
+    _client(info.bootstrap_store_info.master_port).set("address of rank 0", "of a dead process")
+    info.store.set("agents", "1")
+    first_port = info.bootstrap_store_info.master_port
+    info = handler.next_rendezvous()
+    assert info.bootstrap_store_info.master_port != first_port or first_port == 0
+    assert not _client(info.bootstrap_store_info.master_port).check(["address of rank 0"])
+    assert not info.store.check(["agents"])
+
+
+def test_what_agents_keep_is_apart_from_what_workers_keep() -> None:
+    handler = LocalRendezvous(backend="c10d", run_id="r1", host="127.0.0.1")
+    info = handler.next_rendezvous()
+    info.store.set("key", "of the agent")
+    assert not _client(info.bootstrap_store_info.master_port).check(["key"])
+
+
+def test_a_fixed_port_serves_generation_after_generation() -> None:
+    port = _free_port()
+    handler = LocalRendezvous(backend="static", run_id="r1", host="127.0.0.1", port=port)
+    for _ in range(3):
+        info = handler.next_rendezvous()
+        assert info.bootstrap_store_info.master_port == port
+        client = _client(port)
+        assert not client.check(["old"])
+        client.set("old", "x")
+        del info
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        port = server.getsockname()[1]
+        handler = LocalRendezvous(backend="static", run_id="r1", host="127.0.0.1", port=port)
+        with pytest.raises(RendezvousConnectionError, match=f"port {port}"):
+            handler.next_rendezvous()
+
+
+def test_the_rest_of_torchs_interface() -> None:
+    handler = LocalRendezvous(backend="static", run_id="r1")
+    assert (handler.get_backend(), handler.get_run_id()) == ("static", "r1")
+    assert handler.num_nodes_waiting() == 0
+    assert handler.can_grow is False
+    assert not handler.is_closed()
+    handler.set_closed()
+    assert handler.is_closed()
+    port = handler.next_rendezvous().bootstrap_store_info.master_port
+    assert handler.shutdown() is True
+    with socket.socket() as sock:
+        assert sock.connect_ex(("127.0.0.1", port)) != 0  # nobody listens any more
+
+
+def _parameters(**changed: Any) -> RendezvousParameters:
+    known = {"backend": "c10d", "endpoint": "localhost:0", "run_id": "r1", "min_nodes": 1, "max_nodes": 1}
+    return RendezvousParameters(**{**known, "local_addr": "127.0.0.1", "timeout": 20, **changed})
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:0", "127.0.0.1:0"])
+def test_standalone_is_local(endpoint: str) -> None:
+    handler = rendezvous_handler(_parameters(endpoint=endpoint))
+    assert isinstance(handler, LocalRendezvous)
+    assert handler.next_rendezvous().bootstrap_store_info.master_addr == "127.0.0.1"
+    handler.shutdown()
+
+
+def test_a_static_job_of_one_node_is_local_on_the_port_that_was_asked_for() -> None:
+    port = _free_port()
+    handler = rendezvous_handler(_parameters(backend="static", endpoint=f"127.0.0.1:{port}", rank=0))
+    assert isinstance(handler, LocalRendezvous)
+    info = handler.next_rendezvous().bootstrap_store_info
+    assert (info.master_addr, info.master_port) == ("127.0.0.1", port)
+    handler.shutdown()
+
+
+@pytest.mark.parametrize("changed", [{"max_nodes": 2}, {}])
+def test_c10d_with_a_meeting_point_keeps_torchs_meeting_and_gets_fresh_stores(changed: dict[str, Any]) -> None:
+    handler = rendezvous_handler(_parameters(endpoint=f"localhost:{_free_port()}", is_host=True, **changed))
+    assert isinstance(handler, FreshStoreRendezvous)
+    assert handler.get_backend() == "c10d"
+    assert handler.get_run_id() == "r1"
+    handler.shutdown()
+
+
+def test_a_static_job_of_several_nodes_is_torchs() -> None:
+    handler = rendezvous_handler(
+        _parameters(backend="static", endpoint="127.0.0.1:29500", rank=0, min_nodes=2, max_nodes=2)
+    )
+    assert type(handler).__module__.startswith("torch.")
+
+
+def test_what_torch_refuses_is_refused() -> None:
+    with pytest.raises(ValueError, match="no-such-backend"):
+        rendezvous_handler(_parameters(backend="no-such-backend", max_nodes=2))

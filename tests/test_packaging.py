@@ -1,0 +1,115 @@
+"""What is installed is what is here: a package that is not declared works when editable and is lost in the wheel."""
+
+from __future__ import annotations
+
+import configparser
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ("unicron_elastic", "launcher", "rendezvous")
+
+
+def _pyproject() -> dict[str, Any]:
+    tomllib = pytest.importorskip("tomllib", reason="part of Python from 3.11 on")
+    loaded: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def _installed_name(path: Path) -> str:
+    """The name under which a folder or file of the repository is installed, with slashes."""
+    relative = path.relative_to(ROOT)
+    inside = relative if relative.parts[0] == "unicron_elastic" else Path("unicron_elastic") / relative
+    return inside.as_posix()
+
+
+def test_every_package_is_declared_and_mapped() -> None:
+    config = _pyproject()["tool"]["setuptools"]
+    here = {path.parent for source in SOURCES for path in (ROOT / source).rglob("__init__.py")}
+    assert sorted(config["packages"]) == sorted(_installed_name(folder).replace("/", ".") for folder in here)
+    mapping = config["package-dir"]
+    assert mapping == {
+        "unicron_elastic": "unicron_elastic",
+        "unicron_elastic.launcher": "launcher",
+        "unicron_elastic.rendezvous": "rendezvous",
+    }
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    folders = {path.parent for source in SOURCES for path in (ROOT / source).rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_coverage_measures_all_three() -> None:
+    assert sorted(_pyproject()["tool"]["coverage"]["run"]["source_pkgs"]) == [
+        "unicron_elastic",
+        "unicron_elastic.launcher",
+        "unicron_elastic.rendezvous",
+    ]
+
+
+@pytest.mark.parametrize("package", ["launcher", "rendezvous"])
+def test_a_second_copy_cannot_be_imported_from_the_root(package: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {package}"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert f"ImportError: import unicron_elastic.{package}, not {package}" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """A wheel, built from a copy so that nothing is left in the repository and nothing old in it gets in."""
+    pytest.importorskip("setuptools")
+    pytest.importorskip("pip")
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    command = [
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-w",
+        str(folder),
+        str(source),
+    ]
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = folder.glob("*.whl")
+    return zipfile.ZipFile(built)
+
+
+def test_the_wheel_holds_every_source_file_and_nothing_beside_the_package(wheel: zipfile.ZipFile) -> None:
+    expected = {_installed_name(path) for source in SOURCES for path in (ROOT / source).rglob("*.py")}
+    expected.add("unicron_elastic/py.typed")
+    assert "unicron_elastic/worker/inject/sitecustomize.py" in expected
+    assert "unicron_elastic/launcher/main.py" in expected
+    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
+
+
+def test_the_wheel_declares_the_commands_and_they_exist(wheel: zipfile.ZipFile) -> None:
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
+    parsed = configparser.ConfigParser()
+    parsed.read_string(wheel.read(name).decode())
+    assert dict(parsed["console_scripts"]) == _pyproject()["project"]["scripts"]
+    names = set(wheel.namelist())
+    for target in parsed["console_scripts"].values():
+        module = target.partition(":")[0]
+        assert f"{module.replace('.', '/')}.py" in names
+
+
+def test_the_wheel_carries_its_licence(wheel: zipfile.ZipFile) -> None:
+    assert any(name.endswith("/LICENSE") for name in wheel.namelist())
