@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # DDP imports it too, but after the group exists, which it would then keep alive for ever
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -232,8 +233,7 @@ def main() -> None:
     """Join, train, leave."""
     args = parse_arguments()
     train(args, join_world())
-    # The DDP object is gone now, with train's other locals. It must not outlive the group: with gloo, torch 2.13 can
-    # then hang or abort at exit, after all the work is done.
+    # The DDP object is gone now, with train's other locals. If it outlived the group, torch 2.13 with gloo could hang.
     dist.destroy_process_group()
 
 

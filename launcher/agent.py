@@ -15,23 +15,19 @@ import textwrap
 import time
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.metrics import prof, put_metric
-from torch.distributed.elastic.multiprocessing import (
-    DefaultLogsSpecs,
-    LogsSpecs,
-    PContext,
-    RunProcsResult,
-    SignalException,
-)
+from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, SignalException
+
+from unicron_elastic.faults import Failure
 from unicron_elastic.launcher import failures
 from unicron_elastic.launcher.description import describe_workers
 from unicron_elastic.launcher.functions import FunctionWatch
 from unicron_elastic.launcher.keeper import remove_if_empty
+from unicron_elastic.launcher.logs import run_folder, temporary_folder
 from unicron_elastic.launcher.options import Options, from_environment
 from unicron_elastic.launcher.peers import PeerWatch, tell_peers
 from unicron_elastic.launcher.processes import TOKEN, Exit
@@ -39,12 +35,10 @@ from unicron_elastic.launcher.reporter import Reporter, job_view
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.view import JobView
 from unicron_elastic.launcher.workers import WorkerProcess, WorkersContext
-from unicron_elastic.rendezvous.restarts import agree_on_restarts
-
-from unicron_elastic.faults import Failure
 from unicron_elastic.recovery import commands, events
 from unicron_elastic.recovery.machine import JobState, handle
 from unicron_elastic.recovery.policy import Policy
+from unicron_elastic.rendezvous.restarts import agree_on_restarts
 from unicron_elastic.worker.channel import Message
 
 __all__ = ["Agent"]
@@ -86,7 +80,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             result: RunResult = super().run(role)
             return result
         finally:
-            if (folder := self._temporary_logs()) is not None:
+            if (folder := temporary_folder(self._logs_specs, self._error_file())) is not None:
                 remove_if_empty(folder)
             self._stop_watches()
             self._reporter.close()
@@ -137,7 +131,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
         )
         self._pcontext = context
-        if (folder := self._temporary_logs()) is not None:
+        if (folder := temporary_folder(self._logs_specs, self._error_file())) is not None:
             self._runtime.processes.remember(paths=[folder])
         context.start()
         pids: dict[int, Any] = context.pids()
@@ -191,9 +185,12 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             pids: dict[int, Any] = super()._start_workers(group)
         finally:
             del os.environ[TOKEN]
-        assert self._pcontext is not None
         self._functions = FunctionWatch(
-            self._runtime.loop, self._pcontext, group.spec.monitor_interval, self._functions_ended
+            self._runtime.loop,
+            pids.values(),
+            group.spec.monitor_interval,
+            ask=lambda: self._monitor_workers(group),
+            on_result=self._functions_ended,
         )
         return pids
 
@@ -256,17 +253,15 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             step=step,
         )
 
-    def _functions_ended(self, result: RunProcsResult) -> None:
+    def _functions_ended(self, result: RunResult) -> None:
         """torch has ended all function workers when it tells of a failure."""
         now = time.monotonic()
-        self._return_values = {
-            self._worker_group.workers[rank].global_rank: value for rank, value in result.return_values.items()
-        }
-        for worker in sorted(self._worker_group.workers, key=lambda w: w.local_rank not in result.failures):
-            failure = result.failures.get(worker.local_rank)
+        self._return_values = result.return_values
+        for worker in sorted(self._worker_group.workers, key=lambda w: w.global_rank not in result.failures):
+            failure = result.failures.get(worker.global_rank)
             if failure is not None:
                 self._recall_exception(worker.local_rank, now)
-            code = failure.exitcode if failure else (-signal.SIGTERM if result.is_failed() else 0)
+            code = failure.exitcode if failure else (0 if result.state is WorkerState.SUCCEEDED else -signal.SIGTERM)
             self._events.append(
                 events.WorkerExited(at=now, ended_at=now, local_rank=worker.local_rank, exit_code=int(code))
             )
@@ -305,7 +300,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             case commands.WakeAt():
                 self._wake_at(command.at)
             case commands.RecordIncident():
-                self._reporter.record(command.incident, self._log_folder())
+                self._reporter.record(command.incident, run_folder(self._logs_specs, self._error_file()))
             case commands.StartWorkers():
                 self._reporter.say(command.reason)
                 self._stop_watches()
@@ -392,21 +387,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         world_size = group.workers[0].world_size if group.workers else 0
         return job_view(self._state, readings, nodes=group.group_world_size or 1, world_size=world_size)
 
-    def _log_folder(self) -> Path | None:
-        """The run's own folder under --log-dir; None without one."""
-        error_file = self._pcontext.error_files.get(0) if self._pcontext is not None else None
-        if not error_file or self._temporary_logs() is not None:
-            return None
-        return Path(error_file).parents[2]  # <log_dir>/<run id>_<random>/attempt_<n>/<local rank>/error.json
-
-    def _temporary_logs(self) -> str | None:
-        """The temporary folder that torch makes for logs and error files when there is no --log-dir."""
-        if self._pcontext is None or not isinstance(self._logs_specs, DefaultLogsSpecs):
-            return None
-        error_file = self._pcontext.error_files.get(0)
-        if not error_file or self._logs_specs.root_log_dir != str(None):  # torch's property says "None" for None
-            return None
-        return str(Path(error_file).parents[3])
+    def _error_file(self) -> str | None:
+        return self._pcontext.error_files.get(0) if self._pcontext is not None else None
 
 
 def _with_stack(command: commands.FailJob) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed.launcher.api as torch_api
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 from torch.distributed.launcher.api import LaunchConfig, _get_addr_and_port, _get_entrypoint_name
+
 from unicron_elastic.launcher.agent import Agent as LocalElasticAgent
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.rendezvous.choose import rendezvous_handler

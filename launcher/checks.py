@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 __all__ = ["BadArgument", "check"]
@@ -16,8 +17,11 @@ class BadArgument(ValueError):
     """The text names the option, the value and what would be right."""
 
 
-def check(args: argparse.Namespace) -> None:
-    """Raises BadArgument for the first value with which the job could not start."""
+def check(args: argparse.Namespace, warn: Callable[[str], object]) -> None:
+    """Raises BadArgument for the first value with which the job could not start.
+
+    What torchrun runs without is taken out of ``args`` and told to ``warn``.
+    """
     _check_nodes(args.nnodes)
     _check_processes(args.nproc_per_node)
     if args.max_restarts < 0:
@@ -31,9 +35,7 @@ def check(args: argparse.Namespace) -> None:
             raise _bad(flag, value, "0, 1, 2 or 3, or a list RANK:0-3,RANK:0-3 with local ranks of one digit")
     if args.local_ranks_filter and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", args.local_ranks_filter):
         raise _bad("--local-ranks-filter", args.local_ranks_filter, "a comma-separated list of local ranks")
-    for name in args.signals_to_handle.split(","):
-        if not isinstance(getattr(signal, name.strip(), None), signal.Signals):
-            raise _bad("--signals-to-handle", args.signals_to_handle, f"signal names; {name.strip()!r} is none")
+    _drop_unknown_signals(args, warn)
     for pair in filter(None, args.rdzv_conf.split(",")):
         if not re.fullmatch(r"\s*[^=]+=.+", pair):
             raise _bad("--rdzv-conf", args.rdzv_conf, f"key=value pairs with commas between; {pair!r} is none")
@@ -43,6 +45,17 @@ def check(args: argparse.Namespace) -> None:
 
 def _bad(flag: str, value: object, right: str) -> BadArgument:
     return BadArgument(f"{flag}: {value!r} is not possible here; it takes {right}")
+
+
+def _drop_unknown_signals(args: argparse.Namespace, warn: Callable[[str], object]) -> None:
+    names = [name.strip() for name in args.signals_to_handle.split(",")]
+    known = [name for name in names if isinstance(getattr(signal, name, None), signal.Signals)]
+    if not known:
+        raise _bad("--signals-to-handle", args.signals_to_handle, "signal names such as SIGTERM,SIGINT")
+    for name in names:
+        if name not in known:
+            warn(f"--signals-to-handle: {name!r} is no signal of this system and is left out")
+    args.signals_to_handle = ",".join(known)
 
 
 def _check_nodes(nnodes: str) -> None:

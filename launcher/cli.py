@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from unicron_elastic.launcher.ledger import find_ledgers, read_ledger, state_folder
 
 from unicron_elastic import __version__
 from unicron_elastic.incident import Incident
+from unicron_elastic.launcher.ledger import find_ledgers, read_ledger, state_folder
 
 __all__ = ["app"]
 

@@ -1,16 +1,18 @@
 """Function workers (``elastic_launch(config, function)``, ``--run-path``): torch starts them, we watch them.
 
 They are children of torch's multiprocessing, not of the keeper, and hand their return value over before they end;
-so torch's own context is asked, at each exit (pidfd) and, for return values, every monitor interval.
+so torch is asked, at each exit (pidfd) and, for return values, every monitor interval.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
-from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+
 from unicron_elastic.launcher.loop import Loop
 
 __all__ = ["FunctionWatch"]
@@ -28,24 +30,30 @@ class _Pidfd:
 
 
 class FunctionWatch:
-    """Calls ``on_result`` once, when torch's context says that the workers are done or one has failed."""
+    """Calls ``on_result`` once, when torch says that the workers are done or that one has failed."""
 
     def __init__(
-        self, loop: Loop, context: PContext, interval_s: float, on_result: Callable[[RunProcsResult], None]
+        self,
+        loop: Loop,
+        pids: Iterable[int],
+        interval_s: float,
+        ask: Callable[[], RunResult],
+        on_result: Callable[[RunResult], None],
     ) -> None:
+        """``ask`` is torch's ``_monitor_workers``, which a subclass of the agent may have overridden."""
         self._loop = loop
-        self._context = context
         self._interval_s = interval_s
+        self._ask_torch = ask
         self._on_result = on_result
         self._is_done = False
         self._pidfds: list[_Pidfd] = []
-        for pid in context.pids().values():
+        for pid in pids:
             try:
                 pidfd = _Pidfd(pid)
             except OSError:
                 continue  # ended already: the timer sees it
             self._pidfds.append(pidfd)
-            loop.on_readable(pidfd, lambda pidfd=pidfd: self._ended(pidfd))  # type: ignore[misc]
+            loop.on_readable(pidfd, partial(self._ended, pidfd))
         self._arm()
 
     def stop(self) -> None:
@@ -73,7 +81,7 @@ class FunctionWatch:
     def _ask(self) -> None:
         if self._is_done:
             return
-        result = self._context.wait(0)
-        if result is not None:
+        result = self._ask_torch()
+        if result.state is not WorkerState.HEALTHY:
             self.stop()
             self._on_result(result)

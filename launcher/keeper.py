@@ -246,5 +246,5 @@ def main(fd: int) -> None:
 def _leave_standard_streams() -> None:
     """Lets go of the launcher's stdin and stdout, so that a pipe's reader sees the end when the launcher ends."""
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
+    for fd in {0, 1} - {null}:  # it is one of them if that stream is closed
+        os.dup2(null, fd, inheritable=False)  # a worker without the stream must not get ours

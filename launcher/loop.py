@@ -7,8 +7,9 @@ import itertools
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 __all__ = ["Loop"]
 
@@ -24,7 +25,9 @@ class Loop:
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._soon: list[Callable[[], None]] = []
+        self._soon: deque[Callable[[], None]] = deque()
+        self._signals: deque[Callable[[], object]] = deque()
+        self._is_running = False
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -48,6 +51,9 @@ class Loop:
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Calls ``callback`` in the loop's thread; safe from any thread."""
         self._soon.append(callback)
+        self._wake()
+
+    def _wake(self) -> None:
         try:
             self._wake_write.send(b"\0")
         except (BlockingIOError, OSError):
@@ -58,12 +64,30 @@ class Loop:
 
         Exceptions from callbacks and signal handlers pass through; the loop may then be run again.
         """
-        while not is_done():
-            now = time.monotonic()
-            if deadline is not None and now >= deadline:
-                return False
-            self._run_once(now, deadline)
-        return True
+        was_running, self._is_running = self._is_running, True
+        try:
+            is_over = self._run(is_done, deadline)
+        finally:
+            self._is_running = was_running
+        if not was_running:
+            self._call_signal_handlers()
+        return is_over
+
+    def between_callbacks(self, handler: Callable[[int, Any], object]) -> Callable[[int, Any], None]:
+        """A signal handler that calls ``handler`` where the loop loses nothing if it raises.
+
+        Anywhere else an exception could fall between the reading of a message and what it tells. While the loop does
+        not run, ``handler`` is called at once.
+        """
+
+        def handle(number: int, frame: Any) -> None:
+            if not self._is_running:
+                handler(number, frame)
+                return
+            self._signals.append(lambda: handler(number, None))
+            self._wake()
+
+        return handle
 
     def close(self) -> None:
         """Closes the loop's own descriptors; what was registered belongs to others."""
@@ -71,12 +95,30 @@ class Loop:
         self._wake_read.close()
         self._wake_write.close()
 
+    def _run(self, is_done: Callable[[], bool], deadline: float | None) -> bool:
+        while not is_done():
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                return False
+            self._run_once(now, deadline)
+            self._call_signal_handlers()
+        return True
+
+    def _call_signal_handlers(self) -> None:
+        while self._signals:
+            self._signals.popleft()()
+
     def _run_once(self, now: float, deadline: float | None) -> None:
         limits = [at for at in (self._timers[0][0] if self._timers else None, deadline) if at is not None]
         timeout = max(0.0, min(limits) - now) if limits else None
+        if self._soon:  # left over from a round that an exception ended
+            timeout = 0.0
+        watched = self._selector.get_map()
         for key, _ in self._selector.select(timeout):
-            if key.fileobj in self._selector.get_map():  # an earlier callback of this round may have removed it
+            if watched.get(key.fd) is key:  # an earlier callback of this round may have removed or replaced it
                 key.data()
+        while self._soon:
+            self._soon.popleft()()
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
@@ -86,6 +128,3 @@ class Loop:
             self._wake_read.recv(4096)
         except BlockingIOError:
             pass
-        soon, self._soon = self._soon, []
-        for callback in soon:
-            callback()

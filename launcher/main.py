@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from types import FunctionType
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from unicron_elastic.launcher import arguments, options
 from unicron_elastic.launcher.checks import BadArgument, check
 from unicron_elastic.launcher.command import warm_command
+from unicron_elastic.launcher.processes import KeeperLost
 from unicron_elastic.launcher.runtime import Runtime
+from unicron_elastic.launcher.streams import hold_closed
 
 if TYPE_CHECKING:
     from torch.distributed.run import (  # noqa: F401
@@ -59,6 +62,7 @@ def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
 def run(args: argparse.Namespace, runtime: Runtime | None = None) -> None:
     """Runs parsed arguments to the job's end. Raises what torch.distributed.run.run raises."""
     import torch.distributed.run as torch_run
+
     from unicron_elastic.launcher import api
 
     if runtime is None:
@@ -83,10 +87,14 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def console_script() -> NoReturn:
     """The command ``unicron-run``."""
+    hold_closed()
     try:
         code = _run_command(sys.argv[1:])
-    except KeyboardInterrupt:  # before torch's handlers stand
-        code = 1
+    except KeyboardInterrupt:  # before torch's handlers stand: end as any program does, so that a shell loop ends too
+        _flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        code = 128 + signal.SIGINT  # where the signal is blocked
     _flush()
     sys.exit(code)
 
@@ -95,7 +103,7 @@ def _run_command(argv: Sequence[str]) -> int:
     try:
         args = parse_args(argv)
         chosen = options.from_arguments(args)
-        check(args)
+        check(args, warn=_say)
     except options.BadOption as error:
         return _complain(str(error), 2)
     except arguments.TorchMissing as error:
@@ -106,6 +114,8 @@ def _run_command(argv: Sequence[str]) -> int:
     try:
         runtime.begin(warm_command(args), _early_environment(args))
         return _run_job(args, runtime)
+    except KeeperLost:
+        return _complain("its keeper process, which starts the workers, was killed from outside", 1)
     finally:
         runtime.end()
 
@@ -138,16 +148,26 @@ def _run_job(args: argparse.Namespace, runtime: Runtime) -> int:
     except (RendezvousError, DistError, OSError, ValueError) as error:
         if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
             raise
-        return _complain(f"{type(error).__name__}: {error}", 1)
+        return _complain(_words(error), 1)
     return 0
 
 
+def _words(error: Exception) -> str:
+    """Some of torch's errors have no text; their class's docstring then says what they mean."""
+    text = str(error) or (type(error).__doc__ or "").strip().partition("\n")[0].removeprefix("Raised when ")
+    return f"{type(error).__name__}: {text}"
+
+
 def _complain(text: str, code: int) -> int:
+    _say(text)
+    return code
+
+
+def _say(text: str) -> None:
     try:
         print(f"unicron-run: {text}", file=sys.stderr)
     except OSError:
         pass
-    return code
 
 
 def _flush() -> None:
@@ -157,3 +177,7 @@ def _flush() -> None:
             stream.flush()
         except (OSError, ValueError, AttributeError):
             pass
+
+
+if __name__ == "__main__":
+    console_script()

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from unicron_elastic.launcher.warm import PRELOAD_DEFAULT
-
 from unicron_elastic.recovery.policy import DO_NOT_RESTART_EXIT_CODE
 
 __all__ = ["OPTIONS", "BadOption", "Options", "add_arguments", "from_arguments", "from_environment"]

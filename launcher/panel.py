@@ -17,11 +17,11 @@ from typing import TextIO
 
 from rich.console import Console as RichConsole
 from rich.text import Text
+
+from unicron_elastic.faults.text import one_line
 from unicron_elastic.launcher.console import PANEL_MIN_ROWS, is_foreground
 from unicron_elastic.launcher.output import Output, stamped
 from unicron_elastic.launcher.view import JobView, WorkerView
-
-from unicron_elastic.faults.text import one_line
 
 __all__ = ["RESTORE_SEQUENCE", "PanelConsole", "panel_lines"]
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from unicron_elastic.launcher.keeper import kill_carriers
 from unicron_elastic.launcher.loop import Loop
-
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
 
 __all__ = ["TOKEN", "Exit", "KeeperLost", "Processes"]

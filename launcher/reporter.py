@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from unicron_elastic.incident import Incident
 from unicron_elastic.launcher.console import open_console
 from unicron_elastic.launcher.ledger import Ledger, default_ledger
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.options import Options
 from unicron_elastic.launcher.view import JobView, WorkerView
-
-from unicron_elastic.incident import Incident
 from unicron_elastic.recovery.machine import JobState
 from unicron_elastic.worker.pulse import PulseReading
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.options import Options
 from unicron_elastic.launcher.processes import Exit, KeeperLost, Processes
+from unicron_elastic.launcher.streams import open_streams
 from unicron_elastic.launcher.warm import WarmProcess, why_not
 
-__all__ = ["Runtime", "open_streams"]
+__all__ = ["Runtime"]
 
 
 class Runtime:
@@ -32,10 +33,11 @@ class Runtime:
             return
         if self.warm is not None and not self.warm.is_gone:
             return
-        self.why_plain = why_not(command)
+        streams = open_streams()
+        self.why_plain = why_not(command) if len(streams) == 3 else "a standard stream is closed"
         if self.why_plain is None:
             self.warm = WarmProcess(self.loop, self.processes, self.options.preload)
-            self.warm.begin(command, env, os.getcwd(), open_streams())
+            self.warm.begin(command, env, os.getcwd(), streams)
 
     def ready_warm(self) -> WarmProcess | None:
         """The warm process once it can be forked from; None if workers start plainly, and ``why_plain`` says why."""
@@ -61,15 +63,3 @@ class Runtime:
             self.warm = None
         self.processes.end()
         self.loop.close()
-
-
-def open_streams() -> list[int]:
-    """Which of stdin, stdout and stderr this process has; a daemon may have none."""
-    found = []
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            continue
-        found.append(fd)
-    return found

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.processes import TOKEN, KeeperLost, Processes
-
 from unicron_elastic.worker import bootstrap, warm
 from unicron_elastic.worker import inject as inject_package
 from unicron_elastic.worker.channel import Channel, ChannelClosed

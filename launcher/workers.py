@@ -10,16 +10,19 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
-from unicron_elastic.launcher.processes import Exit
-from unicron_elastic.launcher.runtime import Runtime, open_streams
-from unicron_elastic.launcher.warm import WarmProcess, injected
 
+from unicron_elastic.launcher.processes import Exit
+from unicron_elastic.launcher.runtime import Runtime
+from unicron_elastic.launcher.streams import open_streams
+from unicron_elastic.launcher.warm import WarmProcess, injected
 from unicron_elastic.worker import bootstrap
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
 from unicron_elastic.worker.pulse import PulsePage, PulseReading
@@ -123,6 +126,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
     def _start(self) -> None:
         if self.subprocess_handlers:
             raise ValueError("the workers of this generation are started already")
+        self._hold_signals()
         warm = self._runtime.ready_warm() if self._numa_options is None else None
         if warm is None:
             self._start_all(self._request_start)
@@ -131,6 +135,13 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             self._start_all(lambda worker: self._request_fork(warm, worker))
         except ChannelClosed:  # it died this very moment
             self._start_all(self._request_start)
+
+    def _hold_signals(self) -> None:
+        """torch's handlers, installed just before this, raise wherever they strike; let them strike between events."""
+        if threading.current_thread() is threading.main_thread():
+            for number in signal.valid_signals():
+                if signal.getsignal(number) is _terminate_process_handler:
+                    signal.signal(number, self._runtime.loop.between_callbacks(_terminate_process_handler))
 
     def _start_all(self, request: Callable[[WorkerProcess], int]) -> None:
         workers = {local_rank: WorkerProcess(self._runtime, local_rank) for local_rank in range(self.nprocs)}

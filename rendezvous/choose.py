@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.distributed.elastic.rendezvous.registry as torch_registry
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
 from unicron_elastic.rendezvous.fresh import FreshStoreRendezvous
 from unicron_elastic.rendezvous.local import LocalRendezvous
 
@@ -18,18 +19,20 @@ def rendezvous_handler(parameters: RendezvousParameters) -> RendezvousHandler:
 
     Raises ValueError for parameters that name no valid rendezvous, as torch does.
     """
-    timeout_s = float(parameters.get("timeout", 600))
     if parameters.max_nodes == 1 and parameters.backend in ("c10d", "static"):
         host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
         if parameters.backend == "static" and port > 0:
             return LocalRendezvous(
-                backend="static", run_id=parameters.run_id, host=host, port=port, timeout_s=timeout_s
+                backend="static", run_id=parameters.run_id, host=host, port=port, timeout_s=_timeout_s(parameters)
             )
         if parameters.backend == "c10d" and port == 0 and host in _LOOPBACK:
-            return LocalRendezvous(
-                backend="c10d", run_id=parameters.run_id, host=parameters.local_addr, timeout_s=timeout_s
-            )
+            return LocalRendezvous(backend="c10d", run_id=parameters.run_id, host=parameters.local_addr)
     inner = torch_registry.get_rendezvous_handler(parameters)
     if parameters.backend == "c10d":
-        return FreshStoreRendezvous(inner, parameters.local_addr, timeout_s)
+        return FreshStoreRendezvous(inner, parameters.local_addr)
     return inner
+
+
+def _timeout_s(parameters: RendezvousParameters) -> float:
+    """torch's static rendezvous reads ``timeout``; its dynamic one does not."""
+    return float(int(parameters.get("timeout", 600)))

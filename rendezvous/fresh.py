@@ -33,6 +33,10 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meets the other nodes, then gives the round a store of its own. Raises what the inner handler raises."""
+        # torch's dynamic handler keeps what it told the first round's nodes and tells it only once: a node that joins
+        # later would wait for it in vain.
+        if hasattr(self._inner, "_bootstrap_store_info"):
+            self._inner._bootstrap_store_info = None
         info = self._inner.next_rendezvous()
         if not self.use_agent_store or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") == "1":
             return info

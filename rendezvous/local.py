@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
@@ -47,7 +48,12 @@ class LocalRendezvous(RendezvousHandler):  # type: ignore[misc]
         return self._backend
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Opens the next generation's store. Raises RendezvousConnectionError if a given port cannot be used."""
+        """Opens the next generation's store.
+
+        Raises RendezvousConnectionError if a given port cannot be used and RendezvousClosedError after the end.
+        """
+        if self._closed:
+            raise RendezvousClosedError(f"the rendezvous {self._run_id!r} is closed")
         self._store = None  # a store on a fixed port must be gone before the next one can bind it
         try:
             self._store = TCPStore("0.0.0.0", self._port, None, True, self._timeout, wait_for_workers=False)

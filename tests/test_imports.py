@@ -23,6 +23,7 @@ IMPURE = {
     "time",
     "torch",
 }
+DECISIONS = ("unicron_elastic.faults", "unicron_elastic.recovery", "unicron_elastic.incident")
 HEAVY = {"megatron", "numpy", "psutil", "pynvml", "rich", "torch", "typer"}
 
 
@@ -84,19 +85,15 @@ def test_the_walk_sees_the_modules() -> None:
     assert "unicron_elastic.faults" in _imports("unicron_elastic.recovery.machine", only_at_import=True)
 
 
-@pytest.mark.parametrize(
-    "name", _under("unicron_elastic.faults", "unicron_elastic.recovery", "unicron_elastic.incident")
-)
+@pytest.mark.parametrize("name", _under(*DECISIONS))
 def test_decisions_are_pure(name: str) -> None:
     assert _top(_imports(name, only_at_import=False)) & (IMPURE | HEAVY) == set()
 
 
-@pytest.mark.parametrize(
-    "name", _under("unicron_elastic.faults", "unicron_elastic.recovery", "unicron_elastic.incident")
-)
+@pytest.mark.parametrize("name", _under(*DECISIONS))
 def test_decisions_know_no_shell(name: str) -> None:
     own = {other for other in _imports(name, only_at_import=False) if other.startswith("unicron_elastic")}
-    assert own <= set(_under("unicron_elastic.faults", "unicron_elastic.recovery", "unicron_elastic.incident"))
+    assert own <= set(_under(*DECISIONS))
 
 
 def test_faults_know_nothing_above_them() -> None:

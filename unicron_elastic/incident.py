@@ -16,7 +16,8 @@ PHASES = ("occurred", "noticed", "stopped", "regrouped", "first_step")
 class Incident:
     """One fault and its handling on one node. The ``*_at`` moments are CLOCK_MONOTONIC seconds of that host.
 
-    A moment that has not come is None: no first step means the job ended, or never stepped, after the fault.
+    A moment that has not come is None: no first step means the job ended, or never stepped, after the fault, or that
+    another fault came before (``superseded_by``).
     """
 
     number: int  # 1, 2, ... within a run
@@ -46,6 +47,7 @@ class Incident:
     stopped_at: float | None = None
     regrouped_at: float | None = None
     first_step_at: float | None = None
+    superseded_by: int | None = None  # the number of the incident that came before the first step after this one
 
     def phase_ms(self, phase: str) -> float | None:
         """Milliseconds from the moment before ``phase`` to it; None if either has not come."""

@@ -62,10 +62,14 @@ def main() -> None:
         return
     import torch.distributed as dist
 
+    # Imported before the group exists, and not first by DDP or the optimizer: its functions keep the group of that
+    # moment as a default, for ever, and torch 2.13 with gloo then aborts in one exit of six, after all work is done.
+    import torch.distributed.nn  # noqa: F401
+
     dist.init_process_group("gloo")
     train(log, args.log_dir / "stop_at", args.steps, args.width)
-    # The DDP object has to be gone by now, as it is since train returned. If it outlives the group, it destroys the
-    # group's gloo threads while it holds the interpreter lock that they wait for: torch 2.13 then hangs, or aborts.
+    # The DDP object is gone since train returned. If it outlived the group, it would join the group's threads while it
+    # holds the interpreter lock that they wait for, and hang.
     dist.destroy_process_group()
 
 

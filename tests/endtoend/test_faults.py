@@ -18,7 +18,6 @@ dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
-stop = os.path.join(os.environ["PROBE"], "killed")
 step = 0
 while True:
     optimizer.zero_grad()
@@ -26,12 +25,12 @@ while True:
     optimizer.step()
     step += 1
     if step == 3:
-        print("TRAINING", restarts, os.environ["RANK"], os.getpid(), flush=True)
+        os.write(1, f"TRAINING {restarts} {os.environ['RANK']} {os.getpid()}\\n".encode())
     if restarts != "0" and step >= 10:
         break
     time.sleep(0.01)
 dist.destroy_process_group()
-print("DONE", restarts, os.environ["RANK"], flush=True)
+os.write(1, f"DONE {restarts} {os.environ['RANK']}\\n".encode())
 """
 
 

@@ -17,7 +17,7 @@ if os.fork() == 0:
     if os.fork() == 0:
         time.sleep(600)
     os._exit(0)
-print("UP", os.environ["TORCHELASTIC_RESTART_COUNT"], os.getpid(), flush=True)
+os.write(1, f"UP {os.environ['TORCHELASTIC_RESTART_COUNT']} {os.getpid()}\\n".encode())
 time.sleep(600)
 """
 
@@ -48,6 +48,15 @@ def test_killed_keeper_at_start_is_one_sentence(launcher: Any) -> None:
     assert "Traceback" not in run.err
 
 
+def test_interrupt_before_the_job_began_ends_as_any_program(launcher: Any) -> None:
+    run = launcher.start("--nproc-per-node=1", launcher.script("good.py", "print('UP', flush=True)\n"))
+    run.named("unicron-keeper")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == -signal.SIGINT
+    assert "Traceback" not in run.err
+    assert "UP" not in run.out
+
+
 def test_killed_warm_process_is_replaced_by_plain_starts(launcher: Any) -> None:
     run = launcher.start("--nproc-per-node=2", "--max-restarts=2", launcher.script("children.py", CHILDREN))
     pids = run.until_line(r"^UP 0 (\d+)", count=2)
@@ -62,9 +71,9 @@ def test_killed_warm_process_is_replaced_by_plain_starts(launcher: Any) -> None:
 def test_handled_signal_lets_workers_save_and_exits_1(launcher: Any, name: str) -> None:
     launcher.script(
         "save.py",
-        "import signal, sys, time\n"
-        f"def save(*_):\n    print('SAVED', flush=True)\n    sys.exit(0)\nsignal.signal(signal.{name}, save)\n"
-        "print('UP', flush=True)\ntime.sleep(600)\n",
+        "import os, signal, sys, time\n"
+        f"def save(*_):\n    os.write(1, b'SAVED\\n')\n    sys.exit(0)\nsignal.signal(signal.{name}, save)\n"
+        "os.write(1, b'UP\\n')\ntime.sleep(600)\n",
     )
     run = launcher.start("--nproc-per-node=2", "save.py")
     run.until_line(r"^UP", count=2)
@@ -84,8 +93,8 @@ def test_unhandled_signal_kills_launcher_and_workers(launcher: Any) -> None:
 def test_second_interrupt_kills_workers_that_ignore_the_first(launcher: Any) -> None:
     launcher.script(
         "deaf.py",
-        "import signal, time\nsignal.signal(signal.SIGINT, lambda *_: print('HEARD', flush=True))\n"
-        "print('UP', flush=True)\nwhile True:\n    time.sleep(600)\n",
+        "import os, signal, time\nsignal.signal(signal.SIGINT, lambda *_: os.write(1, b'HEARD\\n'))\n"
+        "os.write(1, b'UP\\n')\nwhile True:\n    time.sleep(600)\n",
     )
     run = launcher.start("--nproc-per-node=2", "deaf.py")
     run.until_line(r"^UP", count=2)
@@ -94,3 +103,15 @@ def test_second_interrupt_kills_workers_that_ignore_the_first(launcher: Any) -> 
     run.process.send_signal(signal.SIGINT)
     assert run.wait(20) == 1
     assert "second signal" in run.err
+
+
+def test_exit_heard_in_two_ways_at_once_is_one_fault(launcher: Any) -> None:
+    run = launcher.start("--nproc-per-node=2", "--max-restarts=1", launcher.script("children.py", CHILDREN))
+    pids = run.until_line(r"^UP 0 (\d+)", count=2)
+    run.process.send_signal(signal.SIGSTOP)  # so that the exit and the end of the control channel wait for it together
+    os.kill(int(pids[0]), signal.SIGKILL)
+    run.process.send_signal(signal.SIGCONT)
+    run.until_line(r"^UP 1", count=2)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 1
+    assert "stopped: " in run.err

@@ -10,7 +10,6 @@ import pytest
 
 PROBE = """
 import json, os, resource, signal, sys
-import __main__
 def link(fd):
     try:
         return os.readlink(f"/proc/self/fd/{fd}").split("/")[-1].split("-")[0].split(":")[0]
@@ -18,8 +17,7 @@ def link(fd):
         return None
 seen = {
     "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "flags": repr(sys.flags), "cwd": os.getcwd(),
-    "main": {key: repr(value) for key, value in vars(__main__).items() if key in ("__file__", "__name__", "__package__",
-             "__spec__", "__cached__", "__doc__")},
+    "main": [__file__, __name__, __package__, __cached__, __spec__ and (__spec__.name, __spec__.origin), __doc__],
     "env": dict(os.environ), "stdio": [link(fd) for fd in (0, 1, 2)],
     "buffering": [sys.stdout.line_buffering, sys.stdout.write_through, sys.stderr.write_through],
     "is_leader": [os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid()],
@@ -75,4 +73,27 @@ def test_script_sees_what_torchrun_shows(launcher: Any, arguments: list[str], en
         launcher.script(name, PROBE)
     expected = observe(launcher, "torchrun", arguments, [], env)
     for options in (["--unicron-warm=on"], ["--unicron-warm=off"]):
-        assert observe(launcher, "unicron-run", arguments, options, env) == expected, options
+        found = observe(launcher, "unicron-run", arguments, options, env)
+        different = {
+            key: (a[key], b[key]) for a, b in zip(expected, found, strict=True) for key in a if a[key] != b[key]
+        }
+        assert different == {}, options
+
+
+def test_variables_set_before_importing_torch_count(launcher: Any) -> None:
+    launcher.script(
+        "early.py",
+        "import os\nos.environ['TORCH_DISTRIBUTED_DEBUG'] = 'DETAIL'\nos.environ['PYTORCH_JIT'] = '0'\n"
+        "import torch.distributed as dist\nimport torch.jit\n"
+        "print(dist.get_debug_level(), torch.jit._state._enabled.enabled, flush=True)\n",
+    )
+    expected = launcher.run("--nproc-per-node=1", "early.py", tool="torchrun").out
+    assert launcher.run("--nproc-per-node=1", "early.py", fast=False).out == expected
+
+
+def test_users_sitecustomize_knows_its_rank(launcher: Any) -> None:
+    (launcher.folder / "lib").mkdir()
+    launcher.script("lib/sitecustomize.py", "import os\nSAW = os.environ.get('RANK')\n")
+    launcher.script("saw.py", "import os, sitecustomize\nos.write(1, f'SAW {sitecustomize.SAW}\\n'.encode())\n")
+    run = launcher.run("--nproc-per-node=2", "saw.py", env={"PYTHONPATH": str(launcher.folder / "lib")})
+    assert sorted(run.out.split("\n")) == ["", "SAW 0", "SAW 1"]

@@ -17,8 +17,9 @@ def link(fd):
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return ""
+links = "\\n".join(link(fd).split(":")[0] for fd in (0, 1, 2))
 with open(os.environ["PROBE"] + "/links", "w") as file:
-    file.write("\\n".join(link(fd).split(":")[0] for fd in (0, 1, 2)))
+    file.write(links)
 """
 
 
@@ -87,7 +88,7 @@ def test_mistake_is_said_without_a_traceback(launcher: Any, arguments: list[str]
 
 def test_hangup_is_handled_without_a_terminal(launcher: Any) -> None:
     launcher.script("sleep.py", "import time\nprint('UP', flush=True)\ntime.sleep(600)\n")
-    run = launcher.start("--nproc-per-node=1", "sleep.py", wrap='exec setsid --wait "$@"')
+    run = launcher.start("--nproc-per-node=1", "sleep.py", start_new_session=True)
     run.until_line(r"^UP")
-    os.kill(next(pid for pid, name in run.carriers().items() if name == "unicron-run"), signal.SIGHUP)
+    run.process.send_signal(signal.SIGHUP)
     assert run.wait() == 1

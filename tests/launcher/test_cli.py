@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
-from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.ledger import Ledger, default_ledger
-from unicron_elastic.launcher.story import story, table
 
 from unicron_elastic import __version__
 from unicron_elastic.incident import Incident
+from unicron_elastic.launcher.cli import app
+from unicron_elastic.launcher.ledger import Ledger, default_ledger
+from unicron_elastic.launcher.story import story, table
 
 LONG_REASON = "rank 3 was ended by signal 9 (SIGKILL), which often means that the host ran out of memory, at step 12."
 INCIDENT = Incident(

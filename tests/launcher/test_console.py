@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+
 from unicron_elastic.launcher.console import PlainConsole, SilentConsole, open_console
 from unicron_elastic.launcher.output import Output, stamped
 from unicron_elastic.launcher.panel import PanelConsole

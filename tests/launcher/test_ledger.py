@@ -7,9 +7,9 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from unicron_elastic.launcher.ledger import Ledger, default_ledger, find_ledgers, read_ledger
 
 from unicron_elastic.incident import Incident
+from unicron_elastic.launcher.ledger import Ledger, default_ledger, find_ledgers, read_ledger
 
 INCIDENT = Incident(
     number=1,

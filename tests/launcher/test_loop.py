@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
+
 from unicron_elastic.launcher.loop import Loop
 
 
@@ -91,7 +95,7 @@ def test_calls_from_many_threads_all_arrive(loop: Loop) -> None:
 
     def call() -> None:
         for number in range(200):
-            loop.call_soon(lambda: heard.append(number))
+            loop.call_soon(partial(heard.append, number))
 
     threads = [threading.Thread(target=call) for _ in range(4)]
     for thread in threads:
@@ -163,3 +167,40 @@ def test_call_soon_after_the_end_is_no_error() -> None:
     loop = Loop()
     loop.close()
     loop.call_soon(lambda: None)
+
+
+def test_a_signal_is_handled_between_callbacks(loop: Loop, sockets: list[socket.socket]) -> None:
+    heard: list[bytes] = []
+
+    def fail(_number: int, _frame: object) -> None:
+        raise RuntimeError("from a handler")
+
+    def read() -> None:
+        message = sockets[0].recv(1)
+        signal.raise_signal(signal.SIGUSR1)
+        heard.append(message)  # is not lost
+
+    before = signal.signal(signal.SIGUSR1, loop.between_callbacks(fail))
+    try:
+        loop.on_readable(sockets[0], read)
+        sockets[1].send(b"x")
+        with pytest.raises(RuntimeError, match="from a handler"):
+            loop.run_until(lambda: False, _deadline())
+        assert heard == [b"x"]
+        sockets[1].send(b"y")
+        with pytest.raises(RuntimeError, match="from a handler"):  # also when the loop was just done
+            loop.run_until(lambda: len(heard) == 2, _deadline())
+        with pytest.raises(RuntimeError, match="from a handler"):  # and at once when it does not run
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_wakes_a_loop_that_waits(loop: Loop) -> None:
+    handled: list[int] = []
+    before = signal.signal(signal.SIGUSR1, loop.between_callbacks(lambda number, _frame: handled.append(number)))
+    try:
+        threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+        assert loop.run_until(lambda: bool(handled))  # without a deadline: only the signal can wake it
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -6,6 +6,7 @@ import argparse
 import shlex
 
 import pytest
+
 from unicron_elastic.launcher.options import (
     OPTIONS,
     BadOption,

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from emulated_terminal import MARK, Terminal
+
 from unicron_elastic.launcher import output
 from unicron_elastic.launcher.panel import RESTORE_SEQUENCE, PanelConsole, panel_lines
 from unicron_elastic.launcher.view import JobView, WorkerView
@@ -255,6 +256,7 @@ def test_a_terminal_stopped_with_ctrl_s_blocks_nobody(terminal, console, monkeyp
     console.say("Two.")
     while "Two." not in terminal.rows()[1]:  # its writer needs a moment to wake up
         pass
+    assert terminal.rows()[-PANEL_ROWS + 1].startswith("generation 2 ")  # stale frames do not queue up
     monkeypatch.setattr(output, "_PATIENCE_S", 30.0)
     console.show(replace(VIEW, generation=8))
     rows = terminal.rows()

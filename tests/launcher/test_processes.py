@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 from unicron_elastic.launcher.processes import TOKEN, KeeperLost
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def test_a_program_gets_what_it_was_promised(lab: Lab, pipe: tuple[int, int], tm
     assert told[1] == str(tmp_path)
     assert told[2] is True
     assert told[3] == [True] * 4  # the keeper ignores these, a worker does not
-    assert [fd for fd in told[4] if fd > 2] == [3, 5]  # 3 is the folder that is being listed
+    assert told[4] == [0, 2, 5]  # 0 is the folder that is being listed, 2 the launcher's own
     assert lab.exit_of(pid).exit_code == 0
 
 
@@ -85,6 +86,17 @@ def test_descriptors_may_trade_numbers(lab: Lab) -> None:
     assert (lab.read_line(first[0]), lab.read_line(second[0])) == ("1", "2")
     for fd in (*first, *second):
         os.close(fd)
+
+
+def test_many_descriptors_all_arrive_at_their_numbers(lab: Lab) -> None:
+    numbers = range(30, 14, -1)  # among them, the other way round, are numbers under which the keeper holds them
+    pipes = {number: os.pipe() for number in numbers}
+    code = f"import os\nfor n in {list(numbers)}: os.write(n, b'%d\\n' % n)"
+    lab.start_python(code, {number: ends[1] for number, ends in pipes.items()})
+    assert {number: lab.read_line(ends[0]) for number, ends in pipes.items()} == {n: str(n) for n in numbers}
+    for ends in pipes.values():
+        os.close(ends[0])
+        os.close(ends[1])
 
 
 def test_an_ignored_signal_stays_ignored(lab: Lab, pipe: tuple[int, int]) -> None:
@@ -216,6 +228,20 @@ def test_nothing_survives_the_owner(lab: Lab, number: signal.Signals) -> None:
         owner.send_signal(number)
         for pid in pids:
             lab.wait_for_death(pid)
+
+
+def test_workers_die_with_the_keeper_when_nobody_can_act(lab: Lab) -> None:
+    code = "import os, time; os.write(5, b'up\\n'); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", OWNER, code], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        lines = {lab.read_line(owner.stdout.fileno()) for _ in range(2)}
+        keeper, worker = map(int, (lines - {"up"}).pop().split())
+        owner.send_signal(signal.SIGSTOP)
+        try:
+            os.kill(keeper, signal.SIGKILL)
+            lab.wait_for_death(worker)
+        finally:
+            owner.kill()
 
 
 def test_an_owner_that_ends_at_once_leaves_no_word_on_the_terminal() -> None:

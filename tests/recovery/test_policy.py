@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from unicron_elastic.faults import Failure, RootCause, classify, root_cause
-from unicron_elastic.recovery.policy import Policy, Repeats, count_repeats, judge
+from unicron_elastic.recovery.policy import Policy, Repeats, count_repeats, judge, restarts_after_progress
 
 
 def _failure(**known: Any) -> Failure:
@@ -18,7 +18,7 @@ def _cause(**known: Any) -> RootCause:
     return root_cause([classify(_failure(**known))])
 
 
-def _repeats(count: int, step: int | None = 5) -> Repeats:
+def _repeats(count: int, step: int = 5) -> Repeats:
     return Repeats(signature="exit 1 | ", step=step, count=count)
 
 
@@ -48,6 +48,31 @@ def test_another_step_or_another_failure_starts_anew() -> None:
 
 
 @pytest.mark.parametrize(
+    ("known", "is_counted"),
+    [
+        ({"exit_code": 1, "step": None}, False),
+        ({"exception_type": "KeyError", "message": "'x'", "step": None}, False),
+        ({"exit_code": 1, "step": 0}, False),  # all that is known of two failures: that they were failures
+        ({"exit_code": -11, "step": 0}, False),
+        ({"exception_type": "KeyError", "message": "'x'", "exit_code": 1, "step": 0}, True),
+        ({"exit_code": 1, "step": 1}, True),
+    ],
+)
+def test_what_cannot_be_told_to_be_the_same_is_not_counted(known: dict[str, Any], is_counted: bool) -> None:
+    assert (count_repeats(None, _cause(**known)) is not None) is is_counted
+
+
+@pytest.mark.parametrize("changed", [{"message": "'y'"}, {"exception_type": "OSError"}, {"location": "train.py:9"}])
+def test_before_the_first_step_the_exception_must_be_the_same(changed: dict[str, Any]) -> None:
+    known = {"exception_type": "KeyError", "message": "'x'", "location": "train.py:88", "step": 0}
+    first = count_repeats(None, _cause(**known))
+    for cause, count in ((_cause(**known), 2), (_cause(**{**known, **changed}), 1)):
+        repeats = count_repeats(first, cause)
+        assert repeats is not None
+        assert repeats.count == count
+
+
+@pytest.mark.parametrize(
     "known",
     [
         {"exit_code": -9},
@@ -67,7 +92,12 @@ def test_a_restart_is_counted_and_explained() -> None:
 
 @pytest.mark.parametrize(
     ("max_restarts", "used", "reason"),
-    [(0, 0, "No restart: --max-restarts is 0."), (2, 2, "No restart: all 2 restarts are used.")],
+    [
+        (0, 0, "No restart: --max-restarts is 0."),
+        (1, 1, "No restart: the only restart is used."),
+        (2, 2, "No restart: all 2 restarts are used."),
+        (2, 3, "No restart: all 2 restarts are used."),
+    ],
 )
 def test_no_restart_is_left(max_restarts: int, used: int, reason: str) -> None:
     verdict = judge(Policy(max_restarts=max_restarts), used, None, (_failure(exit_code=1),))
@@ -91,12 +121,15 @@ def test_limit_of_equal_failures(limit: int, count: int, restart: bool) -> None:
 def test_the_reason_says_where_it_repeats() -> None:
     policy = Policy(max_restarts=9)
     at_start = judge(policy, 0, _repeats(3, step=0), (_failure(exit_code=1, step=0),))
+    first = judge(policy, 0, _repeats(3, step=1), (_failure(exit_code=1, step=1),))
     later = judge(policy, 0, _repeats(3, step=8), (_failure(exit_code=1, step=8),))
     assert at_start.reason.endswith("3 times in a row before the first step, without progress.")
+    assert first.reason.endswith("3 times in a row after 1 step, without progress.")
     assert later.reason.endswith("3 times in a row after 8 steps, without progress.")
 
 
-@pytest.mark.parametrize(("steps", "used", "left"), [(99, 4, 5), (100, 4, 1), (None, 4, 5)])
-def test_enough_steps_forget_used_restarts(steps: int | None, used: int, left: int) -> None:
-    failures = (_failure(exit_code=-9, step=0), _failure(exit_code=-9, step=steps))
-    assert judge(Policy(max_restarts=9, reset_after_steps=100), used, None, failures).restarts_used == left
+@pytest.mark.parametrize(("steps", "left"), [(99, 4), (100, 0), (101, 0), (None, 4)])
+def test_enough_steps_forget_used_restarts(steps: int | None, left: int) -> None:
+    assert restarts_after_progress(Policy(reset_after_steps=100), 4, [0, steps, None]) == left
+    assert restarts_after_progress(Policy(reset_after_steps=0), 4, [0, steps, None]) == 4
+    assert restarts_after_progress(Policy(reset_after_steps=100), 4, []) == 4

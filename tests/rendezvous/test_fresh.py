@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -9,6 +10,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
 from unicron_elastic.rendezvous.fresh import FreshStoreRendezvous
 
 TIMEOUT = timedelta(seconds=20)
@@ -93,6 +95,17 @@ def test_all_nodes_of_a_round_share_a_store_that_is_new(shared: TCPStore, nodes:
     assert shared.port not in ports
     for handler in handlers:
         assert handler.shutdown()
+
+
+def test_a_node_that_is_first_no_longer_gives_its_store_back(shared: TCPStore) -> None:
+    nodes = [Inner(shared, 0, 2), Inner(shared, 1, 2)]
+    handlers = [FreshStoreRendezvous(node, "127.0.0.1", 20) for node in nodes]
+    old_port = _meet(handlers)[0].bootstrap_store_info.master_port
+    nodes[0].rank, nodes[1].rank = 1, 0
+    new_port = _meet(handlers)[0].bootstrap_store_info.master_port
+    with socket.socket() as old, socket.socket() as new:
+        assert old.connect_ex(("127.0.0.1", old_port)) != 0
+        assert new.connect_ex(("127.0.0.1", new_port)) == 0
 
 
 def test_agents_keep_the_store_of_the_meeting(shared: TCPStore) -> None:

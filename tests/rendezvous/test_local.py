@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousConnectionError
+
 from unicron_elastic.rendezvous.choose import rendezvous_handler
 from unicron_elastic.rendezvous.fresh import FreshStoreRendezvous
 from unicron_elastic.rendezvous.local import LocalRendezvous
@@ -80,9 +81,11 @@ def test_the_rest_of_torchs_interface() -> None:
     assert handler.num_nodes_waiting() == 0
     assert handler.can_grow is False
     assert not handler.is_closed()
+    port = handler.next_rendezvous().bootstrap_store_info.master_port
     handler.set_closed()
     assert handler.is_closed()
-    port = handler.next_rendezvous().bootstrap_store_info.master_port
+    with pytest.raises(RendezvousClosedError, match="'r1' is closed"):
+        handler.next_rendezvous()
     assert handler.shutdown() is True
     with socket.socket() as sock:
         assert sock.connect_ex(("127.0.0.1", port)) != 0  # nobody listens any more

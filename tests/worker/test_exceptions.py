@@ -222,7 +222,7 @@ def test_a_forked_child_does_not_speak_for_the_worker(train: Path) -> None:
     assert (ended.code, ended.said) == (0, [])
 
 
-def test_a_gone_agent_costs_the_script_nothing(train: Path, tmp_path: Path) -> None:
+def test_a_gone_agent_costs_the_script_nothing(train: Path) -> None:
     train.write_text(ATTACH + "import os; os.read(0, 1)\nraise ValueError('bad')\n")
     ours, theirs = Channel.pair()
     fd = theirs.fileno()

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from unicron_elastic.launcher.warm import WarmProcess
 
+from unicron_elastic.launcher.warm import WarmProcess
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
 from unicron_elastic.worker.pulse import PulsePage
 
@@ -44,28 +44,28 @@ print("to stderr", file=sys.stderr)
 class Forked:
     """A worker forked from the warm process, with the agent's ends of all that it was given."""
 
-    def __init__(
-        self, lab: Lab, warm: WarmProcess, argv: Sequence[str], env: dict[str, str], cwd: str, stdin: str
-    ) -> None:
+    def __init__(self, lab: Lab, warm: WarmProcess, argv: Sequence[str], env: dict[str, str], cwd: str) -> None:
         self._lab = lab
         self.control, theirs = Channel.pair()
         self.control.settimeout(30.0)
         self.page = PulsePage()
         stdin_read, stdin_write = os.pipe()
-        self._stdout, stdout_write = os.pipe()
-        self._stderr, stderr_write = os.pipe()
-        os.write(stdin_write, stdin.encode())
+        self.stdout, stdout_write = os.pipe()
+        self.stderr, stderr_write = os.pipe()
+        os.write(stdin_write, b"from stdin")
         os.close(stdin_write)
         streams = [stdin_read, stdout_write, stderr_write]
-        number = warm.request_fork(argv, env, cwd, [theirs.fileno(), self.page.fd, *streams], [0, 1, 2])
-        theirs.close()
-        for fd in streams:
-            os.close(fd)
+        try:
+            number = warm.request_fork(argv, env, cwd, [theirs.fileno(), self.page.fd, *streams], [0, 1, 2])
+        finally:
+            theirs.close()
+            for fd in streams:
+                os.close(fd)
         self.pid = lab.processes.wait_for_pid(number, "worker")
 
     def output(self) -> tuple[str, str]:
         """What it wrote to stdout and stderr, up to its end."""
-        return self._lab.read_all(self._stdout), self._lab.read_all(self._stderr)
+        return self._lab.read_all(self.stdout), self._lab.read_all(self.stderr)
 
     def said(self) -> list[Message]:
         """What it said on its control channel, up to its end."""
@@ -78,8 +78,8 @@ class Forked:
     def close(self) -> None:
         self.control.close()
         self.page.close()
-        os.close(self._stdout)
-        os.close(self._stderr)
+        os.close(self.stdout)
+        os.close(self.stderr)
 
 
 class Warmer:
@@ -92,20 +92,18 @@ class Warmer:
         self.script.write_text(TELL)
         self._made: list[Forked] = []
 
-    def begin(
-        self, preload: str, *args: str, argv: Sequence[str] = (), env: dict[str, str] | None = None
-    ) -> WarmProcess:
+    def command(self, *args: str) -> list[str]:
+        return [sys.executable, "-u", str(self.script), *args]
+
+    def begin(self, preload: str, argv: Sequence[str] = (), **env: str) -> WarmProcess:
         warm = WarmProcess(self.lab.loop, self.lab.processes, preload)
-        command = argv or [sys.executable, "-u", str(self.script), *args]
-        warm.begin(command, {**os.environ, **(env or {})}, str(self.folder), [0, 1, 2])
+        warm.begin(argv or self.command(), {**os.environ, **env}, str(self.folder), [0, 1, 2])
         return warm
 
     def fork(
-        self, warm: WarmProcess, *args: str, env: dict[str, str] | None = None, cwd: str = "/", stdin: str = ""
+        self, warm: WarmProcess, argv: Sequence[str] = (), env: dict[str, str] | None = None, cwd: str = "/"
     ) -> Forked:
-        forked = Forked(
-            self.lab, warm, [sys.executable, "-u", str(self.script), *args], {**os.environ, **(env or {})}, cwd, stdin
-        )
+        forked = Forked(self.lab, warm, argv or self.command(), dict(os.environ) if env is None else env, cwd)
         self._made.append(forked)
         return forked
 
@@ -124,12 +122,10 @@ def warmer(lab: Lab, tmp_path: Path) -> Iterator[Warmer]:
 def test_a_fork_is_the_worker_that_was_asked_for(warmer: Warmer, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/nonexistent/of/the/user")
     monkeypatch.setenv("GOES", "away")
-    warm = warmer.begin("colorsys", "--rank", "x")
+    warm = warmer.begin("colorsys", warmer.command("--rank", "x"))
     assert warm.wait_ready(), warm.refusal
     env = {"RANK": "5", "ODD": "a b\udcff=ü", "PATH": os.environ["PATH"], "PYTHONPATH": "/nonexistent/of/the/user"}
-    forked = Forked(
-        lab, warm, [sys.executable, "-u", str(warmer.script), "--rank", "5"], env, str(warmer.folder), "from stdin"
-    )
+    forked = warmer.fork(warm, warmer.command("--rank", "5"), env, str(warmer.folder))
     stdout, stderr = forked.output()
     ended = lab.exit_of(forked.pid)
     told: dict[str, Any] = json.loads(stdout)
@@ -149,19 +145,18 @@ def test_a_fork_is_the_worker_that_was_asked_for(warmer: Warmer, lab: Lab, monke
     # The pulse page, the folder that is being listed, the control channel, and nothing else.
     assert sorted(told["fds"]) == ["/memfd", f"/proc/{forked.pid}/fd", "socket"]
     assert forked.said() == [{"hello": forked.pid}]
-    forked.close()
 
 
 def test_one_warm_process_makes_many_workers_and_reports_how_each_ended(warmer: Warmer, lab: Lab) -> None:
     warmer.script.write_text("import os, sys\nos._exit(int(sys.argv[1]))\n")
-    warm = warmer.begin("colorsys", "0")
+    warm = warmer.begin("colorsys", warmer.command("0"))
     assert warm.wait_ready(), warm.refusal
     for code in (0, 7, 41):
-        assert lab.exit_of(warmer.fork(warm, str(code)).pid).exit_code == code
-    warmer.script.write_text("input()\n")  # the script is read by the worker, not by the warm process
-    waiting = [warmer.fork(warm, "0") for _ in range(2)]
-    os.kill(waiting[0].pid, signal.SIGTERM)
-    assert lab.exit_of(waiting[0].pid).exit_code == -signal.SIGTERM
+        assert lab.exit_of(warmer.fork(warm, warmer.command(str(code))).pid).exit_code == code
+    warmer.script.write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
+    )  # the script is read by the worker, not by the warm process
+    assert lab.exit_of(warmer.fork(warm, warmer.command("0")).pid).exit_code == -signal.SIGTERM
 
 
 def test_workers_die_with_the_keeper(warmer: Warmer, lab: Lab) -> None:
@@ -169,7 +164,7 @@ def test_workers_die_with_the_keeper(warmer: Warmer, lab: Lab) -> None:
     warm = warmer.begin("colorsys")
     assert warm.wait_ready(), warm.refusal
     forked = warmer.fork(warm)
-    assert lab.read_line(forked._stdout) == "up"
+    assert lab.read_line(forked.stdout) == "up"
     os.kill(lab.processes.keeper_pid, signal.SIGKILL)
     lab.wait_for_death(forked.pid)
     assert lab.exit_of(forked.pid).exit_code == -signal.SIGKILL
@@ -188,15 +183,13 @@ def test_an_exception_in_a_warm_worker_arrives(warmer: Warmer) -> None:
     assert message["exception"]["stack"] == stderr  # no frame of ours is in it
 
 
-def test_a_module_run_with_m_starts_warm(warmer: Warmer, lab: Lab) -> None:
-    warm = warmer.begin("colorsys", argv=[sys.executable, "-u", "-m", "train", "x"])
+def test_a_module_run_with_m_starts_warm(warmer: Warmer) -> None:
+    warm = warmer.begin("colorsys", [sys.executable, "-u", "-m", "train", "x"])
     assert warm.wait_ready(), warm.refusal
-    argv = [sys.executable, "-u", "-m", "train", "7"]
-    forked = Forked(lab, warm, argv, dict(os.environ), str(warmer.folder), "")
+    forked = warmer.fork(warm, [sys.executable, "-u", "-m", "train", "7"], cwd=str(warmer.folder))
     told = json.loads(forked.output()[0])
     assert told["argv"] == [str(warmer.script), "7"]
     assert told["main"] == "__main__"
-    forked.close()
 
 
 def test_random_states_differ_between_workers(warmer: Warmer) -> None:
@@ -204,7 +197,7 @@ def test_random_states_differ_between_workers(warmer: Warmer) -> None:
         "import random, numpy, tempfile\n"
         "print(random.random(), numpy.random.random(), next(tempfile._get_candidate_names()))\n"
     )
-    warm = warmer.begin("numpy")
+    warm = warmer.begin("numpy.random")
     assert warm.wait_ready(), warm.refusal
     draws = [warmer.fork(warm).output()[0].split() for _ in range(2)]
     assert all(len(draw) == 3 for draw in draws)
@@ -230,7 +223,7 @@ def test_a_fork_with_torch_computes_and_steps(warmer: Warmer, lab: Lab) -> None:
     )
     warm = warmer.begin("?no_such_module,torch")
     assert warm.wait_ready(), warm.refusal
-    forked = [warmer.fork(warm, env={"RANK": str(rank)}) for rank in range(2)]
+    forked = [warmer.fork(warm) for _ in range(2)]
     for worker in forked:
         assert worker.output() == (f"{256.0**3}\n", "")
         assert lab.exit_of(worker.pid).exit_code == 0
@@ -245,7 +238,7 @@ def test_it_refuses_to_serve_with_a_thread_running(warmer: Warmer) -> None:
     (warmer.folder / "threaded" / "starts_thread.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
-    warm = warmer.begin("starts_thread", env={"PYTHONPATH": str(warmer.folder / "threaded")})
+    warm = warmer.begin("starts_thread", PYTHONPATH=str(warmer.folder / "threaded"))
     assert not warm.wait_ready()
     assert warm.refusal == "1 threads run beside the main one; a fork would lose them"
     with pytest.raises(ChannelClosed):
@@ -265,7 +258,7 @@ def test_it_says_which_module_it_cannot_import(warmer: Warmer, preload: str, rea
     modules.mkdir()
     (modules / "raises_on_import.py").write_text("raise ValueError('not today')\n")
     (modules / "exits_on_import.py").write_text("raise SystemExit(0)\n")
-    warm = warmer.begin(preload, env={"PYTHONPATH": str(modules)})
+    warm = warmer.begin(preload, PYTHONPATH=str(modules))
     assert not warm.wait_ready()
     assert warm.refusal is not None
     assert reason in warm.refusal
@@ -279,7 +272,7 @@ def test_a_users_module_of_a_preloaded_name_is_not_hidden(warmer: Warmer, name: 
     (scripts / name).parent.mkdir(parents=True)
     (scripts / name).touch()
     warmer.script.write_text(TELL)
-    warm = warmer.begin("colorsys", *args)
+    warm = warmer.begin("colorsys", warmer.command(*args))
     assert not warm.wait_ready()
     assert warm.refusal == f"{scripts / 'colorsys'} stands in for a module that was preloaded"
 

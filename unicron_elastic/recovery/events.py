@@ -1,4 +1,8 @@
-"""What can happen to a job on one node. Past tense, frozen; ``at`` is monotonic seconds."""
+"""What can happen to a job on one node. Past tense, frozen; ``at`` is monotonic seconds.
+
+``generation`` counts the generations of this node from 1 and says of which one an event speaks, because what was
+heard of one may be delivered in the next; None: of the present one. A worker that raised is known by its pid.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +59,7 @@ class WorkerExited:
     local_rank: int
     exit_code: int
     step: int | None = None  # optimizer steps it had done, from its pulse page
+    generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +68,16 @@ class FirstStepDone:
 
     at: float
     local_rank: int
+    generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerFailed:
-    """Another node of the job reported a fault of the present generation."""
+    """Another node of the job reported a fault."""
 
     at: float
     reason: str
+    generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +86,7 @@ class MembershipChanged:
 
     at: float
     nodes_waiting: int
+    generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,9 @@ is in.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Any
+from dataclasses import replace
 
-from unicron_elastic.faults import Failure, Fault, RootCause, classify, root_cause
-from unicron_elastic.incident import Incident
+from unicron_elastic.faults import Failure, Fault, classify, root_cause
 from unicron_elastic.recovery.commands import (
     Command,
     FailJob,
@@ -40,73 +37,17 @@ from unicron_elastic.recovery.events import (
     WorkerRaised,
     WorkersStarted,
 )
-from unicron_elastic.recovery.policy import Policy, Repeats, count_repeats, judge
+from unicron_elastic.recovery.policy import count_repeats, judge, restarts_after_progress, why_none_left
+from unicron_elastic.recovery.records import judged, open_incident
+from unicron_elastic.recovery.state import JobState, Phase, Worker
 
 __all__ = ["JobState", "Phase", "Worker", "handle"]
 
 
-class Phase(Enum):
-    """Where the job stands on this node."""
-
-    IDLE = "idle"  # no workers: before the first generation, or between two
-    RUNNING = "running"
-    STOPPING = "stopping"
-    FINISHED = "finished"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    """One worker of the present generation."""
-
-    local_rank: int
-    rank: int
-    pid: int
-    exit_code: int | None = None  # None: running
-    raised: Failure | None = None  # the exception it said it is ending with
-    told_to_stop_at: float | None = None  # when SIGTERM was decided; what it does after that is no fault
-    was_killed: bool = False  # we sent SIGKILL
-    has_stepped: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobState:
-    """Everything a decision depends on. ``JobState(policy=...)`` is a job about to start."""
-
-    policy: Policy
-    run_id: str = ""
-    job: str = ""
-    host: str = ""
-    phase: Phase = Phase.IDLE
-    generation: int = 0
-    restarts_used: int = 0
-    workers: tuple[Worker, ...] = ()
-    faults: tuple[Fault, ...] = ()  # of the present generation, in the order in which they were noticed
-    summons: str = ""  # why a generation without a fault of its own is being stopped
-    counts_as_restart: bool = True  # False while stopping for a membership change
-    teardown_at: float | None = None
-    kill_at: float | None = None
-    repeats: Repeats | None = None
-    incident: Incident | None = None  # open until the first step after it
-    incidents: int = 0
-
-    def worker(self, local_rank: int) -> Worker:
-        """The worker with this local rank; KeyError if the generation has none."""
-        for worker in self.workers:
-            if worker.local_rank == local_rank:
-                return worker
-        raise KeyError(f"no worker has local rank {local_rank}")
-
-    def validate(self) -> None:
-        """Raises AssertionError if an invariant is broken; tests call it after every event."""
-        assert self.restarts_used >= 0, self
-        assert len({w.local_rank for w in self.workers}) == len(self.workers), self
-        running = [w for w in self.workers if w.exit_code is None]
-        assert bool(running) == (self.phase in (Phase.RUNNING, Phase.STOPPING)), self
-        assert (self.kill_at is not None) == (self.phase is Phase.STOPPING), self
-
-
 def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
     """The state after ``event`` and what the agent is to do now. Events that come too late change nothing."""
+    if _is_too_late(state, event):
+        return state, []
     match event:
         case WorkersStarted():
             return _workers_started(state, event)
@@ -119,10 +60,22 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
         case PeerFailed():
             return _summoned(state, event.at, event.reason, counts=True)
         case MembershipChanged():
-            reason = f"{event.nodes_waiting} node(s) wait to join: all workers restart with the new membership."
+            who = "1 node waits" if event.nodes_waiting == 1 else f"{event.nodes_waiting} nodes wait"
+            reason = f"{who} to join: all workers restart with the new membership."
             return _summoned(state, event.at, reason, counts=False)
         case TimePassed():
             return _time_passed(state, event)
+
+
+def _is_too_late(state: JobState, event: Event) -> bool:
+    """Whether the event speaks to a job that is over, or of a generation that is not the present one."""
+    if state.phase is Phase.FINISHED:
+        return True
+    if isinstance(event, WorkersStarted):
+        return state.phase is not Phase.IDLE  # none was asked for, and those that run must not be forgotten
+    if isinstance(event, WorkerRaised | TimePassed):
+        return False  # known by its pid; compared with the deadlines
+    return event.generation not in (None, state.generation)
 
 
 def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, list[Command]]:
@@ -135,41 +88,50 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         workers=workers,
         faults=(),
         summons="",
+        counts_as_restart=True,
     )
-    if state.incident is None:
+    if state.incident is None or state.incident.regrouped_at is not None:
         return state, []
     incident = replace(state.incident, regrouped_at=event.at, restarts_used=event.restarts_used)
     return replace(state, incident=incident), [RecordIncident(incident=incident)]
 
 
 def _worker_raised(state: JobState, event: WorkerRaised) -> tuple[JobState, list[Command]]:
-    worker = _find(state, event.failure.local_rank, event.failure.pid)
+    worker = state.find(event.failure.local_rank, event.failure.pid)
     if worker is None or worker.exit_code is not None or worker.raised is not None:
         return state, []
-    state = _with_worker(state, replace(worker, raised=event.failure))
+    state = state.with_worker(replace(worker, raised=event.failure, step=event.failure.step))
     if not _came_before_stop(worker, event.failure.at):
         return state, []  # an exception on SIGTERM is how many scripts stop
     return _fault_noticed(state, classify(event.failure), event.at, "exception propagation")
 
 
 def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list[Command]]:
-    worker = _find(state, event.local_rank, None)
+    worker = state.find(event.local_rank)
     if worker is None or worker.exit_code is not None:
         return state, []
-    state = _with_worker(state, replace(worker, exit_code=event.exit_code))
+    step = worker.step if event.step is None else event.step
+    state = state.with_worker(replace(worker, exit_code=event.exit_code, step=step))
     commands: list[Command] = []
     if any(f.failure.local_rank == worker.local_rank for f in state.faults):
         state = _add_exit_code(state, worker.local_rank, event.exit_code)
     elif event.exit_code != 0 and _is_fault(state.phase, worker, event):
-        fault = classify(_failure_at_exit(worker, event))
-        was_stopping = state.phase is Phase.STOPPING
-        state, commands = _fault_noticed(state, fault, event.at, "process supervision")
-        if was_stopping:
-            # Not its own end but a peer's: there is nothing left for it to tell, and it may take long to tear down.
-            state, commands = _stop_raised(state, event.at, fault.reason)
-    if any(w.exit_code is None for w in state.workers):
+        state, commands = _ended_badly(state, worker, event)
+    if state.running:
         return state, commands
     state, more = _all_ended(state, event.at)
+    return state, commands + more
+
+
+def _ended_badly(state: JobState, worker: Worker, event: WorkerExited) -> tuple[JobState, list[Command]]:
+    fault = classify(_failure_at_exit(worker, event))
+    was_stopping = state.phase is Phase.STOPPING
+    state, commands = _fault_noticed(state, fault, event.at, "process supervision")
+    if not was_stopping:
+        return state, commands
+    # Who raised before has told of a peer's end, not of its own: there is nothing left for it to tell, and it may
+    # take long to tear down.
+    state, more = _stop_raised(state, event.at, fault.reason)
     return state, commands + more
 
 
@@ -212,17 +174,26 @@ def _add_exit_code(state: JobState, local_rank: int, exit_code: int) -> JobState
 
 
 def _fault_noticed(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobState, list[Command]]:
-    """Books the fault; the first one of a generation opens an incident and stops the other workers."""
+    """Books the fault; the first one of a generation opens an incident and has everybody stop."""
+    is_first = not state.faults
     state = replace(state, faults=(*state.faults, fault))
-    if state.phase is not Phase.RUNNING:
+    if not is_first:
         return state, []
-    state = _open_incident(state, fault, at, method)
-    state, commands = _stop(state, at, fault.reason)
-    return state, [TellPeers(reason=fault.reason), *commands]
+    state, superseded = open_incident(state, fault, at, method)
+    were_peers_first = bool(state.summons) and state.counts_as_restart
+    commands: list[Command] = [] if were_peers_first else [TellPeers(reason=fault.reason)]
+    if state.phase is Phase.RUNNING:
+        state, stop = _stop(state, at, fault.reason)
+        commands += stop
+    if superseded is not None:  # last: a slow disk is not to hold up the rest
+        commands.append(RecordIncident(incident=superseded))
+    return state, commands
 
 
 def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple[JobState, list[Command]]:
     """Stops a healthy generation because another node failed or wants to join."""
+    if state.phase is Phase.STOPPING and counts and not state.counts_as_restart:
+        return replace(state, summons=reason, counts_as_restart=True), []  # a fault weighs more than a newcomer
     if state.phase is not Phase.RUNNING:
         return state, []
     state = replace(state, summons=reason, counts_as_restart=counts)
@@ -231,142 +202,89 @@ def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple
 
 def _stop(state: JobState, at: float, reason: str) -> tuple[JobState, list[Command]]:
     policy = state.policy
-    running = tuple(w.local_rank for w in state.workers if w.exit_code is None and w.raised is None)
+    to_stop = tuple(w.local_rank for w in state.running if w.raised is None)
     kill_at = at + policy.stop_timeout_s
-    ending = any(w.exit_code is None and w.raised is not None for w in state.workers)
-    teardown_at = at + min(policy.teardown_timeout_s, policy.stop_timeout_s) if ending else None
-    state = replace(_told_to_stop(state, running, at), phase=Phase.STOPPING, kill_at=kill_at, teardown_at=teardown_at)
+    is_any_ending = any(w.raised is not None for w in state.running)
+    teardown_at = at + min(policy.teardown_timeout_s, policy.stop_timeout_s) if is_any_ending else None
+    state = replace(state.told_to_stop(to_stop, at), phase=Phase.STOPPING, kill_at=kill_at, teardown_at=teardown_at)
     commands: list[Command] = [WakeAt(at=kill_at)]
     if teardown_at is not None:
         commands.append(WakeAt(at=teardown_at))
-    return state, [StopWorkers(local_ranks=running, reason=reason), *commands]
+    return state, [StopWorkers(local_ranks=to_stop, reason=reason), *commands]
 
 
 def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Command]]:
-    left = tuple(w.local_rank for w in state.workers if w.exit_code is None)
-    if state.phase is not Phase.STOPPING or not left:
+    if state.kill_at is None:
         return state, []
-    assert state.kill_at is not None
-    if event.at >= state.kill_at:
-        reason = f"{_workers(left)} did not end within {state.policy.stop_timeout_s:g} s of SIGTERM: SIGKILL."
+    policy = state.policy
+    left = tuple(w.local_rank for w in state.running if not w.was_killed)
+    if event.at >= state.kill_at and left:
+        reason = f"{_workers(left)} did not end within {policy.stop_timeout_s:g} s of SIGTERM: SIGKILL."
         workers = tuple(replace(w, was_killed=True) if w.local_rank in left else w for w in state.workers)
-        return replace(state, workers=workers), [KillWorkers(local_ranks=left, reason=reason)]
+        # Who gets SIGKILL needs no SIGTERM any more.
+        state = replace(state, workers=workers).told_to_stop(_not_told(state), event.at)
+        return replace(state, teardown_at=None), [KillWorkers(local_ranks=left, reason=reason)]
     if state.teardown_at is not None and event.at >= state.teardown_at:
-        return _stop_raised(state, event.at, "An exception was raised long ago.")
+        return _stop_raised(state, event.at, f"An exception was raised {policy.teardown_timeout_s:g} s ago.")
     return state, []
 
 
 def _stop_raised(state: JobState, at: float, why: str) -> tuple[JobState, list[Command]]:
     """Ends workers that raised an exception and were left to tear down by themselves."""
-    raised = tuple(w.local_rank for w in state.workers if w.exit_code is None and w.told_to_stop_at is None)
-    state = replace(_told_to_stop(state, raised, at), teardown_at=None)
+    raised = _not_told(state)
+    state = replace(state.told_to_stop(raised, at), teardown_at=None)
     if not raised:
         return state, []
-    return state, [StopWorkers(local_ranks=raised, reason=f"{why} {_workers(raised)} gets SIGTERM in its teardown.")]
+    reason = f"{why} SIGTERM to {_workers(raised).lower()} in teardown."
+    return state, [StopWorkers(local_ranks=raised, reason=reason)]
+
+
+def _not_told(state: JobState) -> tuple[int, ...]:
+    return tuple(w.local_rank for w in state.running if w.told_to_stop_at is None)
 
 
 def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     state = replace(state, kill_at=None, teardown_at=None)
-    if state.faults:
-        return _judge_faults(state, at)
     if state.phase is Phase.RUNNING:
         return replace(state, phase=Phase.FINISHED), [FinishJob(reason="All workers of this node ended well.")]
-    used = state.restarts_used + (1 if state.counts_as_restart else 0)
-    if used > state.policy.max_restarts and state.counts_as_restart:
-        reason = f"{state.summons} No restart: all {state.policy.max_restarts} restarts are used."
-        return replace(state, phase=Phase.FINISHED), [FailJob(cause=None, reason=reason)]
-    return replace(state, phase=Phase.IDLE), [StartWorkers(restarts_used=used, reason=state.summons)]
+    used = restarts_after_progress(state.policy, state.restarts_used, (w.step for w in state.workers))
+    state = replace(state, restarts_used=used)
+    if state.faults:
+        return _judge_faults(state, at)
+    if not state.counts_as_restart:
+        return replace(state, phase=Phase.IDLE), [StartWorkers(restarts_used=used, reason=state.summons)]
+    none_left = why_none_left(state.policy, used)
+    if none_left is not None:
+        return replace(state, phase=Phase.FINISHED), [FailJob(cause=None, reason=f"{state.summons} {none_left}")]
+    return replace(state, phase=Phase.IDLE), [StartWorkers(restarts_used=used + 1, reason=state.summons)]
 
 
 def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     cause = root_cause(state.faults)
     repeats = count_repeats(state.repeats, cause)
     verdict = judge(state.policy, state.restarts_used, repeats, tuple(f.failure for f in state.faults))
-    was_told = state.incident is not None and state.incident.reason == cause.reason
-    incident = _judged(state.incident, cause, at, "restart" if verdict.restart else "fail", verdict.reason)
-    state = replace(state, repeats=repeats, incident=incident if verdict.restart else None)
-    recorded: list[Command] = [] if incident is None else [RecordIncident(incident=incident)]
+    assert state.incident is not None  # the first fault of a generation opens one
+    was_told = not state.summons and state.incident.reason == cause.reason
+    incident = judged(state.incident, cause, at, verdict)
+    recorded = RecordIncident(incident=incident)
     reason = f"{cause.reason} {verdict.reason}"
-    if verdict.restart:
-        state = replace(state, phase=Phase.IDLE)
-        said = verdict.reason if was_told else reason  # stopping the workers said the rest already
-        return state, [*recorded, StartWorkers(restarts_used=verdict.restarts_used, reason=said)]
-    return replace(state, phase=Phase.FINISHED), [*recorded, FailJob(cause=cause, reason=reason)]
+    if not verdict.restart:
+        state = replace(state, phase=Phase.FINISHED, repeats=repeats, incident=None)
+        return state, [recorded, FailJob(cause=cause, reason=reason)]
+    said = verdict.reason if was_told else reason  # stopping the workers said the rest already
+    state = replace(state, phase=Phase.IDLE, repeats=repeats, incident=incident)
+    return state, [recorded, StartWorkers(restarts_used=verdict.restarts_used, reason=said)]
 
 
 def _first_step_done(state: JobState, event: FirstStepDone) -> tuple[JobState, list[Command]]:
-    worker = _find(state, event.local_rank, None)
+    worker = state.find(event.local_rank)
     if worker is None or state.phase is not Phase.RUNNING:
         return state, []
-    state = _with_worker(state, replace(worker, has_stepped=True))
-    if state.incident is None or not all(w.has_stepped or w.exit_code is not None for w in state.workers):
+    state = state.with_worker(replace(worker, has_stepped=True))
+    if state.incident is None or not all(w.has_stepped for w in state.running):
         return state, []
     incident = replace(state.incident, first_step_at=event.at)
     return replace(state, incident=None), [RecordIncident(incident=incident)]
-
-
-def _open_incident(state: JobState, fault: Fault, at: float, method: str) -> JobState:
-    number = state.incidents + 1
-    incident = Incident(
-        number=number,
-        run_id=state.run_id,
-        job=state.job,
-        host=state.host,
-        time="",  # the wall clock is the shell's: it fills this in when it writes the record
-        generation=state.generation,
-        method=method,
-        action="",
-        decision="",
-        restarts_used=state.restarts_used,
-        max_restarts=state.policy.max_restarts,
-        occurred_at=fault.failure.at,
-        noticed_at=at,
-        **_of_root(fault),
-    )
-    return replace(state, incident=incident, incidents=number)
-
-
-def _judged(incident: Incident | None, cause: RootCause, at: float, action: str, decision: str) -> Incident | None:
-    if incident is None:
-        return None
-    others = tuple(fault.reason for fault in cause.consequences)
-    return replace(
-        incident, stopped_at=at, action=action, decision=decision, consequences=others, **_of_root(cause.fault)
-    )
-
-
-def _of_root(fault: Fault) -> dict[str, Any]:
-    """The fields of an incident that say what its root cause is."""
-    failure = fault.failure
-    return {
-        "rank": failure.rank,
-        "status": fault.status.value,
-        "severity": int(fault.severity),
-        "reason": fault.reason,
-        "exit_code": failure.exit_code,
-        "exception_type": failure.exception_type,
-        "message": failure.message,
-        "location": failure.location,
-        "stack": failure.stack,
-        "step": failure.step,
-    }
-
-
-def _find(state: JobState, local_rank: int, pid: int | None) -> Worker | None:
-    """The worker an event speaks of; None if the event is of an older generation."""
-    for worker in state.workers:
-        if worker.local_rank == local_rank and pid in (None, worker.pid):
-            return worker
-    return None
-
-
-def _with_worker(state: JobState, changed: Worker) -> JobState:
-    return replace(state, workers=tuple(changed if w.local_rank == changed.local_rank else w for w in state.workers))
-
-
-def _told_to_stop(state: JobState, local_ranks: tuple[int, ...], at: float) -> JobState:
-    workers = tuple(replace(w, told_to_stop_at=at) if w.local_rank in local_ranks else w for w in state.workers)
-    return replace(state, workers=workers)
 
 
 def _workers(local_ranks: tuple[int, ...]) -> str:

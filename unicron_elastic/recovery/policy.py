@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unicron_elastic.faults import Failure, RootCause, Severity, signature
 
-__all__ = ["Policy", "Repeats", "Verdict", "count_repeats", "judge"]
+__all__ = ["Policy", "Repeats", "Verdict", "count_repeats", "judge", "restarts_after_progress", "why_none_left"]
 
 DO_NOT_RESTART_EXIT_CODE = 93  # nvidia-resiliency-ext's convention for "do not requeue"
 # Signals a program raises by its own fault. SIGKILL and SIGTERM come from outside and prove no bug in the script.
@@ -30,7 +31,7 @@ class Repeats:
     """The same failure at the same step, how many times in a row."""
 
     signature: str
-    step: int | None
+    step: int
     count: int
 
 
@@ -44,14 +45,41 @@ class Verdict:
 
 
 def count_repeats(previous: Repeats | None, cause: RootCause) -> Repeats | None:
-    """How often this failure has come at this step in a row; None for one that proves no bug in the script."""
+    """How often this failure has come at this step in a row; None for one that cannot be said to repeat.
+
+    It must prove a bug in the script, and come at a known step: a job whose steps are unknown (without the in-band
+    parts) keeps all of its restarts. Before the first step, where a script without torch's optimizers stays for ever,
+    an exit code alone does not tell two failures from one: there it has to be the same exception at the same place.
+    """
     failure = cause.fault.failure
     if cause.fault.severity is not Severity.SEV2 or not _is_own_fault(failure):
+        return None
+    if failure.step is None or (failure.step == 0 and failure.exception_type is None):
         return None
     name = signature(failure)
     if previous is not None and (previous.signature, previous.step) == (name, failure.step):
         return Repeats(signature=name, step=failure.step, count=previous.count + 1)
     return Repeats(signature=name, step=failure.step, count=1)
+
+
+def restarts_after_progress(policy: Policy, restarts_used: int, steps: Iterable[int | None]) -> int:
+    """The restarts that still count after a generation whose workers did ``steps``.
+
+    All nodes ask this of all their workers, failed or not: the job's count is the greatest that any of them knows, so
+    it is forgotten only if every node forgets it.
+    """
+    done = max((step or 0 for step in steps), default=0)
+    return 0 if policy.reset_after_steps and done >= policy.reset_after_steps else restarts_used
+
+
+def why_none_left(policy: Policy, restarts_used: int) -> str | None:
+    """Why there is no restart left, as a sentence; None if there is one."""
+    if restarts_used < policy.max_restarts:
+        return None
+    if policy.max_restarts == 0:
+        return "No restart: --max-restarts is 0."
+    which = "the only restart is" if policy.max_restarts == 1 else f"all {policy.max_restarts} restarts are"
+    return f"No restart: {which} used."
 
 
 def judge(policy: Policy, restarts_used: int, repeats: Repeats | None, failures: tuple[Failure, ...]) -> Verdict:
@@ -60,30 +88,29 @@ def judge(policy: Policy, restarts_used: int, repeats: Repeats | None, failures:
     Exit codes that mean "do not restart" come first, then the user's ``--max-restarts``, then a failure that
     repeats without progress.
     """
-    if policy.reset_after_steps and max((f.step or 0 for f in failures), default=0) >= policy.reset_after_steps:
-        restarts_used = 0
-    final = next((f for f in failures if f.exit_code in policy.no_restart_exit_codes), None)
-    if final is not None:
-        return Verdict(
-            restart=False,
-            restarts_used=restarts_used,
-            reason=f"No restart: rank {final.rank} exited with code {final.exit_code}, which means do not restart.",
-        )
-    if restarts_used >= policy.max_restarts:
-        used = f"all {policy.max_restarts} restarts are used" if policy.max_restarts else "--max-restarts is 0"
-        return Verdict(restart=False, restarts_used=restarts_used, reason=f"No restart: {used}.")
-    if repeats is not None and policy.same_failure_limit and repeats.count >= policy.same_failure_limit:
-        where = "before the first step" if not repeats.step else f"after {repeats.step} steps"
-        return Verdict(
-            restart=False,
-            restarts_used=restarts_used,
-            reason=f"No restart: the same failure came {repeats.count} times in a row {where}, without progress.",
-        )
+    why_not = _why_final(policy, failures) or why_none_left(policy, restarts_used) or _why_hopeless(policy, repeats)
+    if why_not is not None:
+        return Verdict(restart=False, restarts_used=restarts_used, reason=why_not)
     return Verdict(
         restart=True,
         restarts_used=restarts_used + 1,
         reason=f"Restart {restarts_used + 1} of {policy.max_restarts}.",
     )
+
+
+def _why_final(policy: Policy, failures: tuple[Failure, ...]) -> str | None:
+    final = next((f for f in failures if f.exit_code in policy.no_restart_exit_codes), None)
+    if final is None:
+        return None
+    return f"No restart: rank {final.rank} exited with code {final.exit_code}, which means do not restart."
+
+
+def _why_hopeless(policy: Policy, repeats: Repeats | None) -> str | None:
+    if repeats is None or not policy.same_failure_limit or repeats.count < policy.same_failure_limit:
+        return None
+    where = {0: "before the first step", 1: "after 1 step"}.get(repeats.step, f"after {repeats.step} steps")
+    times = "once" if repeats.count == 1 else f"{repeats.count} times in a row"
+    return f"No restart: the same failure came {times} {where}, without progress."
 
 
 def _is_own_fault(failure: Failure) -> bool:

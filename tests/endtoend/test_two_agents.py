@@ -1,0 +1,52 @@
+"""Two agents of one job on this machine, meeting over c10d."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import Any
+
+import pytest
+
+NODE = """
+import os, time
+environ = os.environ
+count, size, rank = environ["TORCHELASTIC_RESTART_COUNT"], environ["WORLD_SIZE"], environ["RANK"]
+os.write(1, f"GENERATION {count} of {size} rank {rank} pid {os.getpid()}\\n".encode())
+while not os.path.exists(os.path.join(environ["PROBE"], "stop")):
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def node_options(launcher: Any) -> list[str]:
+    """Everything but --nnodes; the port is free now."""
+    launcher.script("node.py", NODE)
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    return [
+        "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=job",
+        "--rdzv-conf=last_call_timeout=1", "--max-restarts=3", "node.py",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", ["2", "1:2"])
+def test_killed_worker_restarts_both_with_the_same_count(launcher: Any, node_options: list[str], nodes: str) -> None:
+    runs = [launcher.start(f"--nnodes={nodes}", *node_options) for _ in range(2)]
+    pids = [run.until_line(r"^GENERATION 0 of 2 rank \d pid (\d+)")[0] for run in runs]
+    os.kill(int(pids[1]), signal.SIGKILL)
+    for run in runs:
+        run.until_line(r"^GENERATION 1 of 2")
+    (launcher.folder / "stop").touch()
+    assert [run.wait() for run in runs] == [0, 0]
+
+
+def test_late_joiner_is_taken_in(launcher: Any, node_options: list[str]) -> None:
+    first = launcher.start("--nnodes=1:2", *node_options)
+    first.until_line(r"^GENERATION 0 of 1")
+    second = launcher.start("--nnodes=1:2", *node_options)
+    for run in (first, second):
+        run.until_line(r"^GENERATION \d of 2")
+    (launcher.folder / "stop").touch()
+    assert [run.wait() for run in (first, second)] == [0, 0]

@@ -1,0 +1,148 @@
+"""A job whose events are fed by hand, with every invariant checked after each."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any, TypeVar
+
+from unicron_elastic.faults import Failure
+from unicron_elastic.incident import Incident
+from unicron_elastic.recovery.commands import Command, RecordIncident, StartWorkers
+from unicron_elastic.recovery.events import (
+    Event,
+    FirstStepDone,
+    MembershipChanged,
+    PeerFailed,
+    StartedWorker,
+    WorkerExited,
+    WorkerRaised,
+    WorkersStarted,
+)
+from unicron_elastic.recovery.machine import JobState, handle
+from unicron_elastic.recovery.policy import Policy
+
+GLOO_CLOSED = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:44696"
+KILLED, TERMINATED, CRASHED = -int(signal.SIGKILL), -int(signal.SIGTERM), -int(signal.SIGSEGV)
+FIRST_RANK = 4  # of this node, so that a rank is never mistaken for a local rank
+PEERS_FAULT = "node n2 is gone."
+
+_C = TypeVar("_C")
+
+
+class Job:
+    """Feeds a machine events and keeps the commands; time goes on by itself, a hundredth of a second per event."""
+
+    def __init__(self, workers: int = 2, **policy: Any) -> None:
+        self.state = JobState(policy=Policy(**{"max_restarts": 3, **policy}), run_id="r1", job="train.py", host="n1")
+        self.now = 100.0
+        self.log: list[Command] = []
+        self.workers = workers
+
+    def feed(self, event: Event) -> list[Command]:
+        self.state, commands = handle(self.state, event)
+        self.state.validate()
+        self.log += commands
+        return commands
+
+    def _at(self, at: float | None) -> float:
+        self.now = round(self.now + 0.01, 6)
+        return self.now if at is None else at
+
+    def pid(self, local_rank: int, generation: int | None = None) -> int:
+        return 1000 * (self.state.generation if generation is None else generation) + local_rank
+
+    def start(self, restarts_used: int = 0, at: float | None = None) -> list[Command]:
+        generation = self.state.generation + 1
+        workers = tuple(
+            StartedWorker(local_rank=local, rank=FIRST_RANK + local, pid=self.pid(local, generation))
+            for local in range(self.workers)
+        )
+        return self.feed(WorkersStarted(at=self._at(at), restarts_used=restarts_used, workers=workers))
+
+    def exited(
+        self,
+        local_rank: int,
+        code: int = 0,
+        *,
+        at: float | None = None,
+        ended_at: float | None = None,
+        step: int | None = None,
+        generation: int | None = None,
+    ) -> list[Command]:
+        at = self._at(at)
+        return self.feed(
+            WorkerExited(
+                at=at,
+                ended_at=at if ended_at is None else ended_at,
+                local_rank=local_rank,
+                exit_code=code,
+                step=step,
+                generation=generation,
+            )
+        )
+
+    def raised(
+        self,
+        local_rank: int,
+        message: str = "bad input",
+        *,
+        kind: str = "ValueError",
+        at: float | None = None,
+        said_at: float | None = None,
+        pid: int | None = None,
+        step: int | None = None,
+    ) -> list[Command]:
+        at = self._at(at)
+        failure = Failure(
+            at=at if said_at is None else said_at,
+            rank=FIRST_RANK + local_rank,
+            local_rank=local_rank,
+            pid=self.pid(local_rank) if pid is None else pid,
+            exception_type=kind,
+            message=message,
+            location="train.py:88 in step",
+            stack=f"Traceback\n{kind}: {message}\n",
+            step=step,
+        )
+        return self.feed(WorkerRaised(at=at, failure=failure))
+
+    def stepped(self, local_rank: int, *, generation: int | None = None) -> list[Command]:
+        return self.feed(FirstStepDone(at=self._at(None), local_rank=local_rank, generation=generation))
+
+    def peer_failed(self, *, at: float | None = None, generation: int | None = None) -> list[Command]:
+        return self.feed(PeerFailed(at=self._at(at), reason=PEERS_FAULT, generation=generation))
+
+    def nodes_wait(
+        self, nodes_waiting: int = 1, *, at: float | None = None, generation: int | None = None
+    ) -> list[Command]:
+        return self.feed(MembershipChanged(at=self._at(at), nodes_waiting=nodes_waiting, generation=generation))
+
+    def terminated(self, *local_ranks: int) -> list[Command]:
+        """These end by our SIGTERM; all commands of it."""
+        return [command for local_rank in local_ranks for command in self.exited(local_rank, TERMINATED)]
+
+    def fail_once(self, code: int = 1, *, step: int | None = None) -> list[Command]:
+        """One generation, from its start to its end, in which every worker exits with ``code``."""
+        self.start(self.state.restarts_used if self.state.generation == 0 else self.started()[-1].restarts_used)
+        commands: list[Command] = []
+        for local_rank in range(self.workers):
+            commands += self.exited(local_rank, code, step=step)
+        return commands
+
+    def started(self) -> list[StartWorkers]:
+        return [command for command in self.log if isinstance(command, StartWorkers)]
+
+    def records(self, number: int | None = None) -> list[Incident]:
+        """Every record of all incidents, or of one, in order."""
+        found = [command.incident for command in self.log if isinstance(command, RecordIncident)]
+        return [incident for incident in found if number in (None, incident.number)]
+
+
+def only(commands: list[Command], kind: type[_C]) -> _C:
+    found = [command for command in commands if isinstance(command, kind)]
+    assert len(found) == 1, commands
+    return found[0]
+
+
+def none(commands: list[Command], *kinds: type) -> bool:
+    return not any(isinstance(command, kinds) for command in commands)

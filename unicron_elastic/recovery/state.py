@@ -1,0 +1,112 @@
+"""What is known of one job on one node: a value that every decision depends on and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from unicron_elastic.faults import Failure, Fault
+from unicron_elastic.incident import Incident
+from unicron_elastic.recovery.policy import Policy, Repeats
+
+__all__ = ["JobState", "Phase", "Worker"]
+
+
+class Phase(Enum):
+    """Where the job stands on this node."""
+
+    IDLE = "idle"  # no workers: before the first generation, or between two
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One worker of the present generation."""
+
+    local_rank: int
+    rank: int
+    pid: int
+    exit_code: int | None = None  # None: running
+    raised: Failure | None = None  # the exception it said it is ending with
+    told_to_stop_at: float | None = None  # when SIGTERM was decided; what it does after that is no fault
+    was_killed: bool = False  # we sent SIGKILL
+    has_stepped: bool = False
+    step: int | None = None  # optimizer steps it had done when it ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """Everything a decision depends on. ``JobState(policy=...)`` is a job about to start."""
+
+    policy: Policy
+    run_id: str = ""
+    job: str = ""
+    host: str = ""
+    phase: Phase = Phase.IDLE
+    generation: int = 0
+    restarts_used: int = 0
+    workers: tuple[Worker, ...] = ()
+    faults: tuple[Fault, ...] = ()  # of the present generation, in the order in which they were noticed
+    summons: str = ""  # why this generation is being stopped, if not for a fault of its own
+    counts_as_restart: bool = True  # False while stopping for a membership change
+    teardown_at: float | None = None
+    kill_at: float | None = None
+    repeats: Repeats | None = None
+    incident: Incident | None = None  # open until the first step after it
+    incidents: int = 0
+
+    @property
+    def running(self) -> tuple[Worker, ...]:
+        """The workers that have not ended."""
+        return tuple(worker for worker in self.workers if worker.exit_code is None)
+
+    def worker(self, local_rank: int) -> Worker:
+        """The worker with this local rank; KeyError if the generation has none."""
+        for worker in self.workers:
+            if worker.local_rank == local_rank:
+                return worker
+        raise KeyError(f"no worker has local rank {local_rank}")
+
+    def find(self, local_rank: int, pid: int | None = None) -> Worker | None:
+        """The worker an event speaks of; None if this generation has no such worker."""
+        for worker in self.workers:
+            if worker.local_rank == local_rank and pid in (None, worker.pid):
+                return worker
+        return None
+
+    def with_worker(self, changed: Worker) -> JobState:
+        """The state in which ``changed`` stands for the worker of its local rank."""
+        workers = (changed if w.local_rank == changed.local_rank else w for w in self.workers)
+        return replace(self, workers=tuple(workers))
+
+    def told_to_stop(self, local_ranks: tuple[int, ...], at: float) -> JobState:
+        """The state in which SIGTERM was decided for these workers."""
+        workers = (replace(w, told_to_stop_at=at) if w.local_rank in local_ranks else w for w in self.workers)
+        return replace(self, workers=tuple(workers))
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant is broken; tests call it after every event."""
+        assert self.restarts_used >= 0, self
+        assert len({w.local_rank for w in self.workers}) == len(self.workers), self
+        assert bool(self.running) == (self.phase in (Phase.RUNNING, Phase.STOPPING)), self
+        assert (self.kill_at is not None) == (self.phase is Phase.STOPPING), self
+        if self.phase is Phase.RUNNING:
+            assert not self.faults, self
+            assert not self.summons, self
+        if self.phase is Phase.STOPPING:
+            self._validate_stop()
+        if self.incident is not None:
+            assert self.incident.number == self.incidents, self
+            assert self.incident.superseded_by is None, self
+
+    def _validate_stop(self) -> None:
+        assert self.faults or self.summons, self
+        for worker in self.running:
+            if worker.told_to_stop_at is None:  # only who raised may end by itself, and not for ever
+                assert worker.raised is not None, self
+                assert self.teardown_at is not None, self
+        if self.faults:
+            assert self.incident is not None, self
+            assert self.incident.generation == self.generation, self
