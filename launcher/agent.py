@@ -131,8 +131,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
         )
         self._pcontext = context
-        if (folder := temporary_folder(self._logs_specs, self._error_file())) is not None:
-            self._runtime.processes.remember(paths=[folder])
+        folder = temporary_folder(self._logs_specs, self._error_file())
+        self._runtime.processes.remember(paths=[folder] if folder else [], farewell=self._reporter.farewell)
         context.start()
         pids: dict[int, Any] = context.pids()
         return pids

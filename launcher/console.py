@@ -22,6 +22,10 @@ class Console(Protocol):
     def refresh_interval_s(self) -> float | None:
         """How often ``show`` is wanted; None: never."""
 
+    @property
+    def farewell(self) -> str:
+        """What undoes ``show`` on the terminal when this process can no longer do it; empty: nothing."""
+
     def say(self, sentence: str) -> None:
         """Prints one sentence as a line of its own. Safe from any thread."""
 
@@ -36,6 +40,7 @@ class SilentConsole:
     """Says and shows nothing."""
 
     refresh_interval_s: float | None = None
+    farewell = ""
 
     def say(self, sentence: str) -> None:
         """Does nothing."""
@@ -51,6 +56,7 @@ class PlainConsole:
     """Lines only: ``[unicron] 14:03:22 sentence``."""
 
     refresh_interval_s: float | None = None
+    farewell = ""
 
     def __init__(self, stream: TextIO) -> None:
         self._output = Output(stream)

@@ -34,6 +34,7 @@ class Keeper:
         self._channel = channel
         self._token = ""
         self._paths: list[str] = []
+        self._farewell = ""
 
     def serve(self) -> None:
         """Serves the agent until it is gone, then kills every descendant and removes the paths it was told of."""
@@ -60,6 +61,8 @@ class Keeper:
                 kill_carriers(self._token)
             for path in self._paths:
                 remove_if_empty(path)
+            with contextlib.suppress(OSError):  # the terminal is gone too
+                os.write(2, self._farewell.encode())
 
     def _report_exits(self) -> None:
         for pid, status, at_ns in reap():
@@ -77,6 +80,7 @@ class Keeper:
                 case "remember":
                     self._token = str(message.get("token", self._token))
                     self._paths = [str(path) for path in message.get("paths", self._paths)]
+                    self._farewell = str(message.get("farewell", self._farewell))
         finally:
             close_all(fds)
 

@@ -35,7 +35,7 @@ _SCROLL_ALL = f"{_SAVE}\x1b[r{_RESTORE}"  # DECSTBM moves the cursor to the top 
 _ERASE_BELOW = "\x1b[0m\x1b[J"
 
 # Undoes a panel without knowing its place, for whoever outlives a PanelConsole that could not close itself.
-RESTORE_SEQUENCE = (_SCROLL_ALL + _ERASE_BELOW).encode()
+RESTORE_SEQUENCE = _SCROLL_ALL + _ERASE_BELOW
 
 
 def panel_lines(view: JobView, width: int) -> list[Text]:
@@ -120,6 +120,7 @@ class PanelConsole:
     """Keeps the bottom rows of a terminal for a panel; everything else scrolls above it."""
 
     refresh_interval_s: float | None = REFRESH_INTERVAL_S
+    farewell = RESTORE_SEQUENCE
 
     def __init__(self, stream: TextIO) -> None:
         self._output = Output(stream)

@@ -71,13 +71,20 @@ class Processes:
         self.keeper_pid = self._keeper.pid
         self._loop.on_readable(ours, self._read)
 
-    def remember(self, *, token: str | None = None, paths: Sequence[str] | None = None) -> None:
-        """Tells the keeper what to clear away when the agent is gone: carriers of ``token``, temporary ``paths``."""
+    def remember(
+        self, *, token: str | None = None, paths: Sequence[str] | None = None, farewell: str | None = None
+    ) -> None:
+        """Tells the keeper what to clear away when the agent is gone.
+
+        Carriers of ``token``, temporary ``paths``, and what ``farewell``, written to stderr, undoes on the terminal.
+        """
         message: Message = {"do": "remember"}
         if token is not None:
             message["token"] = token
         if paths is not None:
             message["paths"] = list(paths)
+        if farewell is not None:
+            message["farewell"] = farewell
         self._send(message)
 
     def request_start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, fds: Mapping[int, int]) -> int:
@@ -140,7 +147,8 @@ class Processes:
         """Ends the keeper, which kills all that is left, and waits until it is gone."""
         if self._channel is not None:
             with contextlib.suppress(KeeperLost):
-                self.remember(token="")  # what carries the mark and still runs is not ours to end: we were not killed
+                # We were not killed: what carries the mark and still runs is not ours to end.
+                self.remember(token="", farewell="")
         if self._channel is not None:
             self._loop.forget(self._channel)
             self._channel.close()

@@ -33,6 +33,11 @@ class Reporter:
         self._has_said_plain = False
         self._is_closed = False
 
+    @property
+    def farewell(self) -> str:
+        """What takes the panel off the terminal if this process cannot do it itself; empty without a panel."""
+        return self._console.farewell
+
     def say(self, sentence: str) -> None:
         """One sentence for people."""
         self._console.say(sentence)

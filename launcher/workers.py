@@ -138,10 +138,12 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
 
     def _hold_signals(self) -> None:
         """torch's handlers, installed just before this, raise wherever they strike; let them strike between events."""
-        if threading.current_thread() is threading.main_thread():
-            for number in signal.valid_signals():
-                if signal.getsignal(number) is _terminate_process_handler:
-                    signal.signal(number, self._runtime.loop.between_callbacks(_terminate_process_handler))
+        if threading.current_thread() is not threading.main_thread():
+            return
+        patient = self._runtime.loop.between_callbacks(_terminate_process_handler)
+        for number in signal.valid_signals():
+            if signal.getsignal(number) is _terminate_process_handler:
+                signal.signal(number, patient)
 
     def _start_all(self, request: Callable[[WorkerProcess], int]) -> None:
         workers = {local_rank: WorkerProcess(self._runtime, local_rank) for local_rank in range(self.nprocs)}

@@ -168,12 +168,12 @@ def read_until(fd: int, wanted: bytes, deadline_s: float = DEADLINE_S) -> bytes:
     seen = b""
     end = time.monotonic() + deadline_s
     while wanted not in seen:
-        assert select.select([fd], [], [], max(0.0, end - time.monotonic()))[0], f"only {seen!r} came"
+        assert select.select([fd], [], [], max(0.0, end - time.monotonic()))[0], f"... {seen[-300:]!r} is all that came"
         try:
             chunk = os.read(fd, 4096)
         except OSError:  # EIO: nobody has the terminal open any more
             chunk = b""
-        assert chunk, f"the end came after {seen!r}"
+        assert chunk, f"the end came after ... {seen[-300:]!r}"
         seen += chunk
     return seen
 

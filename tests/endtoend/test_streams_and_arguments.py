@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import termios
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,23 @@ def test_ctrl_c_on_a_terminal(launcher: Any, reader: Callable[..., bytes]) -> No
         os.write(master, b"\x03")
         reader(master, b"stopped: ")
         assert run.wait() == 1
+    finally:
+        os.close(master)
+
+
+def test_panel_is_taken_away_when_the_agent_is_killed(launcher: Any, reader: Callable[..., bytes]) -> None:
+    launcher.script("sleep.py", "import time\nprint('UP', flush=True)\ntime.sleep(600)\n")
+    master, slave = pty.openpty()
+    try:
+        termios.tcsetwinsize(slave, (40, 100))
+        run = launcher.start(
+            "--nproc-per-node=1", "sleep.py", stdin=slave, stdout=slave, stderr=slave,
+            wrap='exec setsid --ctty "$@"', env={"TERM": "xterm"},
+        )  # fmt: skip
+        os.close(slave)
+        reader(master, b"generation 1")
+        run.process.kill()
+        reader(master, b"\x1b[J")  # the last of what gives the rows back
     finally:
         os.close(master)
 

@@ -211,7 +211,7 @@ def test_another_process_can_clean_up_after_a_launcher_that_was_killed(terminal,
     terminal.script_prints("\n".join(map(str, range(40))) + "\nhalf")
     console.show(VIEW)
     before = terminal.cursor()
-    os.write(terminal.stream.fileno(), RESTORE_SEQUENCE)
+    os.write(terminal.stream.fileno(), RESTORE_SEQUENCE.encode())
     rows = terminal.rows()
     assert terminal.cursor() == before
     assert rows[before[0]] == "half"
