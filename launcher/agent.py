@@ -15,6 +15,7 @@ import textwrap
 import time
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
@@ -116,10 +117,11 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._setup_local_watchdog(envs=envs)
         self._setup_healthcheck()
         spec = worker_group.spec
+        generation = self._state.generation + 1  # as the state machine will count it when it hears of them
         context = WorkersContext(
             runtime=self._runtime,
-            on_exit=self._worker_exited,
-            on_message=self._worker_said,
+            on_exit=partial(self._worker_exited, generation),
+            on_message=partial(self._worker_said, generation),
             name=spec.role,
             entrypoint=spec.entrypoint,
             args=args,
@@ -190,7 +192,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             pids.values(),
             group.spec.monitor_interval,
             ask=lambda: self._monitor_workers(group),
-            on_result=self._functions_ended,
+            on_result=partial(self._functions_ended, self._state.generation + 1),
         )
         return pids
 
@@ -202,7 +204,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     # -- what happened ---------------------------------------------------------------------------------------------
 
-    def _worker_exited(self, worker: WorkerProcess, ended: Exit) -> None:
+    def _worker_exited(self, generation: int, worker: WorkerProcess, ended: Exit) -> None:
         if ended.exit_code != 0 and worker.page is None:
             self._recall_exception(worker.local_rank, ended.at)
         reading = worker.reading()
@@ -213,13 +215,15 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 local_rank=worker.local_rank,
                 exit_code=ended.exit_code,
                 step=reading.step if reading else None,
+                generation=generation,
             )
         )
 
-    def _worker_said(self, worker: WorkerProcess, message: Message) -> None:
+    def _worker_said(self, generation: int, worker: WorkerProcess, message: Message) -> None:
         now = time.monotonic()
         if "first_step" in message:
-            self._events.append(events.FirstStepDone(at=now, local_rank=worker.local_rank))
+            event = events.FirstStepDone(at=now, local_rank=worker.local_rank, generation=generation)
+            self._events.append(event)
         elif message.get("is_final") and isinstance(message.get("exception"), Mapping):
             self._events.append(events.WorkerRaised(at=now, failure=self._raised(worker, message, now)))
 
@@ -253,7 +257,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             step=step,
         )
 
-    def _functions_ended(self, result: RunResult) -> None:
+    def _functions_ended(self, generation: int, result: RunResult) -> None:
         """torch has ended all function workers when it tells of a failure."""
         now = time.monotonic()
         self._return_values = result.return_values
@@ -263,20 +267,24 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 self._recall_exception(worker.local_rank, now)
             code = failure.exitcode if failure else (0 if result.state is WorkerState.SUCCEEDED else -signal.SIGTERM)
             self._events.append(
-                events.WorkerExited(at=now, ended_at=now, local_rank=worker.local_rank, exit_code=int(code))
+                events.WorkerExited(
+                    at=now, ended_at=now, local_rank=worker.local_rank, exit_code=int(code), generation=generation
+                )
             )
 
-    def _peer_failed(self, reason: str) -> None:
-        event = events.PeerFailed(at=time.monotonic(), reason=reason)
+    def _peer_failed(self, generation: int, reason: str) -> None:
+        event = events.PeerFailed(at=time.monotonic(), reason=reason, generation=generation)
         self._runtime.loop.call_soon(lambda: self._events.append(event))
 
-    def _nodes_wait(self, nodes_waiting: int) -> None:
-        event = events.MembershipChanged(at=time.monotonic(), nodes_waiting=nodes_waiting)
+    def _nodes_wait(self, generation: int, nodes_waiting: int) -> None:
+        now = time.monotonic()
+        event = events.MembershipChanged(at=now, nodes_waiting=nodes_waiting, generation=generation)
         self._runtime.loop.call_soon(lambda: self._events.append(event))
 
-    def _rendezvous_failed(self, error: Exception) -> None:
+    def _rendezvous_failed(self, generation: int, error: Exception) -> None:
         def fail() -> None:
-            self._error = error
+            if generation == self._state.generation:
+                self._error = error
 
         self._runtime.loop.call_soon(fail)
 
@@ -361,14 +369,15 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _start_watches(self) -> None:
         spec = self._worker_group.spec
+        generation = self._state.generation
         if getattr(spec.rdzv_handler, "can_grow", True):
             self._peers = PeerWatch(
                 spec.rdzv_handler,
                 self._store,
                 spec.monitor_interval,
-                on_fault=self._peer_failed,
-                on_waiting=self._nodes_wait,
-                on_error=self._rendezvous_failed,
+                on_fault=partial(self._peer_failed, generation),
+                on_waiting=partial(self._nodes_wait, generation),
+                on_error=partial(self._rendezvous_failed, generation),
             )
             self._peers.start()
 

@@ -54,18 +54,23 @@ def process_failures(
 ) -> dict[int, ProcessFailure]:
     """One ProcessFailure per worker (by local rank) that ended badly, the root cause first and earliest.
 
-    torch takes the failure with the least timestamp for the first one, and its timestamps have whole seconds.
+    torch takes the failure with the least timestamp for the first one, and its timestamps have whole seconds. It
+    reports no failed job without a failed worker: if the job failed on another node, every worker is named.
     """
     root = cause.fault.failure.local_rank if cause is not None else None
-    order = sorted((rank for rank, code in exit_codes.items() if code != 0), key=lambda rank: (rank != root, rank))
-    found = {
-        rank: ProcessFailure(
-            local_rank=rank, pid=pids[rank], exitcode=exit_codes[rank], error_file=error_files.get(rank) or ""
-        )
-        for rank in order
-    }
+    named = [rank for rank, code in exit_codes.items() if code != 0 or rank == root] or list(exit_codes)
+    order = sorted(named, key=lambda rank: (rank != root, rank))
+    found = {rank: _process_failure(rank, pids[rank], exit_codes[rank], error_files.get(rank) or "") for rank in order}
     first = found.get(root) if root is not None else None
     if first is not None:
         for failure in found.values():
             failure.timestamp = max(failure.timestamp, first.timestamp)
     return found
+
+
+def _process_failure(local_rank: int, pid: int, exit_code: int, error_file: str) -> ProcessFailure:
+    """torch cannot read the file of a worker that was killed while it wrote it: then it is as if there were none."""
+    try:
+        return ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exit_code, error_file=error_file)
+    except Exception:
+        return ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exit_code, error_file="")

@@ -23,7 +23,7 @@ from unicron_elastic.worker.linux import become_subreaper, die_with_parent, set_
 __all__ = ["kill_carriers", "main", "remove_if_empty"]
 
 SWEEP_DEADLINE_S = 5.0  # a process in uninterruptible sleep cannot be waited for longer than this
-_TRACKER = b"multiprocessing.resource_tracker"  # ends by itself, and removes named semaphores when it does
+_TRACKER = b"multiprocessing.resource_tracker"  # ends by itself, and gives shared memory and semaphores back then
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTOU)
 
 
@@ -45,6 +45,7 @@ class Keeper:
         selector.register(self._channel, selectors.EVENT_READ)
         selector.register(wake_read, selectors.EVENT_READ)
         try:
+            self._channel.send({"ready": os.getpid()})
             while True:
                 ready = {key.fileobj for key, _ in selector.select()}
                 if wake_read in ready:
@@ -56,7 +57,7 @@ class Keeper:
         except ChannelClosed:
             pass
         finally:
-            sweep(frozenset())
+            sweep(frozenset(), is_last=True)
             if self._token:
                 kill_carriers(self._token)
             for path in self._paths:
@@ -140,21 +141,23 @@ def reap() -> list[tuple[int, int, int]]:
     return ended
 
 
-def sweep(keep: frozenset[int]) -> list[int]:
+def sweep(keep: frozenset[int], *, is_last: bool = False) -> list[int]:
     """Kills every descendant of this process outside the trees of ``keep``.
 
-    Repeats until none is left, because a process may start another while it dies. Returns the pids that outlived
-    the deadline (only one in uninterruptible sleep can).
+    Repeats until none is left, because a process may start another while it dies. Trackers are let end by themselves;
+    the last sweep waits for that. Returns the pids that outlived the deadline (only one in uninterruptible sleep can).
     """
     deadline = time.monotonic() + SWEEP_DEADLINE_S
     while True:
-        victims = _descendants(keep)
+        found = _descendants(keep)
+        is_late = time.monotonic() > deadline
+        victims = found if is_late else {pid for pid in found if not _is_tracker(pid)}
         _kill(victims)
         if not keep:
             reap()
         else:
             _reap_only(victims)
-        if not victims or time.monotonic() > deadline:
+        if is_late or not (found if is_last else victims):
             return sorted(victims)
         time.sleep(0.001)
 
@@ -206,9 +209,15 @@ def _carriers(token: bytes) -> set[int]:
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):
-                if token in _read(f"/proc/{name}/environ") and _TRACKER not in _read(f"/proc/{name}/cmdline"):
+                if token in _read(f"/proc/{name}/environ") and not _is_tracker(int(name)):
                     found.add(int(name))
     return found
+
+
+def _is_tracker(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return _TRACKER in _read(f"/proc/{pid}/cmdline")
+    return False
 
 
 def _read(path: str) -> bytes:
@@ -237,7 +246,6 @@ def main(fd: int) -> None:
     set_thread_name("unicron-keeper")
     _leave_standard_streams()
     channel = Channel.from_fd(fd)
-    channel.send({"ready": os.getpid()})
     code: Any = 0
     try:
         Keeper(channel).serve()

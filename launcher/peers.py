@@ -19,7 +19,8 @@ _FAULT_KEY = "unicron/fault"  # in the store of the present round, so a new roun
 
 def tell_peers(store: Store, reason: str) -> None:
     """Lets every other agent of this round know of a fault. Raises what the store raises."""
-    store.set(_FAULT_KEY, reason)
+    # The name of a file that is not UTF-8 comes with lone surrogates, which a store does not take.
+    store.set(_FAULT_KEY, reason.encode(errors="backslashreplace").decode())
 
 
 class PeerWatch:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unicron_elastic.launcher.keeper import kill_carriers
@@ -21,9 +21,9 @@ __all__ = ["TOKEN", "Exit", "KeeperLost", "Processes"]
 TOKEN = "UNICRON_RUN_TOKEN"
 ANSWER_DEADLINE_S = 30.0
 END_DEADLINE_S = 10.0
-# -c keeps the interpreter's ordinary start; the empty path entry goes so that a file in the current folder cannot
-# stand in for a module of the standard library.
-_KEEPER = "import sys; sys.path.pop(0); from unicron_elastic.launcher.keeper import main; main({fd})"
+# -c keeps the interpreter's ordinary start; the empty path entry, where there is one, goes so that a file in the
+# current folder cannot stand in for a module of the standard library.
+_KEEPER = "import sys; sys.path[:] = filter(None, sys.path); from unicron_elastic.launcher.keeper import main; main({fd})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +116,16 @@ class Processes:
         if not message.get("errno"):
             self._alive.add(int(message.get("started") or message.get("forked") or 0))
 
+    def give_up(self, numbers: Iterable[int]) -> None:
+        """Nobody is left to answer these requests: ``wait_for_pid`` raises ChannelClosed for each."""
+        for number in numbers:
+            self._answers.setdefault(number, {"id": number, "given_up": True})
+
     def wait_for_pid(self, number: int, program: str) -> int:
         """Waits for the answer to a start request.
 
-        Raises OSError with the system's errno if ``program`` could not be started, KeeperLost or TimeoutError.
+        Raises OSError with the system's errno if ``program`` could not be started, ChannelClosed if the request was
+        given up, KeeperLost or TimeoutError.
         """
         done = self._loop.run_until(
             lambda: number in self._answers or not self.is_up, time.monotonic() + ANSWER_DEADLINE_S
@@ -129,6 +135,8 @@ class Processes:
             if not done:
                 raise TimeoutError(f"starting {program} was not answered within {ANSWER_DEADLINE_S:g} s")
             raise KeeperLost("the keeper process died while a worker was being started")
+        if answer.get("given_up"):
+            raise ChannelClosed(f"whoever was to start {program} is gone")
         if answer.get("errno"):
             errno = int(answer["errno"])
             raise OSError(errno, os.strerror(errno), program)

@@ -24,12 +24,13 @@ class Runtime:
         self.processes = Processes(self.loop, lambda ended: self.on_exit(ended))  # noqa: PLW0108 - on_exit changes
         self.warm: WarmProcess | None = None
         self.why_plain: str | None = None  # why workers start plainly, once that is known
+        self._is_unfit = False  # a warm process refused to serve, as the next one would
 
     def begin(self, command: Sequence[str] | None, env: Mapping[str, str]) -> None:
         """Starts the keeper, and a warm process for ``command`` where that is possible and wanted."""
         if not self.processes.is_up:
             self.processes.begin()
-        if command is None or not self.options.warm or not self.options.in_band:
+        if command is None or not self.options.warm or not self.options.in_band or self._is_unfit:
             return
         if self.warm is not None and not self.warm.is_gone:
             return
@@ -45,6 +46,7 @@ class Runtime:
             return None
         if not self.warm.wait_ready():
             self.why_plain = f"the warm process cannot serve: {self.warm.refusal}"
+            self._is_unfit = not self.warm.is_gone
             self.warm = None
         return self.warm
 

@@ -102,6 +102,8 @@ def _facts(incident: Incident) -> list[tuple[str, str]]:
         ("done", f"{done}. {incident.decision}".rstrip()),
         ("restarts", f"{incident.restarts_used} of {incident.max_restarts} used"),
     ]
+    if incident.superseded_by is not None:
+        facts.append(("then", f"incident {incident.superseded_by} came before the first step after this one"))
     return [(name, one_line(value)) for name, value in facts]
 
 

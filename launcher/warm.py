@@ -66,6 +66,7 @@ class WarmProcess:
         self._channel: Channel | None = None
         self._is_ready = False
         self._number = 0
+        self._asked: set[int] = set()  # requests that it has not answered
         self.pid: int | None = None
         self.refusal: str | None = None  # why it cannot serve
         self.is_gone = False  # it died; another may be begun
@@ -87,10 +88,11 @@ class WarmProcess:
 
     def wait_ready(self) -> bool:
         """Waits until it can be forked from; false if it cannot serve, and ``refusal`` says why."""
-        if self.pid is None:
+        if self.pid is None and self.refusal is None:
             try:
                 self.pid = self._processes.wait_for_pid(self._number, "the warm process")
             except (OSError, KeeperLost) as error:
+                self.is_gone = isinstance(error, KeeperLost)
                 self._refuse(str(error))
         if not self._loop.run_until(self._is_settled, time.monotonic() + READY_DEADLINE_S):
             self._refuse(f"it was not ready within {READY_DEADLINE_S:g} s")
@@ -116,6 +118,7 @@ class WarmProcess:
             "keeper": self._processes.keeper_pid,
         }
         self._channel.send(message, fds)
+        self._asked.add(number)
         return number
 
     def end(self) -> None:
@@ -135,6 +138,7 @@ class WarmProcess:
             message, _ = self._channel.receive()
         except ChannelClosed:
             self.is_gone = True
+            self._processes.give_up(self._asked)
             self._refuse("it died")
             return
         if "ready" in message:
@@ -142,6 +146,7 @@ class WarmProcess:
         elif "unfit" in message:
             self._refuse(str(message["unfit"]))
         elif "forked" in message:
+            self._asked.discard(int(message["id"]))
             self._processes.answered(message)
 
     def _refuse(self, reason: str) -> None:

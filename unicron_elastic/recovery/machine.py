@@ -181,11 +181,13 @@ def _fault_noticed(state: JobState, fault: Fault, at: float, method: str) -> tup
         return state, []
     state, superseded = open_incident(state, fault, at, method)
     were_peers_first = bool(state.summons) and state.counts_as_restart
-    commands: list[Command] = [] if were_peers_first else [TellPeers(reason=fault.reason)]
+    # In the order in which they may be slow: a signal, the network, a disk.
+    commands: list[Command] = []
     if state.phase is Phase.RUNNING:
-        state, stop = _stop(state, at, fault.reason)
-        commands += stop
-    if superseded is not None:  # last: a slow disk is not to hold up the rest
+        state, commands = _stop(state, at, fault.reason)
+    if not were_peers_first:
+        commands.append(TellPeers(reason=fault.reason))
+    if superseded is not None:
         commands.append(RecordIncident(incident=superseded))
     return state, commands
 

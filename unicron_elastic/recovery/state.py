@@ -62,13 +62,6 @@ class JobState:
         """The workers that have not ended."""
         return tuple(worker for worker in self.workers if worker.exit_code is None)
 
-    def worker(self, local_rank: int) -> Worker:
-        """The worker with this local rank; KeyError if the generation has none."""
-        for worker in self.workers:
-            if worker.local_rank == local_rank:
-                return worker
-        raise KeyError(f"no worker has local rank {local_rank}")
-
     def find(self, local_rank: int, pid: int | None = None) -> Worker | None:
         """The worker an event speaks of; None if this generation has no such worker."""
         for worker in self.workers:

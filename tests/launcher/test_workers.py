@@ -1,0 +1,372 @@
+"""The workers of one generation, as real processes: started, heard, ended, cleared away."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+
+from unicron_elastic.launcher.options import Options
+from unicron_elastic.launcher.processes import Exit
+from unicron_elastic.launcher.runtime import Runtime
+from unicron_elastic.launcher.workers import WorkerProcess, WorkersContext
+from unicron_elastic.worker.channel import Message
+
+if TYPE_CHECKING:
+    from conftest import Lab
+
+DEADLINE_S = 30.0
+WAIT = "import time; time.sleep(600)"
+# Leaves a process behind that is nobody's child and in a session of its own, and says its pid.
+LEAVE_A_DAEMON = """
+import time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.write(1, b"%d\\n" % os.getpid())
+        os.close(1)
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+"""
+
+
+class Node:
+    """A runtime, its generations of workers, and all that was heard of them in order."""
+
+    def __init__(self, folder: Path, options: Options) -> None:
+        self.folder = folder
+        self.runtime = Runtime(options)
+        script = folder / "train.py"
+        script.write_text("import os\nexec(os.environ['CODE'])\n")
+        self.command = (sys.executable, "-u", str(script))  # the same for all, as the warm process wants it
+        self.contexts: list[WorkersContext] = []
+        self.heard: list[tuple[int, str, Any]] = []  # (local rank, what, more)
+
+    def workers(self, *codes: str, entrypoint: str = sys.executable, redirects: Std = Std.ALL) -> WorkersContext:
+        """A generation, not yet started, of one worker for each piece of Python."""
+        args: dict[int, tuple[Any, ...]] = dict.fromkeys(range(len(codes)), self.command[1:])
+        envs = {local: {"RANK": str(local), "CODE": code} for local, code in enumerate(codes)}
+        context = WorkersContext(
+            runtime=self.runtime,
+            on_exit=self._exited,
+            on_message=self._said,
+            name="trainer",
+            entrypoint=entrypoint,
+            args=args,
+            envs=envs,
+            logs_specs=DefaultLogsSpecs(log_dir=str(self.folder), redirects=redirects),
+        )
+        self.contexts.append(context)
+        return context
+
+    def start(self, *codes: str, **options: Any) -> WorkersContext:
+        context = self.workers(*codes, **options)
+        context.start()
+        return context
+
+    def _exited(self, worker: WorkerProcess, ended: Exit) -> None:
+        self.heard.append((worker.local_rank, "exit", ended.exit_code))
+
+    def _said(self, worker: WorkerProcess, message: Message) -> None:
+        what = next(name for name in ("hello", "exception", "first_step", "other") if name in message)
+        self.heard.append((worker.local_rank, what, message[what]))
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        assert self.runtime.loop.run_until(lambda: bool(condition()), time.monotonic() + DEADLINE_S), self.heard
+
+    def exits(self) -> dict[int, int]:
+        return {local: code for local, what, code in self.heard if what == "exit"}
+
+    def wait_for_exits(self, count: int) -> dict[int, int]:
+        self.wait(lambda: len(self.exits()) == count)
+        return self.exits()
+
+    def said_by(self, local_rank: int) -> list[str]:
+        return [what for local, what, _ in self.heard if local == local_rank]
+
+    def output(self, local_rank: int) -> str:
+        """The line that a worker wrote first to its log file."""
+        path = self.contexts[-1].stdouts[local_rank]
+        self.wait_for_line(path)
+        return Path(path).read_text().splitlines()[0]
+
+    def wait_for_line(self, path: str) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while not (os.path.exists(path) and "\n" in Path(path).read_text()):
+            assert time.monotonic() < end, f"nothing came into {path}"
+            self.runtime.loop.run_until(lambda: False, time.monotonic() + 0.01)
+
+    def children(self) -> list[int]:
+        """What the keeper still has as its children."""
+        keeper = self.runtime.processes.keeper_pid
+        return [int(pid) for pid in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()]
+
+
+MakeNode = Callable[..., Node]
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[MakeNode]:
+    """Makes nodes whose warm process, if there is one, imports next to nothing."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    made: list[Node] = []
+
+    def make(*, warm: bool = False, in_band: bool = True) -> Node:
+        node = Node(tmp_path, Options(preload="colorsys", warm=warm, in_band=in_band))
+        made.append(node)
+        node.runtime.begin(node.command if warm else None, os.environ)
+        return node
+
+    yield make
+    for node in made:
+        for context in node.contexts:
+            context.close(signal.SIGKILL)
+        node.runtime.end()
+    for number, handler in handlers.items():  # torch puts its own in place of them
+        signal.signal(number, handler)
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "warm"])
+def node(request: pytest.FixtureRequest, make_node: MakeNode) -> Node:
+    """A node in each of the two ways to start workers."""
+    return make_node(warm=request.param)
+
+
+def _open_descriptors() -> set[str]:
+    gc.collect()
+    return {f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}" for fd in _numbers() if os.path.lexists(f"/proc/self/fd/{fd}")}
+
+
+def _numbers() -> list[str]:
+    return os.listdir("/proc/self/fd")
+
+
+def test_every_end_is_reported_once_with_its_exit_code(node: Node) -> None:
+    context = node.start("pass", "raise SystemExit(7)", "os.kill(os.getpid(), 9)", "os.abort()")
+    assert all(worker.is_warm is (node.runtime.warm is not None) for worker in context.workers.values())
+    assert node.wait_for_exits(4) == {0: 0, 1: 7, 2: -9, 3: -6}
+    assert len([what for _, what, _ in node.heard if what == "exit"]) == 4
+    assert {local: worker.poll() for local, worker in context.workers.items()} == {0: 0, 1: 7, 2: -9, 3: -6}
+    result = context.wait(0)  # torch's own question
+    assert {local: failure.exitcode for local, failure in result.failures.items()} == {1: 7, 2: -9, 3: -6}
+
+
+def test_each_worker_has_its_environment_and_its_log_file(node: Node) -> None:
+    node.start(*["import sys; print(os.environ['RANK'], os.getpid(), sys.argv)"] * 2)
+    node.wait_for_exits(2)
+    for local, pid in node.contexts[-1].pids().items():
+        assert node.output(local) == f"{local} {pid} {[str(node.folder / 'train.py')]}"
+
+
+def test_an_exception_is_heard_before_the_exit_that_it_causes(node: Node) -> None:
+    node.start("raise ValueError('bad input')", "pass")
+    node.wait_for_exits(2)
+    assert node.said_by(0) == ["hello", "exception", "exit"]
+    assert node.said_by(1) == ["hello", "exit"]
+    told = next(message for local, what, message in node.heard if (local, what) == (0, "exception"))
+    assert (told["type"], told["message"]) == ("ValueError", "bad input")
+
+
+def test_what_was_said_is_heard_first_even_if_the_agent_was_away(node: Node, lab: Lab) -> None:
+    # The agent does not listen while the workers speak and end: the exit and the words are there at the same time.
+    context = node.start(*["raise ValueError('bad input')"] * 2)
+    for pid in context.pids().values():
+        lab.wait_for_death(pid)
+    node.wait_for_exits(2)
+    for local in range(2):
+        assert node.said_by(local) == ["hello", "exception", "exit"]
+
+
+def test_words_that_are_none_of_ours_do_no_harm(make_node: MakeNode) -> None:
+    node = make_node()
+    node.start("for word in (b'x', b'i[]', b'f', b'i{\"other\": 7}'): os.write(3, word)\nos._exit(5)")
+    assert node.wait_for_exits(1) == {0: 5}
+    assert node.said_by(0) == ["hello", "other", "exit"]
+
+
+def test_without_in_band_parts_nothing_is_attached(make_node: MakeNode) -> None:
+    node = make_node(in_band=False)
+    context = node.start("raise SystemExit('UNICRON_CONTROL_FD' in os.environ)")
+    assert context.workers[0].reading() is None
+    assert node.wait_for_exits(1) == {0: 0}
+    assert node.said_by(0) == ["exit"]
+
+
+def test_a_program_that_is_not_our_python_gets_no_parts(make_node: MakeNode) -> None:
+    node = make_node()
+    (node.folder / "program").write_text("#!/bin/sh\nexit 3\n")
+    (node.folder / "program").chmod(0o755)
+    context = node.start("", entrypoint=str(node.folder / "program"))
+    assert context.workers[0].reading() is None
+    assert node.wait_for_exits(1) == {0: 3}
+
+
+def test_the_pulse_page_of_a_worker_can_be_read_after_its_end(node: Node) -> None:
+    context = node.start("pass")
+    node.wait_for_exits(1)
+    reading = context.workers[0].reading()
+    assert reading is not None
+    assert (reading.step, reading.at) == (0, None)
+    context.close()
+    assert context.workers[0].reading() is None
+
+
+def test_an_exit_that_is_heard_before_the_pid_is_not_lost(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The answer to a fork and the report of an exit come over two channels, in either order.
+    context = node.workers("raise ValueError('bad input')", "pass")
+    seen: list[int] = []
+    on_exit, wait_for_pid = node.runtime.on_exit, node.runtime.processes.wait_for_pid
+
+    def see(ended: Exit) -> None:
+        on_exit(ended)
+        seen.append(ended.pid)
+
+    def answer_late(number: int, program: str) -> int:
+        pid = wait_for_pid(number, program)
+        if program == sys.executable:  # the warm process is waited for as well
+            node.wait(lambda: pid in seen)
+        return pid
+
+    node.runtime.on_exit = see
+    monkeypatch.setattr(node.runtime.processes, "wait_for_pid", answer_late)
+    context.start()
+    assert node.exits() == {0: 1, 1: 0}
+    assert node.said_by(0) == ["hello", "exception", "exit"]
+
+
+def test_a_missing_program_is_an_error_and_leaves_nothing(make_node: MakeNode) -> None:
+    node = make_node()
+    context = node.workers("", "", entrypoint="no-such-program")
+    before = _open_descriptors()
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        context.start()
+    assert context.workers == {}
+    assert _open_descriptors() == before
+    assert node.children() == []
+    context.close()  # as torch does after any failure
+    assert node.heard == []
+    node.start("pass")
+    assert node.wait_for_exits(1) == {0: 0}  # the node serves on
+
+
+def test_if_one_cannot_be_started_the_others_are_taken_back(node: Node) -> None:
+    context = node.workers(WAIT, WAIT, WAIT)
+    node.runtime.ready_warm()
+    shutil.rmtree(os.path.dirname(context.stdouts[1]))  # its log file cannot be opened
+    before = _open_descriptors()
+    with pytest.raises(FileNotFoundError, match=r"stdout\.log"):
+        context.start()
+    assert context.workers == {}
+    assert _open_descriptors() == before
+    assert node.heard == []
+    node.start("pass").close()  # by then the warm process has answered what it was asked before
+    warm = node.runtime.warm
+    assert node.children() == ([] if warm is None else [warm.pid])
+
+
+def test_a_generation_starts_once(node: Node) -> None:
+    context = node.start("pass")
+    with pytest.raises(ValueError, match="started already"):
+        context.start()
+    assert node.wait_for_exits(1) == {0: 0}
+
+
+def test_a_signal_reaches_those_it_is_for(node: Node) -> None:
+    context = node.start(f"print('up'); {WAIT}", f"print('up'); {WAIT}", "pass")
+    for local in range(2):
+        assert node.output(local) == "up"
+    node.wait_for_exits(1)
+    context.send_signal([0, 2], signal.SIGTERM)  # 2 has ended: its pid may be another's
+    assert node.wait_for_exits(2) == {0: -signal.SIGTERM, 2: 0}
+    context.send_signal([1], signal.SIGKILL)
+    assert node.wait_for_exits(3)[1] == -signal.SIGKILL
+
+
+def test_a_signal_reaches_what_a_worker_has_started_too(node: Node, lab: Lab) -> None:
+    code = f"import subprocess as s; child = s.Popen(['sleep', '600']); print(child.pid, flush=True); {WAIT}"
+    context = node.start(code)
+    child = int(node.output(0))
+    context.send_signal([0], signal.SIGTERM)
+    assert node.wait_for_exits(1) == {0: -signal.SIGTERM}
+    lab.wait_for_death(child)
+
+
+def test_the_close_ends_workers_and_daemons_and_may_come_twice(node: Node, lab: Lab) -> None:
+    before = _open_descriptors() if node.runtime.ready_warm() is None else None
+    context = node.start(LEAVE_A_DAEMON + WAIT, "import signal; signal.signal(15, signal.SIG_IGN); print(); " + WAIT)
+    daemon = int(node.output(0))
+    assert node.output(1) == ""
+    context.close(signal.SIGTERM, timeout=1)
+    assert node.exits() == {0: -signal.SIGTERM, 1: -signal.SIGKILL}  # rank 1 had its second to end by itself
+    assert not lab.is_alive(daemon)
+    context.close()
+    if before is not None:
+        assert _open_descriptors() == before
+
+
+def test_a_wait_for_a_worker_has_its_time(node: Node) -> None:
+    context = node.start(f"print('up'); {WAIT}")
+    assert node.output(0) == "up"
+    with pytest.raises(subprocess.TimeoutExpired):
+        context.workers[0].wait(0.01)
+    context.send_signal([0], signal.SIGKILL)
+    assert context.workers[0].wait() == -signal.SIGKILL
+
+
+def test_the_next_generation_is_told_from_the_last(node: Node) -> None:
+    first = node.start("pass")
+    node.wait_for_exits(1)
+    first.close()
+    node.heard.clear()
+    second = node.start("raise SystemExit(4)")
+    assert second.pids() != first.pids()
+    assert node.wait_for_exits(1) == {0: 4}
+    assert first.workers[0].returncode == 0
+
+
+def test_the_loss_of_the_keeper_is_the_end_of_every_worker(node: Node, lab: Lab) -> None:
+    context = node.start(WAIT, WAIT)
+    os.kill(node.runtime.processes.keeper_pid, signal.SIGKILL)
+    assert node.wait_for_exits(2) == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    for pid in context.pids().values():
+        lab.wait_for_death(pid)
+    context.close()
+    node.runtime.begin(None, os.environ)  # the next generation has a new one
+    node.start("pass")
+    node.wait(lambda: (0, "exit", 0) in node.heard)
+
+
+def test_a_warm_process_that_died_meanwhile_is_done_without(make_node: MakeNode, lab: Lab) -> None:
+    node = make_node(warm=True)
+    warm = node.runtime.ready_warm()
+    assert warm is not None
+    assert warm.pid is not None
+    os.kill(warm.pid, signal.SIGKILL)
+    lab.wait_for_death(warm.pid)  # its end has not been read yet
+    context = node.start("pass", "pass")
+    assert [worker.is_warm for worker in context.workers.values()] == [False, False]
+    assert node.wait_for_exits(2) == {0: 0, 1: 0}
+
+
+def test_a_warm_process_that_dies_with_a_request_in_hand_is_done_without(make_node: MakeNode) -> None:
+    node = make_node(warm=True)
+    warm = node.runtime.ready_warm()
+    assert warm is not None
+    pid = warm.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)  # it takes the requests and does not come to answer them
+    node.runtime.loop.call_at(time.monotonic() + 0.1, lambda: os.kill(pid, signal.SIGKILL))
+    context = node.start("pass", "pass")
+    assert [worker.is_warm for worker in context.workers.values()] == [False, False]
+    assert node.wait_for_exits(2) == {0: 0, 1: 0}
