@@ -23,7 +23,8 @@ from unicron_elastic.worker.linux import become_subreaper, die_with_parent, set_
 __all__ = ["kill_carriers", "main", "remove_if_empty"]
 
 SWEEP_DEADLINE_S = 5.0  # a process in uninterruptible sleep cannot be waited for longer than this
-_TRACKER = b"multiprocessing.resource_tracker"  # ends by itself, and gives shared memory and semaphores back then
+# These give shared memory and semaphores back and end by themselves; torch's, seconds after its last client.
+_TRACKER, _SHM_MANAGER = b"multiprocessing.resource_tracker", b"torch_shm_manager"
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTOU)
 
 
@@ -144,14 +145,15 @@ def reap() -> list[tuple[int, int, int]]:
 def sweep(keep: frozenset[int], *, is_last: bool = False) -> list[int]:
     """Kills every descendant of this process outside the trees of ``keep``.
 
-    Repeats until none is left, because a process may start another while it dies. Trackers are let end by themselves;
-    the last sweep waits for that. Returns the pids that outlived the deadline (only one in uninterruptible sleep can).
+    Repeats until none is left, because a process may start another while it dies. Trackers of shared memory end by
+    themselves; the last sweep waits for that, though not for torch's. Returns the pids that outlived the deadline (only
+    one in uninterruptible sleep can).
     """
     deadline = time.monotonic() + SWEEP_DEADLINE_S
     while True:
-        found = _descendants(keep)
+        found = {pid for pid in _descendants(keep) if not _runs(pid, _SHM_MANAGER)}
         is_late = time.monotonic() > deadline
-        victims = found if is_late else {pid for pid in found if not _is_tracker(pid)}
+        victims = found if is_late else {pid for pid in found if not _runs(pid, _TRACKER)}
         _kill(victims)
         if not keep:
             reap()
@@ -209,14 +211,15 @@ def _carriers(token: bytes) -> set[int]:
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):
-                if token in _read(f"/proc/{name}/environ") and not _is_tracker(int(name)):
+                if token in _read(f"/proc/{name}/environ") and not _runs(int(name), _TRACKER, _SHM_MANAGER):
                     found.add(int(name))
     return found
 
 
-def _is_tracker(pid: int) -> bool:
+def _runs(pid: int, *programs: bytes) -> bool:
     with contextlib.suppress(OSError):
-        return _TRACKER in _read(f"/proc/{pid}/cmdline")
+        command = _read(f"/proc/{pid}/cmdline")
+        return any(program in command for program in programs)
     return False
 
 

@@ -23,7 +23,9 @@ ANSWER_DEADLINE_S = 30.0
 END_DEADLINE_S = 10.0
 # -c keeps the interpreter's ordinary start; the empty path entry, where there is one, goes so that a file in the
 # current folder cannot stand in for a module of the standard library.
-_KEEPER = "import sys; sys.path[:] = filter(None, sys.path); from unicron_elastic.launcher.keeper import main; main({fd})"
+_KEEPER = (
+    "import sys; sys.path[:] = filter(None, sys.path); from unicron_elastic.launcher.keeper import main; main({fd})"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

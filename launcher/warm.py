@@ -10,6 +10,7 @@ from pathlib import Path
 
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.processes import TOKEN, KeeperLost, Processes
+from unicron_elastic.launcher.source import early_variable, source_files
 from unicron_elastic.worker import bootstrap, warm
 from unicron_elastic.worker import inject as inject_package
 from unicron_elastic.worker.channel import Channel, ChannelClosed
@@ -19,10 +20,6 @@ __all__ = ["PRELOAD_DEFAULT", "WarmProcess", "injected", "why_not"]
 READY_DEADLINE_S = 120.0  # importing torch from a cold network file system
 # torch._dynamo is imported by the first optimizer a script creates: 0.7 s of each start otherwise.
 PRELOAD_DEFAULT = "?numpy,torch,torch.distributed,torch.nn.parallel,torch.utils.data,torch._dynamo"
-# Variables that libraries read while they are being imported. A script that sets one of them in its own source does
-# so before its import of torch, which in a warm worker has already happened.
-_READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "GOMP_", "TORCH_LOGS", "TORCHDYNAMO_", "TORCHINDUCTOR_", "LD_")
-_SCRIPT_BYTES_MAX = 4 * 1024 * 1024
 
 
 def injected(env: Mapping[str, str]) -> dict[str, str]:
@@ -40,19 +37,10 @@ def why_not(argv: Sequence[str]) -> str | None:
     """Why this command cannot start warm, as a sentence; None if it can."""
     if not argv or argv[0] != sys.executable:
         return "the workers do not run this Python interpreter"
-    script = next((argument for argument in argv[1:] if not argument.startswith("-")), "")
-    if "-m" in argv[1:3] or not os.path.isfile(script):
-        return None
-    try:
-        with open(script, "rb") as file:
-            source = file.read(_SCRIPT_BYTES_MAX).decode("utf-8", "replace")
-    except OSError:
-        return None  # the interpreter will say what is wrong with it
-    for line in source.splitlines():
-        if "environ" in line or "putenv" in line:
-            for name in _READ_AT_IMPORT:
-                if f'"{name}' in line or f"'{name}" in line:
-                    return f"{script} sets {name}… variables, which libraries read when they are imported"
+    for path in source_files(argv):
+        variable = early_variable(path)
+        if variable is not None:
+            return f"{path} sets {variable}, which libraries read when they are imported"
     return None
 
 

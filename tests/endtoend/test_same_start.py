@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,29 @@ def test_users_sitecustomize_knows_its_rank(launcher: Any) -> None:
     launcher.script("saw.py", "import os, sitecustomize\nos.write(1, f'SAW {sitecustomize.SAW}\\n'.encode())\n")
     run = launcher.run("--nproc-per-node=2", "saw.py", env={"PYTHONPATH": str(launcher.folder / "lib")})
     assert sorted(run.out.split("\n")) == ["", "SAW 0", "SAW 1"]
+
+
+def test_a_script_that_trains_in_a_function_ends(launcher: Any) -> None:
+    launcher.script(
+        "function.py",
+        textwrap.dedent(
+            """
+            import torch, torch.distributed as dist
+
+            def main():
+                dist.init_process_group("gloo")
+                model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+                optimizer = torch.optim.AdamW(model.parameters())
+                for _ in range(20):
+                    model(torch.randn(8, 64)).sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                dist.destroy_process_group()
+
+            main()
+            """
+        ),
+    )
+    for _ in range(3):
+        run = launcher.run("--nproc-per-node=2", "--unicron-warm=on", "function.py", fast=False)
+        assert run.process.returncode == 0, run.err

@@ -233,6 +233,30 @@ def test_a_fork_with_torch_computes_and_steps(warmer: Warmer, lab: Lab) -> None:
         assert worker.said() == [{"hello": worker.pid}, {"first_step": 1}]
 
 
+def test_preloading_dynamo_leaves_the_same_holders_of_the_process_group(warmer: Warmer) -> None:
+    # torch.distributed.nn holds the group that there is when torch._dynamo is first imported; without a holder, DDP's
+    # reducer ends gloo's threads while it has the interpreter, and a script that trains in a function hangs at its end.
+    warmer.script.write_text(
+        textwrap.dedent(
+            """
+            import sys, tempfile
+            import torch, torch.distributed as dist
+            from unicron_elastic.worker import late
+
+            print("torch._dynamo" in sys.modules, "torch._dynamo.config" in sys.modules)
+            dist.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
+            torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
+            print("torch._dynamo" in sys.modules, late._held_groups == [dist.group.WORLD])
+            print(torch._dynamo is sys.modules["torch._dynamo"], torch._dynamo.__spec__.loader is not None)
+            print(any(isinstance(finder, late._HeldBack) for finder in sys.meta_path))
+            """
+        )
+    )
+    warm = warmer.begin("torch,torch.distributed,torch._dynamo")
+    assert warm.wait_ready(), warm.refusal
+    assert warmer.fork(warm).output() == ("False True\nTrue True\nTrue True\nFalse\n", "")
+
+
 def test_it_refuses_to_serve_with_a_thread_running(warmer: Warmer) -> None:
     (warmer.folder / "threaded").mkdir()
     (warmer.folder / "threaded" / "starts_thread.py").write_text(

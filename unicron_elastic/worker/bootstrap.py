@@ -9,11 +9,15 @@ import atexit
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from unicron_elastic.worker.channel import Channel, ChannelClosed
+from unicron_elastic.worker.channel import ChannelClosed
+from unicron_elastic.worker.control import Control
+from unicron_elastic.worker.exceptions import propagate
 from unicron_elastic.worker.pulse import Pulse
+from unicron_elastic.worker.shadows import show_hidden
+from unicron_elastic.worker.steps import count_steps
 
 __all__ = ["attach", "start"]
 
@@ -24,18 +28,21 @@ WARM_FD = "UNICRON_WARM_FD"
 
 _Part = TypeVar("_Part")
 
-SEND_TIMEOUT_S = 0.5  # the agent reads at once; a stopped agent must not hold up a script for longer
 
+def start(loaded_before: Iterable[str], refusal: str | None) -> None:
+    """Called once, by ``sitecustomize``: attaches this worker, or serves as the warm process workers fork from.
 
-def start() -> None:
-    """Called once, by ``sitecustomize``: attaches this worker, or serves as the warm process workers fork from."""
+    ``loaded_before`` are the modules of an interpreter without us. A warm process does not serve if there is a
+    ``refusal``, which says why.
+    """
     warm_fd = _take_fd(WARM_FD)
     if warm_fd is None:
         attach(_take_fd(CONTROL_FD), _take_fd(PULSE_FD))
+        _guarded("clean list of modules", lambda: show_hidden(loaded_before))
         return
     from unicron_elastic.worker import warm
 
-    attach(*warm.serve(warm_fd))  # returns only in a forked worker
+    attach(*warm.serve(warm_fd, loaded_before, refusal))  # returns only in a forked worker
 
 
 def attach(control_fd: int | None, pulse_fd: int | None) -> None:
@@ -61,20 +68,15 @@ def _attach(control_fd: int | None, pulse_fd: int | None) -> None:
     control = _guarded("control channel", lambda: _open_control(control_fd))
     pulse = _guarded("pulse page", lambda: None if pulse_fd is None else Pulse(pulse_fd))
     if control is not None:
-        from unicron_elastic.worker.exceptions import propagate
-
         _guarded("exception propagation", lambda: propagate(control))
     if pulse is not None:
-        from unicron_elastic.worker.steps import count_steps
-
         _guarded("step counting", lambda: count_steps(pulse, lambda step: _tell(control, step)))
 
 
-def _open_control(fd: int | None) -> Channel | None:
+def _open_control(fd: int | None) -> Control | None:
     if fd is None:
         return None
-    control = Channel.from_fd(fd)
-    control.settimeout(SEND_TIMEOUT_S)
+    control = Control(fd)
     control.send({"hello": os.getpid()})
     # A child forked by the script is not this worker: it must not speak in its name.
     os.register_at_fork(after_in_child=control.close)
@@ -82,7 +84,7 @@ def _open_control(fd: int | None) -> Channel | None:
     return control
 
 
-def _tell(control: Channel | None, step: int) -> None:
+def _tell(control: Control | None, step: int) -> None:
     if control is not None:
         try:
             control.send({"first_step": step})

@@ -58,6 +58,10 @@ class Channel:
         """Bounds every later send and receive; None waits for ever."""
         self._sock.settimeout(timeout_s)
 
+    def detach(self) -> None:
+        """Forgets the descriptor without closing it; ``fileno`` is -1 from now on."""
+        self._sock.detach()
+
     def close(self) -> None:
         """Closes this end; the peer then receives ChannelClosed."""
         self._sock.close()
@@ -65,8 +69,11 @@ class Channel:
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Sends ``message`` with copies of ``fds``.
 
-        Raises ChannelClosed if the peer is gone and TimeoutError if it does not read in time.
+        Raises ChannelClosed if the peer is gone, TimeoutError if it does not read in time, and ValueError for a body
+        of more than BODY_BYTES_MAX or more than FDS_MAX descriptors.
         """
+        if len(fds) > FDS_MAX:
+            raise ValueError(f"a message with {len(fds)} descriptors exceeds the limit of {FDS_MAX}")
         body = json.dumps(message).encode()
         if len(body) <= INLINE_BYTES_MAX:
             self._send_packet(_INLINE + body, fds)
@@ -94,7 +101,7 @@ class Channel:
             message = json.loads(body)
             if not isinstance(message, dict):
                 raise ValueError(f"a message must be an object, got {type(message).__name__}")
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             close_all(fds)
             raise ValueError(f"not a message: {error}") from None
         return message, fds
@@ -107,9 +114,9 @@ class Channel:
             raise ChannelClosed(str(error)) from None
 
     def _receive_packet(self) -> tuple[bytes, list[int]]:
-        space = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
+        space = socket.CMSG_SPACE((FDS_MAX + 1) * array.array("i").itemsize)  # and the file of a large body
         try:
-            packet, ancillary, _, _ = self._sock.recvmsg(INLINE_BYTES_MAX + 1, space, socket.MSG_CMSG_CLOEXEC)
+            packet, ancillary, flags, _ = self._sock.recvmsg(INLINE_BYTES_MAX + 1, space, socket.MSG_CMSG_CLOEXEC)
         except (ConnectionResetError, BrokenPipeError) as error:
             raise ChannelClosed(str(error)) from None
         fds: list[int] = []
@@ -121,6 +128,9 @@ class Channel:
         if not packet:
             close_all(fds)
             raise ChannelClosed("the other end was closed")
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            close_all(fds)
+            raise ValueError("not a message: it does not fit")
         return packet, fds
 
 

@@ -10,18 +10,20 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
+from unicron_elastic.worker.channel import ChannelClosed, Message
+from unicron_elastic.worker.control import Control
 
 __all__ = ["describe", "propagate"]
 
 MESSAGE_CHARS_MAX = 4_000
 STACK_CHARS_MAX = 20_000
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
 class _Reporter:
     """Sends the exception that ends this process, once."""
 
-    def __init__(self, control: Channel) -> None:
+    def __init__(self, control: Control) -> None:
         self._control = control
         self._pid = os.getpid()
         self._reported: BaseException | None = None
@@ -34,7 +36,7 @@ class _Reporter:
     def at_exit(self) -> None:
         """Catches what ``hook`` missed because the script installed a hook of its own."""
         error = getattr(sys, "last_value", None)
-        if isinstance(error, BaseException):
+        if sys.excepthook != self.hook and isinstance(error, BaseException) and _ended_the_process(error):
             self._report(error, error.__traceback__, is_final=True)
 
     def _report(self, error: BaseException, trace: TracebackType | None, is_final: bool) -> None:
@@ -63,7 +65,16 @@ def _called_by_interpreter() -> bool:
     return frame.f_code is getattr(getattr(hook, "__func__", hook), "__code__", None)
 
 
-def propagate(control: Channel) -> None:
+def _ended_the_process(error: BaseException) -> bool:
+    """Whether nothing caught ``error``: its way then began in the outermost frame.
+
+    Debuggers, consoles and test runners leave exceptions that they caught in ``sys.last_value`` too.
+    """
+    trace = error.__traceback__
+    return trace is not None and trace.tb_frame.f_back is None
+
+
+def propagate(control: Control) -> None:
     """Installs the hooks. What the script does to ``sys.excepthook`` later stays its own affair."""
     reporter = _Reporter(control)
     sys.excepthook = reporter.hook
@@ -105,6 +116,8 @@ def _location(frames: traceback.StackSummary) -> str | None:
 
 
 def _is_installed(filename: str) -> bool:
-    return "site-packages" in filename or filename.startswith(
-        (sys.prefix + os.sep, sys.base_prefix + os.sep, "<frozen")
-    )
+    """Whether a file is of the standard library or a package, wherever Python and the script are installed."""
+    # Not sys.prefix: that is /usr for a distribution's Python, and /usr/src/app may hold the script. Not sysconfig
+    # either, which would have to be imported in a process that is ending; its "stdlib" is this folder.
+    library = os.path.dirname(os.__file__) + os.sep
+    return filename.startswith((library, "<frozen")) or not _PACKAGES.isdisjoint(filename.split(os.sep))

@@ -20,9 +20,10 @@ _OPTIMIZER_MODULE = "torch.optim.optimizer"
 def count_steps(pulse: Pulse, on_first_step: Callable[[int], None]) -> None:
     """From now on each ``optimizer.step()`` of this process beats ``pulse``.
 
-    A script with several optimizers (a GAN's two) counts the one that stepped most often, so that one iteration is
-    one step. ``on_first_step`` is called once. torch itself is not imported here: the hook goes in when the script
-    imports it, and at once in a warm worker.
+    A script with several optimizers (a GAN's two, one for each layer) makes one step when all have stepped once: the
+    count advances when one of them steps again. So it goes on whichever of them the script makes anew or gives up.
+    ``on_first_step`` is called once. torch itself is not imported here: the hook goes in when the script imports it,
+    and at once in a warm worker.
     """
     hook = _step_hook(pulse, on_first_step)
     module = sys.modules.get(_OPTIMIZER_MODULE)
@@ -33,19 +34,24 @@ def count_steps(pulse: Pulse, on_first_step: Callable[[int], None]) -> None:
 
 
 def _step_hook(pulse: Pulse, on_first_step: Callable[[int], None]) -> Callable[..., None]:
-    steps_of: dict[int, int] = {}
-    most = 0
+    stepped: set[int] = set()  # who has in this step; an optimizer made anew under a reused id is one that steps again
+    count = 0
     beat: Callable[[int], None] = pulse.beat
 
     def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        nonlocal most
+        nonlocal count
         key = id(optimizer)
-        steps = steps_of[key] = steps_of.get(key, 0) + 1
-        if steps > most:
-            most = steps
-            beat(steps)
-            if steps == 1:
-                on_first_step(steps)
+        if key not in stepped:
+            stepped.add(key)
+            if count:
+                return
+        elif len(stepped) > 1:
+            stepped.clear()
+            stepped.add(key)
+        count += 1
+        beat(count)
+        if count == 1:
+            on_first_step(count)
 
     def fall_silent() -> None:
         nonlocal beat, on_first_step

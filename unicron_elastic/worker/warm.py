@@ -15,10 +15,13 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
+from unicron_elastic.worker.late import hold_back
 from unicron_elastic.worker.linux import die_with_parent, set_thread_name
+from unicron_elastic.worker.shadows import hidden_modules, script_folder
 
 __all__ = ["serve"]
 
@@ -34,15 +37,22 @@ class _Unfit(Exception):
     """This process must not be forked from; the text says why."""
 
 
-def serve(fd: int) -> tuple[int, int]:
-    """Preloads, then forks a worker for each request; returns (control fd, pulse fd) in each worker only."""
+def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> tuple[int, int]:
+    """Preloads, then forks a worker for each request; returns (control fd, pulse fd) in each worker only.
+
+    A module that the script brings along must not be among those loaded since ``loaded_before``. With a ``refusal``
+    nothing is preloaded, and the agent is told why.
+    """
     channel = Channel.from_fd(fd)
     with open("/proc/self/comm") as comm:
         original_name = comm.read().rstrip("\n")
     set_thread_name("unicron-warm")
     try:
-        modules = _preload(os.environ.pop(PRELOAD, "torch").split(","))
-        _check_shadowing(modules)
+        if refusal is not None:
+            raise _Unfit(refusal)
+        _preload(os.environ.pop(PRELOAD, "torch").split(","))
+        _check_shadowing(loaded_before)
+        hold_back()
         gc.collect()
         gc.freeze()  # the collector then leaves these pages shared between the workers
         _try_fork()
@@ -62,14 +72,16 @@ def serve(fd: int) -> tuple[int, int]:
 
 def _fork_workers(channel: Channel) -> tuple[Message, list[int]]:
     """Forks a worker for each request until the agent is gone; returns, in each worker, what it is to be."""
+    warm_pid = os.getpid()
     while True:
         try:
             message, fds = channel.receive()
-            if _fork_worker(channel, message):
-                return message, fds
-            close_all(fds)
+            is_worker = _fork_worker(channel, message)
         except BaseException:  # ChannelClosed at the end; a signal sent to all processes of the job
-            os._exit(0)
+            os._exit(0 if os.getpid() == warm_pid else 1)
+        if is_worker:
+            return message, fds
+        close_all(fds)
 
 
 def _send(channel: Channel, message: Message) -> None:
@@ -84,9 +96,8 @@ def _send_and_exit(channel: Channel, message: Message) -> NoReturn:
     os._exit(0)
 
 
-def _preload(names: list[str]) -> set[str]:
-    """Imports ``names`` (one prefixed ``?`` may be absent) and returns the top-level names that this loaded."""
-    before = set(sys.modules)
+def _preload(names: list[str]) -> None:
+    """Imports ``names``; one prefixed ``?`` may be absent."""
     had_check = os.environ.get(_NVML_CHECK)
     os.environ.setdefault(_NVML_CHECK, "1")
     try:
@@ -101,26 +112,14 @@ def _preload(names: list[str]) -> set[str]:
     finally:
         if had_check is None:
             os.environ.pop(_NVML_CHECK, None)
-    return {name.partition(".")[0] for name in set(sys.modules) - before}
 
 
-def _check_shadowing(modules: set[str]) -> None:
+def _check_shadowing(loaded_before: Iterable[str]) -> None:
     """A script may bring its own module of a preloaded name; only a plain start then imports the right one."""
-    argv = sys.orig_argv[1:]
-    if "-m" in argv:
-        folder = os.getcwd()
-    else:
-        script = next((argument for argument in argv if not argument.startswith("-")), "")
-        folder = script if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))
-    try:
-        entries = os.listdir(folder or ".")
-    except OSError:
-        return
-    hidden = sorted(modules & {entry.partition(".")[0] for entry in entries})
-    for name in hidden:
-        path = os.path.join(folder, name)
-        if os.path.exists(path + ".py") or os.path.exists(os.path.join(path, "__init__.py")):
-            raise _Unfit(f"{path} stands in for a module that was preloaded")
+    folder = script_folder(sys.orig_argv)
+    if folder is not None:
+        for name in hidden_modules(folder, loaded_before):
+            raise _Unfit(f"{os.path.join(folder, name)} stands in for a module that was preloaded")
 
 
 def _try_fork() -> None:
@@ -172,20 +171,31 @@ def _fork_worker(channel: Channel, message: Message) -> bool:
         os.waitpid(between, 0)
         return False
     try:
-        worker = os.fork()
+        _fork_in_between(channel, message)
     except OSError as error:
         channel.send({"forked": 0, "id": message["id"], "errno": error.errno})
-        os._exit(0)
-    if worker:
-        with contextlib.suppress(ChannelClosed, OSError):
-            channel.send({"forked": worker, "id": message["id"], "errno": 0})
         os._exit(0)
     return True
 
 
+def _fork_in_between(channel: Channel, message: Message) -> None:
+    """Returns in the worker. Its pid is told once it leads a session of its own, so that a signal to it arrives."""
+    is_leader, becomes_leader = os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        os.setsid()
+        os.close(becomes_leader)
+        os.close(is_leader)
+        return
+    os.close(becomes_leader)
+    os.read(is_leader, 1)  # the end comes with the session, or with the worker's death
+    with contextlib.suppress(ChannelClosed, OSError):
+        channel.send({"forked": worker, "id": message["id"], "errno": 0})
+    os._exit(0)
+
+
 def _become_worker(message: Message, fds: list[int]) -> tuple[int, int]:
-    """Gives this fork the session, descriptors, environment and arguments of the worker it is to be."""
-    os.setsid()
+    """Gives this fork the descriptors, environment and arguments of the worker it is to be."""
     control_fd, pulse_fd, *streams = fds
     for fd, target in zip(streams, message["streams"], strict=True):
         os.dup2(fd, target, inheritable=True)

@@ -6,8 +6,13 @@ warm process, waits here: each worker forked from it returns from this import an
 Whatever fails here costs one warning and nothing else.
 """
 
-import os
 import sys
+
+_LOADED_BEFORE = frozenset(sys.modules)  # what an interpreter has without us; nothing may be imported above this line
+
+import os  # noqa: E402
+
+_WARM_FD = "UNICRON_WARM_FD"  # as in unicron_elastic.worker.bootstrap
 
 
 def _step_aside() -> None:
@@ -22,30 +27,54 @@ def _step_aside() -> None:
         os.environ["PYTHONPATH"] = before
 
 
+def _users_sitecustomize() -> str | None:
+    """The file of the sitecustomize that this one hides, if there is one."""
+    for finder in sys.meta_path:
+        spec = finder.find_spec("sitecustomize", None) if hasattr(finder, "find_spec") else None
+        if spec is not None and spec.origin is not None:
+            return spec.origin
+    return None
+
+
 def _run_users_sitecustomize() -> None:
-    """Imports the sitecustomize that this file hides, if there is one, under its own name."""
-    ours = sys.modules.pop("sitecustomize", None)
+    """Imports the sitecustomize that this file hides, under its own name."""
+    ours = sys.modules.pop("sitecustomize")
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "sitecustomize":
-            raise
     finally:
-        if ours is not None:
-            sys.modules.setdefault("sitecustomize", ours)
+        sys.modules.setdefault("sitecustomize", ours)
+
+
+def _is_of_python(path: str) -> bool:
+    """Whether a distribution ships this file with Python (Debian does), for all programs and all users alike."""
+    return os.path.dirname(path) == os.path.dirname(os.__file__)
+
+
+def _attach(refusal: str | None = None) -> None:
+    warm_pid = os.getpid() if _WARM_FD in os.environ else None
+    try:
+        from unicron_elastic.worker import bootstrap
+
+        bootstrap.start(_LOADED_BEFORE, refusal)
+    except Exception as error:
+        sys.stderr.write(f"unicron: in-band parts are off in this worker: {type(error).__name__}: {error}\n")
+        if os.getpid() == warm_pid:  # no worker: the script is not for it to run
+            os._exit(1)
 
 
 def _main() -> None:
     _step_aside()
+    users = _users_sitecustomize()
+    if users is not None and _WARM_FD in os.environ and not _is_of_python(users):
+        _attach(f"{users} is to run in each worker")  # does not come back
     try:
-        _run_users_sitecustomize()
+        if users is not None:
+            _run_users_sitecustomize()
     finally:
-        try:
-            from unicron_elastic.worker import bootstrap
-
-            bootstrap.start()
-        except Exception as error:
-            sys.stderr.write(f"unicron: in-band parts are off in this worker: {type(error).__name__}: {error}\n")
+        _attach()
+    if users is None:
+        # Python's site expects this where there is none, and the script then finds none either.
+        raise ImportError("no sitecustomize", name="sitecustomize")
 
 
 _main()
