@@ -52,7 +52,7 @@ def _reason(root: Fault, others: Sequence[Fault]) -> str:
     rank = root.failure.rank
     what = root.reason.removeprefix(f"rank {rank} ").rstrip(".")
     if root.is_consequence:
-        head = f"no rank failed by itself; rank {rank} reported first: it {what}"
+        head = f"no rank here failed by itself; rank {rank} reported first: it {what}"
     else:
         head = f"rank {rank} failed first: it {what}"
     followers = [fault for fault in _first_of_each_rank(others) if fault.failure.rank != rank]
