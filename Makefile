@@ -28,3 +28,4 @@ cover:
 
 bench:
 	$(PYTHON) benchmarks/restart.py
+	$(PYTHON) benchmarks/in_band.py
