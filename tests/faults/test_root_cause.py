@@ -49,8 +49,8 @@ def test_without_a_cause_the_earliest_report_is_shown_as_such() -> None:
     found = root_cause([_timed_out(2, 5.1), _timed_out(0, 5.0)])
     assert found.fault.failure.rank == 0
     assert found.reason == (
-        "no rank here failed by itself; rank 0 reported first: it raised RuntimeError: Timed out waiting 4000ms for recv "
-        "operation to complete; 1 other rank followed: 1x collective time-out (rank 2)."
+        "no rank here failed by itself; rank 0 reported first: it raised RuntimeError: Timed out waiting 4000ms for "
+        "recv operation to complete; 1 other rank followed: 1x collective time-out (rank 2)."
     )
 
 
