@@ -22,6 +22,7 @@ from unicron_elastic.worker.linux import become_subreaper, die_with_parent, set_
 
 __all__ = ["kill_carriers", "main", "remove_if_empty"]
 
+START_GRACE_S = 0.1  # a process that is just replacing its program has no command line by which it is known
 SWEEP_DEADLINE_S = 5.0  # a process in uninterruptible sleep cannot be waited for longer than this
 # These give shared memory and semaphores back and end by themselves; torch's, seconds after its last client.
 _TRACKER, _SHM_MANAGER = b"multiprocessing.resource_tracker", b"torch_shm_manager"
@@ -149,17 +150,20 @@ def sweep(keep: frozenset[int], *, is_last: bool = False) -> list[int]:
     themselves; the last sweep waits for that, though not for torch's. Returns the pids that outlived the deadline (only
     one in uninterruptible sleep can).
     """
-    deadline = time.monotonic() + SWEEP_DEADLINE_S
+    begun = time.monotonic()
     while True:
         found = {pid for pid in _descendants(keep) if not _runs(pid, _SHM_MANAGER)}
-        is_late = time.monotonic() > deadline
-        victims = found if is_late else {pid for pid in found if not _runs(pid, _TRACKER)}
+        elapsed_s = time.monotonic() - begun
+        is_late = elapsed_s > SWEEP_DEADLINE_S
+        spared = set() if is_late else {pid for pid in found if _runs(pid, _TRACKER)}
+        nameless = set() if elapsed_s > START_GRACE_S else {pid for pid in found if _is_nameless(pid)}
+        victims = found - spared - nameless
         _kill(victims)
         if not keep:
             reap()
         else:
             _reap_only(victims)
-        if is_late or not (found if is_last else victims):
+        if is_late or not (found if is_last else victims | nameless):
             return sorted(victims)
         time.sleep(0.001)
 
@@ -214,6 +218,15 @@ def _carriers(token: bytes) -> set[int]:
                 if token in _read(f"/proc/{name}/environ") and not _runs(int(name), _TRACKER, _SHM_MANAGER):
                     found.add(int(name))
     return found
+
+
+def _is_nameless(pid: int) -> bool:
+    """Whether a process has no command line although it lives: it is in the middle of execve(2), or took it away."""
+    with contextlib.suppress(OSError):
+        if not _read(f"/proc/{pid}/cmdline"):
+            state = _read(f"/proc/{pid}/stat").rpartition(b") ")[2][:1]
+            return state not in b"ZX"
+    return False
 
 
 def _runs(pid: int, *programs: bytes) -> bool:
