@@ -13,6 +13,7 @@ import typer
 
 from unicron_elastic import __version__
 from unicron_elastic.incident import Incident
+from unicron_elastic.launcher import chaos_cli
 from unicron_elastic.launcher.ledger import find_ledgers, read_ledger, state_folder
 
 __all__ = ["app"]
@@ -25,13 +26,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(chaos_cli.app, name="chaos")
 
 NOTHING_FOUND, BAD_USAGE = 1, 2
-
-
-@app.callback()
-def _main() -> None:
-    """Keeps the commands under their names even while there are few of them."""
 
 
 @app.command()

@@ -103,6 +103,10 @@ def _run_command(argv: Sequence[str]) -> int:
     try:
         args = parse_args(argv)
         chosen = options.from_arguments(args)
+        if chosen.chaos:
+            os.environ["UNICRON_CHAOS"] = chosen.chaos  # for the workers, which inherit it
+            if not chosen.in_band:
+                _say("no fault will be injected: --unicron-chaos needs --unicron-in-band on")
         check(args, warn=_say)
     except options.BadOption as error:
         return _complain(str(error), 2)

@@ -30,6 +30,7 @@ class Options:
     same_failure_limit: int = 3
     reset_restarts_after_steps: int = 0
     no_restart_exit_codes: frozenset[int] = frozenset({DO_NOT_RESTART_EXIT_CODE})
+    chaos: str = ""
 
 
 def _switch(text: str) -> bool:
@@ -56,6 +57,17 @@ def _exit_codes(text: str) -> frozenset[int]:
 def _console(text: str) -> str:
     if text not in ("auto", "panel", "plain", "off"):
         raise ValueError("auto, panel, plain or off")
+    return text
+
+
+def _chaos(text: str) -> str:
+    from unicron_elastic.testing.chaos_parse import parse
+
+    if text.strip():
+        try:
+            parse(text)
+        except ValueError as error:
+            raise ValueError(f"a plan of faults, and {error}") from None
     return text
 
 
@@ -131,6 +143,12 @@ OPTIONS = (
         parse=_exit_codes,
         metavar="CODES",
         help=f"worker exit codes after which the job is not restarted (default: {DO_NOT_RESTART_EXIT_CODE})",
+    ),
+    _Option(
+        name="chaos",
+        parse=_chaos,
+        metavar="PLAN",
+        help="break workers on purpose, such as kill:rank=1,step=50; `unicron chaos check` says what a plan does",
     ),
 )
 assert {option.name for option in OPTIONS} == {field.name for field in fields(Options)}

@@ -25,7 +25,7 @@ from unicron_elastic.launcher.streams import open_streams
 from unicron_elastic.launcher.warm import WarmProcess, injected
 from unicron_elastic.worker import bootstrap
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
-from unicron_elastic.worker.pulse import PulsePage, PulseReading
+from unicron_elastic.worker.pulse import PulsePage, PulseReading, page_name
 
 __all__ = ["WorkerProcess", "WorkersContext"]
 
@@ -191,7 +191,8 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         """Makes the worker's control channel and pulse page; returns the worker's end and the page."""
         worker.control, theirs = Channel.pair()
         worker.control.settimeout(0)
-        worker.page = PulsePage()
+        env = self.envs[worker.local_rank]
+        worker.page = PulsePage(page_name(int(env["RANK"]), worker.local_rank, env.get("TORCHELASTIC_RUN_ID", "")))
         self._runtime.loop.on_readable(worker.control, lambda: self._hear(worker))
         return theirs, worker.page
 

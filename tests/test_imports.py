@@ -23,7 +23,14 @@ IMPURE = {
     "time",
     "torch",
 }
-DECISIONS = ("unicron_elastic.faults", "unicron_elastic.recovery", "unicron_elastic.incident")
+DECISIONS = (
+    "unicron_elastic.faults",
+    "unicron_elastic.recovery",
+    "unicron_elastic.incident",
+    "unicron_elastic.testing.chaos_parse",
+    "unicron_elastic.testing.chaos_plan",
+    "unicron_elastic.testing.chaos_words",
+)
 HEAVY = {"megatron", "numpy", "psutil", "pynvml", "rich", "torch", "typer"}
 
 

@@ -3,6 +3,18 @@
 Importing this package costs milliseconds: it imports neither torch nor anything else that is slow.
 """
 
-__all__ = ["__version__"]
+TYPE_CHECKING = False  # to import typing would take longer than all of this
+if TYPE_CHECKING:
+    from unicron_elastic.worker.phases import phase
+
+__all__ = ["__version__", "phase"]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    if name == "phase":  # imported when it is first used: most who import this package do not
+        from unicron_elastic.worker.phases import phase
+
+        return phase
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

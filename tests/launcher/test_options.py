@@ -32,6 +32,7 @@ VALUES = [
     ("same_failure_limit", "0", 0),
     ("reset_restarts_after_steps", "500", 500),
     ("no_restart_exit_codes", "3, 4", frozenset({3, 4})),
+    ("chaos", "kill:rank=1,step=50", "kill:rank=1,step=50"),
 ]
 
 

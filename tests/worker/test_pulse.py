@@ -81,7 +81,8 @@ def test_the_worker_keeps_no_descriptor(page: PulsePage) -> None:
         [0, 1, 0, 0, 0, 0, 0, 0],
         [MAGIC + 1, 1, 0, 0, 0, 0, 0, 0],
         [MAGIC, STEP_MAX + 1, 0, 0, 0, 0, 0, 0],
-        [MAGIC, 1, 0, 0, 0, 0, 0, 2**64 - 1],
+        [MAGIC, 1, 0, 0, 2**64 - 1, 0, 0, 0],
+        [MAGIC, 1, 0, 0, 0, 2**64 - 1, 0, 0],
         [2**64 - 1] * 8,
     ],
 )

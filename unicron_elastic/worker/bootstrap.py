@@ -15,6 +15,7 @@ from typing import TypeVar
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.exceptions import propagate
+from unicron_elastic.worker.phases import announce_phases
 from unicron_elastic.worker.pulse import Pulse
 from unicron_elastic.worker.shadows import show_hidden
 from unicron_elastic.worker.steps import count_steps
@@ -25,6 +26,7 @@ __all__ = ["attach", "start"]
 CONTROL_FD = "UNICRON_CONTROL_FD"
 PULSE_FD = "UNICRON_PULSE_FD"
 WARM_FD = "UNICRON_WARM_FD"
+CHAOS = "UNICRON_CHAOS"  # a plan of faults: tests and drills
 
 _Part = TypeVar("_Part")
 
@@ -71,6 +73,15 @@ def _attach(control_fd: int | None, pulse_fd: int | None) -> None:
         _guarded("exception propagation", lambda: propagate(control))
     if pulse is not None:
         _guarded("step counting", lambda: count_steps(pulse, lambda step: _tell(control, step)))
+        _guarded("phases", lambda: announce_phases(pulse))
+    if os.environ.get(CHAOS):
+        _guarded("fault injection", _install_chaos)
+
+
+def _install_chaos() -> None:
+    from unicron_elastic.testing.chaos import install_from_environment
+
+    install_from_environment()
 
 
 def _open_control(fd: int | None) -> Control | None:

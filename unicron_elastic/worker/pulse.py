@@ -1,9 +1,12 @@
 """The pulse page: a small shared-memory page per worker, written in place by the worker and read by the agent.
 
-Writing makes no system call and takes no lock: each field is one aligned 64-bit store, and the time is stored last,
-so a reader sees a step never newer than its time. The page is an anonymous memory file: it needs no /dev/shm, has no
-name to leak, and outlives the worker in the agent's hands. The agent seals its size, so a script that truncates the
-descriptor gets an error instead of killing the agent. What a reader takes from the page is checked, never trusted.
+Writing makes no system call and takes no lock: each number is one aligned 64-bit store, and the time is stored last,
+so a reader sees a step never newer than its time. The name of a phase is longer than that: whoever reads it while it
+is being written sees that from the time of its change, and reads again.
+
+The page is an anonymous memory file: it needs no /dev/shm, leaves nothing behind, and outlives the worker in the
+agent's hands. The agent seals its size, so a script that truncates the descriptor gets an error instead of killing the
+agent. What a reader takes from the page is checked, never trusted.
 """
 
 from __future__ import annotations
@@ -15,18 +18,30 @@ import os
 import time
 from dataclasses import dataclass
 
-__all__ = ["Pulse", "PulsePage", "PulseReading"]
+__all__ = ["PHASE_BYTES_MAX", "TRAIN", "Pulse", "PulsePage", "PulseReading", "page_name"]
 
 PAGE_BYTES = 4096
-MAGIC = 0x554E4943_50554C32  # "UNICPUL2"
+MAGIC = 0x554E4943_50554C33  # "UNICPUL3"
 STEP_MAX = 2**53  # beyond this a counter is garbage, not a step
+TRAIN = "train"  # the phase of a worker that names none
+PHASE_BYTES_MAX = 64
 
 # Word numbers (64 bits each) in the page.
-_MAGIC, _STEP, _MICRO_BATCH, _PHASE, _COLLECTIVE, _STEP_NS, _FIRST_STEP_NS, _AT_NS = range(8)
+_MAGIC, _STEP, _STEP_NS, _FIRST_STEP_NS, _AT_NS, _PHASE_NS = range(6)
+_NAME = slice(64, 64 + PHASE_BYTES_MAX)  # bytes; zeros: TRAIN
 
 # From Linux's include/uapi/linux/fcntl.h; Python names them only from 3.9 on with a new enough glibc.
 _F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 _F_SEAL_SEAL_SHRINK_GROW = 0x1 | 0x2 | 0x4
+_RUN_ID_CHARACTERS = 150  # the kernel takes names of 249 bytes
+_READS_MAX = 3  # of a phase that is changed at this very moment
+
+
+def page_name(rank: int, local_rank: int, run_id: str) -> str:
+    """The name of a worker's page. In /proc/PID/maps it tells who a warm worker is, whose environ is its parent's."""
+    from urllib.parse import quote  # the agent's need alone
+
+    return f"unicron-pulse:{rank}:{local_rank}:{quote(run_id, safe='')[:_RUN_ID_CHARACTERS]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,19 +49,18 @@ class PulseReading:
     """What a worker's page said. Times are monotonic seconds of this host (CLOCK_MONOTONIC)."""
 
     step: int  # optimizer steps done since the worker started
-    micro_batch: int
-    phase: int
-    collective: int
-    step_time_s: float | None  # duration of the latest step; None before the second step
-    first_step_at: float | None
-    at: float | None  # when the page was last written; None: never
+    step_time_s: float | None = None  # duration of the latest step; None before the second step
+    first_step_at: float | None = None
+    at: float | None = None  # end of the latest step; None before the first
+    phase: str = TRAIN
+    phase_since: float | None = None  # None: it was never changed
 
 
 class PulsePage:
     """The agent's side: creates the page and reads it."""
 
-    def __init__(self) -> None:
-        self.fd = os.memfd_create("unicron-pulse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    def __init__(self, name: str = "unicron-pulse") -> None:
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, PAGE_BYTES)
         fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SEAL_SHRINK_GROW)
         self._map = mmap.mmap(self.fd, PAGE_BYTES)
@@ -55,18 +69,30 @@ class PulsePage:
 
     def read(self) -> PulseReading | None:
         """The present reading, or None if the script overwrote the page (then its steps are unknown)."""
-        words = self._words[:8].tolist()
-        if words[_MAGIC] != MAGIC or words[_STEP] > STEP_MAX or words[_AT_NS] > time.monotonic_ns() + 1_000_000_000:
+        phase, phase_ns = self._phase()
+        words = self._words[:_PHASE_NS].tolist()
+        latest_ns = max(words[_AT_NS], words[_FIRST_STEP_NS], phase_ns)
+        if words[_MAGIC] != MAGIC or words[_STEP] > STEP_MAX or latest_ns > time.monotonic_ns() + 1_000_000_000:
             return None
         return PulseReading(
             step=words[_STEP],
-            micro_batch=words[_MICRO_BATCH],
-            phase=words[_PHASE],
-            collective=words[_COLLECTIVE],
             step_time_s=words[_STEP_NS] / 1e9 or None,
             first_step_at=words[_FIRST_STEP_NS] / 1e9 or None,
             at=words[_AT_NS] / 1e9 or None,
+            phase=phase,
+            phase_since=phase_ns / 1e9 or None,
         )
+
+    def _phase(self) -> tuple[str, int]:
+        """The phase's name and since when, in nanoseconds; TRAIN if a worker died while it wrote."""
+        for _ in range(_READS_MAX):
+            before_ns = self._words[_PHASE_NS]
+            name = self._map[_NAME].rstrip(b"\0")
+            if before_ns and before_ns == self._words[_PHASE_NS]:
+                return name.decode(errors="replace") or TRAIN, before_ns
+            if not before_ns and not name:
+                break  # never changed
+        return TRAIN, 0
 
     def close(self) -> None:
         """Gives the memory back."""
@@ -101,3 +127,10 @@ class Pulse:
             words[_FIRST_STEP_NS] = now
         words[_STEP] = step
         words[_AT_NS] = now
+
+    def enter(self, phase: str) -> None:
+        """Says that this process is in ``phase`` from now on; a name is cut at PHASE_BYTES_MAX bytes."""
+        name = b"" if phase == TRAIN else phase.encode(errors="replace")[:PHASE_BYTES_MAX]
+        self._words[_PHASE_NS] = 0  # being written
+        self._map[_NAME] = name.ljust(PHASE_BYTES_MAX, b"\0")
+        self._words[_PHASE_NS] = time.monotonic_ns()

@@ -1,0 +1,1 @@
+"""What tests of elastic training need, also those of other projects: fault injection. Nothing here runs unasked."""
