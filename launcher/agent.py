@@ -7,6 +7,7 @@ in the loop.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -27,8 +28,10 @@ from unicron_elastic.faults import Failure
 from unicron_elastic.launcher import failures
 from unicron_elastic.launcher.description import describe_workers
 from unicron_elastic.launcher.functions import FunctionWatch
+from unicron_elastic.launcher.hangs import HangWatch
 from unicron_elastic.launcher.keeper import remove_if_empty
 from unicron_elastic.launcher.logs import run_folder, temporary_folder
+from unicron_elastic.launcher.node import NodeWatch
 from unicron_elastic.launcher.options import Options, from_environment
 from unicron_elastic.launcher.peers import PeerWatch, tell_peers
 from unicron_elastic.launcher.processes import TOKEN, Exit
@@ -66,6 +69,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._return_values: dict[int, Any] = {}
         self._peers: PeerWatch | None = None
         self._functions: FunctionWatch | None = None
+        self._node = NodeWatch(self._runtime.loop, self._say)
+        self._hangs = HangWatch(self._runtime.loop, self._say, self._keep_evidence, self._events.append)
         self._reporter = Reporter(self._options, self._runtime.loop)
         self._state = JobState(
             policy=_policy(spec, self._options, self._shutdown_timeout),
@@ -84,6 +89,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             if (folder := temporary_folder(self._logs_specs, self._error_file())) is not None:
                 remove_if_empty(folder)
             self._stop_watches()
+            self._node.stop()
             self._reporter.close()
             if self._owns_runtime:
                 self._runtime.end()
@@ -94,6 +100,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._begin_runtime()
         self._reporter.show_while_running(self._view)
         self._start_generation(restarts_used=0)
+        self._start_node_watch()
         while self._result is None:
             self._runtime.loop.run_until(lambda: bool(self._events) or self._error is not None)
             if self._error is not None:
@@ -210,6 +217,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         reading = worker.reading()
         self._events.append(
             events.WorkerExited(
+                why_killed=self._node.why_killed(ended.exit_code, ended.at),
                 at=time.monotonic(),
                 ended_at=ended.at,
                 local_rank=worker.local_rank,
@@ -222,8 +230,13 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     def _worker_said(self, generation: int, worker: WorkerProcess, message: Message) -> None:
         now = time.monotonic()
         if "first_step" in message:
+            stack_fd = message.get("stack_fd")
+            worker.stack_fd = stack_fd if isinstance(stack_fd, int) else None
             event = events.FirstStepDone(at=now, local_rank=worker.local_rank, generation=generation)
             self._events.append(event)
+        elif "where" in message:
+            with contextlib.suppress(ValueError):  # the script wrote to our socket
+                worker.answered(message)
         elif message.get("is_final") and isinstance(message.get("exception"), Mapping):
             self._events.append(events.WorkerRaised(at=now, failure=self._raised(worker, message, now)))
 
@@ -303,6 +316,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             case commands.KillWorkers():
                 self._reporter.say(command.reason)
                 self._signal(command.local_ranks, signal.SIGKILL)
+            case commands.GatherEvidence():
+                self._hangs.gather(command)
             case commands.TellPeers():
                 self._tell_peers(command.reason)
             case commands.WakeAt():
@@ -380,6 +395,21 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 on_error=partial(self._rendezvous_failed, generation),
             )
             self._peers.start()
+        if isinstance(self._pcontext, WorkersContext) and self._options.on_hang != "off":
+            ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
+            workers = {ranks[local_rank]: worker for local_rank, worker in self._pcontext.workers.items()}
+            whole_job = self._worker_group.group_world_size == 1
+            self._hangs.start(generation, workers, whole_job=whole_job)
+
+    def _start_node_watch(self) -> None:
+        if self._options.health:
+            folder = run_folder(self._logs_specs, self._error_file())
+            folders = [str(folder)] if folder is not None else []
+            self._node.start(folders, self._pids, self._options.health_command)
+
+    def _pids(self) -> dict[int, str]:
+        """Of the workers that run, for the probes' threads."""
+        return {worker.pid: f"rank {worker.rank}" for worker in self._state.running}
 
     def _stop_watches(self) -> None:
         if self._peers is not None:
@@ -388,6 +418,13 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         if self._functions is not None:
             self._functions.stop()
             self._functions = None
+        self._hangs.stop()
+
+    def _say(self, sentence: str) -> None:
+        self._reporter.say(sentence)
+
+    def _keep_evidence(self, text: str) -> str | None:
+        return self._reporter.keep_evidence(text, self._state.run_id, run_folder(self._logs_specs, self._error_file()))
 
     def _view(self) -> JobView:
         processes = self._pcontext.workers if isinstance(self._pcontext, WorkersContext) else {}
@@ -413,6 +450,8 @@ def _policy(spec: WorkerSpec, options: Options, stop_timeout_s: float) -> Policy
         same_failure_limit=options.same_failure_limit,
         reset_after_steps=options.reset_restarts_after_steps,
         no_restart_exit_codes=options.no_restart_exit_codes,
+        acts_on_hangs=options.on_hang == "act",
+        hang_patience_s=options.hang_patience,
     )
 
 

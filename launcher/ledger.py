@@ -50,6 +50,20 @@ class Ledger:
                 self._complain(error)
         return incident
 
+    def keep_evidence(self, text: str) -> str | None:
+        """Writes a report beside the ledger and returns its path; None if that is not possible."""
+        if self._path is None:
+            return None
+        now = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+        path = self._path.with_name(f"evidence-{now}-{os.getpid()}.txt")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        except OSError as error:
+            self._complain(error)
+            return None
+        return str(path)
+
     def _complain(self, error: OSError) -> None:
         if not self._has_complained:
             self._has_complained = True

@@ -30,6 +30,10 @@ class Options:
     same_failure_limit: int = 3
     reset_restarts_after_steps: int = 0
     no_restart_exit_codes: frozenset[int] = frozenset({DO_NOT_RESTART_EXIT_CODE})
+    health: bool = True
+    health_command: str = ""
+    on_hang: str = "act"
+    hang_patience: float = 30.0
     chaos: str = ""
 
 
@@ -58,6 +62,22 @@ def _console(text: str) -> str:
     if text not in ("auto", "panel", "plain", "off"):
         raise ValueError("auto, panel, plain or off")
     return text
+
+
+def _on_hang(text: str) -> str:
+    if text not in ("act", "observe", "off"):
+        raise ValueError("act, observe or off")
+    return text
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ValueError("a number of seconds, 0 or more")
+    return seconds
 
 
 def _chaos(text: str) -> str:
@@ -143,6 +163,32 @@ OPTIONS = (
         parse=_exit_codes,
         metavar="CODES",
         help=f"worker exit codes after which the job is not restarted (default: {DO_NOT_RESTART_EXIT_CODE})",
+    ),
+    _Option(
+        name="health",
+        parse=_switch,
+        metavar="on|off",
+        help="watch GPUs, memory, disks, network links and the clock of this node (default: on)",
+    ),
+    _Option(
+        name="health_command",
+        parse=str,
+        metavar="COMMAND",
+        help="the site's own check, run every minute: exit code 0 is well, 1 a warning, 2 critical; its first line is "
+        "told (default: none)",
+    ),
+    _Option(
+        name="on_hang",
+        parse=_on_hang,
+        metavar="act|observe|off",
+        help="when workers hang: restart them, or only tell and record it, or do not watch for it (default: act)",
+    ),
+    _Option(
+        name="hang_patience",
+        parse=_seconds,
+        metavar="SECONDS",
+        help="how long a hang must last before workers are restarted, if it may be a long wait for data; a stopped "
+        "process is not waited for (default: 30)",
     ),
     _Option(
         name="chaos",

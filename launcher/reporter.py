@@ -65,13 +65,20 @@ class Reporter:
 
     def record(self, incident: Incident, log_folder: Path | None) -> None:
         """Writes the incident to the ledger and, when it is over, says what it cost."""
-        if self._ledger is None:
-            path = Path(self._options.ledger) if self._options.ledger else default_ledger(incident.run_id, log_folder)
-            self._ledger = Ledger(path, self.say)
-        self._ledger.record(incident)
+        self._open_ledger(incident.run_id, log_folder).record(incident)
         self._last_incident = incident.reason
         if incident.total_ms is not None:
             self.say(f"Incident {incident.number}: first step {incident.total_ms:.0f} ms after the fault.")
+
+    def keep_evidence(self, text: str, run_id: str, log_folder: Path | None) -> str | None:
+        """Writes a report beside the ledger and returns its path; None if that is not possible."""
+        return self._open_ledger(run_id, log_folder).keep_evidence(text)
+
+    def _open_ledger(self, run_id: str, log_folder: Path | None) -> Ledger:
+        if self._ledger is None:
+            path = Path(self._options.ledger) if self._options.ledger else default_ledger(run_id, log_folder)
+            self._ledger = Ledger(path, self.say)
+        return self._ledger
 
     def close(self) -> None:
         """Takes the panel away."""

@@ -14,7 +14,7 @@ from unicron_elastic.incident import PHASES, Incident
 
 __all__ = ["moment_of", "story", "table"]
 
-_DONE = {"restart": "restarted", "fail": "job ended", "": "undecided"}
+_DONE = {"restart": "restarted", "fail": "job ended", "observe": "observed", "": "undecided"}
 _COLUMNS = ("#", "time", "rank", "sev", "status", "done", "total")
 _NUMBERS = ("#", "rank", "total")
 _STATUS = _COLUMNS.index("status")
@@ -102,6 +102,8 @@ def _facts(incident: Incident) -> list[tuple[str, str]]:
         ("done", f"{done}. {incident.decision}".rstrip()),
         ("restarts", f"{incident.restarts_used} of {incident.max_restarts} used"),
     ]
+    if incident.evidence is not None:
+        facts.append(("evidence", incident.evidence))
     if incident.superseded_by is not None:
         facts.append(("then", f"incident {incident.superseded_by} came before the first step after this one"))
     return [(name, one_line(value)) for name, value in facts]
@@ -140,7 +142,8 @@ def _exception(incident: Incident) -> list[str]:
     place = f" at {one_line(incident.location)}" if incident.location else ""
     text = (incident.stack or f"{incident.exception_type or 'message'}: {incident.message or ''}").rstrip()
     cleaned = ["".join(c if c.isprintable() else " " for c in line.expandtabs(4)) for line in text.splitlines()]
-    return ["", f"Exception{place}", *(f"  {line}".rstrip() for line in cleaned)]
+    title = "Exception" if incident.exception_type or incident.message else "Stack"
+    return ["", f"{title}{place}", *(f"  {line}".rstrip() for line in cleaned)]
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:

@@ -23,6 +23,7 @@ from unicron_elastic.launcher.processes import Exit
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.streams import open_streams
 from unicron_elastic.launcher.warm import WarmProcess, injected
+from unicron_elastic.launcher.whereabouts import Whereabouts, parse_groups
 from unicron_elastic.worker import bootstrap
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
 from unicron_elastic.worker.pulse import PulsePage, PulseReading, page_name
@@ -41,6 +42,8 @@ class WorkerProcess:
         self.control: Channel | None = None
         self.page: PulsePage | None = None
         self.is_warm = False
+        self.whereabouts = Whereabouts()
+        self.stack_fd: int | None = None  # the number, in the worker, of the file for its stacks
 
     @property
     def proc(self) -> WorkerProcess:
@@ -68,6 +71,20 @@ class WorkerProcess:
     def reading(self) -> PulseReading | None:
         """What its pulse page says; None if it has none or the script overwrote it."""
         return self.page.read() if self.page is not None else None
+
+    def ask_whereabouts(self) -> None:
+        """Asks how far it has come in its collectives, unless it still owes an answer."""
+        if self.control is None or self.whereabouts.asked_at is not None:
+            return
+        with contextlib.suppress(ChannelClosed, OSError):  # it has ended, or reads nothing
+            self.control.send({"where": self.whereabouts.questions + 1})
+            self.whereabouts = self.whereabouts.asked(time.monotonic())
+
+    def answered(self, message: Message) -> None:
+        """Its answer. Raises ValueError if it is none."""
+        groups = parse_groups(message)
+        if message.get("where") == self.whereabouts.questions:
+            self.whereabouts = self.whereabouts.answered(groups)
 
     def release(self) -> None:
         """Gives back the channel and the page."""

@@ -24,6 +24,7 @@ IMPURE = {
     "torch",
 }
 DECISIONS = (
+    "unicron_elastic.detection",
     "unicron_elastic.faults",
     "unicron_elastic.recovery",
     "unicron_elastic.incident",

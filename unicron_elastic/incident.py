@@ -29,9 +29,9 @@ class Incident:
     rank: int | None  # of the root cause; None if the fault came from another node
     status: str
     severity: int  # 1 (worst) to 3
-    method: str  # how it was noticed: "process supervision", "exception propagation", "another node"
+    method: str  # how it was noticed: "process supervision", "exception propagation", "online statistics"
     reason: str  # what happened, one sentence
-    action: str  # "restart", "fail" or "" while undecided
+    action: str  # "restart", "fail", "observe" or "" while undecided
     decision: str  # why this action, one sentence
     restarts_used: int
     max_restarts: int
@@ -47,6 +47,7 @@ class Incident:
     stopped_at: float | None = None
     regrouped_at: float | None = None
     first_step_at: float | None = None
+    evidence: str | None = None  # the file with what was found out before anything was done
     superseded_by: int | None = None  # the number of the incident that came before the first step after this one
 
     def phase_ms(self, phase: str) -> float | None:

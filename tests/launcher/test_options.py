@@ -32,6 +32,10 @@ VALUES = [
     ("same_failure_limit", "0", 0),
     ("reset_restarts_after_steps", "500", 500),
     ("no_restart_exit_codes", "3, 4", frozenset({3, 4})),
+    ("health", "off", False),
+    ("health_command", "check_node.sh -w 80", "check_node.sh -w 80"),
+    ("on_hang", "observe", "observe"),
+    ("hang_patience", "2.5", 2.5),
     ("chaos", "kill:rank=1,step=50", "kill:rank=1,step=50"),
 ]
 
@@ -87,6 +91,10 @@ def test_an_empty_list_of_exit_codes_is_possible() -> None:
         ("same-failure-limit", "-1", "a whole number, 0 or more"),
         ("same-failure-limit", "three", "a whole number, 0 or more"),
         ("reset-restarts-after-steps", "1.5", "a whole number, 0 or more"),
+        ("on-hang", "kill", "act, observe or off"),
+        ("hang-patience", "-1", "a number of seconds, 0 or more"),
+        ("hang-patience", "nan", "a number of seconds, 0 or more"),
+        ("hang-patience", "soon", "a number of seconds, 0 or more"),
         ("no-restart-exit-codes", "0", "exit codes from 1 to 255"),
         ("no-restart-exit-codes", "256", "exit codes from 1 to 255"),
         ("no-restart-exit-codes", "3;4", "exit codes from 1 to 255"),

@@ -10,12 +10,16 @@ from unicron_elastic.incident import Incident
 from unicron_elastic.recovery.commands import Command, RecordIncident, StartWorkers
 from unicron_elastic.recovery.events import (
     Event,
+    EvidenceGathered,
     FirstStepDone,
     MembershipChanged,
     PeerFailed,
     StartedWorker,
+    TimePassed,
     WorkerExited,
     WorkerRaised,
+    WorkersGoOn,
+    WorkersHung,
     WorkersStarted,
 )
 from unicron_elastic.recovery.machine import JobState, handle
@@ -24,6 +28,7 @@ from unicron_elastic.recovery.policy import Policy
 GLOO_CLOSED = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:44696"
 KILLED, TERMINATED, CRASHED = -int(signal.SIGKILL), -int(signal.SIGTERM), -int(signal.SIGSEGV)
 FIRST_RANK = 4  # of this node, so that a rank is never mistaken for a local rank
+HANGS = "rank 5 hangs: no step for 100 ms, 5x the usual 20 ms; it is not at work."
 PEERS_FAULT = "node n2 is gone."
 
 _C = TypeVar("_C")
@@ -116,6 +121,33 @@ class Job:
         self, nodes_waiting: int = 1, *, at: float | None = None, generation: int | None = None
     ) -> list[Command]:
         return self.feed(MembershipChanged(at=self._at(at), nodes_waiting=nodes_waiting, generation=generation))
+
+    def hung(
+        self, *local_ranks: int, is_certain: bool = True, at: float | None = None, generation: int | None = None
+    ) -> list[Command]:
+        at = self._at(at)
+        event = WorkersHung(
+            at=at,
+            since=at - 0.1,
+            local_ranks=local_ranks,
+            reason=HANGS,
+            is_certain=is_certain,
+            generation=generation,
+        )
+        return self.feed(event)
+
+    def goes_on(self, *, generation: int | None = None) -> list[Command]:
+        return self.feed(WorkersGoOn(at=self._at(None), reason="they go on.", generation=generation))
+
+    def evidence(self, *local_ranks: int, at: float | None = None, generation: int | None = None) -> list[Command]:
+        stacks = tuple((local_rank, f"stack of {local_rank}") for local_rank in local_ranks)
+        return self.feed(
+            EvidenceGathered(at=self._at(at), report="/logs/evidence.txt", stacks=stacks, generation=generation)
+        )
+
+    def time(self, at: float) -> list[Command]:
+        self.now = at
+        return self.feed(TimePassed(at=at))
 
     def terminated(self, *local_ranks: int) -> list[Command]:
         """These end by our SIGTERM; all commands of it."""

@@ -31,6 +31,9 @@ HAPPENINGS = st.one_of(
     st.tuples(st.just("peer"), AGO),
     st.tuples(st.just("membership"), AGO),
     st.tuples(st.just("time"), st.sampled_from([0.0, 1.0, 6.0, 31.0])),
+    st.tuples(st.just("hung"), LOCAL, st.booleans(), AGO),
+    st.tuples(st.just("goes on"), AGO),
+    st.tuples(st.just("evidence"), LOCAL, AGO),
     st.tuples(st.just("end all"), st.sampled_from(CODES)),
     st.tuples(st.just("started")),
 )
@@ -83,6 +86,17 @@ class Watched(Job):
                     self.exited(local, code)
             case ("started",):  # by mistake
                 self.start(self.state.restarts_used)
+            case _:
+                self._happen_about_hang(happening)
+
+    def _happen_about_hang(self, happening: tuple[Any, ...]) -> None:
+        match happening:
+            case ("hung", local, is_certain, ago):
+                self.hung(local, is_certain=is_certain, generation=self._ago(ago))
+            case ("goes on", ago):
+                self.goes_on(generation=self._ago(ago))
+            case ("evidence", local, ago):
+                self.evidence(local, generation=self._ago(ago))
 
     def _ago(self, generations: int | None) -> int | None:
         return None if generations is None else self.state.generation - generations

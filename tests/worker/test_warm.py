@@ -230,7 +230,10 @@ def test_a_fork_with_torch_computes_and_steps(warmer: Warmer, lab: Lab) -> None:
         reading = worker.page.read()
         assert reading is not None
         assert reading.step == 3
-        assert worker.said() == [{"hello": worker.pid}, {"first_step": 1}]
+        hello, first = worker.said()
+        assert hello == {"hello": worker.pid}
+        assert first["first_step"] == 1
+        assert isinstance(first["stack_fd"], int)
 
 
 def test_preloading_dynamo_leaves_the_same_holders_of_the_process_group(warmer: Warmer) -> None:

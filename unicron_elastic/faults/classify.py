@@ -81,6 +81,8 @@ def _first_match(exception_type: str, text: str) -> tuple[Row, re.Match[str]] | 
 def _without_row(failure: Failure) -> tuple[Status, bool]:
     if failure.exception_type:
         return Status.OTHER_SOFTWARE_ERROR, False
+    if failure.why_killed.startswith("out of memory"):
+        return Status.OUT_OF_HOST_MEMORY, False
     if failure.exit_code is not None:
         return exit_status(failure.exit_code)
     if failure.message:
@@ -119,5 +121,6 @@ def _what_happened(failure: Failure, excerpt: str) -> str:
     if name:
         return f"raised {name}: {short}" if short else f"raised {name}"
     if failure.exit_code is not None:
-        return describe_exit(failure.exit_code) + (f" after writing: {short}" if short else "")
+        why = f": {failure.why_killed}" if failure.why_killed else ""
+        return describe_exit(failure.exit_code) + why + (f" after writing: {short}" if short else "")
     return f"reported: {short}" if short else "has neither raised nor exited and is taken to hang"

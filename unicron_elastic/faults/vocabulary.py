@@ -99,7 +99,7 @@ class Failure:
     and None while the process has not exited. `exception_type` is the qualified name ("torch.OutOfMemoryError"; no
     "builtins."). `stack` is the formatted traceback. `location` is the innermost frame of the user's code, such as
     "train.py:88 in step". `step` counts the optimizer steps that the worker
-    had done since it started.
+    had done since it started. `why_killed` is why the kernel killed it, if that is known: "out of memory".
     """
 
     at: float
@@ -113,6 +113,7 @@ class Failure:
     stack: str | None = None
     location: str | None = None
     step: int | None = None
+    why_killed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ __all__ = [
     "Command",
     "FailJob",
     "FinishJob",
+    "GatherEvidence",
     "KillWorkers",
     "RecordIncident",
     "StartWorkers",
@@ -32,6 +33,14 @@ class StopWorkers:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillWorkers:
     """End these workers now (SIGKILL to each one's process group)."""
+
+    local_ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherEvidence:
+    """Find out what these workers are doing, and post ``EvidenceGathered``, also if nothing could be found."""
 
     local_ranks: tuple[int, ...]
     reason: str
@@ -82,5 +91,13 @@ class WakeAt:
 
 
 Command: TypeAlias = (
-    StopWorkers | KillWorkers | StartWorkers | TellPeers | FinishJob | FailJob | RecordIncident | WakeAt
+    StopWorkers
+    | KillWorkers
+    | GatherEvidence
+    | StartWorkers
+    | TellPeers
+    | FinishJob
+    | FailJob
+    | RecordIncident
+    | WakeAt
 )

@@ -13,6 +13,7 @@ from unicron_elastic.faults import Failure
 
 __all__ = [
     "Event",
+    "EvidenceGathered",
     "FirstStepDone",
     "MembershipChanged",
     "PeerFailed",
@@ -20,6 +21,8 @@ __all__ = [
     "TimePassed",
     "WorkerExited",
     "WorkerRaised",
+    "WorkersGoOn",
+    "WorkersHung",
     "WorkersStarted",
 ]
 
@@ -60,6 +63,7 @@ class WorkerExited:
     exit_code: int
     step: int | None = None  # optimizer steps it had done, from its pulse page
     generation: int | None = None
+    why_killed: str = ""  # why the kernel killed it, as far as it is known, such as "out of memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,40 @@ class FirstStepDone:
 
     at: float
     local_rank: int
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersHung:
+    """The statistics of the job's pace say that these workers hang. ``since`` is when they last stepped.
+
+    ``is_certain`` if they cannot go on by themselves, because they are stopped; others may yet wait for something.
+    """
+
+    at: float
+    since: float
+    local_ranks: tuple[int, ...]
+    reason: str
+    is_certain: bool = False
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersGoOn:
+    """Workers that were said to hang step again."""
+
+    at: float
+    reason: str
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceGathered:
+    """What ``GatherEvidence`` asked for: where the report is, and the stacks of workers, by local rank."""
+
+    at: float
+    report: str | None
+    stacks: tuple[tuple[int, str], ...]
     generation: int | None = None
 
 
@@ -97,5 +135,14 @@ class TimePassed:
 
 
 Event: TypeAlias = (
-    WorkersStarted | WorkerRaised | WorkerExited | FirstStepDone | PeerFailed | MembershipChanged | TimePassed
+    WorkersStarted
+    | WorkerRaised
+    | WorkerExited
+    | WorkersHung
+    | WorkersGoOn
+    | EvidenceGathered
+    | FirstStepDone
+    | PeerFailed
+    | MembershipChanged
+    | TimePassed
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from unicron_elastic.faults import Failure, Fault, classify, root_cause
+from unicron_elastic.faults import Failure, Fault, Status, classify, root_cause
 from unicron_elastic.recovery.commands import (
     Command,
     FailJob,
@@ -29,14 +29,18 @@ from unicron_elastic.recovery.commands import (
 )
 from unicron_elastic.recovery.events import (
     Event,
+    EvidenceGathered,
     FirstStepDone,
     MembershipChanged,
     PeerFailed,
     TimePassed,
     WorkerExited,
     WorkerRaised,
+    WorkersGoOn,
+    WorkersHung,
     WorkersStarted,
 )
+from unicron_elastic.recovery.hangs import METHOD, hang_fault, kill_hung, observed, why_act, workers_hung
 from unicron_elastic.recovery.policy import count_repeats, judge, restarts_after_progress, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Phase, Worker
@@ -57,6 +61,12 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
             return _worker_exited(state, event)
         case FirstStepDone():
             return _first_step_done(state, event)
+        case WorkersHung():
+            return workers_hung(state, event)
+        case WorkersGoOn():
+            return replace(state, hang=None), []
+        case EvidenceGathered():
+            return _evidence_gathered(state, event)
         case PeerFailed():
             return _summoned(state, event.at, event.reason, counts=True)
         case MembershipChanged():
@@ -155,6 +165,7 @@ def _is_fault(phase: Phase, worker: Worker, event: WorkerExited) -> bool:
 
 def _failure_at_exit(worker: Worker, event: WorkerExited) -> Failure:
     return Failure(
+        why_killed=event.why_killed,
         at=event.ended_at,
         rank=worker.rank,
         local_rank=worker.local_rank,
@@ -167,14 +178,21 @@ def _failure_at_exit(worker: Worker, event: WorkerExited) -> Failure:
 def _add_exit_code(state: JobState, local_rank: int, exit_code: int) -> JobState:
     """Adds the exit code to the fault that the same worker's exception made."""
     faults = tuple(
-        classify(replace(f.failure, exit_code=exit_code)) if f.failure.local_rank == local_rank else f
+        classify(replace(f.failure, exit_code=exit_code))
+        if f.failure.local_rank == local_rank and f.status is not Status.TASK_HANG  # that exit is our doing
+        else f
         for f in state.faults
     )
     return replace(state, faults=faults)
 
 
-def _fault_noticed(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobState, list[Command]]:
-    """Books the fault; the first one of a generation opens an incident and has everybody stop."""
+def _fault_noticed(
+    state: JobState, fault: Fault, at: float, method: str, why_stop: str | None = None
+) -> tuple[JobState, list[Command]]:
+    """Books the fault; the first one of a generation opens an incident and has everybody stop.
+
+    ``why_stop`` stands for the fault's reason where that was said before.
+    """
     is_first = not state.faults
     state = replace(state, faults=(*state.faults, fault))
     if not is_first:
@@ -184,7 +202,7 @@ def _fault_noticed(state: JobState, fault: Fault, at: float, method: str) -> tup
     # In the order in which they may be slow: a signal, the network, a disk.
     commands: list[Command] = []
     if state.phase is Phase.RUNNING:
-        state, commands = _stop(state, at, fault.reason)
+        state, commands = _stop(state, at, why_stop or fault.reason)
     if not were_peers_first:
         commands.append(TellPeers(reason=fault.reason))
     if superseded is not None:
@@ -209,13 +227,41 @@ def _stop(state: JobState, at: float, reason: str) -> tuple[JobState, list[Comma
     is_any_ending = any(w.raised is not None for w in state.running)
     teardown_at = at + min(policy.teardown_timeout_s, policy.stop_timeout_s) if is_any_ending else None
     state = replace(state.told_to_stop(to_stop, at), phase=Phase.STOPPING, kill_at=kill_at, teardown_at=teardown_at)
-    commands: list[Command] = [WakeAt(at=kill_at)]
+    commands: list[Command] = [StopWorkers(local_ranks=to_stop, reason=reason), WakeAt(at=kill_at)]
     if teardown_at is not None:
         commands.append(WakeAt(at=teardown_at))
-    return state, [StopWorkers(local_ranks=to_stop, reason=reason), *commands]
+    state, kills = kill_hung(state)
+    return state, [*commands, *kills]
+
+
+def _evidence_gathered(state: JobState, event: EvidenceGathered) -> tuple[JobState, list[Command]]:
+    if state.hang is not None:
+        return _act_if_due(replace(state, hang=replace(state.hang, evidence=event)), event.at)
+    incident = state.incident
+    if incident is None or incident.method != METHOD or incident.evidence is not None:
+        return state, []
+    return replace(state, incident=replace(incident, evidence=event.report)), []  # late, but not lost
+
+
+def _act_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Acts on a hang that has lasted, with the evidence on it, or without if that took too long."""
+    hang = state.hang
+    if hang is None or not hang.is_due(at):
+        return state, []
+    fault = hang_fault(state, hang)
+    if fault is None:  # they have ended well meanwhile
+        return replace(state, hang=None), []
+    if not state.policy.acts_on_hangs:
+        return observed(state, fault, hang)
+    state, commands = _fault_noticed(state, fault, at, METHOD, why_act(hang, at))
+    assert state.incident is not None
+    report = None if hang.evidence is None else hang.evidence.report
+    return replace(state, incident=replace(state.incident, noticed_at=hang.at, evidence=report)), commands
 
 
 def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Command]]:
+    if state.phase is Phase.RUNNING:
+        return _act_if_due(state, event.at)
     if state.kill_at is None:
         return state, []
     policy = state.policy
@@ -246,7 +292,7 @@ def _not_told(state: JobState) -> tuple[int, ...]:
 
 
 def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
-    state = replace(state, kill_at=None, teardown_at=None)
+    state = replace(state, kill_at=None, teardown_at=None, hang=None)
     if state.phase is Phase.RUNNING:
         return replace(state, phase=Phase.FINISHED), [FinishJob(reason="All workers of this node ended well.")]
     used = restarts_after_progress(state.policy, state.restarts_used, (w.step for w in state.workers))

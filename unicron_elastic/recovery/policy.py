@@ -24,6 +24,9 @@ class Policy:
     same_failure_limit: int = 3  # 0: never stop early
     reset_after_steps: int = 0  # 0: the count of restarts is never reset
     no_restart_exit_codes: frozenset[int] = frozenset({DO_NOT_RESTART_EXIT_CODE})
+    acts_on_hangs: bool = True  # False: they are told and recorded, and nothing is done
+    hang_patience_s: float = 30.0  # how long a hang must last that may be a long wait for data
+    evidence_timeout_s: float = 3.0  # how long the evidence on a hang is waited for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ from enum import Enum
 
 from unicron_elastic.faults import Failure, Fault
 from unicron_elastic.incident import Incident
+from unicron_elastic.recovery.events import EvidenceGathered
 from unicron_elastic.recovery.policy import Policy, Repeats
 
-__all__ = ["JobState", "Phase", "Worker"]
+__all__ = ["Hang", "JobState", "Phase", "Worker"]
 
 
 class Phase(Enum):
@@ -37,6 +38,23 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """Workers said to hang, of whom nothing was done yet."""
+
+    at: float
+    since: float
+    local_ranks: tuple[int, ...]
+    reason: str
+    evidence_at: float  # when it is no longer waited for
+    act_at: float
+    evidence: EvidenceGathered | None = None
+
+    def is_due(self, at: float) -> bool:
+        """Whether it is time to act."""
+        return at >= self.act_at and (self.evidence is not None or at >= self.evidence_at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
     """Everything a decision depends on. ``JobState(policy=...)`` is a job about to start."""
 
@@ -53,6 +71,7 @@ class JobState:
     counts_as_restart: bool = True  # False while stopping for a membership change
     teardown_at: float | None = None
     kill_at: float | None = None
+    hang: Hang | None = None
     repeats: Repeats | None = None
     incident: Incident | None = None  # open until the first step after it
     incidents: int = 0
@@ -85,6 +104,7 @@ class JobState:
         assert len({w.local_rank for w in self.workers}) == len(self.workers), self
         assert bool(self.running) == (self.phase in (Phase.RUNNING, Phase.STOPPING)), self
         assert (self.kill_at is not None) == (self.phase is Phase.STOPPING), self
+        assert self.hang is None or self.phase is Phase.RUNNING, self
         if self.phase is Phase.RUNNING:
             assert not self.faults, self
             assert not self.summons, self

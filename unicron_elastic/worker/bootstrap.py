@@ -16,8 +16,11 @@ from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.exceptions import propagate
 from unicron_elastic.worker.phases import announce_phases
+from unicron_elastic.worker.position import answer_questions
 from unicron_elastic.worker.pulse import Pulse
+from unicron_elastic.worker.rank_monitor.finder import offer_rank_monitor
 from unicron_elastic.worker.shadows import show_hidden
+from unicron_elastic.worker.stacks import offer_stacks
 from unicron_elastic.worker.steps import count_steps
 
 __all__ = ["attach", "start"]
@@ -72,8 +75,9 @@ def _attach(control_fd: int | None, pulse_fd: int | None) -> None:
     if control is not None:
         _guarded("exception propagation", lambda: propagate(control))
     if pulse is not None:
-        _guarded("step counting", lambda: count_steps(pulse, lambda step: _tell(control, step)))
+        _guarded("step counting", lambda: count_steps(pulse, lambda step: _first_step_done(control, step)))
         _guarded("phases", lambda: announce_phases(pulse))
+    _guarded("rank monitor", lambda: offer_rank_monitor(control, pulse))
     if os.environ.get(CHAOS):
         _guarded("fault injection", _install_chaos)
 
@@ -95,12 +99,15 @@ def _open_control(fd: int | None) -> Control | None:
     return control
 
 
-def _tell(control: Control | None, step: int) -> None:
+def _first_step_done(control: Control | None, step: int) -> None:
+    """Says so, and from now on answers the agent's questions: before the first step there is no pace to fall behind."""
     if control is not None:
+        stack_fd = _guarded("stacks for the agent", offer_stacks)
         try:
-            control.send({"first_step": step})
+            control.send({"first_step": step, "stack_fd": stack_fd})
         except (OSError, ChannelClosed):
-            pass  # the agent is gone or stopped; the keeper deals with that
+            return  # the agent is gone or stopped; the keeper deals with that
+        _guarded("answers to the agent", lambda: answer_questions(control))
 
 
 def _take_fd(name: str) -> int | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 
-from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
+from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
 
 __all__ = ["Control"]
 
@@ -25,6 +26,17 @@ class Control:
         if not self._is_ours():
             raise ChannelClosed("the script closed the control channel")
         self._channel.send(message)
+
+    def wait(self) -> Message:
+        """The next thing the agent says; sleeps until there is one. Raises ChannelClosed and ValueError as Channel."""
+        watched = select.poll()
+        watched.register(self._channel.fileno(), select.POLLIN)
+        watched.poll()
+        if not self._is_ours():
+            raise ChannelClosed("the script closed the control channel")
+        message, fds = self._channel.receive()
+        close_all(fds)
+        return message
 
     def close(self) -> None:
         """Says no more; the number stays open if it is the script's by now."""

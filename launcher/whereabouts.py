@@ -1,0 +1,70 @@
+"""Where a worker says it is: the collectives it has begun and ended in each of its process groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+__all__ = ["ANSWER_DEADLINE_S", "GroupPosition", "Whereabouts", "parse_groups"]
+
+ANSWER_DEADLINE_S = 0.02  # an answer takes 0.1 ms and a turn on a CPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPosition:
+    """One process group; ``ended`` is None where the back end does not tell."""
+
+    name: str
+    begun: int
+    ended: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """What a worker answered last, and since when it owes an answer (monotonic seconds; None: it owes none)."""
+
+    groups: tuple[GroupPosition, ...] = ()  # the whole job's first
+    questions: int = 0
+    asked_at: float | None = None
+
+    def asked(self, at: float) -> Whereabouts:
+        """After one more question."""
+        return replace(self, questions=self.questions + 1, asked_at=at)
+
+    def answered(self, groups: tuple[GroupPosition, ...]) -> Whereabouts:
+        """After the answer."""
+        return replace(self, groups=groups, asked_at=None)
+
+    def forgotten(self) -> Whereabouts:
+        """Without what was answered a while ago; an answer that is owed stays owed."""
+        return replace(self, groups=())
+
+    def is_silent(self, at: float) -> bool:
+        """Whether an answer should have come by now."""
+        return self.asked_at is not None and at - self.asked_at > ANSWER_DEADLINE_S
+
+    def begun(self, at: float) -> int | None:
+        """Collectives begun in the group of the whole job; None if that is not known."""
+        return None if self.is_silent(at) or not self.groups else self.groups[0].begun
+
+    def is_waiting(self, at: float) -> bool | None:
+        """Whether the latest of those has not ended; None if that is not known."""
+        begun = self.begun(at)
+        ended = self.groups[0].ended if self.groups else None
+        return None if begun is None or ended is None else begun > ended
+
+
+def parse_groups(message: Mapping[str, Any]) -> tuple[GroupPosition, ...]:
+    """The groups of an answer. Raises ValueError for what no worker of ours says."""
+    try:
+        return tuple(
+            GroupPosition(
+                name=str(group["name"])[:100],
+                begun=int(group["begun"]),
+                ended=None if group["ended"] is None else int(group["ended"]),
+            )
+            for group in message["groups"]
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"not an answer about process groups: {error!r}") from None

@@ -1,0 +1,243 @@
+"""A rank that hangs is told, and named where anything tells it from those that wait for it, within three steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from simulated import ASLEEP, BUSY, DISK, PREEMPTED, STEP_TIMES_S, STOPPED, Job, Script, Trouble
+from watcher import Watcher
+
+from unicron_elastic.detection.sample import RankSample, Sample
+from unicron_elastic.detection.state import PaceState
+from unicron_elastic.detection.verdicts import Hung, Recovered, Slow, Verdict, Waiting
+from unicron_elastic.detection.watch import forget, observe
+
+HANG_STEP = 45  # of steps long enough to be seen one by one
+SKIPPED = 1.0  # a share of the computation: the rank has done all of it and does not come to the collective
+EVALUATING = Script(evaluate_every=20, evaluate_s=3.0)
+
+
+def hang_step(step_s: float) -> int:
+    """The step of the hang: after two seconds, or the detection knows too little."""
+    return max(HANG_STEP, math.ceil(2.0 / step_s))
+
+
+def hung(watcher: Watcher) -> tuple[Hung, float]:
+    """Waits for the hang; it, and how long after it began it was told."""
+    step_s = watcher.job.script.step_s
+    watcher.run_to_step(HANG_STEP - 2)
+    assert watcher.said == []
+    verdict = watcher.wait_for(Hung, 30 * step_s + 30.0)
+    assert watcher.job.trouble_at is not None
+    return verdict, verdict.at - watcher.job.trouble_at
+
+
+@pytest.mark.parametrize("step_s", STEP_TIMES_S)
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("counts_collectives", [False, True])
+@pytest.mark.parametrize(("kind", "after"), [(STOPPED, 0.02), (ASLEEP, 0.02), (ASLEEP, 0.6), (ASLEEP, SKIPPED)])
+def test_a_hang_is_told_within_three_steps(
+    step_s: float, seed: int, counts_collectives: bool, kind: tuple[float, str], after: float
+) -> None:
+    script = Script(step_s=step_s, troubles=(Trouble(hang_step(step_s), 2, kind, after=after),))
+    watcher = Watcher(Job(script, seed), counts_collectives=counts_collectives)
+    verdict, latency_s = hung(watcher)
+    assert latency_s <= 3.0 * step_s * 1.05 + 0.1  # the noise makes the usual step up to 5 % longer
+    assert verdict.ranks == ((2,) if counts_collectives or kind == STOPPED else (0, 1, 2, 3))
+    watcher.run(100 * step_s)
+    assert watcher.said == [verdict]
+
+
+@pytest.mark.parametrize("step_s", [0.02, 2.0])
+def test_counters_name_the_rank_even_if_those_that_wait_spin(step_s: float) -> None:
+    script = Script(step_s=step_s, spins=True, troubles=(Trouble(hang_step(step_s), 1, ASLEEP),))
+    verdict, latency_s = hung(Watcher(Job(script), counts_collectives=True))
+    assert verdict.ranks == (1,)
+    assert latency_s <= 3.0 * step_s * 1.05 + 0.1
+
+
+@pytest.mark.parametrize("step_s", STEP_TIMES_S)
+def test_a_rank_that_skipped_the_collective_and_went_on_is_named(step_s: float) -> None:
+    script = Script(step_s=step_s, runs_ahead=(hang_step(step_s), 3))
+    verdict, latency_s = hung(Watcher(Job(script), counts_collectives=True))
+    assert verdict.ranks == (3,)
+    assert "gone past the collective in which the others wait" in verdict.reason
+    assert latency_s <= 3.0 * step_s * 1.05 + 0.1
+
+
+def frozen(state: PaceState, begin: float, seconds: float, ranks: Iterable[RankSample]) -> Verdict | None:
+    """What is said first if ranks stay as they are from ``begin`` on; None if it is nothing for so many seconds."""
+    at, ranks = begin, tuple(ranks)
+    while at < begin + seconds:
+        state, verdicts = observe(state, Sample(at=at, ranks=ranks))
+        if verdicts:
+            return verdicts[0]
+        at = state.next_at
+    return None
+
+
+def test_a_stuck_network_names_everybody() -> None:
+    watcher = Watcher(Job(Script()), counts_collectives=True)
+    watcher.run_to_step(HANG_STEP)
+    waiting = (
+        replace(pace.seen, collective=50, collective_at=watcher.now, waiting=True, runnable=False, in_io=False)
+        for pace in watcher.state.ranks
+    )
+    verdict = frozen(watcher.state, watcher.now + 0.01, 5.0, waiting)
+    assert isinstance(verdict, Hung)
+    assert verdict.ranks == (0, 1, 2, 3)
+    assert verdict.reason.endswith("; all wait in the same collective, and nobody is missing from it.")
+
+
+def test_a_rank_whose_gpu_works_is_at_work() -> None:
+    watcher = Watcher(Job(Script()))
+    watcher.run_to_step(HANG_STEP)
+    idle = [replace(pace.seen, runnable=False, in_io=False) for pace in watcher.state.ranks]
+    computing = [replace(seen, gpu_utilisation=0.9) for seen in idle]
+    assert isinstance(frozen(watcher.state, watcher.now + 0.01, 100.0, idle), Hung)
+    assert frozen(watcher.state, watcher.now + 0.01, 100.0, computing) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("phases_are_named", [False, True])
+def test_evaluations_do_not_make_hangs_late(seed: int, phases_are_named: bool) -> None:
+    script = replace(EVALUATING, troubles=(Trouble(HANG_STEP, 2, ASLEEP),), phases_are_named=phases_are_named)
+    verdict, latency_s = hung(Watcher(Job(script, seed), counts_collectives=True))
+    assert verdict.ranks == (2,)
+    assert latency_s <= 3.0 * script.step_s * 1.05 + 0.1
+
+
+def test_a_hang_in_a_named_phase_is_told_after_three_times_its_usual_length() -> None:
+    watcher = Watcher(Job(replace(EVALUATING, phases_are_named=True)))
+    watcher.run_to_step(75)
+    begin = watcher.now + 0.01
+    asleep = (
+        replace(pace.seen, phase="evaluate", phase_since=begin, runnable=False, in_io=False)
+        for pace in watcher.state.ranks
+    )
+    verdict = frozen(watcher.state, begin, 60.0, asleep)
+    assert isinstance(verdict, Hung)
+    assert 3 * 2.4 <= verdict.standing_s <= 3 * 3.6
+    assert 'of phase "evaluate"; ' in verdict.reason
+
+
+def test_a_rank_that_is_at_work_for_ten_minutes_hangs() -> None:
+    watcher = Watcher(Job(Script(troubles=(Trouble(HANG_STEP, 0, BUSY),))))
+    watcher.run_to_step(HANG_STEP - 2)
+    slow = watcher.wait_for(Slow, 200.0)
+    assert slow.ranks == (0,)
+    assert 180.0 < slow.standing_s < 183.0
+    verdict = watcher.wait_for(Hung, 700.0)
+    assert verdict.ranks == (0,)
+    assert 600.0 <= verdict.standing_s < 602.0
+    assert verdict.reason.endswith("; too long, although it used 100% of a core.")
+
+
+@pytest.mark.parametrize("kind", [BUSY, DISK, PREEMPTED])
+@pytest.mark.parametrize("step_s", [0.005, 0.2])
+def test_a_rank_at_work_does_not_hang_and_a_short_wait_for_it_is_not_told(
+    kind: tuple[float, str], step_s: float
+) -> None:
+    script = Script(step_s=step_s, troubles=(Trouble(HANG_STEP, 0, kind, seconds=30.0),))
+    watcher = Watcher(Job(script))
+    watcher.run_to_step(HANG_STEP + 60)
+    assert watcher.said == []
+
+
+@pytest.mark.parametrize("kind", [STOPPED, ASLEEP])
+def test_a_hang_that_goes_on_is_taken_back_and_not_told_again_for_the_same(kind: tuple[float, str]) -> None:
+    troubles = tuple(Trouble(step, 1, kind, seconds=4.0) for step in (50, 80, 110, 140))
+    watcher = Watcher(Job(Script(troubles=troubles)))
+    watcher.run_to_step(160)
+    first, second = watcher.said
+    assert isinstance(first, Hung)
+    assert isinstance(second, Recovered)
+    assert second.ranks == first.ranks
+    assert " on after 4." in second.reason
+
+
+@pytest.mark.parametrize("counts_collectives", [False, True])
+def test_a_part_of_a_job_waits_if_what_is_missing_is_elsewhere(counts_collectives: bool) -> None:
+    job = Job(Script(troubles=(Trouble(HANG_STEP, 3, ASLEEP),)))
+    watcher = Watcher(job, counts_collectives=counts_collectives, ranks=(0, 1))
+    watcher.run_to_step(HANG_STEP - 2)
+    verdict = watcher.wait_for(Waiting, 5.0)
+    assert verdict.ranks == (0, 1)
+    assert verdict.reason.startswith("ranks 0 and 1 wait for what is not on this node: no step for ")
+    assert verdict.reason.endswith(", and nobody is at work here.")
+    watcher.run(60.0)
+    assert watcher.said == [verdict]
+
+
+@pytest.mark.parametrize(("kind", "counts_collectives"), [(STOPPED, False), (STOPPED, True), (ASLEEP, True)])
+def test_a_part_of_a_job_hangs_if_the_rank_is_here(kind: tuple[float, str], counts_collectives: bool) -> None:
+    job = Job(Script(troubles=(Trouble(HANG_STEP, 1, kind),)))
+    verdict, _ = hung(Watcher(job, counts_collectives=counts_collectives, ranks=(0, 1)))
+    assert verdict.ranks == (1,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts_collectives", "reason"),
+    [
+        (STOPPED, False, "rank 2 hangs: no step for {}; stopped by a signal, it is not at work."),
+        (ASLEEP, True, "rank 2 hangs: no step for {}; at collective 45 while others are at 46, it is not at work."),
+        (ASLEEP, False, "ranks 0, 1, 2 and 3 hang: no step for {}; they are not at work."),
+    ],
+)
+def test_the_reason_is_one_sentence(kind: tuple[float, str], counts_collectives: bool, reason: str) -> None:
+    script = Script(noise=0.0, troubles=(Trouble(HANG_STEP, 2, kind),))
+    verdict, _ = hung(Watcher(Job(script), counts_collectives=counts_collectives))
+    assert verdict.reason == reason.format("600 ms, 3x the usual 200 ms")
+
+
+def test_new_workers_start_with_what_was_usual() -> None:
+    """A start that takes much longer than the one before is a hang, although no step was seen."""
+    watcher = Watcher(Job(Script(compile_s=30.0)))
+    watcher.run_to_step(HANG_STEP)
+    asleep = (RankSample(rank=rank, cpu_time_s=3.0, runnable=False, in_io=False) for rank in range(4))
+    verdict = frozen(forget(watcher.state), 5000.0, 200.0, asleep)
+    assert isinstance(verdict, Hung)
+    assert verdict.standing_s == pytest.approx(3 * 35.2, abs=2.0)
+    assert "of the start" in verdict.reason
+
+
+def test_the_first_start_may_take_for_ever() -> None:
+    asleep = RankSample(rank=0, cpu_time_s=3.0, runnable=False, in_io=False)
+    assert frozen(PaceState(), 0.0, 5000.0, [asleep]) is None
+
+
+def test_who_sees_only_steps_waits_longer() -> None:
+    watcher = Watcher(Job(Script()))
+    watcher.run_to_step(HANG_STEP)
+    bare = (RankSample(rank=pace.seen.rank, step=HANG_STEP, step_at=watcher.now) for pace in watcher.state.ranks)
+    verdict = frozen(watcher.state, watcher.now + 0.01, 100.0, bare)
+    assert isinstance(verdict, Hung)
+    assert 30.0 <= verdict.standing_s < 31.5
+
+
+def test_the_end_of_a_job_is_no_hang() -> None:
+    """Some ranks have ended; the last one sends the model away, asleep."""
+    watcher = Watcher(Job(Script()))
+    watcher.run_to_step(HANG_STEP)
+    last = replace(watcher.state.ranks[0].seen, runnable=False, in_io=False)
+    assert frozen(watcher.state, watcher.now + 0.01, 300.0, [last]) is None
+
+
+def test_ranks_that_do_not_wait_for_each_other_hang_alone() -> None:
+    state, said = PaceState(), list[Verdict]()
+    for number in range(1, 400):
+        at = number * 0.1
+        done = min(number, 200)
+        ranks = (
+            RankSample(rank=0, step=done, step_at=done * 0.1, cpu_time_s=done * 0.1, runnable=False, in_io=False),
+            RankSample(rank=1, step=number // 2, step_at=number // 2 * 0.2, cpu_time_s=at, runnable=True, in_io=False),
+        )
+        state, verdicts = observe(state, Sample(at=at, ranks=ranks))
+        said += verdicts
+    (verdict,) = said
+    assert isinstance(verdict, Hung)
+    assert verdict.ranks == (0,)
+    assert verdict.at < 20.0 + 0.7

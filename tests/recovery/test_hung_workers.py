@@ -1,0 +1,154 @@
+"""Workers that hang: evidence first, then their end, unless they go on or nothing is to be done."""
+
+from __future__ import annotations
+
+import pytest
+from scenario import HANGS, KILLED, TERMINATED, Job, none, only
+
+from unicron_elastic.recovery.commands import (
+    Command,
+    FinishJob,
+    GatherEvidence,
+    KillWorkers,
+    RecordIncident,
+    StartWorkers,
+    StopWorkers,
+    TellPeers,
+    WakeAt,
+)
+from unicron_elastic.recovery.machine import Phase
+
+
+def started(**policy: object) -> Job:
+    job = Job(**policy)  # type: ignore[arg-type]
+    job.start()
+    return job
+
+
+def wakes(commands: list[Command]) -> list[float]:
+    return [command.at for command in commands if isinstance(command, WakeAt)]
+
+
+def test_nothing_is_killed_before_there_is_evidence() -> None:
+    job = started()
+    commands = job.hung(1, at=200.0)
+    gather = only(commands, GatherEvidence)
+    assert (gather.local_ranks, gather.reason) == ((0, 1), HANGS)
+    assert none(commands, StopWorkers, KillWorkers, TellPeers)
+    assert wakes(commands) == [203.0, 200.0]
+    assert none(job.time(200.0), StopWorkers, KillWorkers)
+
+    commands = job.evidence(0, 1, at=200.4)
+    assert only(commands, KillWorkers).local_ranks == (1,)
+    assert only(commands, StopWorkers).local_ranks == (0, 1)
+    assert only(commands, TellPeers).reason == HANGS
+    assert job.state.phase is Phase.STOPPING
+
+    job.exited(1, KILLED)
+    incident = only(ended := job.exited(0, TERMINATED), RecordIncident).incident
+    assert (incident.rank, incident.status, incident.severity, incident.reason) == (5, "task hang", 2, HANGS)
+    assert (incident.method, incident.evidence, incident.stack) == (
+        "online statistics",
+        "/logs/evidence.txt",
+        "stack of 1",
+    )
+    assert (incident.occurred_at, incident.noticed_at) == (199.9, 200.0)
+    assert incident.exit_code is None  # how it ended was our doing
+    assert incident.consequences == ()
+    assert only(ended, StartWorkers).restarts_used == 1
+
+
+def test_evidence_is_not_waited_for_for_ever() -> None:
+    job = started()
+    job.hung(1, at=200.0)
+    assert only(job.time(203.0), KillWorkers).local_ranks == (1,)
+    job.evidence(1, at=203.5)  # late, but not lost
+    job.exited(1, KILLED)
+    incident = only(job.exited(0, TERMINATED), RecordIncident).incident
+    assert (incident.evidence, incident.stack) == ("/logs/evidence.txt", None)
+
+
+def test_what_may_be_a_wait_for_data_has_to_last() -> None:
+    job = started(hang_patience_s=30.0)
+    assert 230.0 in wakes(job.hung(1, at=200.0, is_certain=False))
+    assert job.evidence(1, at=200.4) == []
+    assert job.time(203.0) == []
+    assert only(job.time(230.0), KillWorkers).local_ranks == (1,)
+
+
+def test_who_goes_on_is_let_go() -> None:
+    job = started()
+    job.hung(1, at=200.0, is_certain=False)
+    job.evidence(1, at=200.4)
+    assert job.goes_on() == []
+    assert job.time(230.0) == []
+    assert job.state.incidents == 0
+    assert none(job.hung(1, at=240.0), RecordIncident)  # and may be said to hang again
+    assert job.state.hang is not None
+
+
+def test_a_hang_that_is_only_observed_is_recorded() -> None:
+    job = started(acts_on_hangs=False)
+    job.hung(1, at=200.0, is_certain=False)
+    incident = only(job.evidence(1, at=200.4), RecordIncident).incident
+    assert (incident.action, incident.decision) == ("observe", "Nothing was done: --unicron-on-hang is observe.")
+    assert (incident.evidence, incident.noticed_at) == ("/logs/evidence.txt", 200.0)
+    assert job.state.phase is Phase.RUNNING
+    job.exited(1, KILLED)
+    job.exited(0, TERMINATED)
+    assert [record.number for record in job.records()] == [1, 2]
+
+
+def test_all_who_hang_are_one_fault() -> None:
+    job = started(workers=3)
+    job.hung(1, 2)
+    assert only(job.evidence(), KillWorkers).local_ranks == (1, 2)
+    for local_rank, code in ((1, KILLED), (2, KILLED), (0, TERMINATED)):
+        commands = job.exited(local_rank, code)
+    assert only(commands, RecordIncident).incident.consequences == ()
+
+
+def test_another_fault_meanwhile_takes_those_who_hang_along() -> None:
+    job = started(workers=3)
+    job.hung(1, is_certain=False)
+    commands = job.exited(2, KILLED)
+    assert only(commands, StopWorkers).local_ranks == (0, 1)
+    assert only(commands, KillWorkers).local_ranks == (1,)
+    assert job.state.hang is None
+
+
+def test_a_peers_fault_takes_them_along_too() -> None:
+    job = started()
+    job.hung(1, is_certain=False)
+    assert only(job.peer_failed(), KillWorkers).local_ranks == (1,)
+
+
+@pytest.mark.parametrize("code", [0, KILLED])
+def test_who_ended_meanwhile_does_not_hang(code: int) -> None:
+    job = started()
+    job.hung(1, is_certain=False)
+    job.exited(1, code)
+    assert none(job.evidence(1), KillWorkers)
+    assert none(job.time(300.0), GatherEvidence)
+
+
+def test_the_end_of_all_is_the_end_of_the_hang() -> None:
+    job = started()
+    job.hung(1, is_certain=False)
+    job.exited(1)
+    only(job.exited(0), FinishJob)
+    assert job.state.hang is None
+
+
+def test_nobody_hangs_who_does_not_run() -> None:
+    job = started()
+    assert job.hung(7) == []
+    assert job.hung(1, generation=0) == []
+    job.exited(1, KILLED)
+    assert job.hung(0) == []
+
+
+def test_it_is_told_once() -> None:
+    job = started()
+    job.hung(1, is_certain=False)
+    assert job.hung(0) == []

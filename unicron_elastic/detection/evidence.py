@@ -1,0 +1,91 @@
+"""Who of those that stand still is at work, and who holds the others up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unicron_elastic.detection.policy import PacePolicy
+from unicron_elastic.detection.sample import RankSample
+
+__all__ = ["Suspects", "is_blind", "moved_on", "suspects", "work"]
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """The ranks that may hold the job up. None: all who stand do nothing but wait for somebody else."""
+
+    ranks: tuple[int, ...]
+    clause: str  # how they are known; "" if nothing tells them from the others
+
+
+def suspects(ranks: tuple[RankSample, ...], standing: frozenset[int]) -> Suspects:
+    """Singles out those whom the others wait for; all who stand, if nothing tells.
+
+    A rank that waits in a collective may spin or sleep, and neither says anything: only the ranks that the others
+    wait for can be at work or not. These may be ranks that do not stand yet.
+    """
+    near = _near(ranks, standing)
+    stopped = tuple(rank.rank for rank in near if rank.stopped)
+    if stopped:
+        return Suspects(stopped, "stopped by a signal")
+    silent = tuple(rank.rank for rank in near if rank.silent)
+    if silent and len(silent) < len(near):
+        return Suspects(silent, "without an answer while others answer")
+    places = _places(near)
+    last, first = min(places.values()), max(places.values())
+    if first != last:
+        late = [rank for rank in near if places[rank.rank] == last]
+        if all(rank.waiting for rank in late):
+            ahead = tuple(rank.rank for rank in near if places[rank.rank] != last)
+            return Suspects(ahead, "gone past the collective in which the others wait")
+        return Suspects(tuple(rank.rank for rank in late), _behind_clause(last, first))
+    if any(rank.waiting for rank in near) and all(rank.waiting is not None for rank in near):
+        outside = tuple(rank.rank for rank in near if not rank.waiting)
+        return Suspects(outside, "outside the collective in which the others wait" if outside else "")
+    return Suspects(tuple(rank.rank for rank in near), "")
+
+
+def _near(ranks: tuple[RankSample, ...], standing: frozenset[int]) -> list[RankSample]:
+    """Those who stand, and those no more than a step from them: further apart, nobody waits for anybody."""
+    steps = [rank.step or 0 for rank in ranks if rank.rank in standing]
+    return [rank for rank in ranks if any(abs((rank.step or 0) - step) <= 1 for step in steps)]
+
+
+def _places(ranks: list[RankSample]) -> dict[int, tuple[int, int]]:
+    """How far each rank is: its step, then its collective if all tell theirs."""
+    are_counted = all(rank.collective is not None for rank in ranks)
+    return {rank.rank: (rank.step or 0, (rank.collective or 0) if are_counted else 0) for rank in ranks}
+
+
+def _behind_clause(last: tuple[int, int], first: tuple[int, int]) -> str:
+    if first[0] != last[0]:
+        return f"still at step {last[0]} while others are at {first[0]}"
+    return f"at collective {last[1]} while others are at {first[1]}"
+
+
+def work(before: RankSample, now: RankSample, elapsed_s: float, policy: PacePolicy) -> str:
+    """What a rank was doing between two looks, as words that follow "it"; "" if it did nothing that can be seen."""
+    if now.stopped or elapsed_s <= 0:
+        return ""
+    if now.cpu_time_s is not None and before.cpu_time_s is not None:
+        share = (now.cpu_time_s - before.cpu_time_s) / elapsed_s
+        if share >= policy.busy_cpu_share:
+            return f"used {share:.0%} of a core"
+    if now.in_io:
+        return "waits for a disk or a driver"
+    if now.runnable:
+        return "waits for a CPU"
+    if now.gpu_utilisation is not None and now.gpu_utilisation >= policy.busy_gpu_share:
+        return f"used {now.gpu_utilisation:.0%} of its GPU"
+    return ""
+
+
+def moved_on(before: tuple[RankSample, ...], now: tuple[RankSample, ...], standing: frozenset[int]) -> bool:
+    """Whether any of those who stand began another collective: that is no step, but it is progress."""
+    was = {rank.rank: rank.collective for rank in before}
+    return any(rank.rank in standing and rank.collective != was.get(rank.rank, rank.collective) for rank in now)
+
+
+def is_blind(ranks: tuple[RankSample, ...]) -> bool:
+    """Whether the sample cannot tell who is at work."""
+    return any(not rank.stopped and (rank.cpu_time_s is None or rank.runnable is None) for rank in ranks)

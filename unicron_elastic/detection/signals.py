@@ -1,0 +1,101 @@
+"""Which rank holds the others up.
+
+In synchronous training all ranks show the same step time, so the time of a step names nobody. Two signals do: who
+begins collectives late, and whose CPU time for a step has grown. Each is compared with what it usually is on this
+rank: a rank that logs is always a little late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unicron_elastic.detection.sample import RankSample
+from unicron_elastic.detection.state import RankPace, Signals
+from unicron_elastic.detection.words import duration, verb
+
+__all__ = ["lateness_s", "learned", "named"]
+
+_MEMORY = 50  # looks that make up what is usual
+_OWN_SHARE = 0.5  # of the lost time: a rank that accounts for so much of it is the one
+_LEAST_GROWTH = 0.1  # of the CPU time for a step: less may be chance
+_LEAST_ARRIVALS = 2
+_LATE = 2.0  # steps without a step
+
+
+def learned(pace: RankPace, now: RankSample, late_s: float | None, at: float) -> Signals:
+    """The signals of one rank after one more look; ``late_s`` as ``lateness_s`` found it."""
+    was = pace.signals
+    if pace.pending.recent:
+        if late_s is None:
+            return was
+        return was._replace(run_late_s=was.run_late_s + late_s, run_arrivals=was.run_arrivals + 1)
+    if now.step_at is None or at - now.step_at > _LATE * pace.tempo.typical_s:
+        # What a rank does in a long gap is not what it does in a step.
+        return Signals(was.late_s, was.cpu_share, was.looks, now.cpu_time_s, at)
+    looks = min(was.looks + 1, _MEMORY)
+    share = was.cpu_share
+    if now.cpu_time_s is not None and was.cpu_time_s is not None and at > was.at:
+        newest = max(now.cpu_time_s - was.cpu_time_s, 0.0) / (at - was.at)
+        share = newest if share is None else share + (newest - share) / looks
+    usually_s = was.late_s if late_s is None else was.late_s + (late_s - was.late_s) / looks
+    return Signals(usually_s, share, looks, now.cpu_time_s, at)
+
+
+def lateness_s(ranks: Sequence[RankSample]) -> list[float] | None:
+    """How long after the first each rank began the latest collective. None if not all have, or if that is not known."""
+    latest, begun_at = ranks[0].collective, []
+    for rank in ranks:
+        if rank.collective != latest or rank.collective_at is None:
+            return None
+        begun_at.append(rank.collective_at)
+    first_at = min(begun_at)
+    return [each - first_at for each in begun_at]
+
+
+def named(paces: tuple[RankPace, ...], slow: list[RankPace], factor: float, at: float) -> tuple[tuple[int, ...], str]:
+    """The ranks that explain a degradation by ``factor``, and a clause that says how they are known; often nobody."""
+    building_up = sum(bool(pace.pending.recent) for pace in paces)
+    apart = slow if building_up == len(slow) else []  # nobody else is even near an alarm
+    lost_s = (factor - 1.0) * max(pace.tempo.typical_s for pace in paces)
+    for found, clause in (
+        (apart, "the others step as usual"),  # ranks that do not wait for each other
+        *_by_arrival(paces, lost_s),
+        (_by_work(paces, factor, at), "the CPU time for a step has grown there and not elsewhere"),
+    ):
+        if found and 2 * len(found) <= len(paces):
+            return tuple(pace.seen.rank for pace in found), clause
+    return (), ""
+
+
+def _by_arrival(paces: tuple[RankPace, ...], lost_s: float) -> list[tuple[list[RankPace], str]]:
+    """The ranks whose lateness at collectives makes up the lost time."""
+    if any(pace.signals.run_arrivals < _LEAST_ARRIVALS for pace in paces):
+        return []
+    extra_s = {
+        pace.seen.rank: pace.signals.run_late_s / pace.signals.run_arrivals - pace.signals.late_s for pace in paces
+    }
+    found = [pace for pace in paces if extra_s[pace.seen.rank] >= _OWN_SHARE * lost_s]
+    pronoun = verb(found, "it begins", "they begin")
+    return [(found, f"{pronoun} collectives {duration(max(extra_s.values()))} later than usual")]
+
+
+def _by_work(paces: tuple[RankPace, ...], factor: float, at: float) -> list[RankPace]:
+    """The ranks whose CPU time for a step has grown, beyond that of the others, by their share of the lost time.
+
+    Per step is per second times the time of a step: exact, however few steps there were. Ranks that spin while they
+    wait all grow alike, and then this names nobody.
+    """
+    growth = {pace.seen.rank: _growth(pace, factor, at) for pace in paces}
+    known = sorted(value for value in growth.values() if value is not None)
+    if len(known) < len(paces):
+        return []
+    least = known[(len(known) - 1) // 2] + max(_OWN_SHARE * (factor - 1.0), _LEAST_GROWTH)
+    return [pace for pace in paces if (growth[pace.seen.rank] or 0.0) >= least]
+
+
+def _growth(pace: RankPace, factor: float, at: float) -> float | None:
+    """By what share of the usual the CPU time for a step has grown."""
+    was, now = pace.signals, pace.seen.cpu_time_s
+    if not was.cpu_share or now is None or was.cpu_time_s is None or at <= was.at:
+        return None
+    return (now - was.cpu_time_s) / (at - was.at) * factor / was.cpu_share - 1.0

@@ -1,0 +1,158 @@
+"""When a standstill is slow and when it is a hang.
+
+Evidence is gathered from two thirds of the limit on. At the limit it is a hang if nobody whom the others wait for has
+been at work lately, at several looks; slow, after a while, if somebody has. A live job has some rank on a CPU, or
+waiting for one, at nearly every instant: that tells a rank that the machine has paused from one that hangs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unicron_elastic.detection.allowance import Allowance, allowance
+from unicron_elastic.detection.evidence import Suspects, is_blind, moved_on, suspects, work
+from unicron_elastic.detection.policy import PacePolicy
+from unicron_elastic.detection.sample import RankSample, Sample
+from unicron_elastic.detection.state import Habits, PaceState, RankPace, Standstill
+from unicron_elastic.detection.telling import busy_too_long, idle, slow
+from unicron_elastic.detection.verdicts import Hung, Recovered, Slow, Verdict, Waiting
+from unicron_elastic.detection.words import duration, sentence, verb, who
+
+__all__ = ["SLACK_S", "judged", "look_s", "suspected_at"]
+
+SLACK_S = 1e-9  # a look at the very moment it was wanted is not too early, however that was rounded
+_FINAL = frozenset({Hung.__name__, Waiting.__name__})
+
+
+def suspected_at(allowed: Allowance, pace: RankPace, policy: PacePolicy) -> float:
+    """From when on a rank without a step is looked at more closely.
+
+    For short steps later than the share of the limit says: a look at every second step would cost more than the
+    100 ms are worth that verifying may take.
+    """
+    return allowed.since + max(policy.suspect_share * allowed.limit_s, look_s(pace, policy))
+
+
+def look_s(pace: RankPace, policy: PacePolicy) -> float:
+    """The least time between two looks at a rank that goes on."""
+    usual_s = pace.tempo.typical_s
+    return min(policy.look_s_max, policy.hung_factor * usual_s + policy.look_slack_s) if usual_s else policy.look_s_max
+
+
+def judged(state: PaceState, allowed: list[Allowance], sample: Sample) -> tuple[PaceState, list[Verdict]]:
+    """The state after judging who stands still; ``allowed`` is what each rank may take."""
+    latest = sample.at + SLACK_S
+    paces = zip(state.ranks, allowed, strict=True)
+    standing = [pace for pace, each in paces if latest >= suspected_at(each, pace, state.policy)]
+    was = state.standstill
+    if was is None and not standing:
+        return state, []
+    marks = tuple((pace.seen.rank, pace.seen.step) for pace in standing)
+    verdicts: list[Verdict] = []
+    if was is not None and not set(was.marks) & set(marks):
+        state, verdicts = _ended(state, was, sample)
+        was = None
+    if not standing:
+        return replace(state, standstill=None), verdicts
+    if was is None:
+        return replace(state, standstill=Standstill(marks=marks, seen=sample.ranks, at=sample.at)), verdicts
+    standstill, verdict = _verdict(state, standing, replace(was, marks=marks), sample)
+    return replace(state, standstill=standstill), verdicts if verdict is None else [*verdicts, verdict]
+
+
+def _ended(state: PaceState, was: Standstill, sample: Sample) -> tuple[PaceState, list[Verdict]]:
+    """After a standstill: nothing, or the word that it is over."""
+    if not was.told:
+        return state, []
+    here = {rank.rank: rank for rank in sample.ranks}
+    ranks = tuple(rank for rank in was.told_ranks if rank in here) or tuple(here)
+    if not ranks:
+        return state, []
+    before = {rank.rank: rank for rank in was.seen}
+    stood_s = max(_stood_s(before.get(rank), here[rank], sample.at) for rank in ranks)
+    habits = _after(state.habits, was.told, stood_s, state.policy)
+    reason = sentence(f"{who(ranks)} {verb(ranks, 'goes', 'go')} on after {duration(stood_s)}")
+    return replace(state, habits=habits), [Recovered(at=sample.at, ranks=ranks, reason=reason)]
+
+
+def _stood_s(before: RankSample | None, now: RankSample, at: float) -> float:
+    """From the step before the standstill to the one after it, in seconds; to ``at`` if that is not known."""
+    if before is None or before.step_at is None:
+        return 0.0
+    is_next = before.step is not None and now.step == before.step + 1 and now.step_at is not None
+    return max((now.step_at if is_next and now.step_at is not None else at) - before.step_at, 0.0)
+
+
+def _after(habits: Habits, told: str, stood_s: float, policy: PacePolicy) -> Habits:
+    """The habits after a standstill that was told and went on: the same is not told again."""
+    if told == Hung.__name__:
+        return replace(habits, survived_s=max(habits.survived_s, min(stood_s, policy.survived_s_max)))
+    if told == Slow.__name__:
+        return replace(habits, busy_s=max(habits.busy_s, stood_s))
+    return habits
+
+
+def _verdict(
+    state: PaceState, standing: list[RankPace], was: Standstill, sample: Sample
+) -> tuple[Standstill, Verdict | None]:
+    """What to say at one more look at a standstill."""
+    at, policy = sample.at, state.policy
+    ranks = frozenset(pace.seen.rank for pace in standing)
+    suspected = suspects(sample.ranks, ranks)
+    working = _working(was, suspected, ranks, sample, policy)
+    now = _with_idleness(was, bool(working), sample)
+    floor_s = policy.blind_floor_s if is_blind(tuple(pace.seen for pace in standing)) else 0.0
+    paces = [pace for pace in standing if pace.seen.rank in suspected.ranks] or standing
+    allowed = min((allowance(pace, state, floor_s) for pace in paces), key=lambda found: found.since + found.limit_s)
+    standing_s = at - allowed.since
+    if was.told in _FINAL or standing_s < allowed.limit_s - SLACK_S:
+        return now, None
+    verdict: Verdict | None = None
+    if not working:
+        if _is_idle(now, standing_s, policy):
+            verdict = idle(tuple(sorted(ranks)), suspected, allowed, at, state.whole_job)
+    elif standing_s >= max(policy.busy_limit_s, allowed.limit_s):
+        verdict = busy_too_long(working, allowed, at)
+    elif not was.told and standing_s >= _patience_s(allowed, state):
+        verdict = slow(working, allowed, at)
+    if verdict is None:
+        return now, None
+    return replace(now, told=type(verdict).__name__, told_ranks=verdict.ranks), verdict
+
+
+def _patience_s(allowed: Allowance, state: PaceState) -> float:
+    """How long those at work may take before they are called slow."""
+    policy = state.policy
+    return max(allowed.limit_s + policy.slow_patience_s, policy.survived_factor * state.habits.busy_s)
+
+
+def _working(
+    was: Standstill, suspected: Suspects, standing: frozenset[int], sample: Sample, policy: PacePolicy
+) -> dict[int, str]:
+    """Who is at work, and how that is known; ranks that only wait in a collective are not asked."""
+    before = {rank.rank: rank for rank in was.seen}
+    found = {}
+    for rank in sample.ranks:
+        if rank.rank in suspected.ranks:
+            words = "has begun what it does only now"
+            if rank.rank in standing:
+                words = work(before.get(rank.rank, rank), rank, sample.at - was.at, policy)
+            if words:
+                found[rank.rank] = words
+    if not found and moved_on(was.seen, sample.ranks, standing):
+        found = dict.fromkeys(suspected.ranks or sorted(standing), "goes on through collectives")
+    return found
+
+
+def _with_idleness(was: Standstill, is_working: bool, sample: Sample) -> Standstill:
+    if is_working:
+        return replace(was, seen=sample.ranks, at=sample.at, idle_since=None, idle_looks=0)
+    idle_since = sample.at if was.idle_since is None else was.idle_since
+    return replace(was, seen=sample.ranks, at=sample.at, idle_since=idle_since, idle_looks=was.idle_looks + 1)
+
+
+def _is_idle(now: Standstill, standing_s: float, policy: PacePolicy) -> bool:
+    """Whether nobody has been at work for long enough, and at enough looks."""
+    if now.idle_since is None or now.idle_looks < policy.idle_looks:
+        return False
+    return now.at - now.idle_since >= policy.idle_share * standing_s - SLACK_S

@@ -1,0 +1,80 @@
+"""The sentences about standstills and degradations."""
+
+from __future__ import annotations
+
+from unicron_elastic.detection.allowance import Allowance
+from unicron_elastic.detection.evidence import Suspects
+from unicron_elastic.detection.policy import PacePolicy
+from unicron_elastic.detection.verdicts import Degraded, Hung, Slow, Waiting
+from unicron_elastic.detection.words import duration, sentence, times, verb, who
+
+__all__ = ["busy_too_long", "degraded", "idle", "slow"]
+
+
+def idle(
+    standing: tuple[int, ...], suspected: Suspects, allowed: Allowance, at: float, whole_job: bool
+) -> Hung | Waiting:
+    """Nobody whom the others wait for is at work."""
+    if not whole_job and not suspected.clause:
+        doing = f"{who(standing)} {verb(standing, 'waits', 'wait')} for what is not on this node"
+        return Waiting(
+            at=at,
+            ranks=standing,
+            standing_s=at - allowed.since,
+            expected_s=allowed.expected_s,
+            reason=sentence(f"{doing}: {_no_step(allowed, at)}, and nobody is at work here"),
+        )
+    if not suspected.ranks:
+        return _hung(standing, "all wait in the same collective, and nobody is missing from it", allowed, at)
+    clause = f"{suspected.clause}, " if suspected.clause else ""
+    return _hung(suspected.ranks, f"{clause}{verb(suspected.ranks, 'it is', 'they are')} not at work", allowed, at)
+
+
+def busy_too_long(working: dict[int, str], allowed: Allowance, at: float) -> Hung:
+    """Somebody has been at work, but for so long that nothing will come of it."""
+    return _hung(tuple(sorted(working)), f"too long, although {_work(working)}", allowed, at)
+
+
+def slow(working: dict[int, str], allowed: Allowance, at: float) -> Slow:
+    """Somebody whom the others wait for is at work."""
+    ranks = tuple(sorted(working))
+    words = f"{who(ranks)} {verb(ranks, 'is', 'are')} slow, not hung: {_no_step(allowed, at)}, but {_work(working)}"
+    return Slow(
+        at=at, ranks=ranks, standing_s=at - allowed.since, expected_s=allowed.expected_s, reason=sentence(words)
+    )
+
+
+def degraded(
+    ranks: tuple[int, ...], clause: str, *, factor: float, usual_s: float, at: float, policy: PacePolicy
+) -> Degraded | Slow:
+    """Steps take longer than usual; ``clause`` says how ``ranks`` are known, if they are."""
+    took = f"steps take {duration(factor * usual_s)}, {times(factor)} the usual {duration(usual_s)}"
+    if ranks:
+        reason = sentence(f"{who(ranks)} {verb(ranks, 'holds', 'hold')} the job up: {took}; {clause}")
+    else:
+        reason = sentence(f"the job is slow: {took}; no rank stands out")
+    if factor < policy.hung_factor:
+        return Degraded(at=at, ranks=ranks, factor=factor, usual_s=usual_s, reason=reason)
+    return Slow(at=at, ranks=ranks, standing_s=factor * usual_s, expected_s=usual_s, reason=reason)
+
+
+def _hung(ranks: tuple[int, ...], clause: str, allowed: Allowance, at: float) -> Hung:
+    words = f"{who(ranks)} {verb(ranks, 'hangs', 'hang')}: {_no_step(allowed, at)}; {clause}"
+    return Hung(
+        at=at, ranks=ranks, standing_s=at - allowed.since, expected_s=allowed.expected_s, reason=sentence(words)
+    )
+
+
+def _no_step(allowed: Allowance, at: float) -> str:
+    standing_s = at - allowed.since
+    no_step = f"no step for {duration(standing_s)}"
+    if not allowed.expected_s:
+        return f"{no_step}{allowed.doing}, where {duration(allowed.limit_s)} are allowed"
+    usual = f"the usual {duration(allowed.expected_s)}"
+    return f"{no_step}, {times(standing_s / allowed.expected_s)} {usual}{allowed.doing}"
+
+
+def _work(working: dict[int, str]) -> str:
+    """What those at work were doing; of many, the first tells."""
+    rank, words = next(iter(sorted(working.items())))
+    return f"it {words}" if len(working) == 1 else f"rank {rank} {words}"

@@ -1,0 +1,75 @@
+"""What the detection has to say. Each verdict carries its reason as one sentence; nothing here acts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = ["Degraded", "Hung", "Recovered", "Slow", "Verdict", "Waiting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degraded:
+    """Steps take longer than usual, for some time now. Said once; ``Recovered`` follows."""
+
+    at: float
+    ranks: tuple[int, ...]  # who holds the others up; empty: the job, no rank stands out
+    factor: float  # of the usual step time
+    usual_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """Three times the usual and more, but somebody is at work. Said once; ``Hung`` or ``Recovered`` follows.
+
+    Either step after step takes so long, or one has not ended for minutes beyond its limit.
+    """
+
+    at: float
+    ranks: tuple[int, ...]  # who is at work while the others wait; empty: the job, no rank stands out
+    standing_s: float  # without a step so far, or what each step takes
+    expected_s: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hung:
+    """No step for more than the limit, and nobody is at work: a fault. Said once.
+
+    If ``Recovered`` follows before anybody acted, it was none: the limit has been raised accordingly.
+    """
+
+    at: float
+    ranks: tuple[int, ...]  # who holds the others up; all of them if nobody can be singled out
+    standing_s: float
+    expected_s: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """As ``Hung``, but what is missing is not here: a rank of another node, or the network. Said once.
+
+    Only for a caller that watches a part of the job. No ground to act on by itself: a rank elsewhere may be slow. If
+    every part of the job says this and none says ``Slow`` or ``Hung``, the network is stuck.
+    """
+
+    at: float
+    ranks: tuple[int, ...]  # who waits
+    standing_s: float
+    expected_s: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """What was said last is over: the ranks step again, or their new pace has lasted and is now the usual one."""
+
+    at: float
+    ranks: tuple[int, ...]
+    reason: str
+    is_new_usual: bool = False
+
+
+Verdict: TypeAlias = Degraded | Slow | Hung | Waiting | Recovered

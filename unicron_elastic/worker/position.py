@@ -1,0 +1,69 @@
+"""Tells the agent, when it asks, how far this worker has come in the collectives of its process groups.
+
+A thread of its own answers, so that a main thread that waits in a collective or in a system call need not. It sleeps in
+the kernel until it is asked, and is no ``threading.Thread``, so that a script which counts its threads does not see it.
+A worker that does not answer holds the interpreter, or was stopped: that is an answer, too.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import json
+import sys
+from typing import Any
+
+from unicron_elastic.worker.channel import ChannelClosed, Message
+from unicron_elastic.worker.control import Control
+
+__all__ = ["answer_questions", "position"]
+
+GROUPS_MAX = 256  # in an answer; Megatron makes dozens
+
+
+def answer_questions(control: Control) -> None:
+    """Begins to answer; returns at once."""
+    _thread.start_new_thread(_answer, (control,))
+
+
+def _answer(control: Control) -> None:
+    while True:
+        try:
+            question = control.wait()
+            if "where" in question:
+                control.send({"where": question["where"], "groups": position()})
+        except (ChannelClosed, OSError):
+            return  # the agent is gone, or the script closed our descriptor
+        except Exception:
+            continue  # not a question of ours
+
+
+def position() -> list[Message]:
+    """Of each process group, the whole job's first: its name and how many collectives it has begun and ended.
+
+    The numbers are those of torch's flight recorder, which counts for all back ends; ``ended`` is None without it.
+    """
+    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if distributed is None:
+        return []
+    status = _flight_recorder()
+    found = []
+    for group in list(distributed._world.pg_map)[:GROUPS_MAX]:
+        name = str(group.group_name)
+        recorded = status.get(name)
+        if recorded is not None:
+            begun, ended = int(recorded["last_enqueued_collective"]), int(recorded["last_completed_collective"])
+            found.append({"name": name, "begun": max(begun, 0), "ended": max(ended, 0)})
+        else:
+            with contextlib.suppress(Exception):  # a back end that counts nothing
+                found.append({"name": name, "begun": int(group._get_sequence_number_for_group()), "ended": None})
+    return found
+
+
+def _flight_recorder() -> dict[str, Any]:
+    """What torch recorded of each group, by its name; nothing if it does not record."""
+    with contextlib.suppress(Exception):
+        c10d: Any = sys.modules["torch._C._distributed_c10d"]
+        dump = json.loads(c10d._dump_fr_trace_json(includeCollectives=False, onlyActive=False))
+        return dict(dump.get("pg_status", {}))
+    return {}
