@@ -11,17 +11,16 @@ from unicron_elastic.health.files import read
 
 __all__ = ["Activity", "activity", "cpu_time_s", "threads"]
 
-_PROCESSES_MAX = (
-    64  # descendants looked at: a data loader has some, a worker that forks without end must not hold us up
-)
+# Descendants looked at: a data loader has some, a worker that forks without end must not hold us up.
+_PROCESSES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
     """The states of a worker's threads and of those of its descendants (proc(5), "state")."""
 
-    stopped: bool  # T or t: the worker itself was stopped by a signal or a debugger
-    runnable: bool  # R: some thread runs or waits for a CPU
+    stopped: bool  # T: the worker itself was stopped by a signal
+    runnable: bool  # R: some thread runs or waits for a CPU; t: a debugger holds it, and will let it go
     in_io: bool  # D: some thread waits for a disk, a network file system or a driver
 
 
@@ -41,7 +40,7 @@ def activity(pid: int) -> Activity | None:
     states = set(own)
     for descendant in _descendants(pid):
         states.update(_states(descendant))
-    return Activity(stopped=set(own) <= {"T", "t"}, runnable="R" in states, in_io="D" in states)
+    return Activity(stopped=set(own) == {"T"}, runnable=not states.isdisjoint("Rt"), in_io="D" in states)
 
 
 def _states(pid: int) -> Iterator[str]:
@@ -52,14 +51,14 @@ def _states(pid: int) -> Iterator[str]:
 
 
 def _descendants(pid: int) -> Iterator[int]:
-    waiting, seen = [pid], 0
-    while waiting and seen < _PROCESSES_MAX:
-        parent = waiting.pop()
+    """The nearest first, at most _PROCESSES_MAX."""
+    found = [pid]
+    for parent in found:
+        if parent != pid:
+            yield parent
         for thread in threads(parent):
-            for child in map(int, (read(f"/proc/{parent}/task/{thread}/children") or "").split()):
-                seen += 1
-                waiting.append(child)
-                yield child
+            children = (read(f"/proc/{parent}/task/{thread}/children") or "").split()
+            found += map(int, children[: _PROCESSES_MAX + 1 - len(found)])
 
 
 def threads(pid: int) -> list[str]:

@@ -318,6 +318,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 self._signal(command.local_ranks, signal.SIGKILL)
             case commands.GatherEvidence():
                 self._hangs.gather(command)
+            case commands.Tell():
+                self._reporter.say(command.reason)
             case commands.TellPeers():
                 self._tell_peers(command.reason)
             case commands.WakeAt():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from unicron_elastic.detection.verdicts import Degraded, Hung, Recovered, Verdict
 from unicron_elastic.launcher.evidence import Evidence, Subject, gather
 from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.progress import ProgressWatch
+from unicron_elastic.launcher.progress import ProgressWatch, is_silent
 from unicron_elastic.launcher.slowness import Slowness
 from unicron_elastic.launcher.workers import WorkerProcess
 from unicron_elastic.recovery.commands import GatherEvidence
@@ -47,7 +47,6 @@ class HangWatch:
 
     def gather(self, command: GatherEvidence) -> None:
         """Has the evidence gathered; ``EvidenceGathered`` is posted when it is there."""
-        self._say(command.reason)
         generation = self._generation
         subjects = [
             _subject(rank, worker) for rank, worker in self._workers.items() if worker.local_rank in command.local_ranks
@@ -63,7 +62,7 @@ class HangWatch:
         now = time.monotonic()
         self._post(EvidenceGathered(at=now, report=report, stacks=evidence.stacks, generation=generation))
 
-    def _judged(self, verdict: Verdict, is_certain: bool) -> None:
+    def _judged(self, verdict: Verdict) -> None:
         now = time.monotonic()
         match verdict:
             case Hung():
@@ -72,15 +71,16 @@ class HangWatch:
                     since=verdict.at - verdict.standing_s,
                     local_ranks=tuple(self._workers[rank].local_rank for rank in verdict.ranks),
                     reason=verdict.reason,
-                    is_certain=is_certain,
+                    kind=verdict.kind,
                     generation=self._generation,
                 )
                 self._post(event)
             case Degraded():
                 self._slowness.begins(verdict)
+            case Recovered(was_hung=True):
+                self._post(WorkersGoOn(at=now, reason=verdict.reason, generation=self._generation))
             case Recovered():
                 self._slowness.ends(verdict.reason)
-                self._post(WorkersGoOn(at=now, reason=verdict.reason, generation=self._generation))
             case _:
                 self._say(verdict.reason)
 
@@ -96,6 +96,7 @@ def _subject(rank: int, worker: WorkerProcess) -> Subject:
         local_rank=worker.local_rank,
         pid=worker.pid,
         doing=doing,
-        whereabouts=worker.whereabouts,
+        is_silent=reading is not None and is_silent(worker, reading, time.monotonic()),
+        groups=worker.whereabouts.groups,
         stack_fd=worker.stack_fd,
     )

@@ -6,26 +6,27 @@ and, for workers that are late, /proc and the workers' own word on the collectiv
 
 from __future__ import annotations
 
+import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from unicron_elastic.detection.sample import RankSample, Sample
 from unicron_elastic.detection.state import PaceState
-from unicron_elastic.detection.verdicts import Hung, Verdict
+from unicron_elastic.detection.verdicts import Verdict
 from unicron_elastic.detection.watch import forget, needs_evidence, next_look_at, observe
 from unicron_elastic.launcher.activity import activity, cpu_time_s
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.workers import WorkerProcess
+from unicron_elastic.worker.pulse import PulseReading
 
-__all__ = ["ProgressWatch"]
+__all__ = ["ProgressWatch", "is_silent"]
 
 
 class ProgressWatch:
     """One job's progress on this node. What is usual stays known from one generation to the next."""
 
-    def __init__(self, loop: Loop, on_verdict: Callable[[Verdict, bool], None]) -> None:
-        """``on_verdict`` is told each verdict, and whether it is certain that those who hang will not go on."""
+    def __init__(self, loop: Loop, on_verdict: Callable[[Verdict], None]) -> None:
         self._loop = loop
         self._on_verdict = on_verdict
         self._state = PaceState()
@@ -49,8 +50,15 @@ class ProgressWatch:
         this_round = self._round
         self._loop.call_at(at, lambda: self._look() if this_round == self._round else None)
 
-    def _look(self) -> None:
+    def _look_once_heard(self) -> None:
+        this_round = self._round
+        self._loop.call_soon(lambda: self._look(has_heard=True) if this_round == self._round else None)
+
+    def _look(self, *, has_heard: bool = False) -> None:
         was_late = needs_evidence(self._state)
+        if was_late and not has_heard and any(map(_is_unread, self._workers.values())):
+            self._look_once_heard()  # on a loaded host an answer may be there that this process did not come to read
+            return
         ranks = [_sample(rank, worker, was_late) for rank, worker in self._workers.items() if worker.returncode is None]
         seen = tuple(rank for rank in ranks if rank is not None)
         if not seen or len(seen) != len(ranks):
@@ -63,12 +71,21 @@ class ProgressWatch:
                 worker.ask_whereabouts()
         self._look_at(next_look_at(self._state))
         for verdict in verdicts:
-            self._on_verdict(verdict, _is_certain(verdict, seen))
+            self._on_verdict(verdict)
 
 
-def _is_certain(verdict: Verdict, seen: Sequence[RankSample]) -> bool:
-    """Whether those who hang cannot go on by themselves."""
-    return isinstance(verdict, Hung) and all(rank.stopped for rank in seen if rank.rank in verdict.ranks)
+def is_silent(worker: WorkerProcess, reading: PulseReading, at: float) -> bool:
+    """Whether a worker should have answered by now: it does from its first step on, unless it closed the channel."""
+    return reading.step > 0 and worker.control is not None and worker.whereabouts.is_silent(at)
+
+
+def _is_unread(worker: WorkerProcess) -> bool:
+    """Whether it has said something that was not read yet."""
+    if worker.control is None:
+        return False
+    waiting = select.poll()
+    waiting.register(worker.control.fileno(), select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 def _sample(rank: int, worker: WorkerProcess, is_late: bool) -> RankSample | None:
@@ -93,7 +110,8 @@ def _sample(rank: int, worker: WorkerProcess, is_late: bool) -> RankSample | Non
         stopped=doing.stopped,
         runnable=doing.runnable,
         in_io=doing.in_io,
-        silent=where.is_silent(now),
+        silent=is_silent(worker, reading, now),
         collective=where.begun(now),
         waiting=where.is_waiting(now),
+        uses_gpu=where.uses_gpu,
     )

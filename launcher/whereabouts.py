@@ -25,6 +25,7 @@ class Whereabouts:
     """What a worker answered last, and since when it owes an answer (monotonic seconds; None: it owes none)."""
 
     groups: tuple[GroupPosition, ...] = ()  # the whole job's first
+    uses_gpu: bool = False
     questions: int = 0
     asked_at: float | None = None
 
@@ -32,9 +33,9 @@ class Whereabouts:
         """After one more question."""
         return replace(self, questions=self.questions + 1, asked_at=at)
 
-    def answered(self, groups: tuple[GroupPosition, ...]) -> Whereabouts:
+    def answered(self, groups: tuple[GroupPosition, ...], *, uses_gpu: bool = False) -> Whereabouts:
         """After the answer."""
-        return replace(self, groups=groups, asked_at=None)
+        return replace(self, groups=groups, uses_gpu=uses_gpu, asked_at=None)
 
     def forgotten(self) -> Whereabouts:
         """Without what was answered a while ago; an answer that is owed stays owed."""
@@ -49,10 +50,10 @@ class Whereabouts:
         return None if self.is_silent(at) or not self.groups else self.groups[0].begun
 
     def is_waiting(self, at: float) -> bool | None:
-        """Whether the latest of those has not ended; None if that is not known."""
-        begun = self.begun(at)
-        ended = self.groups[0].ended if self.groups else None
-        return None if begun is None or ended is None else begun > ended
+        """Whether in some group the latest collective has not ended; None if that is not known."""
+        if self.begun(at) is None or any(group.ended is None for group in self.groups):
+            return None
+        return any(group.begun > group.ended for group in self.groups if group.ended is not None)
 
 
 def parse_groups(message: Mapping[str, Any]) -> tuple[GroupPosition, ...]:

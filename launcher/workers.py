@@ -84,7 +84,7 @@ class WorkerProcess:
         """Its answer. Raises ValueError if it is none."""
         groups = parse_groups(message)
         if message.get("where") == self.whereabouts.questions:
-            self.whereabouts = self.whereabouts.answered(groups)
+            self.whereabouts = self.whereabouts.answered(groups, uses_gpu=bool(message.get("uses_gpu")))
 
     def release(self) -> None:
         """Gives back the channel and the page."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any, TypeVar
 
-from unicron_elastic.faults import Failure
+from unicron_elastic.faults import Failure, HangKind
 from unicron_elastic.incident import Incident
 from unicron_elastic.recovery.commands import Command, RecordIncident, StartWorkers
 from unicron_elastic.recovery.events import (
@@ -29,6 +29,7 @@ GLOO_CLOSED = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.
 KILLED, TERMINATED, CRASHED = -int(signal.SIGKILL), -int(signal.SIGTERM), -int(signal.SIGSEGV)
 FIRST_RANK = 4  # of this node, so that a rank is never mistaken for a local rank
 HANGS = "rank 5 hangs: no step for 100 ms, 5x the usual 20 ms; it is not at work."
+GO_ON = "rank 5 goes on after 2.1 s."
 PEERS_FAULT = "node n2 is gone."
 
 _C = TypeVar("_C")
@@ -123,7 +124,11 @@ class Job:
         return self.feed(MembershipChanged(at=self._at(at), nodes_waiting=nodes_waiting, generation=generation))
 
     def hung(
-        self, *local_ranks: int, is_certain: bool = True, at: float | None = None, generation: int | None = None
+        self,
+        *local_ranks: int,
+        kind: HangKind = HangKind.STOPPED,
+        at: float | None = None,
+        generation: int | None = None,
     ) -> list[Command]:
         at = self._at(at)
         event = WorkersHung(
@@ -131,13 +136,13 @@ class Job:
             since=at - 0.1,
             local_ranks=local_ranks,
             reason=HANGS,
-            is_certain=is_certain,
+            kind=kind,
             generation=generation,
         )
         return self.feed(event)
 
     def goes_on(self, *, generation: int | None = None) -> list[Command]:
-        return self.feed(WorkersGoOn(at=self._at(None), reason="they go on.", generation=generation))
+        return self.feed(WorkersGoOn(at=self._at(None), reason=GO_ON, generation=generation))
 
     def evidence(self, *local_ranks: int, at: float | None = None, generation: int | None = None) -> list[Command]:
         stacks = tuple((local_rank, f"stack of {local_rank}") for local_rank in local_ranks)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from scenario import HANGS, KILLED, TERMINATED, Job, none, only
+from scenario import GO_ON, HANGS, KILLED, TERMINATED, Job, none, only
 
+from unicron_elastic.faults import HangKind
 from unicron_elastic.recovery.commands import (
     Command,
     FinishJob,
@@ -13,6 +14,7 @@ from unicron_elastic.recovery.commands import (
     RecordIncident,
     StartWorkers,
     StopWorkers,
+    Tell,
     TellPeers,
     WakeAt,
 )
@@ -35,7 +37,8 @@ def test_nothing_is_killed_before_there_is_evidence() -> None:
     gather = only(commands, GatherEvidence)
     assert (gather.local_ranks, gather.reason) == ((0, 1), HANGS)
     assert none(commands, StopWorkers, KillWorkers, TellPeers)
-    assert wakes(commands) == [203.0, 200.0]
+    assert only(commands, Tell).reason == HANGS
+    assert wakes(commands) == [203.0]
     assert none(job.time(200.0), StopWorkers, KillWorkers)
 
     commands = job.evidence(0, 1, at=200.4)
@@ -68,32 +71,79 @@ def test_evidence_is_not_waited_for_for_ever() -> None:
     assert (incident.evidence, incident.stack) == ("/logs/evidence.txt", None)
 
 
-def test_what_may_be_a_wait_for_data_has_to_last() -> None:
+@pytest.mark.parametrize(("kind", "act_at"), [(HangKind.DEADLOCKED, 230.0), (HangKind.AWAITED, 500.0)])
+def test_what_may_end_by_itself_has_to_last(kind: HangKind, act_at: float) -> None:
     job = started(hang_patience_s=30.0)
-    assert 230.0 in wakes(job.hung(1, at=200.0, is_certain=False))
+    assert act_at in wakes(job.hung(1, at=200.0, kind=kind))
     assert job.evidence(1, at=200.4) == []
     assert job.time(203.0) == []
-    assert only(job.time(230.0), KillWorkers).local_ranks == (1,)
+    assert job.time(205.0) == [Tell(reason=HANGS)]
+    assert job.time(act_at - 0.1) == []
+    commands = job.time(act_at)
+    assert only(commands, KillWorkers).local_ranks == (1,)
+    assert only(commands, StopWorkers).reason == f"Nothing has moved for {act_at - 199.9:.0f} s: all workers stop."
+
+
+def test_with_little_patience_it_is_told_when_it_is_acted_upon() -> None:
+    job = started(hang_patience_s=1.0)
+    job.hung(1, at=200.0, kind=HangKind.DEADLOCKED)
+    job.evidence(1, at=200.4)
+    commands = job.time(201.0)
+    assert isinstance(commands[0], Tell)
+    only(commands, KillWorkers)
+
+
+def test_who_keeps_nobody_waiting_is_never_killed() -> None:
+    job = started()
+    job.hung(1, at=200.0, kind=HangKind.UNCLEAR)
+    job.evidence(1, at=200.4)
+    assert job.time(259.0) == []
+    assert job.time(260.0) == [Tell(reason=HANGS)]
+    assert job.time(90_000.0) == []
+    assert job.state.incidents == 0
+
+
+def test_a_hang_that_gets_surer_is_answered_accordingly() -> None:
+    job = started()
+    job.hung(1, at=200.0, kind=HangKind.UNCLEAR)
+    job.evidence(0, 1, at=200.4)
+    commands = job.hung(1, at=201.0, kind=HangKind.AWAITED)
+    assert none(commands, GatherEvidence)  # it is there
+    assert wakes(commands) == [204.0, 206.0, 501.0]
+    assert job.hung(1, at=202.0, kind=HangKind.UNCLEAR) == []
+    commands = job.hung(1, at=203.0)
+    assert only(commands, Tell).reason == HANGS
+    only(job.time(203.0), KillWorkers)
+    job.exited(1, KILLED)
+    incident = only(job.exited(0, TERMINATED), RecordIncident).incident
+    assert (incident.noticed_at, incident.evidence) == (200.0, "/logs/evidence.txt")
 
 
 def test_who_goes_on_is_let_go() -> None:
     job = started()
-    job.hung(1, at=200.0, is_certain=False)
+    job.hung(1, at=200.0, kind=HangKind.AWAITED)
     job.evidence(1, at=200.4)
-    assert job.goes_on() == []
+    assert job.goes_on() == []  # nobody had heard of it
     assert job.time(230.0) == []
     assert job.state.incidents == 0
-    assert none(job.hung(1, at=240.0), RecordIncident)  # and may be said to hang again
-    assert job.state.hang is not None
+    job.hung(1, at=240.0, kind=HangKind.AWAITED)
+    job.time(245.0)
+    assert job.goes_on() == [Tell(reason=GO_ON)]
+    assert job.state.hang is None
 
 
 def test_a_hang_that_is_only_observed_is_recorded() -> None:
     job = started(acts_on_hangs=False)
-    job.hung(1, at=200.0, is_certain=False)
-    incident = only(job.evidence(1, at=200.4), RecordIncident).incident
+    job.hung(1, at=200.0, kind=HangKind.AWAITED)
+    assert none(job.evidence(1, at=200.4), RecordIncident)
+    commands = job.time(205.0)
+    assert only(commands, Tell).reason == HANGS
+    incident = only(commands, RecordIncident).incident
     assert (incident.action, incident.decision) == ("observe", "Nothing was done: --unicron-on-hang is observe.")
     assert (incident.evidence, incident.noticed_at) == ("/logs/evidence.txt", 200.0)
     assert job.state.phase is Phase.RUNNING
+    assert job.time(900.0) == []
+    assert job.goes_on() == [Tell(reason=GO_ON)]
     job.exited(1, KILLED)
     job.exited(0, TERMINATED)
     assert [record.number for record in job.records()] == [1, 2]
@@ -110,7 +160,7 @@ def test_all_who_hang_are_one_fault() -> None:
 
 def test_another_fault_meanwhile_takes_those_who_hang_along() -> None:
     job = started(workers=3)
-    job.hung(1, is_certain=False)
+    job.hung(1, kind=HangKind.AWAITED)
     commands = job.exited(2, KILLED)
     assert only(commands, StopWorkers).local_ranks == (0, 1)
     assert only(commands, KillWorkers).local_ranks == (1,)
@@ -119,22 +169,22 @@ def test_another_fault_meanwhile_takes_those_who_hang_along() -> None:
 
 def test_a_peers_fault_takes_them_along_too() -> None:
     job = started()
-    job.hung(1, is_certain=False)
+    job.hung(1, kind=HangKind.AWAITED)
     assert only(job.peer_failed(), KillWorkers).local_ranks == (1,)
 
 
 @pytest.mark.parametrize("code", [0, KILLED])
 def test_who_ended_meanwhile_does_not_hang(code: int) -> None:
     job = started()
-    job.hung(1, is_certain=False)
+    job.hung(1, kind=HangKind.AWAITED)
     job.exited(1, code)
     assert none(job.evidence(1), KillWorkers)
-    assert none(job.time(300.0), GatherEvidence)
+    assert none(job.time(600.0), GatherEvidence)
 
 
 def test_the_end_of_all_is_the_end_of_the_hang() -> None:
     job = started()
-    job.hung(1, is_certain=False)
+    job.hung(1, kind=HangKind.AWAITED)
     job.exited(1)
     only(job.exited(0), FinishJob)
     assert job.state.hang is None
@@ -150,5 +200,5 @@ def test_nobody_hangs_who_does_not_run() -> None:
 
 def test_it_is_told_once() -> None:
     job = started()
-    job.hung(1, is_certain=False)
-    assert job.hung(0) == []
+    job.hung(1, kind=HangKind.AWAITED)
+    assert job.hung(0, kind=HangKind.AWAITED) == []

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenario import CRASHED, GLOO_CLOSED, KILLED, TERMINATED, Job
 
+from unicron_elastic.faults import HangKind
 from unicron_elastic.recovery.commands import (
     Command,
     FailJob,
@@ -30,8 +31,8 @@ HAPPENINGS = st.one_of(
     st.tuples(st.just("stepped"), LOCAL, AGO),
     st.tuples(st.just("peer"), AGO),
     st.tuples(st.just("membership"), AGO),
-    st.tuples(st.just("time"), st.sampled_from([0.0, 1.0, 6.0, 31.0])),
-    st.tuples(st.just("hung"), LOCAL, st.booleans(), AGO),
+    st.tuples(st.just("time"), st.sampled_from([0.0, 1.0, 6.0, 31.0, 301.0])),
+    st.tuples(st.just("hung"), LOCAL, st.sampled_from(HangKind), AGO),
     st.tuples(st.just("goes on"), AGO),
     st.tuples(st.just("evidence"), LOCAL, AGO),
     st.tuples(st.just("end all"), st.sampled_from(CODES)),
@@ -91,8 +92,8 @@ class Watched(Job):
 
     def _happen_about_hang(self, happening: tuple[Any, ...]) -> None:
         match happening:
-            case ("hung", local, is_certain, ago):
-                self.hung(local, is_certain=is_certain, generation=self._ago(ago))
+            case ("hung", local, kind, ago):
+                self.hung(local, kind=kind, generation=self._ago(ago))
             case ("goes on", ago):
                 self.goes_on(generation=self._ago(ago))
             case ("evidence", local, ago):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unicron_elastic.detection.policy import PacePolicy
-from unicron_elastic.detection.sample import RankSample
+from unicron_elastic.detection.sample import RankSample, Sample
+from unicron_elastic.faults import HangKind
 
-__all__ = ["Suspects", "is_blind", "moved_on", "suspects", "work"]
+__all__ = ["Suspects", "hang_kind", "is_blind", "moved_on", "suspects", "work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,17 @@ def work(before: RankSample, now: RankSample, elapsed_s: float, policy: PacePoli
     if now.gpu_utilisation is not None and now.gpu_utilisation >= policy.busy_gpu_share:
         return f"used {now.gpu_utilisation:.0%} of its GPU"
     return ""
+
+
+def hang_kind(sample: Sample, hung: tuple[int, ...], whole_job: bool) -> HangKind:
+    """How sure it is that ``hung`` will not go on."""
+    if all(rank.stopped for rank in sample.ranks if rank.rank in hung):
+        return HangKind.STOPPED
+    if whole_job and len(sample.ranks) > 1 and all(rank.waiting and not rank.uses_gpu for rank in sample.ranks):
+        return HangKind.DEADLOCKED
+    if any(rank.waiting for rank in sample.ranks):
+        return HangKind.AWAITED
+    return HangKind.UNCLEAR
 
 
 def moved_on(before: tuple[RankSample, ...], now: tuple[RankSample, ...], standing: frozenset[int]) -> bool:

@@ -33,6 +33,7 @@ class RankSample:
     silent: bool = False  # asked which collectives it has begun, it does not answer: its interpreter does not run
     runnable: bool | None = None  # some thread of the worker runs or waits for a CPU (state R)
     in_io: bool | None = None  # some thread waits for a disk, a network file system or a driver (state D)
+    uses_gpu: bool = False  # then a collective may wait for a long computation
     gpu_utilisation: float | None = None  # 0 to 1
 
 

@@ -14,9 +14,10 @@ from unicron_elastic.detection.evidence import Suspects, is_blind, moved_on, sus
 from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import RankSample, Sample
 from unicron_elastic.detection.state import Habits, PaceState, RankPace, Standstill
-from unicron_elastic.detection.telling import busy_too_long, idle, slow
+from unicron_elastic.detection.telling import at_work_again, idle, slow
 from unicron_elastic.detection.verdicts import Hung, Recovered, Slow, Verdict, Waiting
 from unicron_elastic.detection.words import duration, sentence, verb, who
+from unicron_elastic.faults import HangKind
 
 __all__ = ["SLACK_S", "judged", "look_s", "suspected_at"]
 
@@ -72,7 +73,8 @@ def _ended(state: PaceState, was: Standstill, sample: Sample) -> tuple[PaceState
     stood_s = max(_stood_s(before.get(rank), here[rank], sample.at) for rank in ranks)
     habits = _after(state.habits, was.told, stood_s, state.policy)
     reason = sentence(f"{who(ranks)} {verb(ranks, 'goes', 'go')} on after {duration(stood_s)}")
-    return replace(state, habits=habits), [Recovered(at=sample.at, ranks=ranks, reason=reason)]
+    was_hung = was.told == Hung.__name__
+    return replace(state, habits=habits), [Recovered(at=sample.at, ranks=ranks, reason=reason, was_hung=was_hung)]
 
 
 def _stood_s(before: RankSample | None, now: RankSample, at: float) -> float:
@@ -105,19 +107,29 @@ def _verdict(
     paces = [pace for pace in standing if pace.seen.rank in suspected.ranks] or standing
     allowed = min((allowance(pace, state, floor_s) for pace in paces), key=lambda found: found.since + found.limit_s)
     standing_s = at - allowed.since
+    if was.told == Hung.__name__ and not working.keys().isdisjoint(was.told_ranks):
+        return replace(now, told=""), at_work_again(was.told_ranks, working, standing_s, at)
+    if was.told == Hung.__name__:
+        return _surer(now, idle(tuple(sorted(ranks)), suspected, allowed, sample, state.whole_job))
     if was.told in _FINAL or standing_s < allowed.limit_s - SLACK_S:
         return now, None
     verdict: Verdict | None = None
     if not working:
         if _is_idle(now, standing_s, policy):
-            verdict = idle(tuple(sorted(ranks)), suspected, allowed, at, state.whole_job)
-    elif standing_s >= max(policy.busy_limit_s, allowed.limit_s):
-        verdict = busy_too_long(working, allowed, at)
+            verdict = idle(tuple(sorted(ranks)), suspected, allowed, sample, state.whole_job)
     elif not was.told and standing_s >= _patience_s(allowed, state):
         verdict = slow(working, allowed, at)
     if verdict is None:
         return now, None
-    return replace(now, told=type(verdict).__name__, told_ranks=verdict.ranks), verdict
+    kind = verdict.kind if isinstance(verdict, Hung) else HangKind.UNCLEAR
+    return replace(now, told=type(verdict).__name__, told_ranks=verdict.ranks, told_kind=kind), verdict
+
+
+def _surer(told: Standstill, verdict: Verdict) -> tuple[Standstill, Verdict | None]:
+    """A hang is told again if it is surer now, as when the others have come to the collective in which they wait."""
+    if not isinstance(verdict, Hung) or verdict.kind <= told.told_kind:
+        return told, None
+    return replace(told, told_ranks=verdict.ranks, told_kind=verdict.kind), verdict
 
 
 def _patience_s(allowed: Allowance, state: PaceState) -> float:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import RankSample
 from unicron_elastic.detection.tempo import NOTHING, Tempo
+from unicron_elastic.faults import HangKind
 
 __all__ = ["Degradation", "Habits", "Occasion", "PaceState", "RankPace", "Signals", "Standstill"]
 
@@ -56,6 +57,7 @@ class Standstill:
     idle_since: float | None = None  # the look since which nobody was at work
     idle_looks: int = 0
     told: str = ""  # the name of the gravest verdict that was given
+    told_kind: HangKind = HangKind.UNCLEAR  # of a hang
     told_ranks: tuple[int, ...] = ()
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from unicron_elastic.detection.allowance import Allowance
-from unicron_elastic.detection.evidence import Suspects
+from unicron_elastic.detection.evidence import Suspects, hang_kind
 from unicron_elastic.detection.policy import PacePolicy
-from unicron_elastic.detection.verdicts import Degraded, Hung, Slow, Waiting
+from unicron_elastic.detection.sample import Sample
+from unicron_elastic.detection.verdicts import Degraded, Hung, Recovered, Slow, Waiting
 from unicron_elastic.detection.words import duration, sentence, times, verb, who
+from unicron_elastic.faults import HangKind
 
-__all__ = ["busy_too_long", "degraded", "idle", "slow"]
+__all__ = ["at_work_again", "degraded", "idle", "slow"]
 
 
 def idle(
-    standing: tuple[int, ...], suspected: Suspects, allowed: Allowance, at: float, whole_job: bool
+    standing: tuple[int, ...], suspected: Suspects, allowed: Allowance, sample: Sample, whole_job: bool
 ) -> Hung | Waiting:
     """Nobody whom the others wait for is at work."""
+    at = sample.at
     if not whole_job and not suspected.clause:
         doing = f"{who(standing)} {verb(standing, 'waits', 'wait')} for what is not on this node"
         return Waiting(
@@ -25,14 +28,11 @@ def idle(
             reason=sentence(f"{doing}: {_no_step(allowed, at)}, and nobody is at work here"),
         )
     if not suspected.ranks:
-        return _hung(standing, "all wait in the same collective, and nobody is missing from it", allowed, at)
+        clause = "all wait in the same collective, and nobody is missing from it"
+        return _hung(standing, clause, allowed, hang_kind(sample, standing, whole_job), at)
     clause = f"{suspected.clause}, " if suspected.clause else ""
-    return _hung(suspected.ranks, f"{clause}{verb(suspected.ranks, 'it is', 'they are')} not at work", allowed, at)
-
-
-def busy_too_long(working: dict[int, str], allowed: Allowance, at: float) -> Hung:
-    """Somebody has been at work, but for so long that nothing will come of it."""
-    return _hung(tuple(sorted(working)), f"too long, although {_work(working)}", allowed, at)
+    clause += f"{verb(suspected.ranks, 'it is', 'they are')} not at work"
+    return _hung(suspected.ranks, clause, allowed, hang_kind(sample, suspected.ranks, whole_job), at)
 
 
 def slow(working: dict[int, str], allowed: Allowance, at: float) -> Slow:
@@ -58,10 +58,21 @@ def degraded(
     return Slow(at=at, ranks=ranks, standing_s=factor * usual_s, expected_s=usual_s, reason=reason)
 
 
-def _hung(ranks: tuple[int, ...], clause: str, allowed: Allowance, at: float) -> Hung:
+def at_work_again(ranks: tuple[int, ...], working: dict[int, str], standing_s: float, at: float) -> Recovered:
+    """Those who were said to hang do something."""
+    words = f"{who(ranks)} {verb(ranks, 'is', 'are')} at work again after {duration(standing_s)}: {_work(working)}"
+    return Recovered(at=at, ranks=ranks, reason=sentence(words), was_hung=True)
+
+
+def _hung(ranks: tuple[int, ...], clause: str, allowed: Allowance, kind: HangKind, at: float) -> Hung:
     words = f"{who(ranks)} {verb(ranks, 'hangs', 'hang')}: {_no_step(allowed, at)}; {clause}"
     return Hung(
-        at=at, ranks=ranks, standing_s=at - allowed.since, expected_s=allowed.expected_s, reason=sentence(words)
+        at=at,
+        ranks=ranks,
+        kind=kind,
+        standing_s=at - allowed.since,
+        expected_s=allowed.expected_s,
+        reason=sentence(words),
     )
 
 

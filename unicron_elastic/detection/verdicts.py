@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from unicron_elastic.faults import HangKind
+
 __all__ = ["Degraded", "Hung", "Recovered", "Slow", "Verdict", "Waiting"]
 
 
@@ -35,13 +37,14 @@ class Slow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hung:
-    """No step for more than the limit, and nobody is at work: a fault. Said once.
+    """No step for more than the limit, and nobody is at work: a fault. Said once, and again if it gets surer.
 
-    If ``Recovered`` follows before anybody acted, it was none: the limit has been raised accordingly.
+    If ``Recovered`` follows before anybody acted, it was none: they step again, or are at work again.
     """
 
     at: float
     ranks: tuple[int, ...]  # who holds the others up; all of them if nobody can be singled out
+    kind: HangKind
     standing_s: float
     expected_s: float | None
     reason: str
@@ -64,12 +67,13 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What was said last is over: the ranks step again, or their new pace has lasted and is now the usual one."""
+    """What was said last is over: the ranks step or work again, or their pace has lasted and is now the usual one."""
 
     at: float
     ranks: tuple[int, ...]
     reason: str
     is_new_usual: bool = False
+    was_hung: bool = False  # what was said last is ``Hung``
 
 
 Verdict: TypeAlias = Degraded | Slow | Hung | Waiting | Recovered

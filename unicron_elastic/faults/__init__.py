@@ -6,6 +6,17 @@ Pure: no sockets, processes, threads, clocks or torch.
 from unicron_elastic.faults.classify import classify
 from unicron_elastic.faults.root_cause import RootCause, root_cause
 from unicron_elastic.faults.signature import signature
-from unicron_elastic.faults.vocabulary import SEVERITY_OF, Failure, Fault, Severity, Status
+from unicron_elastic.faults.vocabulary import SEVERITY_OF, Failure, Fault, HangKind, Severity, Status
 
-__all__ = ["SEVERITY_OF", "Failure", "Fault", "RootCause", "Severity", "Status", "classify", "root_cause", "signature"]
+__all__ = [
+    "SEVERITY_OF",
+    "Failure",
+    "Fault",
+    "HangKind",
+    "RootCause",
+    "Severity",
+    "Status",
+    "classify",
+    "root_cause",
+    "signature",
+]

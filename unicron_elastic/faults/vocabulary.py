@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from types import MappingProxyType
 
-__all__ = ["SEVERITY_OF", "Failure", "Fault", "Severity", "Status"]
+__all__ = ["SEVERITY_OF", "Failure", "Fault", "HangKind", "Severity", "Status"]
 
 
 class Severity(IntEnum):
@@ -89,6 +89,15 @@ SEVERITY_OF: Mapping[Status, Severity] = MappingProxyType(
         Status.STOPPED_BY_REQUEST: Severity.SEV2,
     }
 )
+
+
+class HangKind(IntEnum):
+    """How sure it is that workers which make no step, and do not work, will not go on by themselves: 3 is sure."""
+
+    UNCLEAR = 0  # nobody waits for them in a collective: perhaps training is over, and something is uploaded
+    AWAITED = 1  # others wait for them in a collective; they may themselves wait, for data
+    DEADLOCKED = 2  # all ranks of the job wait in collectives: only the network can still move
+    STOPPED = 3  # by a signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ __all__ = [
     "RecordIncident",
     "StartWorkers",
     "StopWorkers",
+    "Tell",
     "TellPeers",
     "WakeAt",
 ]
@@ -77,6 +78,13 @@ class RecordIncident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Let people know."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TellPeers:
     """Let the job's other nodes know of a fault here, so that nobody waits in a collective for a dead rank."""
 
@@ -95,6 +103,7 @@ Command: TypeAlias = (
     | KillWorkers
     | GatherEvidence
     | StartWorkers
+    | Tell
     | TellPeers
     | FinishJob
     | FailJob

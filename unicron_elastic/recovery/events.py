@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from unicron_elastic.faults import Failure
+from unicron_elastic.faults import Failure, HangKind
 
 __all__ = [
     "Event",
@@ -77,22 +77,19 @@ class FirstStepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersHung:
-    """The statistics of the job's pace say that these workers hang. ``since`` is when they last stepped.
-
-    ``is_certain`` if they cannot go on by themselves, because they are stopped; others may yet wait for something.
-    """
+    """The statistics of the job's pace say that these workers hang. ``since`` is when they last stepped."""
 
     at: float
     since: float
     local_ranks: tuple[int, ...]
     reason: str
-    is_certain: bool = False
+    kind: HangKind
     generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersGoOn:
-    """Workers that were said to hang step again."""
+    """Workers that were said to hang step or work again."""
 
     at: float
     reason: str

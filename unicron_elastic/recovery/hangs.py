@@ -4,34 +4,85 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unicron_elastic.faults import SEVERITY_OF, Failure, Fault, Status
-from unicron_elastic.recovery.commands import Command, GatherEvidence, KillWorkers, RecordIncident, WakeAt
-from unicron_elastic.recovery.events import WorkersHung
+from unicron_elastic.faults import SEVERITY_OF, Failure, Fault, HangKind, Status
+from unicron_elastic.recovery.commands import Command, GatherEvidence, KillWorkers, RecordIncident, Tell, WakeAt
+from unicron_elastic.recovery.events import WorkersGoOn, WorkersHung
+from unicron_elastic.recovery.policy import Policy
 from unicron_elastic.recovery.records import open_incident
 from unicron_elastic.recovery.state import Hang, JobState, Phase
 
-__all__ = ["METHOD", "hang_fault", "kill_hung", "observed", "why_act", "workers_hung"]
+__all__ = [
+    "METHOD",
+    "hang_fault",
+    "kill_hung",
+    "observed",
+    "told_if_due",
+    "why_act",
+    "workers_go_on",
+    "workers_hung",
+]
 
 METHOD = "online statistics"
+DATA_FACTOR = 10.0  # so much longer may workers make others wait that may themselves wait, for data
 
 
 def workers_hung(state: JobState, event: WorkersHung) -> tuple[JobState, list[Command]]:
-    """Asks for evidence at once; nothing is done before it is there, or its time is up, and the hang has lasted."""
+    """Asks for evidence at once. People hear of it, and something is done, when it is sure or has lasted."""
     running = tuple(worker.local_rank for worker in state.running)
     hung = tuple(local_rank for local_rank in event.local_ranks if local_rank in running)
-    if state.phase is not Phase.RUNNING or state.hang is not None or not hung:
+    before = state.hang
+    if state.phase is not Phase.RUNNING or not hung or (before is not None and event.kind <= before.kind):
         return state, []
-    policy = state.policy
     hang = Hang(
-        at=event.at,
+        at=event.at if before is None else before.at,
         since=event.since,
         local_ranks=hung,
         reason=event.reason,
-        evidence_at=event.at + policy.evidence_timeout_s,
-        act_at=event.at if event.is_certain or not policy.acts_on_hangs else event.at + policy.hang_patience_s,
+        kind=event.kind,
+        tell_at=event.at + _tell_after_s(state.policy, event.kind),
+        act_at=_act_at(state.policy, event),
+        evidence_at=event.at + state.policy.evidence_timeout_s,
+        is_told=before is not None and before.is_told,
+        evidence=None if before is None else before.evidence,
     )
-    gather = GatherEvidence(local_ranks=running, reason=event.reason)
-    return replace(state, hang=hang), [gather, WakeAt(at=hang.evidence_at), WakeAt(at=hang.act_at)]
+    times = sorted({hang.tell_at, hang.evidence_at, hang.act_at or 0.0})
+    commands: list[Command] = [WakeAt(at=at) for at in times if at > event.at]
+    if before is None:
+        commands.insert(0, GatherEvidence(local_ranks=running, reason=event.reason))
+    state, told = told_if_due(replace(state, hang=hang), event.at)
+    return state, [*told, *commands]
+
+
+def _tell_after_s(policy: Policy, kind: HangKind) -> float:
+    if kind is HangKind.STOPPED:
+        return 0.0
+    return policy.idle_tell_s if kind is HangKind.UNCLEAR else min(policy.hang_tell_s, policy.hang_patience_s)
+
+
+def _act_at(policy: Policy, event: WorkersHung) -> float | None:
+    """Nothing healthy may be killed: the less sure it is that workers will not go on, the longer they have."""
+    if not policy.acts_on_hangs and event.kind is not HangKind.UNCLEAR:
+        return event.at + _tell_after_s(policy, event.kind)  # to record it is all there is to do
+    patience_s = {
+        HangKind.STOPPED: 0.0,
+        HangKind.DEADLOCKED: policy.hang_patience_s,
+        HangKind.AWAITED: DATA_FACTOR * policy.hang_patience_s,
+    }.get(event.kind)
+    return None if patience_s is None else event.at + patience_s
+
+
+def told_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Says what hangs, once it is time."""
+    hang = state.hang
+    if hang is None or hang.is_told or at < hang.tell_at:
+        return state, []
+    return replace(state, hang=replace(hang, is_told=True)), [Tell(reason=hang.reason)]
+
+
+def workers_go_on(state: JobState, event: WorkersGoOn) -> tuple[JobState, list[Command]]:
+    """It was none. Who has heard of it hears that, too."""
+    commands: list[Command] = [Tell(reason=event.reason)] if state.hang is not None and state.hang.is_told else []
+    return replace(state, hang=None), commands
 
 
 def hang_fault(state: JobState, hang: Hang) -> Fault | None:
@@ -58,7 +109,7 @@ def hang_fault(state: JobState, hang: Hang) -> Fault | None:
 
 def why_act(hang: Hang, at: float) -> str:
     """Why all workers are stopped now, as a sentence; that and how some hang was said when it was noticed."""
-    if hang.act_at == hang.at:
+    if hang.kind is HangKind.STOPPED:
         return "A stopped process does not go on by itself: all workers stop."
     return f"Nothing has moved for {at - hang.since:.0f} s: all workers stop."
 
@@ -77,9 +128,11 @@ def kill_hung(state: JobState) -> tuple[JobState, list[Command]]:
     return state, [KillWorkers(local_ranks=hung, reason=f"{who} may not hear SIGTERM: SIGKILL at once.")]
 
 
-def observed(state: JobState, fault: Fault, hang: Hang) -> tuple[JobState, list[Command]]:
+def observed(state: JobState, fault: Fault) -> tuple[JobState, list[Command]]:
     """Records the hang and lets it be."""
-    state, superseded = open_incident(replace(state, hang=None), fault, hang.at, METHOD)
+    hang = state.hang
+    assert hang is not None
+    state, superseded = open_incident(replace(state, hang=replace(hang, act_at=None)), fault, hang.at, METHOD)
     assert state.incident is not None
     incident = replace(
         state.incident,

@@ -40,7 +40,16 @@ from unicron_elastic.recovery.events import (
     WorkersHung,
     WorkersStarted,
 )
-from unicron_elastic.recovery.hangs import METHOD, hang_fault, kill_hung, observed, why_act, workers_hung
+from unicron_elastic.recovery.hangs import (
+    METHOD,
+    hang_fault,
+    kill_hung,
+    observed,
+    told_if_due,
+    why_act,
+    workers_go_on,
+    workers_hung,
+)
 from unicron_elastic.recovery.policy import count_repeats, judge, restarts_after_progress, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Phase, Worker
@@ -64,7 +73,7 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
         case WorkersHung():
             return workers_hung(state, event)
         case WorkersGoOn():
-            return replace(state, hang=None), []
+            return workers_go_on(state, event)
         case EvidenceGathered():
             return _evidence_gathered(state, event)
         case PeerFailed():
@@ -244,19 +253,22 @@ def _evidence_gathered(state: JobState, event: EvidenceGathered) -> tuple[JobSta
 
 
 def _act_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
-    """Acts on a hang that has lasted, with the evidence on it, or without if that took too long."""
+    """Tells of a hang and acts on it when that is due, with the evidence, or without if that took too long."""
     hang = state.hang
-    if hang is None or not hang.is_due(at):
-        return state, []
-    fault = hang_fault(state, hang)
-    if fault is None:  # they have ended well meanwhile
+    fault = None if hang is None else hang_fault(state, hang)
+    if hang is None or fault is None:  # or they have ended meanwhile
         return replace(state, hang=None), []
+    state, commands = told_if_due(state, at)
+    if not hang.is_due(at):
+        return state, commands
     if not state.policy.acts_on_hangs:
-        return observed(state, fault, hang)
-    state, commands = _fault_noticed(state, fault, at, METHOD, why_act(hang, at))
+        state, more = observed(state, fault)
+        return state, commands + more
+    state, more = _fault_noticed(state, fault, at, METHOD, why_act(hang, at))
     assert state.incident is not None
     report = None if hang.evidence is None else hang.evidence.report
-    return replace(state, incident=replace(state.incident, noticed_at=hang.at, evidence=report)), commands
+    state = replace(state, incident=replace(state.incident, noticed_at=hang.at, evidence=report))
+    return state, commands + more
 
 
 def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Command]]:

@@ -25,7 +25,9 @@ class Policy:
     reset_after_steps: int = 0  # 0: the count of restarts is never reset
     no_restart_exit_codes: frozenset[int] = frozenset({DO_NOT_RESTART_EXIT_CODE})
     acts_on_hangs: bool = True  # False: they are told and recorded, and nothing is done
-    hang_patience_s: float = 30.0  # how long a hang must last that may be a long wait for data
+    hang_patience_s: float = 30.0  # how long a deadlock must last; ten times as long what may be a wait for data
+    hang_tell_s: float = 5.0  # how long a hang lasts of which people hear, if it may end by itself
+    idle_tell_s: float = 60.0  # the same, if nobody waits for who hangs
     evidence_timeout_s: float = 3.0  # how long the evidence on a hang is waited for
 
 

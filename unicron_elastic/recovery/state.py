@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from unicron_elastic.faults import Failure, Fault
+from unicron_elastic.faults import Failure, Fault, HangKind
 from unicron_elastic.incident import Incident
 from unicron_elastic.recovery.events import EvidenceGathered
 from unicron_elastic.recovery.policy import Policy, Repeats
@@ -45,13 +45,17 @@ class Hang:
     since: float
     local_ranks: tuple[int, ...]
     reason: str
+    kind: HangKind
+    tell_at: float
+    act_at: float | None  # None: never
     evidence_at: float  # when it is no longer waited for
-    act_at: float
+    is_told: bool = False
     evidence: EvidenceGathered | None = None
 
     def is_due(self, at: float) -> bool:
         """Whether it is time to act."""
-        return at >= self.act_at and (self.evidence is not None or at >= self.evidence_at)
+        has_evidence = self.evidence is not None or at >= self.evidence_at
+        return self.act_at is not None and at >= self.act_at and has_evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

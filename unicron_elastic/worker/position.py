@@ -31,11 +31,20 @@ def _answer(control: Control) -> None:
         try:
             question = control.wait()
             if "where" in question:
-                control.send({"where": question["where"], "groups": position()})
-        except (ChannelClosed, OSError):
-            return  # the agent is gone, or the script closed our descriptor
-        except Exception:
-            continue  # not a question of ours
+                answer = {"where": question["where"], "groups": _position_or_nothing(), "uses_gpu": _uses_gpu()}
+                control.send(answer)
+        except TimeoutError:
+            continue  # the agent was stopped, and its questions come when it goes on
+        except (ChannelClosed, OSError, ValueError):
+            return  # the agent is gone, or the script closed our descriptor: to ask again could go on for ever
+
+
+def _position_or_nothing() -> list[Message]:
+    """An answer in any case: who gives none is taken for a worker whose interpreter does not run."""
+    try:
+        return position()
+    except Exception:  # the main thread makes or destroys groups meanwhile
+        return []
 
 
 def position() -> list[Message]:
@@ -58,6 +67,12 @@ def position() -> list[Message]:
             with contextlib.suppress(Exception):  # a back end that counts nothing
                 found.append({"name": name, "begun": int(group._get_sequence_number_for_group()), "ended": None})
     return found
+
+
+def _uses_gpu() -> bool:
+    with contextlib.suppress(Exception):
+        return bool(sys.modules["torch"].cuda.is_initialized())
+    return False
 
 
 def _flight_recorder() -> dict[str, Any]:
