@@ -1,4 +1,4 @@
-"""Tells people of slowness that matters to them: at once if it is large, else when it lasts.
+"""Tells people of slowness that matters to them: at once if it is large and news, else when it lasts.
 
 The statistics notice ten percent within half a second, which is right for a machine that asks. A person who is told of
 every half second in which a host was busy with something else will soon read nothing any more.
@@ -12,10 +12,12 @@ from collections.abc import Callable
 from unicron_elastic.detection.verdicts import Degraded
 from unicron_elastic.launcher.loop import Loop
 
-__all__ = ["MILD_FACTOR", "PATIENCE_S", "Slowness"]
+__all__ = ["FORGET_S", "MILD_FACTOR", "PATIENCE_MAX_S", "PATIENCE_S", "Slowness"]
 
 MILD_FACTOR = 1.25
 PATIENCE_S = 10.0
+PATIENCE_MAX_S = 600.0
+FORGET_S = 3600.0  # without a word: then the next slowness is news again
 
 
 class Slowness:
@@ -24,15 +26,21 @@ class Slowness:
     def __init__(self, loop: Loop, say: Callable[[str], None]) -> None:
         self._loop = loop
         self._say = say
-        self._untold: Degraded | None = None  # mild, and not yet for long
+        self._untold: Degraded | None = None  # it does not last yet
+        self._patience_s = 0.0  # doubles each time, so that a host that is always busy tells less and less
+        self._told_at = 0.0
 
     def begins(self, verdict: Degraded) -> None:
         """Says so, now or later."""
-        if verdict.factor >= MILD_FACTOR:
-            self._say(verdict.reason)
-            return
+        now = time.monotonic()
+        if now - self._told_at > FORGET_S:
+            self._patience_s = 0.0
+        patience_s = max(self._patience_s, 0.0 if verdict.factor >= MILD_FACTOR else PATIENCE_S)
         self._untold = verdict
-        self._loop.call_at(time.monotonic() + PATIENCE_S, lambda: self._lasts(verdict))
+        if patience_s:
+            self._loop.call_at(now + patience_s, lambda: self._lasts(verdict))
+        else:
+            self._lasts(verdict)
 
     def ends(self, reason: str) -> None:
         """Says so, unless nothing was said of its beginning."""
@@ -45,6 +53,9 @@ class Slowness:
         self._untold = None
 
     def _lasts(self, verdict: Degraded) -> None:
-        if self._untold is verdict:
-            self._untold = None
-            self._say(verdict.reason)
+        if self._untold is not verdict:
+            return
+        self._untold = None
+        self._told_at = time.monotonic()
+        self._patience_s = min(max(2 * self._patience_s, PATIENCE_S), PATIENCE_MAX_S)
+        self._say(verdict.reason)

@@ -10,7 +10,9 @@ import pytest
 from unicron_elastic.detection.verdicts import Degraded
 from unicron_elastic.launcher import slowness
 from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.slowness import MILD_FACTOR, PATIENCE_S, Slowness
+from unicron_elastic.launcher.slowness import FORGET_S, MILD_FACTOR, PATIENCE_MAX_S, PATIENCE_S, Slowness
+
+NOW = [0.0]
 
 
 class Timers(Loop):
@@ -23,7 +25,8 @@ class Timers(Loop):
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> tuple[Slowness, Timers, list[str]]:
-    monkeypatch.setattr(slowness.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(slowness.time, "monotonic", lambda: NOW[0])
+    NOW[0] = 10_000.0
     said: list[str] = []
     timers = Timers()
     return Slowness(timers, said.append), timers, said
@@ -46,7 +49,7 @@ def test_mild_slowness_is_told_when_it_lasts(told: tuple[Slowness, Timers, list[
     watch.begins(slow(1.1))
     assert said == []
     [(at, lasts)] = timers.set
-    assert at == 100.0 + PATIENCE_S
+    assert at == NOW[0] + PATIENCE_S
     lasts()
     watch.ends("over.")
     assert said == ["1.1x.", "over."]
@@ -64,3 +67,23 @@ def test_mild_slowness_that_passes_is_not_told(
     assert said == []
     timers.set[1][1]()
     assert said == ["1.2x."]
+
+
+def test_a_host_that_is_always_busy_tells_less_and_less(told: tuple[Slowness, Timers, list[str]]) -> None:
+    watch, timers, said = told
+    waits = []
+    for _ in range(9):
+        timers.set.clear()
+        watch.begins(slow(2.0))
+        for at, lasts in timers.set:
+            waits.append(at - NOW[0])
+            NOW[0] = at
+            lasts()
+        watch.ends("over.")
+    assert waits == [10, 20, 40, 80, 160, 320, PATIENCE_MAX_S, PATIENCE_MAX_S]
+    assert len(said) == 18
+    NOW[0] += FORGET_S + 1
+    timers.set.clear()
+    watch.begins(slow(2.0))
+    assert timers.set == []
+    assert len(said) == 19
