@@ -7,7 +7,6 @@ in the loop.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -15,7 +14,6 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -24,26 +22,25 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.metrics import prof, put_metric
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, SignalException
 
-from unicron_elastic.faults import Failure
 from unicron_elastic.launcher import failures
 from unicron_elastic.launcher.description import describe_workers
 from unicron_elastic.launcher.functions import FunctionWatch
 from unicron_elastic.launcher.hangs import HangWatch
+from unicron_elastic.launcher.happenings import Happenings
 from unicron_elastic.launcher.keeper import remove_if_empty
 from unicron_elastic.launcher.logs import run_folder, temporary_folder
 from unicron_elastic.launcher.node import NodeWatch
 from unicron_elastic.launcher.options import Options, from_environment
 from unicron_elastic.launcher.peers import PeerWatch, tell_peers
-from unicron_elastic.launcher.processes import TOKEN, Exit
+from unicron_elastic.launcher.processes import TOKEN
 from unicron_elastic.launcher.reporter import Reporter, job_view
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.view import JobView
-from unicron_elastic.launcher.workers import WorkerProcess, WorkersContext
+from unicron_elastic.launcher.workers import WorkersContext
 from unicron_elastic.recovery import commands, events
 from unicron_elastic.recovery.machine import JobState, handle
 from unicron_elastic.recovery.policy import Policy
 from unicron_elastic.rendezvous.restarts import agree_on_restarts
-from unicron_elastic.worker.channel import Message
 
 __all__ = ["Agent"]
 
@@ -124,11 +121,11 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._setup_local_watchdog(envs=envs)
         self._setup_healthcheck()
         spec = worker_group.spec
-        generation = self._state.generation + 1  # as the state machine will count it when it hears of them
+        happenings = self._happenings(worker_group)
         context = WorkersContext(
             runtime=self._runtime,
-            on_exit=partial(self._worker_exited, generation),
-            on_message=partial(self._worker_said, generation),
+            on_exit=happenings.exited,
+            on_message=happenings.said,
             name=spec.role,
             entrypoint=spec.entrypoint,
             args=args,
@@ -199,7 +196,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             pids.values(),
             group.spec.monitor_interval,
             ask=lambda: self._monitor_workers(group),
-            on_result=partial(self._functions_ended, self._state.generation + 1),
+            on_result=partial(self._functions_ended, self._happenings(group)),
         )
         return pids
 
@@ -211,79 +208,21 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     # -- what happened ---------------------------------------------------------------------------------------------
 
-    def _worker_exited(self, generation: int, worker: WorkerProcess, ended: Exit) -> None:
-        if ended.exit_code != 0 and worker.page is None:
-            self._recall_exception(worker.local_rank, ended.at)
-        reading = worker.reading()
-        self._events.append(
-            events.WorkerExited(
-                why_killed=self._node.why_killed(ended.exit_code, ended.at),
-                at=time.monotonic(),
-                ended_at=ended.at,
-                local_rank=worker.local_rank,
-                exit_code=ended.exit_code,
-                step=reading.step if reading else None,
-                generation=generation,
-            )
+    def _happenings(self, group: WorkerGroup) -> Happenings:
+        """Of the workers that are about to start, in the generation that the state machine will count them to."""
+        return Happenings(
+            self._state.generation + 1,
+            group,
+            self._state.host,
+            post=self._events.append,
+            say=self._say,
+            why_killed=self._node.why_killed,
+            error_file=lambda local_rank: self._pcontext.error_files[local_rank] if self._pcontext else None,
         )
 
-    def _worker_said(self, generation: int, worker: WorkerProcess, message: Message) -> None:
-        now = time.monotonic()
-        if "first_step" in message:
-            stack_fd = message.get("stack_fd")
-            worker.stack_fd = stack_fd if isinstance(stack_fd, int) else None
-            event = events.FirstStepDone(at=now, local_rank=worker.local_rank, generation=generation)
-            self._events.append(event)
-        elif "where" in message:
-            with contextlib.suppress(ValueError):  # the script wrote to our socket
-                worker.answered(message)
-        elif message.get("is_final") and isinstance(message.get("exception"), Mapping):
-            self._events.append(events.WorkerRaised(at=now, failure=self._raised(worker, message, now)))
-
-    def _raised(self, worker: WorkerProcess, message: Message, now: float) -> Failure:
-        described = {key: str(value) for key, value in message["exception"].items() if value is not None}
-        reading = worker.reading()
-        at_ns = message.get("at_ns")
-        said_at = at_ns / 1e9 if isinstance(at_ns, int) else now
-        at = min(max(said_at, now - 60.0), now)  # the worker's word, within reason
-        return self._failure(worker.local_rank, at, described, reading.step if reading else None)
-
-    def _recall_exception(self, local_rank: int, at: float) -> None:
-        """For a worker without our parts in it: its exception, if the script recorded it for torchrun."""
-        described = failures.recorded_exception(self._pcontext.error_files[local_rank]) if self._pcontext else None
-        if described is not None:
-            failure = self._failure(local_rank, at, described, None)
-            self._events.append(events.WorkerRaised(at=time.monotonic(), failure=failure))
-
-    def _failure(self, local_rank: int, at: float, described: Mapping[str, str], step: int | None) -> Failure:
-        worker = self._worker_group.workers[local_rank]
-        return Failure(
-            at=at,
-            rank=worker.global_rank,
-            local_rank=local_rank,
-            pid=worker.id,
-            host=self._state.host,
-            exception_type=described.get("type"),
-            message=described.get("message"),
-            stack=described.get("stack"),
-            location=described.get("location"),
-            step=step,
-        )
-
-    def _functions_ended(self, generation: int, result: RunResult) -> None:
-        """torch has ended all function workers when it tells of a failure."""
-        now = time.monotonic()
+    def _functions_ended(self, happenings: Happenings, result: RunResult) -> None:
         self._return_values = result.return_values
-        for worker in sorted(self._worker_group.workers, key=lambda w: w.global_rank not in result.failures):
-            failure = result.failures.get(worker.global_rank)
-            if failure is not None:
-                self._recall_exception(worker.local_rank, now)
-            code = failure.exitcode if failure else (0 if result.state is WorkerState.SUCCEEDED else -signal.SIGTERM)
-            self._events.append(
-                events.WorkerExited(
-                    at=now, ended_at=now, local_rank=worker.local_rank, exit_code=int(code), generation=generation
-                )
-            )
+        happenings.functions_ended(result)
 
     def _peer_failed(self, generation: int, reason: str) -> None:
         event = events.PeerFailed(at=time.monotonic(), reason=reason, generation=generation)

@@ -39,6 +39,17 @@ STACK_SETTLE_S = 0.01
 STACK_SETTLE_RUNNING_S = 0.1
 STACK_BYTES_MAX = 64 * 1024
 
+_starting = threading.Lock()
+_readers: set[subprocess.Popen[bytes]] = set()
+
+
+@atexit.register
+def _end_readers() -> None:
+    """They must not outlive this process, which does not wait for them; none starts from now on."""
+    _starting.acquire(timeout=1.0)
+    for reader in list(_readers):
+        reader.kill()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
@@ -161,14 +172,17 @@ def _by_py_spy(pid: int) -> str:
         return ""
     command = [program, "dump", "--nonblocking", "--pid", str(pid)]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        reader = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        atexit.register(reader.kill)  # it must not outlive this process, which does not wait for it
+        with _starting:
+            reader = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            _readers.add(reader)
         try:
             written, _ = reader.communicate(timeout=PY_SPY_DEADLINE_S)
         finally:
             reader.kill()
             reader.wait()
-            atexit.unregister(reader.kill)
+            _readers.discard(reader)
         if reader.returncode == 0:
             return written[:STACK_BYTES_MAX].decode(errors="replace").rstrip()
     return ""
@@ -183,7 +197,7 @@ def _by_faulthandler(subject: Subject) -> str:
         pidfd = os.pidfd_open(subject.pid)  # its number may become another's, to whom the signal would be the end
         opened.callback(os.close, pidfd)
         # The script may have closed the file and taken its number, or taken the handler away.
-        if FILE_NAME in os.readlink(path) and _is_handled(subject.pid):
+        if os.readlink(path) == f"/memfd:{FILE_NAME} (deleted)" and _is_handled(subject.pid):
             file = opened.enter_context(open(path, "rb"))
             return _written(file.fileno(), subject.pid, lambda: signal.pidfd_send_signal(pidfd, STACK_SIGNAL))
     return ""

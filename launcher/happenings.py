@@ -1,0 +1,137 @@
+"""From what workers do and say to the events that the state machine decides upon."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+
+from unicron_elastic.faults import Failure
+from unicron_elastic.faults.text import one_line, shorten
+from unicron_elastic.launcher import failures
+from unicron_elastic.launcher.processes import Exit
+from unicron_elastic.launcher.workers import WorkerProcess
+from unicron_elastic.recovery.events import Event, FirstStepDone, WorkerExited, WorkerRaised
+from unicron_elastic.worker.channel import Message
+
+__all__ = ["Happenings"]
+
+_NAME_CHARACTERS = 80  # of what a script calls its sections
+
+
+class Happenings:
+    """One generation of workers, and whom to tell of it."""
+
+    def __init__(
+        self,
+        generation: int,
+        group: WorkerGroup,
+        host: str,
+        *,
+        post: Callable[[Event], None],
+        say: Callable[[str], None],
+        why_killed: Callable[[int, float], str],
+        error_file: Callable[[int], str | None],
+    ) -> None:
+        """``why_killed`` explains an exit code and its time; ``error_file`` is where torchrun has it, by local rank."""
+        self._generation = generation
+        self._workers = group.workers  # the group has others in the next generation
+        self._host = host
+        self._post = post
+        self._say = say
+        self._why_killed = why_killed
+        self._error_file = error_file
+
+    def exited(self, worker: WorkerProcess, ended: Exit) -> None:
+        """A worker process ended."""
+        if ended.exit_code != 0 and worker.page is None:
+            self._recall_exception(worker.local_rank, ended.at)
+        reading = worker.reading()
+        event = WorkerExited(
+            at=time.monotonic(),
+            ended_at=ended.at,
+            local_rank=worker.local_rank,
+            exit_code=ended.exit_code,
+            step=reading.step if reading else None,
+            generation=self._generation,
+            why_killed=self._why_killed(ended.exit_code, ended.at),
+        )
+        self._post(event)
+
+    def said(self, worker: WorkerProcess, message: Message) -> None:
+        """A worker said something; what is not ours is ignored, for the script may write to our socket."""
+        now = time.monotonic()
+        if "first_step" in message:
+            stack_fd = message.get("stack_fd")
+            worker.stack_fd = stack_fd if isinstance(stack_fd, int) else None
+            self._post(FirstStepDone(at=now, local_rank=worker.local_rank, generation=self._generation))
+        elif "where" in message:
+            with contextlib.suppress(ValueError):
+                worker.answered(message)
+        elif "overdue" in message:
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self._say(_overdue(self._rank(worker), message["overdue"]))
+        elif "workload_control" in message:
+            wish = shorten(one_line(str(message["workload_control"])), _NAME_CHARACTERS)
+            self._say(
+                f"rank {self._rank(worker)} asks for {wish} through its RankMonitorClient: that is not done here."
+            )
+        elif message.get("is_final") and isinstance(message.get("exception"), Mapping):
+            self._post(WorkerRaised(at=now, failure=self._raised(worker, message, now)))
+
+    def functions_ended(self, result: RunResult) -> None:
+        """torch has ended all function workers when it tells of a failure."""
+        now = time.monotonic()
+        for worker in sorted(self._workers, key=lambda w: w.global_rank not in result.failures):
+            failure = result.failures.get(worker.global_rank)
+            if failure is not None:
+                self._recall_exception(worker.local_rank, now)
+            code = failure.exitcode if failure else (0 if result.state is WorkerState.SUCCEEDED else -signal.SIGTERM)
+            event = WorkerExited(
+                at=now, ended_at=now, local_rank=worker.local_rank, exit_code=int(code), generation=self._generation
+            )
+            self._post(event)
+
+    def _raised(self, worker: WorkerProcess, message: Message, now: float) -> Failure:
+        described = {key: str(value) for key, value in message["exception"].items() if value is not None}
+        reading = worker.reading()
+        at_ns = message.get("at_ns")
+        said_at = at_ns / 1e9 if isinstance(at_ns, int) else now
+        at = min(max(said_at, now - 60.0), now)  # the worker's word, within reason
+        return self._failure(worker.local_rank, at, described, reading.step if reading else None)
+
+    def _recall_exception(self, local_rank: int, at: float) -> None:
+        """For a worker without our parts in it: its exception, if the script recorded it for torchrun."""
+        path = self._error_file(local_rank)
+        described = failures.recorded_exception(path) if path is not None else None
+        if described is not None:
+            failure = self._failure(local_rank, at, described, None)
+            self._post(WorkerRaised(at=time.monotonic(), failure=failure))
+
+    def _failure(self, local_rank: int, at: float, described: Mapping[str, str], step: int | None) -> Failure:
+        worker = self._workers[local_rank]
+        return Failure(
+            at=at,
+            rank=worker.global_rank,
+            local_rank=local_rank,
+            pid=worker.id,
+            host=self._host,
+            exception_type=described.get("type"),
+            message=described.get("message"),
+            stack=described.get("stack"),
+            location=described.get("location"),
+            step=step,
+        )
+
+    def _rank(self, worker: WorkerProcess) -> int:
+        return int(self._workers[worker.local_rank].global_rank)
+
+
+def _overdue(rank: int, overdue: Mapping[str, object]) -> str:
+    """Of a section that is open for longer than the script's own limit. Raises KeyError, TypeError or ValueError."""
+    name = shorten(one_line(str(overdue["section"])), _NAME_CHARACTERS)
+    open_s, limit_s = float(str(overdue["open_s"])), float(str(overdue["limit_s"]))
+    return f'rank {rank} has been in section "{name}" for {open_s:.1f} s, of which its limit is {limit_s:.1f} s.'
