@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 
@@ -60,15 +61,25 @@ LAUNCHERS = (UNICRON, TORCHRUN, TORCHRUN_DEFAULT)
 class Launch:
     """A running launcher in a session and a temporary folder of its own; as a context manager, it cleans up both."""
 
-    def __init__(self, launcher: Launcher, ranks: int, worker_arguments: Iterable[str], deadline_s: float) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        ranks: int,
+        worker_arguments: Iterable[str],
+        deadline_s: float,
+        *,
+        worker: Path = WORKER,
+        options: Iterable[str] = ("--max-restarts=3",),
+    ) -> None:
+        """Launch ``worker`` with ``worker_arguments``; ``options`` are the launcher's own."""
         self.launcher = launcher
-        self.folder = Path(tempfile.mkdtemp(prefix="restart-benchmark-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="unicron-benchmark-"))
         self.steps_folder = self.folder / "steps"
         self.logs_folder = self.folder / "logs"
         self.steps_folder.mkdir()
         self.deadline = time.monotonic() + deadline_s
-        command = [str(launcher.path), "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=3"]
-        command += [f"--log-dir={self.logs_folder}", str(WORKER), f"--log-dir={self.steps_folder}"]
+        command = [str(launcher.path), "--standalone", f"--nproc-per-node={ranks}", *options]
+        command += [f"--log-dir={self.logs_folder}", str(worker), f"--log-dir={self.steps_folder}"]
         command += [f"--deadline={int(deadline_s) + 5}", *worker_arguments]
         self.started_ns = time.monotonic_ns()
         self.process = subprocess.Popen(
@@ -81,7 +92,8 @@ class Launch:
             errors="replace",
             start_new_session=True,
         )
-        self.launch_lines: list[tuple[int, str]] = []  # (monotonic ns, line) of the launcher's own log
+        self.lines: list[tuple[int, str]] = []  # (monotonic ns, line) of all that comes on stderr
+        self.launch_lines: list[tuple[int, str]] = []  # those of the launcher's own log
         self.last_lines: deque[str] = deque(maxlen=20)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -129,6 +141,7 @@ class Launch:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             now = time.monotonic_ns()
+            self.lines.append((now, line.rstrip()))
             self.last_lines.append(line.rstrip())
             if LAUNCH_LINE.match(line):
                 self.launch_lines.append((now, line.rstrip()))
@@ -168,12 +181,22 @@ def noticed_ns(launch: Launch, killed_ns: int) -> int | None:
 
 def ledger_noticed_ns(logs_folder: Path, killed_ns: int) -> int | None:
     """The moment at which the first incident after ``killed_ns`` was noticed, from the ledger; None without one."""
+    records = incidents(logs_folder, killed_ns)
+    return int(records[0]["noticed_at"] * 1e9) if records else None
+
+
+def incidents(logs_folder: Path, since_ns: int) -> list[dict[str, Any]]:
+    """What the ledger says of incidents that were noticed after ``since_ns``; an incident's last record counts."""
+    found = {}
     for path in sorted(logs_folder.rglob("incidents.jsonl")):
-        for line in path.read_text().splitlines():
-            noticed_at = json.loads(line).get("noticed_at")
-            if noticed_at is not None and noticed_at * 1e9 >= killed_ns:
-                return int(noticed_at * 1e9)
-    return None
+        for line in path.read_text().splitlines(keepends=True):
+            if not line.endswith("\n"):
+                continue  # it is being written
+            record = json.loads(line)
+            noticed_at = record.get("noticed_at")
+            if noticed_at is not None and noticed_at * 1e9 >= since_ns:
+                found[record["number"]] = record
+    return list(found.values())
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:

@@ -42,7 +42,7 @@ class Spread:
         return cls(median(values), min(values), max(values), len(values)) if values else None
 
     def __str__(self) -> str:
-        low, middle, high = (_short(value) for value in (self.minimum, self.median, self.maximum))
+        low, middle, high = (short(value) for value in (self.minimum, self.median, self.maximum))
         return f"{middle}  [{low}–{high}]  n={self.n}"  # noqa: RUF001  (a range takes an en dash)
 
 
@@ -146,7 +146,7 @@ def _select(runs: Sequence[Run], scenario: str, ranks: int) -> list[Run]:
     return [run for run in runs if run.scenario == scenario and run.ranks == ranks]
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """Three significant digits, without an exponent."""
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
     return f"{value:.{digits}f}"

@@ -66,9 +66,9 @@ def wait_for_start(launch: Launch, ranks: int) -> list[StepLog]:
     return wait_for_step(launch, ranks, step=0)
 
 
-def stop_soon(launch: Launch) -> None:
-    """Let the workers end, all at the same step, shortly from now."""
-    newest = max(log.last_step() for log in read_logs(launch.steps_folder))
+def stop_soon(launch: Launch, known_pids: frozenset[int] = frozenset()) -> None:
+    """Let the workers that are not of ``known_pids`` end, all at the same step, shortly from now."""
+    newest = max(log.last_step() for log in read_logs(launch.steps_folder) if log.pid not in known_pids)
     # Far enough ahead that no rank can have passed it when the file appears: ranks are never a whole step apart.
     unfinished = launch.steps_folder / "stop_at.tmp"
     unfinished.write_text(str(newest + 100))

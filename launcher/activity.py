@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unicron_elastic.health.files import read
+from unicron_elastic.worker.position import THREAD_NAME
 
 __all__ = ["Activity", "activity", "cpu_time_s", "threads"]
 
@@ -44,10 +45,11 @@ def activity(pid: int) -> Activity | None:
 
 
 def _states(pid: int) -> Iterator[str]:
+    """Without the thread that answers us: that one may ask for the interpreter 200 times a second."""
     for thread in threads(pid):
-        stat = read(f"/proc/{pid}/task/{thread}/stat")
-        if stat:
-            yield stat.rpartition(") ")[2][:1]
+        name, _, rest = (read(f"/proc/{pid}/task/{thread}/stat") or "").rpartition(") ")
+        if rest and not name.endswith(f"({THREAD_NAME}"):
+            yield rest[:1]
 
 
 def _descendants(pid: int) -> Iterator[int]:

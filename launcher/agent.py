@@ -289,7 +289,12 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 self._reporter.say(f"The other nodes could not be told of the fault: {error}")
 
     def _wake_at(self, at: float) -> None:
-        self._runtime.loop.call_at(at, lambda: self._events.append(events.TimePassed(at=time.monotonic())))
+        self._runtime.loop.call_at(at, self._time_has_come)
+
+    def _time_has_come(self) -> None:
+        if self._state.hang is not None:
+            self._hangs.look_now()
+        self._events.append(events.TimePassed(at=time.monotonic()))
 
     def _finish(self, state: WorkerState, result: RunResult) -> None:
         self._stop_watches()

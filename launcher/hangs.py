@@ -40,6 +40,10 @@ class HangWatch:
         self._workers = dict(workers)
         self._progress.start(workers, whole_job=whole_job)
 
+    def look_now(self) -> None:
+        """Sees whether what hangs still does: the last look may be a second old."""
+        self._progress.look_now()
+
     def stop(self) -> None:
         """Watches no more; evidence that is being gathered still comes."""
         self._progress.stop()

@@ -52,13 +52,13 @@ class Ledger:
 
     def keep_evidence(self, text: str) -> str | None:
         """Writes a report beside the ledger and returns its path; None if that is not possible."""
-        if self._path is None:
-            return None
+        if self._path is None or (self._path.exists() and not self._path.is_file()):
+            return None  # such as /dev/stderr: there is no folder beside it
         now = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         path = self._path.with_name(f"evidence-{now}-{os.getpid()}.txt")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8", errors="replace")
         except OSError as error:
             self._complain(error)
             return None

@@ -187,8 +187,8 @@ OPTIONS = (
         name="hang_patience",
         parse=_seconds,
         metavar="SECONDS",
-        help="how long a hang must last before workers are restarted, if it may be a long wait for data; a stopped "
-        "process is not waited for (default: 30)",
+        help="how long workers may hang in a deadlock before they are restarted; ten times as long if they may wait "
+        "for data; a stopped process is not waited for (default: 30)",
     ),
     _Option(
         name="chaos",

@@ -41,6 +41,12 @@ class ProgressWatch:
             self._state = replace(forget(self._state), whole_job=whole_job)
             self._look_at(time.monotonic())
 
+    def look_now(self) -> None:
+        """Looks once more, before something is done about what was seen; the next looks follow from that."""
+        if self._workers:
+            self._round += 1
+            self._look(has_heard=True)
+
     def stop(self) -> None:
         """Looks no more."""
         self._round += 1

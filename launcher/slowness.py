@@ -14,7 +14,7 @@ from unicron_elastic.launcher.loop import Loop
 
 __all__ = ["FORGET_S", "MILD_FACTOR", "PATIENCE_MAX_S", "PATIENCE_S", "Slowness"]
 
-MILD_FACTOR = 1.25
+MILD_FACTOR = 1.2
 PATIENCE_S = 10.0
 PATIENCE_MAX_S = 600.0
 FORGET_S = 3600.0  # without a word: then the next slowness is news again

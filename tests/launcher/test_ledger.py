@@ -222,3 +222,21 @@ def test_a_run_id_never_leaves_its_folder(monkeypatch, run_id):
     assert path.parent.name not in ("", ".", "..")
     assert len(path.parent.name) <= 100
     assert path.parent.name.isascii()
+
+
+def test_evidence_is_kept_beside_the_ledger(tmp_path: Path) -> None:
+    kept = Ledger(tmp_path / "run" / "incidents.jsonl").keep_evidence("rank 0 hängt 🏖️ \udc80")
+    assert kept is not None
+    assert Path(kept).parent == tmp_path / "run"
+    assert Path(kept).read_text(encoding="utf-8") == "rank 0 hängt 🏖️ ?"
+
+
+def test_evidence_that_cannot_be_kept_is_no_reason_to_end(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "file").write_text("")
+    assert Ledger(None, said.append).keep_evidence("text") is None
+    assert Ledger(Path("/dev/null"), said.append).keep_evidence("text") is None
+    assert Ledger(Path("/"), said.append).keep_evidence("text") is None
+    assert said == []
+    assert Ledger(tmp_path / "file" / "incidents.jsonl", said.append).keep_evidence("text") is None
+    assert len(said) == 1

@@ -62,11 +62,11 @@ def test_mild_slowness_that_passes_is_not_told(
     watch, timers, said = told
     watch.begins(slow(1.1))
     end(watch)
-    watch.begins(slow(1.2))
+    watch.begins(slow(1.15))
     timers.set[0][1]()  # of the first, which is over
     assert said == []
     timers.set[1][1]()
-    assert said == ["1.2x."]
+    assert said == ["1.15x."]
 
 
 def test_a_host_that_is_always_busy_tells_less_and_less(told: tuple[Slowness, Timers, list[str]]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from unicron_elastic.worker.channel import Channel, ChannelClosed
-from unicron_elastic.worker.control import Control
+from unicron_elastic.worker.control import SEND_TIMEOUT_S, Control
 
 
 @pytest.fixture
@@ -62,3 +63,70 @@ def test_a_file_of_the_scripts_under_the_same_number_is_left_alone(
 def test_a_descriptor_that_is_no_socket_is_refused(tmp_path: Path) -> None:
     with open(tmp_path / "file", "wb") as file, pytest.raises(OSError, match=r"."):
         Control(file.fileno())
+
+
+def test_it_waits_for_what_the_agent_says(ends: tuple[Channel, Control]) -> None:
+    agents, control = ends
+    later = threading.Timer(SEND_TIMEOUT_S + 0.1, lambda: agents.send({"where": 1}))  # it has no deadline of its own
+    later.start()
+    assert control.wait() == {"where": 1}
+    later.join()
+
+
+def test_what_was_said_before_is_there_at_once_and_in_order(ends: tuple[Channel, Control]) -> None:
+    agents, control = ends
+    for number in range(3):
+        agents.send({"where": number})
+    assert [control.wait()["where"] for _ in range(3)] == [0, 1, 2]
+
+
+def test_descriptors_that_come_with_it_are_closed(ends: tuple[Channel, Control]) -> None:
+    agents, control = ends
+    before = os.listdir("/proc/self/fd")
+    read, write = os.pipe()
+    agents.send({"where": 1}, [write])
+    os.close(write)
+    control.wait()
+    assert os.read(read, 1) == b""  # no copy is open
+    os.close(read)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_the_end_of_the_agent_ends_the_wait(ends: tuple[Channel, Control]) -> None:
+    agents, control = ends
+    later = threading.Timer(0.05, agents.close)
+    later.start()
+    with pytest.raises(ChannelClosed):
+        control.wait()
+    later.join()
+
+
+def test_what_is_no_message_is_told_and_the_next_one_heard(ends: tuple[Channel, Control]) -> None:
+    agents, control = ends
+    agents._sock.send(b"i[")
+    agents.send({"where": 1})
+    with pytest.raises(ValueError, match="not a message"):
+        control.wait()
+    assert control.wait() == {"where": 1}
+
+
+def test_a_script_that_closes_the_descriptor_meanwhile_is_not_disturbed(
+    ends: tuple[Channel, Control], tmp_path: Path
+) -> None:
+    agents, control = ends
+    number = fd_of(control)
+    path = tmp_path / "file"
+    with open(path, "wb") as file:
+
+        def reuse() -> None:
+            os.dup2(file.fileno(), number)
+            agents.send({"where": 1})
+
+        later = threading.Timer(0.05, reuse)
+        later.start()
+        with pytest.raises(ChannelClosed):
+            control.wait()
+        later.join()
+        os.write(number, b"still open")
+        os.close(number)
+    assert path.read_bytes() == b"still open"

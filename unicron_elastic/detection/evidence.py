@@ -85,7 +85,9 @@ def hang_kind(sample: Sample, hung: tuple[int, ...], whole_job: bool) -> HangKin
     """How sure it is that ``hung`` will not go on."""
     if all(rank.stopped for rank in sample.ranks if rank.rank in hung):
         return HangKind.STOPPED
-    if whole_job and len(sample.ranks) > 1 and all(rank.waiting and not rank.uses_gpu for rank in sample.ranks):
+    # A rank outside may be seen as one that waits, because torch's recorder may miss the end of its last collective.
+    are_together = len({rank.collective for rank in sample.ranks}) == 1 and len(sample.ranks) > 1
+    if whole_job and are_together and all(rank.waiting and not rank.uses_gpu for rank in sample.ranks):
         return HangKind.DEADLOCKED
     if any(rank.waiting for rank in sample.ranks):
         return HangKind.AWAITED
@@ -93,9 +95,13 @@ def hang_kind(sample: Sample, hung: tuple[int, ...], whole_job: bool) -> HangKin
 
 
 def moved_on(before: tuple[RankSample, ...], now: tuple[RankSample, ...], standing: frozenset[int]) -> bool:
-    """Whether any of those who stand began another collective: that is no step, but it is progress."""
+    """Whether any of those who stand is known to have begun another collective: that is no step, but it is progress."""
     was = {rank.rank: rank.collective for rank in before}
-    return any(rank.rank in standing and rank.collective != was.get(rank.rank, rank.collective) for rank in now)
+    return any(
+        rank.rank in standing and rank.collective != was.get(rank.rank)
+        for rank in now
+        if rank.collective is not None and was.get(rank.rank) is not None
+    )
 
 
 def is_blind(ranks: tuple[RankSample, ...]) -> bool:

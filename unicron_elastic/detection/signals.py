@@ -20,6 +20,7 @@ _OWN_SHARE = 0.5  # of the lost time: a rank that accounts for so much of it is 
 _LEAST_GROWTH = 0.1  # of the CPU time for a step: less may be chance
 _LEAST_ARRIVALS = 2
 _LATE = 2.0  # steps without a step
+_LOCK_STEP = 1  # steps between ranks that wait for each other
 
 
 def learned(pace: RankPace, now: RankSample, late_s: float | None, at: float) -> Signals:
@@ -55,7 +56,9 @@ def lateness_s(ranks: Sequence[RankSample]) -> list[float] | None:
 def named(paces: tuple[RankPace, ...], slow: list[RankPace], factor: float, at: float) -> tuple[tuple[int, ...], str]:
     """The ranks that explain a degradation by ``factor``, and a clause that says how they are known; often nobody."""
     building_up = sum(bool(pace.pending.recent) for pace in paces)
-    apart = slow if building_up == len(slow) else []  # nobody else is even near an alarm
+    steps = [pace.seen.step or 0 for pace in paces]
+    are_apart = max(steps) - min(steps) > _LOCK_STEP
+    apart = slow if are_apart and building_up == len(slow) else []  # nobody else is even near an alarm
     lost_s = (factor - 1.0) * max(pace.tempo.typical_s for pace in paces)
     for found, clause in (
         (apart, "the others step as usual"),  # ranks that do not wait for each other
@@ -83,19 +86,24 @@ def _by_work(paces: tuple[RankPace, ...], factor: float, at: float) -> list[Rank
     """The ranks whose CPU time for a step has grown, beyond that of the others, by their share of the lost time.
 
     Per step is per second times the time of a step: exact, however few steps there were. Ranks that spin while they
-    wait all grow alike, and then this names nobody.
+    wait all grow alike, and ranks that lose time without a CPU do not grow: then this names nobody.
     """
-    growth = {pace.seen.rank: _growth(pace, factor, at) for pace in paces}
-    known = sorted(value for value in growth.values() if value is not None)
+    growth_s = {pace.seen.rank: _growth_s(pace, factor, at) for pace in paces}
+    known = sorted(value for value in growth_s.values() if value is not None)
     if len(known) < len(paces):
         return []
-    least = known[(len(known) - 1) // 2] + max(_OWN_SHARE * (factor - 1.0), _LEAST_GROWTH)
-    return [pace for pace in paces if (growth[pace.seen.rank] or 0.0) >= least]
+    others_s = known[(len(known) - 1) // 2]
+    return [pace for pace in paces if (growth_s[pace.seen.rank] or 0.0) - others_s >= _least_growth_s(pace, factor)]
 
 
-def _growth(pace: RankPace, factor: float, at: float) -> float | None:
-    """By what share of the usual the CPU time for a step has grown."""
-    was, now = pace.signals, pace.seen.cpu_time_s
+def _growth_s(pace: RankPace, factor: float, at: float) -> float | None:
+    """By how much the CPU time for a step has grown, in seconds."""
+    was, now, usual_s = pace.signals, pace.seen.cpu_time_s, pace.tempo.typical_s
     if not was.cpu_share or now is None or was.cpu_time_s is None or at <= was.at:
         return None
-    return (now - was.cpu_time_s) / (at - was.at) * factor / was.cpu_share - 1.0
+    return ((now - was.cpu_time_s) / (at - was.at) * factor - was.cpu_share) * usual_s
+
+
+def _least_growth_s(pace: RankPace, factor: float) -> float:
+    usual_s = pace.tempo.typical_s
+    return usual_s * max(_OWN_SHARE * (factor - 1.0), _LEAST_GROWTH * (pace.signals.cpu_share or 0.0))

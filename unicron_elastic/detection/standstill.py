@@ -101,6 +101,9 @@ def _verdict(
     at, policy = sample.at, state.policy
     ranks = frozenset(pace.seen.rank for pace in standing)
     suspected = suspects(sample.ranks, ranks)
+    if was.told == Hung.__name__:
+        # A thread that waits for Python's lock wakes often, and one look may find it awake: that is no work.
+        sample = replace(sample, ranks=tuple(replace(rank, runnable=False) for rank in sample.ranks))
     working = _working(was, suspected, ranks, sample, policy)
     now = _with_idleness(was, bool(working), sample)
     floor_s = policy.blind_floor_s if is_blind(tuple(pace.seen for pace in standing)) else 0.0

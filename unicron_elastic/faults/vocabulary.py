@@ -96,7 +96,7 @@ class HangKind(IntEnum):
 
     UNCLEAR = 0  # nobody waits for them in a collective: perhaps training is over, and something is uploaded
     AWAITED = 1  # others wait for them in a collective; they may themselves wait, for data
-    DEADLOCKED = 2  # all ranks of the job wait in collectives: only the network can still move
+    DEADLOCKED = 2  # all ranks of the job wait in the same collective: only the network can still move
     STOPPED = 3  # by a signal
 
 

@@ -29,6 +29,8 @@ class Control:
 
     def wait(self) -> Message:
         """The next thing the agent says; sleeps until there is one. Raises ChannelClosed and ValueError as Channel."""
+        if not self._is_ours():
+            raise ChannelClosed("the control channel is closed")
         watched = select.poll()
         watched.register(self._channel.fileno(), select.POLLIN)
         watched.poll()

@@ -16,7 +16,9 @@ from typing import Any
 from unicron_elastic.worker.channel import ChannelClosed, Message
 from unicron_elastic.worker.control import Control
 
-__all__ = ["answer_questions", "position"]
+__all__ = ["THREAD_NAME", "answer_questions", "position"]
+
+THREAD_NAME = "unicron-answers"  # for the kernel: who asks whether a worker is at work does not mean this thread
 
 GROUPS_MAX = 256  # in an answer; Megatron makes dozens
 
@@ -27,6 +29,8 @@ def answer_questions(control: Control) -> None:
 
 
 def _answer(control: Control) -> None:
+    with contextlib.suppress(OSError), open("/proc/thread-self/comm", "w") as name:
+        name.write(THREAD_NAME)
     while True:
         try:
             question = control.wait()

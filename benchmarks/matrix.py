@@ -1,0 +1,197 @@
+"""What unicron-run makes of every fault that `unicron chaos` can inject, at every phase of a step, as a Markdown table.
+
+    python benchmarks/matrix.py                                # everything; about eleven minutes
+    python benchmarks/matrix.py --kinds hang skip --phases backward optimizer --markdown matrix.md
+
+Each case is one launch of a job of two ranks, with one restart and a patience of one second with hangs. The moment of
+the fault is that at which the worker's announcement of it is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from _launchers import UNICRON, Launch, LauncherEndedError, TimedOutError, incidents
+from _report import describe_machine, short
+from _steps import read_logs, stop_soon
+from detection import TELLS, WORKER
+
+EXITS = ("kill", "segv", "abort", "exit", "exception")
+HANGS = ("hang", "sleep", "hang-gil")
+WITHOUT_PHASE = ("slow", "skip")
+KINDS = (*EXITS, *HANGS, *WITHOUT_PHASE)
+PHASES = ("forward", "backward", "before-reduce", "during-reduce", "after-reduce", "optimizer")
+STEP = {**dict.fromkeys(EXITS, 60), **dict.fromkeys(HANGS, 300), "slow": 900, "skip": 300}
+SETTINGS = {"slow": ",factor=1.5"}
+OPTIONS = ("--max-restarts=1", "--unicron-hang-patience=1", "--unicron-console=plain")
+ANNOUNCED = re.compile(r"unicron chaos: rank \d+ ")
+LAUNCH_S = 45.0
+END_S = 6.0  # for the job's end, once the fault has had its time
+HEAD = (
+    "fault",
+    "phase",
+    "status in the ledger",
+    "right rank",
+    "done",
+    "noticed, ms",
+    "first step, ms",
+    "end of the job",
+)
+
+
+@dataclass
+class Case:
+    """One launch and what came of it."""
+
+    kind: str
+    phase: str
+    rank: int
+    fault_ns: int | None = None
+    records: list[dict[str, Any]] = field(default_factory=list)
+    told: list[tuple[int, str]] = field(default_factory=list)  # degradations are no incidents, only lines
+    end: str = ""
+    last_lines: list[str] = field(default_factory=list)
+
+    @property
+    def plan(self) -> str:
+        """For --unicron-chaos."""
+        phase = f",phase={self.phase}" if self.phase else ""
+        return f"{self.kind}:rank={self.rank},step={STEP[self.kind]}{phase}{SETTINGS.get(self.kind, '')}"
+
+    def cells(self) -> list[str]:
+        """One line of the table."""
+        first = self.records[0] if self.records else None
+        if first is None:
+            words = self.told[0][1].partition("] ")[2][9:] if self.told else ""
+            right = "-" if not words else "yes" if words.startswith(f"rank {self.rank} ") else "NO"
+            said = "no incident; a line" if words else "no incident"
+            at = self._since_fault_ms(self.told[0][0] / 1e9) if self.told else "-"
+            return [self.kind, self.phase or "-", said, right, "nothing", at, "-", self.end]
+        more = f"; {len(self.records) - 1} more" if len(self.records) > 1 else ""
+        return [
+            self.kind,
+            self.phase or "-",
+            f"{first['status']}, SEV{first['severity']}{more}",
+            "yes" if first["rank"] == self.rank else f"NO: {first['rank']}",
+            first["action"] or "undecided",
+            self._since_fault_ms(first["noticed_at"]),
+            self._since_fault_ms(first["first_step_at"]),
+            self.end,
+        ]
+
+    def _since_fault_ms(self, at: float | None) -> str:
+        if at is None or self.fault_ns is None:
+            return "-"
+        since_ms = at * 1e3 - self.fault_ns / 1e6
+        return short(since_ms) if since_ms >= 1.0 else "< 1"  # the announcement may be read later than the incident is
+
+
+def main() -> None:
+    """Run all cases, print the table, and write files if they are wanted."""
+    args = parse_arguments()
+    # Without this, a termination would skip the clean-up of the launch in progress.
+    signal.signal(signal.SIGTERM, _exit)
+    machine = describe_machine()
+    print(machine, file=sys.stderr)
+    done = []
+    for case in cases(args.kinds, args.phases):
+        run(case, args.deadline)
+        done.append(case)
+        print("  ".join(case.cells()), file=sys.stderr, flush=True)
+        if args.json:
+            data = {"machine": {**machine, "load_average_after": os.getloadavg()}, "options": vars(args)}
+            args.json.write_text(json.dumps({**data, "cases": [asdict(each) for each in done]}, indent=1, default=str))
+    text = table(done)
+    if args.markdown:
+        args.markdown.write_text(text + "\n")
+    print(text)
+
+
+def cases(kinds: Sequence[str], phases: Sequence[str]) -> Iterator[Case]:
+    """Every kind at every phase; ranks take turns."""
+    number = 0
+    for kind in kinds:
+        for phase in ("",) if kind in WITHOUT_PHASE else phases:
+            yield Case(kind, phase, rank=number % 2)
+            number += 1
+
+
+def run(case: Case, deadline_s: float) -> None:
+    """Launch, wait for the fault and for what comes of it, and let the job end."""
+    options = (*OPTIONS, f"--unicron-chaos={case.plan}")
+    with Launch(UNICRON, 2, ["--step-ms=5"], LAUNCH_S, worker=WORKER, options=options) as launch:
+        try:
+            case.fault_ns = _wait_for_fault(launch)
+            _wait_for_outcome(case, launch, deadline_s)
+            old = frozenset(log.pid for log in read_logs(launch.steps_folder) if log.restart_count == 0)
+            recovered = bool(case.records) and case.records[-1]["first_step_at"] is not None
+            launch.deadline = min(launch.deadline, time.monotonic() + END_S)
+            if launch.process.poll() is None:
+                stop_soon(launch, old if recovered else frozenset())
+            case.end = f"exit code {launch.wait_ended()}"
+            was_early = bool(case.records)
+            case.records = incidents(launch.logs_folder, launch.started_ns)
+            if case.records and not was_early:
+                case.end += ", incident only after the benchmark had waited"
+        except (LauncherEndedError, TimedOutError) as error:
+            case.end = str(error)
+        case.last_lines = list(launch.last_lines)
+
+
+def _wait_for_fault(launch: Launch) -> int:
+    while True:
+        for at, line in launch.lines:
+            if ANNOUNCED.search(line):
+                return at
+        launch.wait_alive("fault")
+
+
+def _wait_for_outcome(case: Case, launch: Launch, deadline_s: float) -> None:
+    """Wait for the first step after an incident, for a line about slowness, for the end, or for the deadline."""
+    deadline = time.monotonic() + deadline_s
+    since_ns = case.fault_ns or 0
+    while time.monotonic() < deadline and launch.process.poll() is None:
+        case.records = incidents(launch.logs_folder, launch.started_ns)
+        case.told = [(at, line) for at, line in launch.lines if at >= since_ns and TELLS.search(line)]
+        if any(record["first_step_at"] is not None for record in case.records):
+            return
+        if case.kind in WITHOUT_PHASE and case.told:
+            return
+        time.sleep(0.02)
+    case.records = incidents(launch.logs_folder, launch.started_ns)
+
+
+def table(done: Sequence[Case]) -> str:
+    """In Markdown."""
+    rows = [HEAD, ["---"] * len(HEAD), *(case.cells() for case in done)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Every fault at every phase, under unicron-run.")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="(default: all)")
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES), help="(default: all)")
+    parser.add_argument("--deadline", type=float, default=12.0, help="seconds for an outcome (default: %(default)s)")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all records there")
+    return parser.parse_args(arguments)
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

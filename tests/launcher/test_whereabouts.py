@@ -1,0 +1,109 @@
+"""Answers about process groups, and what follows from one that does not come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from unicron_elastic.launcher.whereabouts import ANSWER_DEADLINE_S, GroupPosition, Whereabouts, parse_groups
+
+WORLD = GroupPosition(name="0", begun=12, ended=11)
+LATE = 10.0 + 2 * ANSWER_DEADLINE_S
+
+
+def test_nothing_is_known_at_first() -> None:
+    where = Whereabouts()
+    assert not where.is_silent(1e9)
+    assert where.begun(1e9) is None
+    assert where.is_waiting(1e9) is None
+
+
+def test_an_answer_has_its_time() -> None:
+    where = Whereabouts().asked(10.0)
+    assert (where.questions, where.asked_at) == (1, 10.0)
+    assert not where.is_silent(10.0)
+    assert where.is_silent(LATE)
+    answered = where.answered((WORLD,))
+    assert not answered.is_silent(LATE)
+    assert (answered.begun(LATE), answered.is_waiting(LATE)) == (12, True)
+
+
+def test_while_it_is_waited_for_the_last_answer_holds_and_then_nothing_does() -> None:
+    where = Whereabouts().asked(9.0).answered((WORLD,)).asked(10.0)
+    assert (where.begun(10.0), where.is_waiting(10.0)) == (12, True)
+    assert where.is_silent(LATE)
+    assert (where.begun(LATE), where.is_waiting(LATE)) == (None, None)
+
+
+def test_what_is_forgotten_is_not_known_but_stays_owed() -> None:
+    where = Whereabouts().asked(9.0).answered((WORLD,)).asked(10.0).forgotten()
+    assert where.begun(10.0) is None
+    assert where.is_waiting(10.0) is None
+    assert where.is_silent(LATE)
+    assert where.questions == 2
+
+
+@pytest.mark.parametrize(
+    ("groups", "waiting"),
+    [
+        ([(5, 5)], False),
+        ([(5, 4)], True),
+        ([(5, None)], None),
+        ([(5, 5), (7, 6)], True),  # in any group
+        ([(5, 5), (7, None)], None),
+        ([(0, 0)], False),
+    ],
+)
+def test_who_has_begun_what_has_not_ended_waits(groups: list[tuple[int, int | None]], waiting: bool | None) -> None:
+    positions = tuple(GroupPosition(name="", begun=begun, ended=ended) for begun, ended in groups)
+    where = Whereabouts().asked(10.0).answered(positions)
+    assert where.is_waiting(10.0) is waiting
+    assert where.begun(10.0) == groups[0][0]
+
+
+def test_the_answer_of_a_worker_without_groups_is_one() -> None:
+    where = Whereabouts().asked(10.0).answered((), uses_gpu=True)
+    assert not where.is_silent(LATE)
+    assert (where.begun(LATE), where.is_waiting(LATE), where.uses_gpu) == (None, None, True)
+
+
+def test_an_answer_is_read() -> None:
+    message = {
+        "where": 1,
+        "groups": [{"name": "0", "begun": 12, "ended": 11}, {"name": "x", "begun": 3, "ended": None}],
+    }
+    assert parse_groups(message) == (WORLD, GroupPosition(name="x", begun=3, ended=None))
+    assert parse_groups({"groups": []}) == ()
+
+
+def test_a_long_name_is_cut() -> None:
+    (group,) = parse_groups({"groups": [{"name": "n" * 10_000, "begun": 1, "ended": 1}]})
+    assert len(group.name) == 100
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        None,
+        7,
+        "text",
+        {"name": "0"},
+        [None],
+        [{}],
+        [{"name": "0", "begun": 1}],
+        [{"name": "0", "begun": None, "ended": 1}],
+        [{"name": "0", "begun": "many", "ended": 1}],
+        [{"name": "0", "begun": [1], "ended": 1}],
+        [{"name": "0", "begun": 1, "ended": float("inf")}],
+        [{"name": "0", "begun": float("nan"), "ended": 1}],
+    ],
+)
+def test_what_no_worker_of_ours_says_is_refused(groups: Any) -> None:
+    with pytest.raises(ValueError, match="not an answer about process groups"):
+        parse_groups({"groups": groups})
+
+
+def test_an_answer_without_groups_is_refused() -> None:
+    with pytest.raises(ValueError, match="not an answer"):
+        parse_groups({"where": 1})

@@ -1,0 +1,215 @@
+"""What a worker answers when it is asked how far it has come, with real process groups."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from unicron_elastic.launcher.whereabouts import parse_groups
+from unicron_elastic.worker import position
+from unicron_elastic.worker.channel import INLINE_BYTES_MAX, Channel, ChannelClosed
+from unicron_elastic.worker.control import Control
+from unicron_elastic.worker.position import GROUPS_MAX, answer_questions
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Control]]:
+    agents, workers = Channel.pair()
+    agents.settimeout(DEADLINE_S)
+    control = Control(os.dup(workers.fileno()))
+    workers.close()
+    yield agents, control
+    agents.close()  # ends the thread that answers
+    control.close()
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def until_threads(count: int) -> None:
+    """A thread that is no ``threading.Thread`` can only be counted."""
+    end = threading.Event()
+    for _ in range(int(DEADLINE_S / 0.005)):
+        if threads() <= count:
+            return
+        end.wait(0.005)
+    pytest.fail(f"{threads()} threads, {count} wanted")
+
+
+def test_without_torch_distributed_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch.distributed.distributed_c10d")
+    assert position.position() == []
+
+
+def test_without_a_group_there_is_nothing_to_say() -> None:
+    assert position.position() == []
+
+
+@pytest.mark.usefixtures("group")
+def test_each_collective_counts_in_its_group() -> None:
+    (world,) = position.position()
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1))
+    (now,) = position.position()
+    assert now["begun"] == world["begun"] + 3
+    assert now["begun"] - 2 <= now["ended"] <= now["begun"]  # gloo's threads count these, at times out of order
+    dist.all_reduce(torch.ones(1), group=dist.new_group([0]))
+    first, second = position.position()
+    assert first["name"] == now["name"]
+    assert second["begun"] >= 1
+
+
+@pytest.mark.usefixtures("group")
+def test_a_back_end_without_a_recorder_tells_what_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(position, "_flight_recorder", dict)
+    dist.all_reduce(torch.ones(1))
+    (world,) = position.position()
+    assert (world["begun"] > 0, world["ended"]) == (True, None)
+
+
+@pytest.mark.usefixtures("group")
+def test_questions_are_answered_while_the_main_thread_waits(ends: tuple[Channel, Control]) -> None:
+    agents, control = ends
+    before = set(threading.enumerate())
+    answer_questions(control)
+    assert set(threading.enumerate()) <= before  # a script that counts its threads does not see it
+    for number in (1, 2, 3):
+        agents.send({"where": number})
+        answer, _ = agents.receive()
+        assert (answer["where"], answer["uses_gpu"]) == (number, False)
+        assert len(parse_groups(answer)) == 1
+
+
+def test_what_is_no_question_of_ours_is_not_answered(ends: tuple[Channel, Control]) -> None:
+    agents, control = ends
+    answer_questions(control)
+    agents.send({"hello": "from a newer agent"})
+    agents.send({"where": 7})
+    assert agents.receive()[0]["where"] == 7
+
+
+def test_who_cannot_say_where_it_is_answers_nevertheless(
+    ends: tuple[Channel, Control], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    agents, control = ends
+    monkeypatch.setattr(position, "position", fail)
+    answer_questions(control)
+    agents.send({"where": 1})
+    assert agents.receive()[0] == {"where": 1, "groups": [], "uses_gpu": False}
+
+
+def test_the_answer_of_a_worker_with_many_groups_is_bounded(
+    ends: tuple[Channel, Control], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = [Named(f"{number:040x}") for number in range(5 * GROUPS_MAX)]
+    world: Any = SimpleNamespace(_world=SimpleNamespace(pg_map=dict.fromkeys(many)))
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", world)
+    agents, control = ends
+    answer_questions(control)
+    agents.send({"where": 1})
+    packet = agents._sock.recv(1 << 20)
+    assert len(packet) <= INLINE_BYTES_MAX  # one packet, no file
+    agents.send({"where": 2})
+    found = parse_groups(agents.receive()[0])
+    assert [group.name for group in found] == [group.group_name for group in many[:GROUPS_MAX]]
+
+
+class Named:
+    """A process group."""
+
+    def __init__(self, name: str) -> None:
+        self.group_name = name
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 2**40
+
+
+@pytest.mark.parametrize("how", ["the agent is gone", "the script closed it", "it was closed here", "it was reused"])
+def test_it_ends_with_the_channel(how: str, tmp_path: Path) -> None:
+    before = threads()
+    agents, workers = Channel.pair()
+    control = Control(os.dup(workers.fileno()))
+    workers.close()
+    number = control._channel.fileno()
+    with open(tmp_path / "file", "wb") as file:
+        answer_questions(control)
+        if how == "the script closed it":
+            os.close(number)
+        elif how == "it was closed here":
+            control.close()
+        elif how == "it was reused":
+            os.dup2(file.fileno(), number)
+        if how != "the agent is gone":
+            with contextlib.suppress(ChannelClosed):  # the thread had not begun to wait
+                agents.send({"where": 1})
+        agents.close()
+        until_threads(before)
+        if how == "it was reused":
+            os.write(number, b"the script's own")
+            os.close(number)
+    assert (tmp_path / "file").read_bytes() == (b"the script's own" if how == "it was reused" else b"")
+    control.close()
+
+
+def test_a_closed_channel_is_no_reason_to_spin() -> None:
+    agents, workers = Channel.pair()
+    control = Control(os.dup(workers.fileno()))
+    workers.close()
+    control.close()
+    before = threads()
+    answer_questions(control)
+    until_threads(before)
+    agents.close()
+
+
+def test_a_process_that_the_script_forks_does_not_answer(ends: tuple[Channel, Control]) -> None:
+    agents, control = ends
+    answer_questions(control)
+    agents.send({"where": 1})
+    assert agents.receive()[0]["where"] == 1
+    os.register_at_fork(after_in_child=control.close)  # as the bootstrap does
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        threading.Event().wait()
+    try:
+        control.close()  # the worker itself says no more
+        with contextlib.suppress(ChannelClosed):  # wakes the thread, if it still has the closed socket in its hand
+            agents.send({"where": 2})
+        with pytest.raises(ChannelClosed):
+            agents.receive()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_whether_a_gpu_is_in_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    assert position._uses_gpu()
+    fake: Any = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    assert not position._uses_gpu()
