@@ -10,6 +10,7 @@ import pytest
 STEPS = textwrap.dedent(
     """
     import torch, torch.distributed as dist
+    import torch.distributed.nn  # before the group, which it would else hold at exit: torch then aborts now and then
     dist.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -20,6 +20,7 @@ STEPS = textwrap.dedent(
     """
     import os, time
     import torch, torch.distributed as dist
+    import torch.distributed.nn  # before the group, which it would else hold at exit: torch then aborts now and then
     restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     dist.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))

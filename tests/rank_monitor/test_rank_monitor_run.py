@@ -36,6 +36,7 @@ offer_rank_monitor(control, pulse)
 SCRIPT = """
 import json, os, time
 import torch, torch.distributed as dist
+import torch.distributed.nn  # before the group, which it would else hold at exit: torch then aborts now and then
 import nvidia_resiliency_ext.fault_tolerance as ft
 
 def pause(what):  # until the test has looked
