@@ -348,7 +348,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             self._hangs.start(generation, workers, whole_job=whole_job)
 
     def _start_node_watch(self) -> None:
-        if self._options.health:
+        # torch forks function workers from this very process, which therefore must have no more threads than torch's.
+        if self._options.health and isinstance(self._worker_group.spec.entrypoint, str):
             folder = run_folder(self._logs_specs, self._error_file())
             folders = [str(folder)] if folder is not None else []
             self._node.start(folders, self._pids, self._options.health_command)

@@ -15,6 +15,7 @@ from unicron_elastic.launcher.loop import Loop
 
 __all__ = ["NodeWatch"]
 
+STOP_TIMEOUT_S = 1.0
 MOMENT_S = 1.0  # between a kill for lack of memory and the end of the killed process
 _NVIDIA = "0x10de"  # the vendor's number on the PCI bus
 _WORDS = {Level.OK: "ok", Level.WARN: "warning", Level.CRITICAL: "critical"}
@@ -47,8 +48,8 @@ class NodeWatch:
     def stop(self) -> None:
         """Watches no more; what a driver or a file system keeps waiting ends with the process."""
         if self._health is not None:
-            self._health.stop()
-            self._health = None
+            health, self._health = self._health, None
+            health.stop(STOP_TIMEOUT_S)  # who runs us from Python may fork next
 
     def why_killed(self, exit_code: int, ended_at: float) -> str:
         """Why the kernel killed a worker, as far as it is known; "" if nothing is."""
