@@ -349,7 +349,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _start_node_watch(self) -> None:
         # torch forks function workers from this very process, which therefore must have no more threads than torch's.
-        if self._options.health and isinstance(self._worker_group.spec.entrypoint, str):
+        if self._options.health and self._runtime.is_alone and isinstance(self._worker_group.spec.entrypoint, str):
             folder = run_folder(self._logs_specs, self._error_file())
             folders = [str(folder)] if folder is not None else []
             self._node.start(folders, self._pids, self._options.health_command)

@@ -115,6 +115,7 @@ def _run_command(argv: Sequence[str]) -> int:
     except BadArgument as error:
         return _complain(str(error), 1)  # where torchrun raises, it exits with 1
     runtime = Runtime(chosen)
+    runtime.is_alone = True
     try:
         runtime.begin(warm_command(args), _early_environment(args))
         return _run_job(args, runtime)
