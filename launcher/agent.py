@@ -66,9 +66,11 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._return_values: dict[int, Any] = {}
         self._peers: PeerWatch | None = None
         self._functions: FunctionWatch | None = None
-        self._node = NodeWatch(self._runtime.loop, self._say)
-        self._hangs = HangWatch(self._runtime.loop, self._say, self._keep_evidence, self._events.append)
-        self._reporter = Reporter(self._options, self._runtime.loop)
+        # None of these holds the agent: it holds the rendezvous, whose port must be free when run's caller goes on.
+        self._reporter = Reporter(self._options, self._runtime.loop, spec.rdzv_handler.get_run_id())
+        say = self._reporter.say
+        self._node = NodeWatch(self._runtime.loop, say)
+        self._hangs = HangWatch(self._runtime.loop, say, self._reporter.keep_evidence, self._events.append)
         self._state = JobState(
             policy=_policy(spec, self._options, self._shutdown_timeout),
             run_id=spec.rdzv_handler.get_run_id(),
@@ -136,7 +138,9 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
         )
+        happenings.error_files = context.error_files
         self._pcontext = context
+        self._reporter.folder = run_folder(self._logs_specs, self._error_file())
         folder = temporary_folder(self._logs_specs, self._error_file())
         self._runtime.processes.remember(paths=[folder] if folder else [], farewell=self._reporter.farewell)
         context.start()
@@ -184,6 +188,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _start_functions(self, group: WorkerGroup) -> dict[int, Any]:
         # torch starts these as its own children; the mark lets the keeper find them if the agent is killed.
+        happenings = self._happenings(group)
         token = self._runtime.processes.token
         self._runtime.processes.remember(token=token)
         os.environ[TOKEN] = token
@@ -191,12 +196,15 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             pids: dict[int, Any] = super()._start_workers(group)
         finally:
             del os.environ[TOKEN]
+        assert self._pcontext is not None
+        happenings.error_files = self._pcontext.error_files
+        self._reporter.folder = run_folder(self._logs_specs, self._error_file())
         self._functions = FunctionWatch(
             self._runtime.loop,
             pids.values(),
             group.spec.monitor_interval,
             ask=lambda: self._monitor_workers(group),
-            on_result=partial(self._functions_ended, self._happenings(group)),
+            on_result=partial(self._functions_ended, happenings),
         )
         return pids
 
@@ -215,9 +223,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             group,
             self._state.host,
             post=self._events.append,
-            say=self._say,
+            say=self._reporter.say,
             why_killed=self._node.why_killed,
-            error_file=lambda local_rank: self._pcontext.error_files[local_rank] if self._pcontext else None,
         )
 
     def _functions_ended(self, happenings: Happenings, result: RunResult) -> None:
@@ -264,7 +271,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             case commands.WakeAt():
                 self._wake_at(command.at)
             case commands.RecordIncident():
-                self._reporter.record(command.incident, run_folder(self._logs_specs, self._error_file()))
+                self._reporter.record(command.incident)
             case commands.StartWorkers():
                 self._reporter.say(command.reason)
                 self._stop_watches()
@@ -350,8 +357,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     def _start_node_watch(self) -> None:
         # torch forks function workers from this very process, which therefore must have no more threads than torch's.
         if self._options.health and self._runtime.is_alone and isinstance(self._worker_group.spec.entrypoint, str):
-            folder = run_folder(self._logs_specs, self._error_file())
-            folders = [str(folder)] if folder is not None else []
+            folders = [str(self._reporter.folder)] if self._reporter.folder is not None else []
             self._node.start(folders, self._pids, self._options.health_command)
 
     def _pids(self) -> dict[int, str]:
@@ -366,12 +372,6 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             self._functions.stop()
             self._functions = None
         self._hangs.stop()
-
-    def _say(self, sentence: str) -> None:
-        self._reporter.say(sentence)
-
-    def _keep_evidence(self, text: str) -> str | None:
-        return self._reporter.keep_evidence(text, self._state.run_id, run_folder(self._logs_specs, self._error_file()))
 
     def _view(self) -> JobView:
         processes = self._pcontext.workers if isinstance(self._pcontext, WorkersContext) else {}

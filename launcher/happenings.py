@@ -34,16 +34,15 @@ class Happenings:
         post: Callable[[Event], None],
         say: Callable[[str], None],
         why_killed: Callable[[int, float], str],
-        error_file: Callable[[int], str | None],
     ) -> None:
-        """``why_killed`` explains an exit code and its time; ``error_file`` is where torchrun has it, by local rank."""
+        """``why_killed`` explains an exit code and its time."""
         self._generation = generation
         self._workers = group.workers  # the group has others in the next generation
         self._host = host
         self._post = post
         self._say = say
         self._why_killed = why_killed
-        self._error_file = error_file
+        self.error_files: Mapping[int, str] = {}  # where torchrun has them, by local rank
 
     def exited(self, worker: WorkerProcess, ended: Exit) -> None:
         """A worker process ended."""
@@ -105,7 +104,7 @@ class Happenings:
 
     def _recall_exception(self, local_rank: int, at: float) -> None:
         """For a worker without our parts in it: its exception, if the script recorded it for torchrun."""
-        path = self._error_file(local_rank)
+        path = self.error_files.get(local_rank)
         described = failures.recorded_exception(path) if path is not None else None
         if described is not None:
             failure = self._failure(local_rank, at, described, None)

@@ -90,7 +90,9 @@ class Loop:
         return handle
 
     def close(self) -> None:
-        """Closes the loop's own descriptors; what was registered belongs to others."""
+        """Closes the loop's own descriptors and forgets its callbacks; what was registered belongs to others."""
+        self._timers.clear()
+        self._soon.clear()
         self._selector.close()
         self._wake_read.close()
         self._wake_write.close()

@@ -23,9 +23,11 @@ __all__ = ["Reporter", "job_view"]
 class Reporter:
     """Speaks for the agent; nothing it does can hold up or fail a recovery."""
 
-    def __init__(self, options: Options, loop: Loop) -> None:
+    def __init__(self, options: Options, loop: Loop, run_id: str) -> None:
         self._options = options
         self._loop = loop
+        self._run_id = run_id
+        self.folder: Path | None = None  # of the run's log files; reports go there
         self._console = open_console(options.console, sys.stderr)
         self._ledger: Ledger | None = None
         self._begun_at = time.monotonic()
@@ -63,20 +65,20 @@ class Reporter:
 
         self._loop.call_at(time.monotonic(), refresh)
 
-    def record(self, incident: Incident, log_folder: Path | None) -> None:
+    def record(self, incident: Incident) -> None:
         """Writes the incident to the ledger and, when it is over, says what it cost."""
-        self._open_ledger(incident.run_id, log_folder).record(incident)
+        self._open_ledger().record(incident)
         self._last_incident = incident.reason
         if incident.total_ms is not None:
             self.say(f"Incident {incident.number}: first step {incident.total_ms:.0f} ms after the fault.")
 
-    def keep_evidence(self, text: str, run_id: str, log_folder: Path | None) -> str | None:
+    def keep_evidence(self, text: str) -> str | None:
         """Writes a report beside the ledger and returns its path; None if that is not possible."""
-        return self._open_ledger(run_id, log_folder).keep_evidence(text)
+        return self._open_ledger().keep_evidence(text)
 
-    def _open_ledger(self, run_id: str, log_folder: Path | None) -> Ledger:
+    def _open_ledger(self) -> Ledger:
         if self._ledger is None:
-            path = Path(self._options.ledger) if self._options.ledger else default_ledger(run_id, log_folder)
+            path = Path(self._options.ledger) if self._options.ledger else default_ledger(self._run_id, self.folder)
             self._ledger = Ledger(path, self.say)
         return self._ledger
 
