@@ -22,7 +22,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.metrics import prof, put_metric
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, SignalException
 
-from unicron_elastic.launcher import failures
+from unicron_elastic.faults import RootCause
+from unicron_elastic.launcher import failures, isolation
 from unicron_elastic.launcher.description import describe_workers
 from unicron_elastic.launcher.functions import FunctionWatch
 from unicron_elastic.launcher.hangs import HangWatch
@@ -69,7 +70,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         # None of these holds the agent: it holds the rendezvous, whose port must be free when run's caller goes on.
         self._reporter = Reporter(self._options, self._runtime.loop, spec.rdzv_handler.get_run_id())
         say = self._reporter.say
-        self._node = NodeWatch(self._runtime.loop, say)
+        self._node = NodeWatch(self._runtime.loop, say, self._events.append)
         self._hangs = HangWatch(self._runtime.loop, say, self._reporter.keep_evidence, self._events.append)
         self._state = JobState(
             policy=_policy(spec, self._options, self._shutdown_timeout),
@@ -175,7 +176,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             events.StartedWorker(local_rank=w.local_rank, rank=w.global_rank, pid=w.id) for w in group.workers
         )
         used = group.spec.max_restarts - self._remaining_restarts
-        self._handle(events.WorkersStarted(at=time.monotonic(), restarts_used=used, workers=started))
+        why_stay = isolation.why_stay(group.spec.rdzv_handler, group.group_world_size)
+        self._handle(events.WorkersStarted(at=time.monotonic(), restarts_used=used, workers=started, why_stay=why_stay))
         self._start_watches()
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -282,7 +284,12 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             case commands.FailJob():
                 self._reporter.say(_with_stack(command))
                 self._stop_workers(self._worker_group)
-                self._finish(WorkerState.FAILED, self._failed(command))
+                self._finish(WorkerState.FAILED, self._failed(command.cause))
+            case commands.LeaveJob():
+                self._reporter.say(command.reason)
+                isolation.leave(self._worker_group.spec.rdzv_handler, self._state.host, command, self._reporter.say)
+                self._stop_workers(self._worker_group)
+                self._finish(WorkerState.FAILED, self._failed(command.cause))
 
     def _signal(self, local_ranks: tuple[int, ...], number: signal.Signals) -> None:
         if isinstance(self._pcontext, WorkersContext):
@@ -313,7 +320,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         ranks = (worker.global_rank for worker in self._worker_group.workers)
         return RunResult(state=WorkerState.SUCCEEDED, return_values=self._return_values or dict.fromkeys(ranks))
 
-    def _failed(self, command: commands.FailJob) -> RunResult:
+    def _failed(self, cause: RootCause | None) -> RunResult:
         assert self._pcontext is not None
         error_files = self._pcontext.error_files
         for worker in self._state.workers:
@@ -323,7 +330,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             exit_codes={w.local_rank: w.exit_code or 0 for w in self._state.workers},
             pids={w.local_rank: w.pid for w in self._state.workers},
             error_files=error_files,
-            cause=command.cause,
+            cause=cause,
         )
         by_rank = {self._worker_group.workers[local].global_rank: failure for local, failure in found.items()}
         return RunResult(state=WorkerState.FAILED, failures=by_rank)
@@ -397,7 +404,9 @@ def _policy(spec: WorkerSpec, options: Options, stop_timeout_s: float) -> Policy
         same_failure_limit=options.same_failure_limit,
         reset_after_steps=options.reset_restarts_after_steps,
         no_restart_exit_codes=options.no_restart_exit_codes,
-        acts_on_hangs=options.on_hang == "act",
+        acts_on_hangs=options.on_hang == options.on_fault == "act",
+        isolates=options.on_fault == "act",
+        isolate_after=options.isolate_after,
         hang_patience_s=options.hang_patience,
     )
 

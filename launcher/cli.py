@@ -13,7 +13,7 @@ import typer
 
 from unicron_elastic import __version__
 from unicron_elastic.incident import Incident
-from unicron_elastic.launcher import chaos_cli
+from unicron_elastic.launcher import chaos_cli, quarantine_cli
 from unicron_elastic.launcher.ledger import find_ledgers, read_ledger, state_folder
 
 __all__ = ["app"]
@@ -27,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(chaos_cli.app, name="chaos")
+app.add_typer(quarantine_cli.app, name="quarantine")
 
 NOTHING_FOUND, BAD_USAGE = 1, 2
 

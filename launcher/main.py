@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from types import FunctionType
@@ -108,6 +109,8 @@ def _run_command(argv: Sequence[str]) -> int:
             if not chosen.in_band:
                 _say("no fault will be injected: --unicron-chaos needs --unicron-in-band on")
         check(args, warn=_say)
+        if not _may_join(args, chosen):
+            return 1
     except options.BadOption as error:
         return _complain(str(error), 2)
     except arguments.TorchMissing as error:
@@ -123,6 +126,16 @@ def _run_command(argv: Sequence[str]) -> int:
         return _complain("its keeper process, which starts the workers, was killed from outside", 1)
     finally:
         runtime.end()
+
+
+def _may_join(args: argparse.Namespace, chosen: options.Options) -> bool:
+    """Whether this node may take part. One that has its job to itself harms nobody, and nobody could replace it."""
+    from unicron_elastic.launcher.isolation import why_kept_out
+
+    why = why_kept_out(socket.gethostname(), _say)
+    if why:
+        _say(why)
+    return not why or chosen.on_fault == "observe" or args.nnodes.rpartition(":")[2] == "1"
 
 
 def _early_environment(args: argparse.Namespace) -> dict[str, str]:

@@ -12,6 +12,7 @@ from unicron_elastic.health.files import read
 from unicron_elastic.health.finding import Finding, Level
 from unicron_elastic.health.watch import NodeHealth
 from unicron_elastic.launcher.loop import Loop
+from unicron_elastic.recovery.events import NodeUnhealthy
 
 __all__ = ["NodeWatch"]
 
@@ -26,9 +27,11 @@ logger = logging.getLogger(__name__)
 class NodeWatch:
     """Runs the probes from ``start`` to ``stop``; without ``start`` nothing is watched and nothing known."""
 
-    def __init__(self, loop: Loop, say: Callable[[str], None]) -> None:
+    def __init__(self, loop: Loop, say: Callable[[str], None], post: Callable[[NodeUnhealthy], None]) -> None:
+        """``say`` tells people a sentence, ``post`` takes what concerns the job."""
         self._loop = loop
         self._say = say
+        self._post = post
         self._health: NodeHealth | None = None
 
     def start(self, folders: Iterable[str], workers: Callable[[], Mapping[int, str]], command: str) -> None:
@@ -62,8 +65,21 @@ class NodeWatch:
 
     def _found(self, finding: Finding) -> None:
         """Called from the probes' threads."""
-        sentence = f"Health {_WORDS[finding.level]}: {finding.reason}"
-        self._loop.call_soon(lambda: self._say(sentence) if self._health is not None else None)
+        self._loop.call_soon(lambda: self._tell(finding) if self._health is not None else None)
+
+    def _tell(self, finding: Finding) -> None:
+        self._say(f"Health {_WORDS[finding.level]}: {finding.reason}")
+        is_of_gpu = finding.probe.startswith("gpu.")
+        if (
+            is_of_gpu
+            and finding.level is Level.CRITICAL
+            and finding.status is not None
+            and finding.severity is not None
+        ):
+            event = NodeUnhealthy(
+                at=finding.at, status=finding.status, severity=finding.severity, reason=finding.reason
+            )
+            self._post(event)
 
     def _note(self, sentence: str) -> None:
         """What cannot be watched. Nobody misses GPUs where there are none."""

@@ -30,6 +30,8 @@ class Options:
     same_failure_limit: int = 3
     reset_restarts_after_steps: int = 0
     no_restart_exit_codes: frozenset[int] = frozenset({DO_NOT_RESTART_EXIT_CODE})
+    on_fault: str = "act"
+    isolate_after: int = 3
     health: bool = True
     health_command: str = ""
     on_hang: str = "act"
@@ -61,6 +63,12 @@ def _exit_codes(text: str) -> frozenset[int]:
 def _console(text: str) -> str:
     if text not in ("auto", "panel", "plain", "off"):
         raise ValueError("auto, panel, plain or off")
+    return text
+
+
+def _on_fault(text: str) -> str:
+    if text not in ("act", "observe"):
+        raise ValueError("act or observe")
     return text
 
 
@@ -163,6 +171,20 @@ OPTIONS = (
         parse=_exit_codes,
         metavar="CODES",
         help=f"worker exit codes after which the job is not restarted (default: {DO_NOT_RESTART_EXIT_CODE})",
+    ),
+    _Option(
+        name="on_fault",
+        parse=_on_fault,
+        metavar="act|observe",
+        help="observe: tell and record what torchrun would not have noticed, hangs and sick nodes, and do nothing "
+        "about it (default: act)",
+    ),
+    _Option(
+        name="isolate_after",
+        parse=_count,
+        metavar="N",
+        help="isolate this node after N failures of one worker, or 2N of all, within an hour that are not the "
+        "script's own, if the job can go on without it; 0: never (default: 3)",
     ),
     _Option(
         name="health",

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import time
 from datetime import timedelta
 
+import psutil
 from torch.distributed import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousExitOp
 
 __all__ = ["FreshStoreRendezvous"]
+
+LEAVE_TIMEOUT_S = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
@@ -25,6 +33,7 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._local_addr = local_addr
         self._timeout = timedelta(seconds=timeout_s)
         self._store: Store | None = None
+        self._has_left = False
 
     @property
     def use_agent_store(self) -> bool:
@@ -70,7 +79,39 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
         """The job's id."""
         return str(self._inner.get_run_id())
 
+    def why_stay(self, nodes: int) -> str:
+        """Why the job, of ``nodes`` now, cannot go on without this one, to follow "because"; "" if it can."""
+        settings = getattr(self._inner, "settings", None)
+        if settings is None:
+            return f"torch's {self.get_backend()} rendezvous cannot be left."
+        if nodes <= settings.min_nodes:
+            return "it is the only node of the job." if nodes == 1 else f"the job needs all {nodes} of its nodes."
+        return "the job's rendezvous is hosted on it." if self._hosts_meeting() else ""
+
+    def leave(self) -> None:
+        """Takes this node out of the rendezvous, which stays open for the others; then only ``shutdown`` may follow.
+
+        torch has no call for it: its handler closes the rendezvous for all, or vanishes and is missed after 15 s. What
+        it does itself before it joins a new round is done here.
+        """
+        self._has_left = True
+        try:
+            self._inner._stop_heartbeats()
+            self._inner._op_executor.run(_RendezvousExitOp(), time.monotonic() + LEAVE_TIMEOUT_S)
+        except Exception as error:  # the others find out by its missing heartbeat
+            logger.warning("the rendezvous could not be told that this node leaves: %s", error)
+
     def shutdown(self) -> bool:
-        """Closes what both opened."""
+        """Closes what both opened; once this node has left, the rendezvous itself is the others'."""
         self._store = None
-        return bool(self._inner.shutdown())
+        return True if self._has_left else bool(self._inner.shutdown())
+
+    def _hosts_meeting(self) -> bool:
+        """Whether this process is the server of the store in which the nodes meet."""
+        store = getattr(getattr(getattr(self._inner, "_state_holder", None), "_backend", None), "_store", None)
+        port = getattr(store, "port", None)
+        try:
+            connections = psutil.Process().net_connections("tcp")
+        except psutil.Error:
+            return True  # not known; to leave could end the job
+        return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any, TypeVar
 
-from unicron_elastic.faults import Failure, HangKind
+from unicron_elastic.faults import Failure, HangKind, Severity, Status
 from unicron_elastic.incident import Incident
 from unicron_elastic.recovery.commands import Command, RecordIncident, StartWorkers
 from unicron_elastic.recovery.events import (
@@ -13,6 +13,7 @@ from unicron_elastic.recovery.events import (
     EvidenceGathered,
     FirstStepDone,
     MembershipChanged,
+    NodeUnhealthy,
     PeerFailed,
     StartedWorker,
     TimePassed,
@@ -30,6 +31,7 @@ KILLED, TERMINATED, CRASHED = -int(signal.SIGKILL), -int(signal.SIGTERM), -int(s
 FIRST_RANK = 4  # of this node, so that a rank is never mistaken for a local rank
 HANGS = "rank 5 hangs: no step for 100 ms, 5x the usual 20 ms; it is not at work."
 GO_ON = "rank 5 goes on after 2.1 s."
+FELL_OFF = "GPU 3 has fallen off the bus (XID 79)."
 PEERS_FAULT = "node n2 is gone."
 
 _C = TypeVar("_C")
@@ -57,13 +59,17 @@ class Job:
     def pid(self, local_rank: int, generation: int | None = None) -> int:
         return 1000 * (self.state.generation if generation is None else generation) + local_rank
 
-    def start(self, restarts_used: int = 0, at: float | None = None) -> list[Command]:
+    def start(
+        self, restarts_used: int = 0, at: float | None = None, why_stay: str = "it is the only node of the job."
+    ) -> list[Command]:
         generation = self.state.generation + 1
         workers = tuple(
             StartedWorker(local_rank=local, rank=FIRST_RANK + local, pid=self.pid(local, generation))
             for local in range(self.workers)
         )
-        return self.feed(WorkersStarted(at=self._at(at), restarts_used=restarts_used, workers=workers))
+        return self.feed(
+            WorkersStarted(at=self._at(at), restarts_used=restarts_used, workers=workers, why_stay=why_stay)
+        )
 
     def exited(
         self,
@@ -140,6 +146,17 @@ class Job:
             generation=generation,
         )
         return self.feed(event)
+
+    def finds(
+        self,
+        *,
+        status: Status = Status.GPU_DRIVER_ERROR,
+        severity: Severity = Severity.SEV1,
+        reason: str = FELL_OFF,
+        at: float | None = None,
+    ) -> list[Command]:
+        """A probe of this node does."""
+        return self.feed(NodeUnhealthy(at=self._at(at), status=status, severity=severity, reason=reason))
 
     def goes_on(self, *, generation: int | None = None) -> list[Command]:
         return self.feed(WorkersGoOn(at=self._at(None), reason=GO_ON, generation=generation))

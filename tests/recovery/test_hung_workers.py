@@ -139,7 +139,8 @@ def test_a_hang_that_is_only_observed_is_recorded() -> None:
     commands = job.time(205.0)
     assert only(commands, Tell).reason == HANGS
     incident = only(commands, RecordIncident).incident
-    assert (incident.action, incident.decision) == ("observe", "Nothing was done: --unicron-on-hang is observe.")
+    assert incident.action == "observe"
+    assert incident.decision == "Nothing was done: hangs are only observed (--unicron-on-hang, --unicron-on-fault)."
     assert (incident.evidence, incident.noticed_at) == ("/logs/evidence.txt", 200.0)
     assert job.state.phase is Phase.RUNNING
     assert job.time(900.0) == []

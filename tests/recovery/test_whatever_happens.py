@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenario import CRASHED, GLOO_CLOSED, KILLED, TERMINATED, Job
 
-from unicron_elastic.faults import HangKind
+from unicron_elastic.faults import HangKind, Severity
 from unicron_elastic.recovery.commands import (
     Command,
     FailJob,
     FinishJob,
     KillWorkers,
+    LeaveJob,
     StartWorkers,
     StopWorkers,
     WakeAt,
@@ -37,6 +38,7 @@ HAPPENINGS = st.one_of(
     st.tuples(st.just("evidence"), LOCAL, AGO),
     st.tuples(st.just("end all"), st.sampled_from(CODES)),
     st.tuples(st.just("started")),
+    st.tuples(st.just("finds"), st.sampled_from([Severity.SEV1, Severity.SEV2])),
 )
 POLICIES = st.fixed_dictionaries(
     {
@@ -44,6 +46,8 @@ POLICIES = st.fixed_dictionaries(
         "same_failure_limit": st.integers(0, 3),
         "reset_after_steps": st.sampled_from([0, 50]),
         "teardown_timeout_s": st.sampled_from([0.5, 5.0, 60.0]),
+        "isolates": st.booleans(),
+        "isolate_after": st.sampled_from([0, 1, 3]),
     }
 )
 
@@ -53,8 +57,9 @@ class Watched(Job):
 
     def __init__(self, workers: int, policy: dict[str, Any]) -> None:
         super().__init__(workers, **policy)
+        self.why_stay = "" if workers == 2 else "it must."
         self.turns: list[tuple[JobState, Event, list[Command]]] = []
-        self.start()
+        self.start(why_stay=self.why_stay)
 
     def feed(self, event: Event) -> list[Command]:
         before = self.state
@@ -65,7 +70,7 @@ class Watched(Job):
     def happen(self, happening: tuple[Any, ...]) -> None:
         if self.state.phase is Phase.IDLE:
             assert isinstance(self.log[-1], StartWorkers)
-            self.start(self.log[-1].restarts_used)
+            self.start(self.log[-1].restarts_used, why_stay=self.why_stay)
         match happening:
             case ("exited", local, code, step, ago):
                 ended_at = self.now - 0.5 if code == KILLED else None
@@ -86,7 +91,7 @@ class Watched(Job):
                 for local in range(self.workers):
                     self.exited(local, code)
             case ("started",):  # by mistake
-                self.start(self.state.restarts_used)
+                self.start(self.state.restarts_used, why_stay=self.why_stay)
             case _:
                 self._happen_about_hang(happening)
 
@@ -96,6 +101,8 @@ class Watched(Job):
                 self.hung(local, kind=kind, generation=self._ago(ago))
             case ("goes on", ago):
                 self.goes_on(generation=self._ago(ago))
+            case ("finds", severity):
+                self.finds(severity=severity)
             case ("evidence", local, ago):
                 self.evidence(local, generation=self._ago(ago))
 
@@ -116,12 +123,12 @@ def test_the_job_stays_consistent(workers: int, policy: dict[str, Any], happenin
     for before, _, commands in job.turns:
         if before.phase is Phase.FINISHED:
             assert commands == []
-    terminal = [command for command in job.log if isinstance(command, FinishJob | FailJob)]
+    terminal = [command for command in job.log if isinstance(command, FinishJob | FailJob | LeaveJob)]
     assert len(terminal) == (job.state.phase is Phase.FINISHED)
     if terminal:
         assert job.log[-1] is terminal[0]
     for command in job.log:
-        if isinstance(command, StopWorkers | KillWorkers | StartWorkers | FailJob | FinishJob):
+        if isinstance(command, StopWorkers | KillWorkers | StartWorkers | FailJob | LeaveJob | FinishJob):
             assert command.reason.endswith(".")
     # Restarts never exceed what the user allowed, whatever the count was reset to.
     assert all(start.restarts_used <= policy["max_restarts"] for start in job.started())
@@ -132,18 +139,19 @@ def test_every_fault_that_costs_a_restart_is_one_incident(
     workers: int, policy: dict[str, Any], happenings: list[tuple[Any, ...]]
 ) -> None:
     job = _watched(workers, policy, happenings)
-    records = job.records()
+    records = [record for record in job.records() if record.action != "observe"]
     assert [record.number for record in records] == sorted(record.number for record in records)
-    assert {record.number for record in records} >= set(range(1, job.state.incidents))  # the last may be undecided
+    known = {record.number for record in job.records()}
+    assert known >= set(range(1, job.state.incidents))  # the last may be undecided
     of_generation = {record.generation: record.number for record in records}
     assert len(of_generation) == len({record.number for record in records})
     for before, _, commands in job.turns:
-        ends = [command for command in commands if isinstance(command, StartWorkers | FailJob)]
+        ends = [command for command in commands if isinstance(command, StartWorkers | FailJob | LeaveJob)]
         if not ends:
             continue
         if before.generation in of_generation:  # one fault here, one restart
-            action = "restart" if isinstance(ends[0], StartWorkers) else "fail"
-            assert job.records(of_generation[before.generation])[0].action == action
+            action = {StartWorkers: "restart", FailJob: "fail", LeaveJob: "isolate"}[type(ends[0])]
+            assert next(r for r in records if r.number == of_generation[before.generation]).action == action
         elif isinstance(ends[0], FailJob) or ends[0].restarts_used > before.restarts_used:
             assert _heard_of_a_peers_fault(job, before.generation)
 
@@ -154,7 +162,7 @@ def test_later_records_of_an_incident_change_nothing_that_was_decided(
 ) -> None:
     job = _watched(workers, policy, happenings)
     for number in range(1, job.state.incidents + 1):
-        records = job.records(number)
+        records = [record for record in job.records(number) if record.action != "observe"]
         decided = {(r.generation, r.rank, r.exit_code, r.reason, r.action, r.decision, r.stopped_at) for r in records}
         assert len(decided) <= 1
         for earlier, later in pairwise(records):

@@ -14,6 +14,7 @@ __all__ = [
     "FinishJob",
     "GatherEvidence",
     "KillWorkers",
+    "LeaveJob",
     "RecordIncident",
     "StartWorkers",
     "StopWorkers",
@@ -71,6 +72,18 @@ class FailJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveJob:
+    """Take this node out of the job, which goes on elsewhere, and into quarantine.
+
+    ``quarantine_s`` is for how many seconds; None: until somebody lifts it.
+    """
+
+    cause: RootCause | None
+    reason: str
+    quarantine_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordIncident:
     """Write the incident as it now stands; a later record of the same number replaces this one."""
 
@@ -107,6 +120,7 @@ Command: TypeAlias = (
     | TellPeers
     | FinishJob
     | FailJob
+    | LeaveJob
     | RecordIncident
     | WakeAt
 )

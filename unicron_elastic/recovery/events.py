@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from unicron_elastic.faults import Failure, HangKind
+from unicron_elastic.faults import Failure, HangKind, Severity, Status
 
 __all__ = [
     "Event",
     "EvidenceGathered",
     "FirstStepDone",
     "MembershipChanged",
+    "NodeUnhealthy",
     "PeerFailed",
     "StartedWorker",
     "TimePassed",
@@ -38,11 +39,15 @@ class StartedWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersStarted:
-    """All workers of a generation run on this node. ``restarts_used`` is the job's count, not this agent's."""
+    """All workers of a generation run on this node. ``restarts_used`` is the job's count, not this agent's.
+
+    ``why_stay`` says why the job cannot go on without this node, as a sentence; "": it can.
+    """
 
     at: float
     restarts_used: int
     workers: tuple[StartedWorker, ...]
+    why_stay: str = "it is the only node of the job."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +112,16 @@ class EvidenceGathered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUnhealthy:
+    """A probe found a GPU or another part of this node on which no work can rely."""
+
+    at: float
+    status: Status
+    severity: Severity
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerFailed:
     """Another node of the job reported a fault."""
 
@@ -139,6 +154,7 @@ Event: TypeAlias = (
     | WorkersGoOn
     | EvidenceGathered
     | FirstStepDone
+    | NodeUnhealthy
     | PeerFailed
     | MembershipChanged
     | TimePassed

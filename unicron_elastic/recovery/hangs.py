@@ -137,7 +137,7 @@ def observed(state: JobState, fault: Fault) -> tuple[JobState, list[Command]]:
     incident = replace(
         state.incident,
         action="observe",
-        decision="Nothing was done: --unicron-on-hang is observe.",
+        decision="Nothing was done: hangs are only observed (--unicron-on-hang, --unicron-on-fault).",
         evidence=None if hang.evidence is None else hang.evidence.report,
     )
     commands: list[Command] = [] if superseded is None else [RecordIncident(incident=superseded)]

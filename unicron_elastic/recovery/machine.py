@@ -15,7 +15,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from unicron_elastic.faults import Failure, Fault, Status, classify, root_cause
+from unicron_elastic.faults import Failure, Fault, Severity, Status, classify, root_cause
 from unicron_elastic.recovery.commands import (
     Command,
     FailJob,
@@ -32,6 +32,7 @@ from unicron_elastic.recovery.events import (
     EvidenceGathered,
     FirstStepDone,
     MembershipChanged,
+    NodeUnhealthy,
     PeerFailed,
     TimePassed,
     WorkerExited,
@@ -50,6 +51,8 @@ from unicron_elastic.recovery.hangs import (
     workers_go_on,
     workers_hung,
 )
+from unicron_elastic.recovery.ladder import climb
+from unicron_elastic.recovery.node import explained, leave, left, node_unhealthy, recent, weigh
 from unicron_elastic.recovery.policy import count_repeats, judge, restarts_after_progress, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Phase, Worker
@@ -76,6 +79,8 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
             return workers_go_on(state, event)
         case EvidenceGathered():
             return _evidence_gathered(state, event)
+        case NodeUnhealthy():
+            return _node_unhealthy(state, event)
         case PeerFailed():
             return _summoned(state, event.at, event.reason, counts=True)
         case MembershipChanged():
@@ -92,8 +97,8 @@ def _is_too_late(state: JobState, event: Event) -> bool:
         return True
     if isinstance(event, WorkersStarted):
         return state.phase is not Phase.IDLE  # none was asked for, and those that run must not be forgotten
-    if isinstance(event, WorkerRaised | TimePassed):
-        return False  # known by its pid; compared with the deadlines
+    if isinstance(event, WorkerRaised | NodeUnhealthy | TimePassed):
+        return False  # known by its pid; of the node, whatever runs there; compared with the deadlines
     return event.generation not in (None, state.generation)
 
 
@@ -108,6 +113,9 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         faults=(),
         summons="",
         counts_as_restart=True,
+        why_stay=event.why_stay,
+        findings=recent(state.findings, event.at),
+        observed=None,
     )
     if state.incident is None or state.incident.regrouped_at is not None:
         return state, []
@@ -204,7 +212,7 @@ def _fault_noticed(
     """
     is_first = not state.faults
     state = replace(state, faults=(*state.faults, fault))
-    if not is_first:
+    if not is_first or state.leaving is not None:
         return state, []
     state, superseded = open_incident(state, fault, at, method)
     were_peers_first = bool(state.summons) and state.counts_as_restart
@@ -227,6 +235,15 @@ def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple
         return state, []
     state = replace(state, summons=reason, counts_as_restart=counts)
     return _stop(state, at, reason)
+
+
+def _node_unhealthy(state: JobState, event: NodeUnhealthy) -> tuple[JobState, list[Command]]:
+    was_running = state.phase is Phase.RUNNING
+    state, commands, must_stop = node_unhealthy(state, event)
+    if not must_stop or not was_running:
+        return state, commands
+    state, stop = _stop(state, event.at, event.reason)
+    return state, [*stop, *commands]
 
 
 def _stop(state: JobState, at: float, reason: str) -> tuple[JobState, list[Command]]:
@@ -309,6 +326,8 @@ def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
         return replace(state, phase=Phase.FINISHED), [FinishJob(reason="All workers of this node ended well.")]
     used = restarts_after_progress(state.policy, state.restarts_used, (w.step for w in state.workers))
     state = replace(state, restarts_used=used)
+    if state.leaving is not None:
+        return left(state, at)
     if state.faults:
         return _judge_faults(state, at)
     if not state.counts_as_restart:
@@ -320,9 +339,13 @@ def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
 
 
 def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
-    cause = root_cause(state.faults)
+    cause = explained(root_cause(state.faults), state.findings)
     repeats = count_repeats(state.repeats, cause)
     verdict = judge(state.policy, state.restarts_used, repeats, tuple(f.failure for f in state.faults))
+    if verdict.restart:
+        attempts, rung = climb(state.attempts, cause.fault, at, state.policy)
+        state = replace(state, attempts=attempts)
+        verdict = weigh(state, verdict, rung)
     assert state.incident is not None  # the first fault of a generation opens one
     was_told = not state.summons and state.incident.reason == cause.reason
     incident = judged(state.incident, cause, at, verdict)
@@ -330,7 +353,9 @@ def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     reason = f"{cause.reason} {verdict.reason}"
     if not verdict.restart:
         state = replace(state, phase=Phase.FINISHED, repeats=repeats, incident=None)
-        return state, [recorded, FailJob(cause=cause, reason=reason)]
+        is_broken = cause.fault.severity is Severity.SEV1
+        end = leave(cause, reason, is_broken=is_broken) if verdict.isolate else FailJob(cause=cause, reason=reason)
+        return state, [recorded, end]
     said = verdict.reason if was_told else reason  # stopping the workers said the rest already
     state = replace(state, phase=Phase.IDLE, repeats=repeats, incident=incident)
     return state, [recorded, StartWorkers(restarts_used=verdict.restarts_used, reason=said)]

@@ -29,6 +29,10 @@ class Policy:
     hang_tell_s: float = 5.0  # how long a hang lasts of which people hear, if it may end by itself
     idle_tell_s: float = 60.0  # the same, if nobody waits for who hangs
     evidence_timeout_s: float = 3.0  # how long the evidence on a hang is waited for
+    isolates: bool = True  # False: a sick node is told and recorded, and stays
+    retries: int = 3  # of SEV3 faults of one worker within the window, before they are answered as SEV2
+    isolate_after: int = 3  # SEV2 faults of one worker within the window, twice as many of all; 0: never
+    attempts_window_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +46,22 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether to restart, with the job's count after it, and why."""
+    """Whether to restart, with the job's count after it, and why.
+
+    ``isolate``: instead, this node leaves the job. ``severity`` is the rung of the ladder on which that was decided,
+    None where nothing but the count decided.
+    """
 
     restart: bool
     restarts_used: int
     reason: str
+    isolate: bool = False
+    severity: Severity | None = None
+
+    @property
+    def action(self) -> str:
+        """As incidents have it."""
+        return "isolate" if self.isolate else ("restart" if self.restart else "fail")
 
 
 def count_repeats(previous: Repeats | None, cause: RootCause) -> Repeats | None:

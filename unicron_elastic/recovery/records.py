@@ -10,7 +10,9 @@ from unicron_elastic.incident import Incident
 from unicron_elastic.recovery.policy import Verdict
 from unicron_elastic.recovery.state import JobState
 
-__all__ = ["judged", "open_incident"]
+__all__ = ["EXPLAINS_S", "judged", "open_incident"]
+
+EXPLAINS_S = 30.0  # a worker's failure so long after a finding on its node is taken for its effect
 
 
 def open_incident(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobState, Incident | None]:
@@ -18,7 +20,8 @@ def open_incident(state: JobState, fault: Fault, at: float, method: str) -> tupl
 
     What its record says stays true; only a first step after it will not come.
     """
-    number = state.incidents + 1
+    told = _told_before(state, at)
+    number = state.incidents + 1 if told is None else told.number
     incident = Incident(
         number=number,
         run_id=state.run_id,
@@ -26,17 +29,23 @@ def open_incident(state: JobState, fault: Fault, at: float, method: str) -> tupl
         host=state.host,
         time="",  # the wall clock is the shell's: it fills this in when it writes the record
         generation=state.generation,
-        method=method,
+        method=method if told is None else told.method,
         action="",
         decision="",
         restarts_used=state.restarts_used,
         max_restarts=state.policy.max_restarts,
-        occurred_at=fault.failure.at,
-        noticed_at=at,
+        occurred_at=fault.failure.at if told is None else told.occurred_at,
+        noticed_at=at if told is None else told.noticed_at,
         **_of_root(fault),
     )
     superseded = None if state.incident is None else replace(state.incident, superseded_by=number)
-    return replace(state, incident=incident, incidents=number), superseded
+    return replace(state, incident=incident, incidents=number, observed=None), superseded
+
+
+def _told_before(state: JobState, at: float) -> Incident | None:
+    """The incident of a finding on this node that explains a failure now: both are one."""
+    told = state.observed
+    return told if told is not None and at - (told.noticed_at or at) <= EXPLAINS_S else None
 
 
 def judged(incident: Incident, cause: RootCause, at: float, verdict: Verdict) -> Incident:
@@ -48,14 +57,17 @@ def judged(incident: Incident, cause: RootCause, at: float, verdict: Verdict) ->
     occurred_at = cause.fault.failure.at
     if incident.occurred_at is not None:
         occurred_at = min(occurred_at, incident.occurred_at)
+    found = _of_root(cause.fault)
+    if verdict.severity is not None:
+        found["severity"] = int(verdict.severity)
     return replace(
         incident,
         occurred_at=occurred_at,
         stopped_at=at,
-        action="restart" if verdict.restart else "fail",
+        action=verdict.action,
         decision=verdict.reason,
         consequences=tuple(fault.reason for fault in cause.consequences),
-        **_of_root(cause.fault),
+        **found,
     )
 
 

@@ -7,7 +7,8 @@ from enum import Enum
 
 from unicron_elastic.faults import Failure, Fault, HangKind
 from unicron_elastic.incident import Incident
-from unicron_elastic.recovery.events import EvidenceGathered
+from unicron_elastic.recovery.events import EvidenceGathered, NodeUnhealthy
+from unicron_elastic.recovery.ladder import Attempt
 from unicron_elastic.recovery.policy import Policy, Repeats
 
 __all__ = ["Hang", "JobState", "Phase", "Worker"]
@@ -77,6 +78,11 @@ class JobState:
     kill_at: float | None = None
     hang: Hang | None = None
     repeats: Repeats | None = None
+    attempts: tuple[Attempt, ...] = ()  # what this node's workers failed of lately
+    why_stay: str = ""  # why the job cannot go on without this node; "": it can
+    findings: tuple[NodeUnhealthy, ...] = ()  # on this node, in the present generation
+    leaving: NodeUnhealthy | None = None  # for which the workers are being stopped
+    observed: Incident | None = None  # of a finding, of which nothing was done
     incident: Incident | None = None  # open until the first step after it
     incidents: int = 0
 
@@ -109,6 +115,7 @@ class JobState:
         assert bool(self.running) == (self.phase in (Phase.RUNNING, Phase.STOPPING)), self
         assert (self.kill_at is not None) == (self.phase is Phase.STOPPING), self
         assert self.hang is None or self.phase is Phase.RUNNING, self
+        assert self.leaving is None or self.phase is Phase.STOPPING, self
         if self.phase is Phase.RUNNING:
             assert not self.faults, self
             assert not self.summons, self
@@ -124,6 +131,6 @@ class JobState:
             if worker.told_to_stop_at is None:  # only who raised may end by itself, and not for ever
                 assert worker.raised is not None, self
                 assert self.teardown_at is not None, self
-        if self.faults:
+        if self.faults or self.leaving is not None:
             assert self.incident is not None, self
             assert self.incident.generation == self.generation, self

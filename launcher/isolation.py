@@ -1,0 +1,52 @@
+"""A node that leaves its job: out of the rendezvous, which goes on without it, and into quarantine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from unicron_elastic.launcher import quarantine
+from unicron_elastic.recovery.commands import LeaveJob
+from unicron_elastic.recovery.quarantine import LAUNCHER, Quarantined, sentence
+
+__all__ = ["leave", "why_kept_out", "why_stay"]
+
+
+def why_stay(handler: Any, nodes: int) -> str:
+    """Why the job of this torch RendezvousHandler, of ``nodes`` now, cannot go on without this one; "" if it can."""
+    if not hasattr(handler, "why_stay"):
+        return (
+            "it is the only node of the job." if nodes == 1 else f"the {handler.get_backend()} rendezvous has no exit."
+        )
+    return str(handler.why_stay(nodes))
+
+
+def leave(handler: Any, node: str, command: LeaveJob, say: Callable[[str], None]) -> None:
+    """Takes the node out of the rendezvous and puts it on the list; what cannot be done is said."""
+    if hasattr(handler, "leave"):
+        handler.leave()
+    now = time.time()
+    until = None if command.quarantine_s is None else now + command.quarantine_s
+    path = quarantine.default_path()
+    try:
+        quarantine.add(path, Quarantined(node=node, reason=command.reason, since=now, until=until, by=LAUNCHER))
+    except quarantine.QuarantineFileError as error:
+        say(f"This node could not be put into quarantine: {error}")
+    else:
+        say(f"This node is in quarantine now: `unicron quarantine lift {node}` ends that.")
+
+
+def why_kept_out(node: str, say: Callable[[str], None]) -> str:
+    """Why this node should not join a job, as a sentence; "" if nothing speaks against it.
+
+    A list that cannot be read is told to ``say`` and keeps nobody out: it must not stop every job of a cluster.
+    """
+    now = time.time()
+    try:
+        entry = quarantine.find(quarantine.default_path(), node, now)
+    except quarantine.QuarantineFileError as error:
+        say(f"it is not known whether this node is in quarantine: {error}.")
+        return ""
+    return "" if entry is None else sentence(entry, now, lambda seconds: datetime.fromtimestamp(seconds).astimezone())
