@@ -23,6 +23,9 @@ _CHUNK_BYTES = 64 * MEGABYTE
 _SMALLEST_CHUNK_BYTES = 4096
 _LONG_S = 1000.0
 
+FAKE_NVML = "FAKE_NVML"  # the folder through which tests/health/fake_nvml.c is told what to answer
+_NVML_XID, _NVML_DOUBLE_BIT_ECC = 8, 2  # nvmlEventType
+
 _kept: list[object] = []  # what is leaked or fills a disk stays until the process ends
 
 
@@ -54,7 +57,7 @@ def do(fault: Fault) -> None:
         case Kind.DISK:
             _fill(fault.folder, fault.limit_mb)
         case Kind.XID | Kind.ECC:
-            say(f"nothing is done: {fault.kind.value} {NEEDS_TEST_LIBRARY}")
+            _gpu_event(fault)
         case _:
             raise ValueError(f"{fault.kind.value} does not strike once")
 
@@ -81,6 +84,20 @@ def _sleep(seconds: float) -> None:
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(left, _LONG_S))
+
+
+def _gpu_event(fault: Fault) -> None:
+    """Has the library that stands in for NVML tell of this worker's GPU what the driver would."""
+    event = f"{_NVML_XID} {fault.xid}" if fault.kind is Kind.XID else f"{_NVML_DOUBLE_BIT_ECC} 0"
+    try:
+        events = os.open(os.path.join(os.environ[FAKE_NVML], "events"), os.O_WRONLY | os.O_NONBLOCK)
+    except (KeyError, OSError):
+        say(f"nothing is done: {fault.kind.value} {NEEDS_TEST_LIBRARY}")
+        return
+    try:
+        os.write(events, f"{os.environ.get('LOCAL_RANK', '0')} {event}\n".encode())
+    finally:
+        os.close(events)
 
 
 def _fill(folder: str, limit_mb: float) -> None:
