@@ -15,6 +15,7 @@ FAULTS = {
     "stop": "process stopped (SIGSTOP)",
     "sleep": "asleep for ever",
     "gil": "hangs with Python's lock held",
+    "xid": "XID 79 from a GPU (a library with NVML's ABI)",
     "slow1.3": "steps 1.3x as long",
     "slow1.5": "steps 1.5x as long",
 }
@@ -60,7 +61,7 @@ def _cells(fault: str, runs: Sequence[Run], deadline_s: float) -> list[str]:
     noticed = [run for run in ours if "noticed_ms" in run.values]
     named = Counter(str(each) for run in noticed for each in run.notes["named"])  # type: ignore[union-attr]
     step = Spread.of([run.values["step_ms"] for run in runs if "step_ms" in run.values])
-    alone = "-" if fault in EXITS else "never" if fault.startswith("slow") else "30 min gloo, 10 min NCCL"
+    alone = "-" if fault in EXITS else "never" if fault.startswith(("slow", "xid")) else "30 min gloo, 10 min NCCL"
     return [
         str(runs[0].ranks),
         short(step.median) if step else "-",

@@ -21,10 +21,12 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import NamedTuple
 
@@ -33,6 +35,9 @@ from _launchers import TORCHRUN, UNICRON, Launch, Launcher, LauncherEndedError, 
 from _report import describe_machine
 from _scenarios import Run
 from _steps import StepLog, read_logs
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "health"))
+import fake_nvml
 
 WORKER = Path(__file__).parent / "workers" / "faulty_steps.py"
 START_S = 30.0  # for a launch to come to its fault, beyond the warm-up
@@ -94,7 +99,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 def once(launcher: Launcher, setting: Setting, fault: str, repetition: int, args: argparse.Namespace) -> Run:
     """One launch: wait until the fault, then until it was noticed or the deadline is over."""
     ranks, step_ms = setting
-    kind = "exit" if fault in EXITS else fault[:4] if fault.startswith("slow") else "hang"
+    kind = "exit" if fault in EXITS or fault == "xid" else fault[:4] if fault.startswith("slow") else "hang"
     # The same for all launchers.
     choice = random.Random(f"{args.seed} {fault} {ranks} {step_ms} {repetition}")
     rank = choice.randrange(ranks)
@@ -103,7 +108,11 @@ def once(launcher: Launcher, setting: Setting, fault: str, repetition: int, args
     arguments = [f"--step-ms={step_ms}", f"--fault={fault}", f"--fault-rank={rank}", f"--fault-step={steps}"]
     arguments += ["--busy"] if args.busy else []
     time_s = START_S + 2 * steps * step_ms / 1e3 + args.deadline
-    with Launch(launcher, ranks, arguments, time_s, worker=WORKER, options=OPTIONS[launcher.name]) as launch:
+    options = OPTIONS[launcher.name]
+    with (
+        stand_in(launcher, fault) as equipped,
+        Launch(equipped, ranks, arguments, time_s, worker=WORKER, options=options) as launch,
+    ):
         try:
             fault_ns = wait_for_fault(launch)
             false_alarms = [line for at, line in launch.lines if at < fault_ns and TELLS.search(line)]
@@ -115,6 +124,23 @@ def once(launcher: Launcher, setting: Setting, fault: str, repetition: int, args
             run.problem = str(error)
             run.notes["last_lines"] = list(launch.last_lines)
     return run
+
+
+@contextmanager
+def stand_in(launcher: Launcher, fault: str) -> Iterator[Launcher]:
+    """The launcher as it is, or, for a fault of a GPU, with the tests' NVML library in place of a driver's."""
+    if fault != "xid":
+        yield launcher
+        return
+    with TemporaryDirectory(prefix="unicron-nvml-") as name:
+        library = fake_nvml.compile_library("cc", Path(name) / "library" / "libnvidia-ml.so.1")
+        (Path(name) / "fake").mkdir()
+        fake = fake_nvml.FakeNvml(Path(name) / "fake")
+        try:
+            environment = {"FAKE_NVML": str(fake.folder), "LD_LIBRARY_PATH": str(library.parent)}
+            yield replace(launcher, environment={**launcher.environment, **environment})
+        finally:
+            fake.close()
 
 
 def wait_for_fault(launch: Launch) -> int:
@@ -139,7 +165,7 @@ def wait_for_notice(launch: Launch, fault_ns: int, deadline_s: float) -> tuple[i
 
 def notice(launch: Launch, fault_ns: int) -> tuple[int, str] | None:
     """What the launcher has said until now of a fault at ``fault_ns``."""
-    if launch.launcher is TORCHRUN:
+    if launch.launcher.name == TORCHRUN.name:
         # Its own lines have whole seconds only, and it writes the first when its poll has seen the end of a process.
         return next(((at, line) for at, line in launch.launch_lines if at >= fault_ns), None)
     for record in incidents(launch.logs_folder, fault_ns):

@@ -54,6 +54,9 @@ def strike(kind: str) -> None:
     elif kind == "sleep":
         while True:
             time.sleep(1000)
+    elif kind == "xid":
+        with open(Path(os.environ["FAKE_NVML"]) / "events", "w") as events:
+            events.write("0 8 79\n")  # GPU 0, nvmlEventTypeXidCriticalError, "fallen off the bus"
     elif kind == "gil":
         while True:
             ctypes.PyDLL(None).sleep(1000)  # unlike CDLL, it keeps Python's lock during a call
@@ -111,7 +114,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--busy", action="store_true", help="spend the wait of each step on a CPU")
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--fault", metavar="KIND", help="kill, exception, stop, sleep, gil, or slow and a factor")
+    parser.add_argument("--fault", metavar="KIND", help="kill, exception, stop, sleep, gil, xid, or slow and a factor")
     parser.add_argument("--fault-rank", type=int, default=0)
     parser.add_argument("--fault-step", type=int, default=100)
     parser.add_argument("--deadline", type=int, default=120, metavar="SECONDS", help="die after this long, whatever")
