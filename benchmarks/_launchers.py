@@ -71,7 +71,10 @@ class Launch:
         worker: Path = WORKER,
         options: Iterable[str] = ("--max-restarts=3",),
     ) -> None:
-        """Launch ``worker`` with ``worker_arguments``; ``options`` are the launcher's own."""
+        """Launch ``worker`` with ``worker_arguments``; ``options`` are the launcher's own.
+
+        A worker of the benchmarks is told where to log and when to die.
+        """
         self.launcher = launcher
         self.folder = Path(tempfile.mkdtemp(prefix="unicron-benchmark-"))
         self.steps_folder = self.folder / "steps"
@@ -79,8 +82,9 @@ class Launch:
         self.steps_folder.mkdir()
         self.deadline = time.monotonic() + deadline_s
         command = [str(launcher.path), "--standalone", f"--nproc-per-node={ranks}", *options]
-        command += [f"--log-dir={self.logs_folder}", str(worker), f"--log-dir={self.steps_folder}"]
-        command += [f"--deadline={int(deadline_s) + 5}", *worker_arguments]
+        command += [f"--log-dir={self.logs_folder}", str(worker), *worker_arguments]
+        if worker.parent.name == "workers":
+            command += [f"--log-dir={self.steps_folder}", f"--deadline={int(deadline_s) + 5}"]
         self.started_ns = time.monotonic_ns()
         self.process = subprocess.Popen(
             command,

@@ -203,6 +203,11 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             since, counted = now, 0
         if first and checkpoint and (step % args.checkpoint_every == 0 or step == args.steps):
             save_checkpoint(checkpoint, model, optimizer, step)
+        if args.evaluate_every and step % args.evaluate_every == 0 and step != args.steps:
+            held_out_loss = evaluate(model, held_out_text, device, args.batch_size)
+            if first:
+                print(f"step {step}  eval loss {held_out_loss:.3f}", flush=True)
+            since, counted = time.perf_counter(), 0
     loss_at_end = evaluate(model, held_out_text, device, args.batch_size)
     if first:
         bits = loss_at_end / math.log(2)
@@ -225,6 +230,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--log-every", type=int, default=20, metavar="STEPS", help="(default: %(default)s)")
     parser.add_argument("--checkpoint-dir", type=Path, metavar="DIR", help="a folder all ranks see (default: none)")
     parser.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS", help="(default: %(default)s)")
+    parser.add_argument("--evaluate-every", type=int, default=0, metavar="STEPS", help="(default: only at the end)")
     parser.add_argument("--kill", type=rank_and_step, metavar="RANK:STEP", help="this rank dies there, the first time")
     return parser.parse_args()
 
