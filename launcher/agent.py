@@ -25,6 +25,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, Signa
 from unicron_elastic.faults import RootCause
 from unicron_elastic.launcher import failures, isolation
 from unicron_elastic.launcher.description import describe_workers
+from unicron_elastic.launcher.elsewhere import Elsewhere
 from unicron_elastic.launcher.functions import FunctionWatch
 from unicron_elastic.launcher.hangs import HangWatch
 from unicron_elastic.launcher.happenings import Happenings
@@ -71,7 +72,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._reporter = Reporter(self._options, self._runtime.loop, spec.rdzv_handler.get_run_id())
         say = self._reporter.say
         self._node = NodeWatch(self._runtime.loop, say, self._events.append)
-        self._hangs = HangWatch(self._runtime.loop, say, self._reporter.keep_evidence, self._events.append)
+        keep = self._reporter.keep_evidence
+        self._hangs = HangWatch(self._runtime.loop, say, keep, self._events.append, self._node.gpu_lines)
         self._state = JobState(
             policy=_policy(spec, self._options, self._shutdown_timeout),
             run_id=spec.rdzv_handler.get_run_id(),
@@ -140,6 +142,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
         )
         happenings.error_files = context.error_files
+        if self._pcontext is not None:  # what the last generation held has to be free
+            self._node.wait_until_gpus_are_free(self._pcontext.pids().values(), self._runtime.processes.token)
         self._pcontext = context
         self._reporter.folder = run_folder(self._logs_specs, self._error_file())
         folder = temporary_folder(self._logs_specs, self._error_file())
@@ -260,10 +264,12 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         match command:
             case commands.StopWorkers():
                 self._reporter.say(command.reason)
-                self._signal(command.local_ranks, signal.SIGTERM)
+                if isinstance(self._pcontext, WorkersContext):
+                    self._pcontext.stop(command.local_ranks, command.reason)
             case commands.KillWorkers():
                 self._reporter.say(command.reason)
-                self._signal(command.local_ranks, signal.SIGKILL)
+                if isinstance(self._pcontext, WorkersContext):
+                    self._pcontext.kill(command.local_ranks)
             case commands.GatherEvidence():
                 self._hangs.gather(command)
             case commands.Tell():
@@ -281,19 +287,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 self._start_generation(command.restarts_used)
             case commands.FinishJob():
                 self._finish(WorkerState.SUCCEEDED, self._succeeded())
-            case commands.FailJob():
-                self._reporter.say(_with_stack(command))
-                self._stop_workers(self._worker_group)
-                self._finish(WorkerState.FAILED, self._failed(command.cause))
-            case commands.LeaveJob():
-                self._reporter.say(command.reason)
-                isolation.leave(self._worker_group.spec.rdzv_handler, self._state.host, command, self._reporter.say)
-                self._stop_workers(self._worker_group)
-                self._finish(WorkerState.FAILED, self._failed(command.cause))
-
-    def _signal(self, local_ranks: tuple[int, ...], number: signal.Signals) -> None:
-        if isinstance(self._pcontext, WorkersContext):
-            self._pcontext.send_signal(local_ranks, number)
+            case commands.FailJob() | commands.LeaveJob():
+                self._fail(command)
 
     def _tell_peers(self, reason: str) -> None:
         if self._worker_group.group_world_size > 1:
@@ -309,6 +304,14 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         if self._state.hang is not None:
             self._hangs.look_now()
         self._events.append(events.TimePassed(at=time.monotonic()))
+
+    def _fail(self, command: commands.FailJob | commands.LeaveJob) -> None:
+        """Ends the job on this node, or everywhere."""
+        self._reporter.say(_with_stack(command))
+        if isinstance(command, commands.LeaveJob):
+            isolation.leave(self._worker_group.spec.rdzv_handler, self._state.host, command, self._reporter.say)
+        self._stop_workers(self._worker_group)
+        self._finish(WorkerState.FAILED, self._failed(command.cause))
 
     def _finish(self, state: WorkerState, result: RunResult) -> None:
         self._stop_watches()
@@ -345,6 +348,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     def _start_watches(self) -> None:
         spec = self._worker_group.spec
         generation = self._state.generation
+        elsewhere = self._elsewhere()
         if getattr(spec.rdzv_handler, "can_grow", True):
             self._peers = PeerWatch(
                 spec.rdzv_handler,
@@ -353,13 +357,28 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 on_fault=partial(self._peer_failed, generation),
                 on_waiting=partial(self._nodes_wait, generation),
                 on_error=partial(self._rendezvous_failed, generation),
+                elsewhere=elsewhere,
             )
             self._peers.start()
         if isinstance(self._pcontext, WorkersContext) and self._options.on_hang != "off":
             ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
             workers = {ranks[local_rank]: worker for local_rank, worker in self._pcontext.workers.items()}
             whole_job = self._worker_group.group_world_size == 1
-            self._hangs.start(generation, workers, whole_job=whole_job)
+            tell_after_s = min(self._state.policy.hang_tell_s, self._state.policy.hang_patience_s)
+            self._hangs.start(generation, workers, whole_job=whole_job, elsewhere=elsewhere, tell_after_s=tell_after_s)
+
+    def _elsewhere(self) -> Elsewhere | None:
+        """Where to ask for the ranks of the other nodes; None if there are none."""
+        group = self._worker_group
+        if group.group_world_size == 1 or not getattr(group.spec.rdzv_handler, "can_grow", True):
+            return None
+        return Elsewhere(
+            self._store,
+            rank=group.group_rank,
+            size=group.group_world_size,
+            world_size=group.workers[0].world_size,
+            host=self._state.host,
+        )
 
     def _start_node_watch(self) -> None:
         # torch forks function workers from this very process, which therefore must have no more threads than torch's.
@@ -391,7 +410,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         return self._pcontext.error_files.get(0) if self._pcontext is not None else None
 
 
-def _with_stack(command: commands.FailJob) -> str:
+def _with_stack(command: commands.FailJob | commands.LeaveJob) -> str:
     """The reason, and under it the traceback of the root cause: what a user looks for first."""
     stack = command.cause.fault.failure.stack if command.cause is not None else None
     return command.reason if not stack else f"{command.reason}\n{textwrap.indent(stack.rstrip(), '    ')}"

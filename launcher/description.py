@@ -12,6 +12,8 @@ from string import Template
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.utils import macros
 
+from unicron_elastic.launcher.nccl import nccl_defaults
+
 __all__ = ["describe_workers"]
 
 
@@ -58,6 +60,7 @@ def _environment(group: WorkerGroup, worker: Worker, restarts_used: int) -> dict
         "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
         "TORCHELASTIC_USE_AGENT_STORE": spec.rdzv_handler.use_agent_store,
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        **{name: value for name, value in os.environ.items() if name == "TORCH_NCCL_ASYNC_ERROR_HANDLING"},
+        **nccl_defaults(os.environ),
     }
     return {name: str(value) for name, value in env.items()}

@@ -1,54 +1,38 @@
-"""What can be known of workers that hang, gathered before anything is done: stacks, collectives, threads, the host.
+"""What can be known of workers that hang, gathered before anything is done: stacks, collectives, threads, GPUs, host.
 
-Everything here only looks. It runs in a thread of its own, because a sick host may let any of it wait; whoever asked
-goes on without it when the time is up.
+Everything here only looks. It runs in threads of its own, because a sick host may let any of it wait; whoever asked
+goes on without it when the time is up. What comes first is what disturbs least: the kernel's word, then Python's
+stacks, then for those who hang the native ones, for which a process is held for a moment.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import queue
-import shutil
-import signal
-import subprocess
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from unicron_elastic.health.files import read
-from unicron_elastic.launcher.activity import activity, threads
+from unicron_elastic.launcher.host_load import host_lines
+from unicron_elastic.launcher.kernel_threads import kernel_lines, summary_lines
+from unicron_elastic.launcher.py_spy import find
+from unicron_elastic.launcher.stacks import native_stack, python_stack
 from unicron_elastic.launcher.whereabouts import GroupPosition
-from unicron_elastic.worker.stacks import FILE_NAME, STACK_SIGNAL
 
 __all__ = ["Evidence", "Subject", "gather"]
 
-# All together less than recovery's Policy.evidence_timeout_s, after which nobody waits for a report any more.
-PY_SPY_DEADLINE_S = 1.5
-FAULTHANDLER_DEADLINE_S = 1.0
+# Since the beginning, and less than recovery's Policy.evidence_timeout_s, after which nobody waits for a report.
 STACKS_DEADLINE_S = 2.6
+NATIVE_DEADLINE_S = 2.7  # then readers are ended
+REPORT_DEADLINE_S = 2.8
+
+_Found = TypeVar("_Found")
+_Pair = tuple[int, _Found | None]
 
 AT_ONCE_MAX = 16  # workers whose stacks are read at the same time
-STACK_LOOK_S = 0.005
-# faulthandler writes line by line. It has done so when the file does not grow for so long and no thread runs; while
-# one runs, it may be the one that writes, and wait for a CPU.
-STACK_SETTLE_S = 0.01
-STACK_SETTLE_RUNNING_S = 0.1
-STACK_BYTES_MAX = 64 * 1024
-
-_starting = threading.Lock()
-_readers: set[subprocess.Popen[bytes]] = set()
-
-
-@atexit.register
-def _end_readers() -> None:
-    """They must not outlive this process, which does not wait for them; none starts from now on."""
-    _starting.acquire(timeout=1.0)
-    for reader in list(_readers):
-        reader.kill()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +46,7 @@ class Subject:
     is_silent: bool  # owes an answer
     groups: tuple[GroupPosition, ...]  # its latest answer
     stack_fd: int | None  # the number, in the worker, of the file that its faulthandler writes to
+    hangs: bool = False  # rather than waits for one that does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +57,20 @@ class Evidence:
     stacks: tuple[tuple[int, str], ...]
 
 
-def gather(subjects: Sequence[Subject], reason: str, on_done: Callable[[Evidence], None]) -> None:
-    """Gathers in the background and calls ``on_done`` once, from another thread."""
+def gather(
+    subjects: Sequence[Subject],
+    reason: str,
+    on_done: Callable[[Evidence], None],
+    gpu_lines: Callable[[], Sequence[str]] = list,
+) -> None:
+    """Gathers in the background and calls ``on_done`` once, from another thread.
+
+    ``gpu_lines`` says how the GPUs are, in lines for the report; it is called in a thread of its own and may wait.
+    """
 
     def work() -> None:
         try:
-            found = _gather(subjects, reason)
+            found = _gather(subjects, reason, gpu_lines)
         except Exception as error:
             found = Evidence(text=f"{reason}\n\nThere is no more: {error!r}\n", stacks=())
         on_done(found)
@@ -90,39 +83,70 @@ def _in_background(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="unicron-evidence", daemon=True).start()
 
 
-def _gather(subjects: Sequence[Subject], reason: str) -> Evidence:
-    stacks = _stacks(subjects)
-    parts = [reason, "", *_host()]
+def _gather(subjects: Sequence[Subject], reason: str, gpu_lines: Callable[[], Sequence[str]]) -> Evidence:
+    began = time.monotonic()
+    gpus = _begin([0], lambda _: list(gpu_lines()), 1)
+    about = {subject.local_rank: _of_worker(subject) for subject in subjects}
+    by_rank = {subject.local_rank: subject for subject in subjects}
+    stacks = _collect(
+        _begin(by_rank, lambda local_rank: _stack(by_rank[local_rank]), AT_ONCE_MAX),
+        len(subjects),
+        began + STACKS_DEADLINE_S,
+    )
+    native = _native([subject for subject in subjects if subject.hangs], began)
+    parts = [reason, "", *host_lines()]
+    if told := _collect(gpus, 1, began + REPORT_DEADLINE_S).get(0, ["Nothing could be found out about the GPUs."]):
+        parts += ["", *told]
     for subject in subjects:
-        parts += ["", *_of_worker(subject), "", stacks.get(subject.local_rank, "") or "No stack could be read."]
+        rank = subject.local_rank
+        parts += ["", *about[rank], "", stacks.get(rank) or "No stack could be read."]
+        if rank in native:
+            parts += ["", "With the frames of C and C++:", native[rank]]
     found = tuple((local_rank, stack) for local_rank, stack in sorted(stacks.items()) if stack)
     return Evidence(text="\n".join(parts) + "\n", stacks=found)
 
 
-def _stacks(subjects: Sequence[Subject]) -> dict[int, str]:
-    """The stacks, by local rank, of those whose came in time."""
-    waiting: queue.SimpleQueue[Subject] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-    for subject in subjects:
-        waiting.put(subject)
+def _native(hanging: Sequence[Subject], began: float) -> dict[int, str]:
+    """The native stacks, or why there are none, of those who hang. Each takes half a second of a CPU."""
+    if not hanging or find() is None:
+        return {}
+    pids = {subject.local_rank: subject.pid for subject in hanging}
+    deadline = began + NATIVE_DEADLINE_S
+    at_once = min(AT_ONCE_MAX, len(os.sched_getaffinity(0)))
+    reading = _begin(pids, lambda local_rank: native_stack(pids[local_rank], deadline), at_once)
+    late = dict.fromkeys(pids, "No native stack came in time.")
+    return late | _collect(reading, len(pids), began + REPORT_DEADLINE_S)
+
+
+def _begin(keys: Collection[int], find_out: Callable[[int], _Found], at_once: int) -> queue.SimpleQueue[_Pair[_Found]]:
+    """Has ``find_out`` called for each key, for some at once; what comes of it goes into the queue, None for errors."""
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    done: queue.SimpleQueue[_Pair[_Found]] = queue.SimpleQueue()
+    for key in keys:
+        waiting.put(key)
 
     def work() -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                subject = waiting.get_nowait()
-                stack = ""
-                with contextlib.suppress(Exception):  # it may have ended
-                    stack = _stack(subject)
-                done.put((subject.local_rank, stack))
+                key = waiting.get_nowait()
+                found = None
+                with contextlib.suppress(Exception):  # the process may have ended
+                    found = find_out(key)
+                done.put((key, found))
 
-    end = time.monotonic() + STACKS_DEADLINE_S
-    for _ in range(min(len(subjects), AT_ONCE_MAX)):
+    for _ in range(min(len(keys), at_once)):
         _in_background(work)
-    found: dict[int, str] = {}
+    return done
+
+
+def _collect(done: queue.SimpleQueue[_Pair[_Found]], count: int, end: float) -> dict[int, _Found]:
+    """What has come of ``count`` questions by ``end`` (monotonic)."""
+    found: dict[int, _Found] = {}
     with contextlib.suppress(queue.Empty):
-        while len(found) < len(subjects):
-            local_rank, stack = done.get(timeout=max(0.0, end - time.monotonic()))
-            found[local_rank] = stack
+        for _ in range(count):
+            key, each = done.get(timeout=max(0.0, end - time.monotonic()))
+            if each is not None:
+                found[key] = each
     return found
 
 
@@ -133,98 +157,8 @@ def _of_worker(subject: Subject) -> list[str]:
     for group in subject.groups:
         ended = "" if group.ended is None else f", {group.ended} ended"
         lines.append(f"process group {group.name}: {group.begun} collectives begun{ended}")
-    return [*lines, *_threads(subject.pid)]
-
-
-def _threads(pid: int) -> list[str]:
-    """How many threads are in which state, and where in the kernel they wait."""
-    seen: Counter[tuple[str, str]] = Counter()
-    for thread in threads(pid):
-        folder = f"/proc/{pid}/task/{thread}"
-        state = (read(f"{folder}/stat") or "").rpartition(") ")[2][:1]
-        where = (read(f"{folder}/wchan") or "").strip()
-        if state:
-            seen[state, "" if where == "0" else where] += 1
-    return [
-        f"{count} thread{'' if count == 1 else 's'} in state {state}{f', waiting in {where}' if where else ''}"
-        for (state, where), count in sorted(seen.items())
-    ]
-
-
-def _host() -> list[str]:
-    memory = (read("/proc/meminfo") or "").splitlines()
-    wanted = [" ".join(line.split()) for line in memory if line.startswith(("MemTotal", "MemAvailable", "SwapFree"))]
-    lines = [f"load of the host: {(read('/proc/loadavg') or '').strip()}", f"memory of the host: {', '.join(wanted)}"]
-    for resource in ("cpu", "io", "memory"):
-        pressure = (read(f"/proc/pressure/{resource}") or "").splitlines()
-        lines += [f"pressure on {resource}: {line}" for line in pressure[:1]]
-    return lines
+    return [*lines, *summary_lines(subject.pid), *(kernel_lines(subject.pid) if subject.hangs else [])]
 
 
 def _stack(subject: Subject) -> str:
-    """Python's stacks by py-spy where it is installed, which reads stopped processes as well, else by faulthandler."""
-    return _by_py_spy(subject.pid) or _by_faulthandler(subject)
-
-
-def _by_py_spy(pid: int) -> str:
-    program = shutil.which("py-spy")
-    if program is None:
-        return ""
-    command = [program, "dump", "--nonblocking", "--pid", str(pid)]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        with _starting:
-            reader = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
-            _readers.add(reader)
-        try:
-            written, _ = reader.communicate(timeout=PY_SPY_DEADLINE_S)
-        finally:
-            reader.kill()
-            reader.wait()
-            _readers.discard(reader)
-        if reader.returncode == 0:
-            return written[:STACK_BYTES_MAX].decode(errors="replace").rstrip()
-    return ""
-
-
-def _by_faulthandler(subject: Subject) -> str:
-    doing = activity(subject.pid)
-    if subject.stack_fd is None or doing is None or doing.stopped:
-        return ""
-    path = f"/proc/{subject.pid}/fd/{subject.stack_fd}"
-    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
-        pidfd = os.pidfd_open(subject.pid)  # its number may become another's, to whom the signal would be the end
-        opened.callback(os.close, pidfd)
-        # The script may have closed the file and taken its number, or taken the handler away.
-        if os.readlink(path) == f"/memfd:{FILE_NAME} (deleted)" and _is_handled(subject.pid):
-            file = opened.enter_context(open(path, "rb"))
-            return _written(file.fileno(), subject.pid, lambda: signal.pidfd_send_signal(pidfd, STACK_SIGNAL))
-    return ""
-
-
-def _is_handled(pid: int) -> bool:
-    """Whether the process has a handler for STACK_SIGNAL, without which it would end."""
-    for line in (read(f"/proc/{pid}/status") or "").splitlines():
-        if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (STACK_SIGNAL - 1) & 1)
-    return False
-
-
-def _written(fd: int, pid: int, ask: Callable[[], None]) -> str:
-    """What comes to a file once ``ask`` was called; of too much, the end, where the main thread is."""
-    before = size = os.fstat(fd).st_size
-    ask()
-    grew_at = time.monotonic()
-    deadline = grew_at + FAULTHANDLER_DEADLINE_S
-    while (now := time.monotonic()) < deadline:
-        time.sleep(STACK_LOOK_S)
-        latest, size = size, os.fstat(fd).st_size
-        if size != latest:
-            grew_at = now
-        elif size > before and now - grew_at >= STACK_SETTLE_S:
-            doing = activity(pid)
-            if doing is None or not doing.runnable or now - grew_at >= STACK_SETTLE_RUNNING_S:
-                break
-    start = max(before, size - STACK_BYTES_MAX)
-    return os.pread(fd, size - start, start).decode(errors="replace").rstrip()
+    return python_stack(subject.pid, subject.stack_fd)

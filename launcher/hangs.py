@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from unicron_elastic.detection.verdicts import Degraded, Hung, Recovered, Verdict
+from unicron_elastic.detection.verdicts import Degraded, Hung, Recovered, Verdict, Waiting
+from unicron_elastic.faults import HangKind
+from unicron_elastic.launcher.elsewhere import Elsewhere
 from unicron_elastic.launcher.evidence import Evidence, Subject, gather
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.progress import ProgressWatch, is_silent
@@ -22,23 +24,52 @@ class HangWatch:
     """Watches the workers of one generation after another."""
 
     def __init__(
-        self, loop: Loop, say: Callable[[str], None], keep: Callable[[str], str | None], post: Callable[[Event], None]
+        self,
+        loop: Loop,
+        say: Callable[[str], None],
+        keep: Callable[[str], str | None],
+        post: Callable[[Event], None],
+        gpu_lines: Callable[[], Sequence[str]] = list,
     ) -> None:
-        """``say`` tells people a sentence, ``keep`` writes a report and returns its path, ``post`` takes events."""
+        """``say`` tells people a sentence, ``keep`` writes a report and returns its path, ``post`` takes events.
+
+        ``gpu_lines`` says how the GPUs are, in lines for the report; it is called in a thread of its own.
+        """
         self._loop = loop
         self._say = say
         self._keep = keep
         self._post = post
+        self._gpu_lines = gpu_lines
         self._progress = ProgressWatch(loop, self._judged)
         self._slowness = Slowness(loop, say)
+        self._waiting: Waiting | None = None  # not told yet
+        self._tell_after_s = 0.0
         self._generation = 0
         self._workers: dict[int, WorkerProcess] = {}
+        self._hung: frozenset[int] = frozenset()  # the ranks of the latest verdict
 
-    def start(self, generation: int, workers: Mapping[int, WorkerProcess], *, whole_job: bool) -> None:
-        """Watches ``workers``, by global rank."""
+    def start(
+        self,
+        generation: int,
+        workers: Mapping[int, WorkerProcess],
+        *,
+        whole_job: bool,
+        elsewhere: Elsewhere | None = None,
+        tell_after_s: float = 0.0,
+    ) -> None:
+        """Watches ``workers``, by global rank.
+
+        ``elsewhere`` asks the other nodes where their ranks are, ``tell_after_s`` is how long the workers must wait for
+        what is not here until people hear of it.
+        """
         self._generation = generation
         self._workers = dict(workers)
-        self._progress.start(workers, whole_job=whole_job)
+        self._hung = frozenset()
+        self._waiting = None
+        self._tell_after_s = tell_after_s
+        if elsewhere is not None:
+            elsewhere.on_note = lambda note: self._loop.call_soon(lambda: self._say(note))
+        self._progress.start(workers, whole_job=whole_job, elsewhere=elsewhere)
 
     def look_now(self) -> None:
         """Sees whether what hangs still does: the last look may be a second old."""
@@ -47,19 +78,22 @@ class HangWatch:
     def stop(self) -> None:
         """Watches no more; evidence that is being gathered still comes."""
         self._progress.stop()
+        self._waiting = None
         self._slowness.forget()
 
     def gather(self, command: GatherEvidence) -> None:
         """Has the evidence gathered; ``EvidenceGathered`` is posted when it is there."""
         generation = self._generation
         subjects = [
-            _subject(rank, worker) for rank, worker in self._workers.items() if worker.local_rank in command.local_ranks
+            _subject(rank, worker, hangs=rank in self._hung)
+            for rank, worker in self._workers.items()
+            if worker.local_rank in command.local_ranks
         ]
 
         def found(evidence: Evidence) -> None:
             self._loop.call_soon(lambda: self._gathered(evidence, generation))
 
-        gather(subjects, command.reason, found)
+        gather(subjects, command.reason, found, self._gpu_lines)
 
     def _gathered(self, evidence: Evidence, generation: int) -> None:
         report = self._keep(evidence.text)
@@ -68,8 +102,10 @@ class HangWatch:
 
     def _judged(self, verdict: Verdict) -> None:
         now = time.monotonic()
+        was_untold, self._waiting = self._waiting is not None, None
         match verdict:
             case Hung():
+                self._hung = frozenset(verdict.ranks)
                 event = WorkersHung(
                     at=now,
                     since=verdict.at - verdict.standing_s,
@@ -83,13 +119,31 @@ class HangWatch:
                 self._slowness.begins(verdict)
             case Recovered(was_hung=True):
                 self._post(WorkersGoOn(at=now, reason=verdict.reason, generation=self._generation))
+            case Waiting():
+                self._waits(verdict, now)
+            case Recovered() if was_untold:
+                pass  # nobody has heard of its beginning
             case Recovered():
                 self._slowness.ends(verdict.reason)
             case _:
                 self._say(verdict.reason)
 
+    def _waits(self, verdict: Waiting, now: float) -> None:
+        """Says so if it lasts, or at once if who is missing will not come; the node where it is does what is to do."""
+        self._waiting = verdict
 
-def _subject(rank: int, worker: WorkerProcess) -> Subject:
+        def lasts() -> None:
+            if self._waiting is verdict:
+                self._waiting = None
+                self._say(verdict.reason)
+
+        if verdict.kind is HangKind.STOPPED or not self._tell_after_s:
+            lasts()
+        else:
+            self._loop.call_at(now + self._tell_after_s, lasts)
+
+
+def _subject(rank: int, worker: WorkerProcess, *, hangs: bool) -> Subject:
     reading = worker.reading()
     doing = "nothing is known of its steps"
     if reading is not None:
@@ -103,4 +157,5 @@ def _subject(rank: int, worker: WorkerProcess) -> Subject:
         is_silent=reading is not None and is_silent(worker, reading, time.monotonic()),
         groups=worker.whereabouts.groups,
         stack_fd=worker.stack_fd,
+        hangs=hangs,
     )

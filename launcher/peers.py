@@ -12,15 +12,15 @@ from collections.abc import Callable
 from torch.distributed import Store
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
-__all__ = ["PeerWatch", "tell_peers"]
+from unicron_elastic.launcher.elsewhere import NEWS_KEY, Elsewhere, question_in
 
-_FAULT_KEY = "unicron/fault"  # in the store of the present round, so a new round begins without it
+__all__ = ["PeerWatch", "tell_peers"]
 
 
 def tell_peers(store: Store, reason: str) -> None:
     """Lets every other agent of this round know of a fault. Raises what the store raises."""
     # The name of a file that is not UTF-8 comes with lone surrogates, which a store does not take.
-    store.set(_FAULT_KEY, reason.encode(errors="backslashreplace").decode())
+    store.set(NEWS_KEY, reason.encode(errors="backslashreplace").decode())
 
 
 class PeerWatch:
@@ -35,6 +35,7 @@ class PeerWatch:
         on_fault: Callable[[str], None],
         on_waiting: Callable[[int], None],
         on_error: Callable[[Exception], None],
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._handler = handler
         self._store = store
@@ -42,6 +43,11 @@ class PeerWatch:
         self._on_fault = on_fault
         self._on_waiting = on_waiting
         self._on_error = on_error
+        self._elsewhere = elsewhere
+        self._has_news = False
+        self._wake = threading.Event()
+        if elsewhere is not None:
+            elsewhere.wake = self._wake.set
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="unicron-peers", daemon=True)
 
@@ -52,11 +58,12 @@ class PeerWatch:
     def stop(self) -> None:
         """Ends the watch; no callback comes after this returns, unless a question is stuck in the network."""
         self._stopped.set()
+        self._wake.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=self._interval_s + 1.0)
 
     def _watch(self) -> None:
-        while not self._stopped.wait(self._interval_s):
+        while not self._is_stopped_after_pause():
             try:
                 heard = self._ask()
             except Exception as error:
@@ -67,12 +74,25 @@ class PeerWatch:
                 heard()
                 return
 
+    def _is_stopped_after_pause(self) -> bool:
+        self._wake.wait(self._interval_s if self._elsewhere is None else self._elsewhere.pause_s(self._interval_s))
+        self._wake.clear()
+        return self._stopped.is_set()
+
     def _ask(self) -> Callable[[], None] | None:
         """What there is to tell, if anything."""
-        if self._store.check([_FAULT_KEY]):
-            reason = self._store.get(_FAULT_KEY).decode(errors="replace")
+        news = self._news()
+        if news is not None and question_in(news) is None:
+            reason = news.decode(errors="replace")
             return lambda: self._on_fault(reason)
+        if self._elsewhere is not None:
+            self._elsewhere.exchange(news)
         waiting = self._handler.num_nodes_waiting()
         if waiting > 0:
             return lambda: self._on_waiting(waiting)
         return None
+
+    def _news(self) -> bytes | None:
+        """A fault, or a question of another agent. One request, for what is there stays there."""
+        self._has_news = self._has_news or self._store.check([NEWS_KEY])
+        return bytes(self._store.get(NEWS_KEY)) if self._has_news else None

@@ -10,17 +10,22 @@ import select
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
-from unicron_elastic.detection.sample import RankSample, Sample
+from unicron_elastic.detection.sample import RankSample, RemoteRank, Sample
 from unicron_elastic.detection.state import PaceState
 from unicron_elastic.detection.verdicts import Verdict
-from unicron_elastic.detection.watch import forget, needs_evidence, next_look_at, observe
+from unicron_elastic.detection.watch import forget, needs_elsewhere, needs_evidence, next_look_at, observe
 from unicron_elastic.launcher.activity import activity, cpu_time_s
+from unicron_elastic.launcher.elsewhere import Elsewhere
 from unicron_elastic.launcher.loop import Loop
+from unicron_elastic.launcher.whereabouts import ANSWER_DEADLINE_S
 from unicron_elastic.launcher.workers import WorkerProcess
 from unicron_elastic.worker.pulse import PulseReading
 
 __all__ = ["ProgressWatch", "is_silent"]
+
+_ANSWERS_S = ANSWER_DEADLINE_S + 0.005  # after which it is known who does not answer
 
 
 class ProgressWatch:
@@ -31,14 +36,21 @@ class ProgressWatch:
         self._on_verdict = on_verdict
         self._state = PaceState()
         self._workers: dict[int, WorkerProcess] = {}
-        self._round = 0  # timers of earlier generations are not for this one
+        self._elsewhere: Elsewhere | None = None
+        self._round = 0  # timers of earlier generations are not for this one...
+        self._starts = 0  # ... nor are questions
 
-    def start(self, workers: Mapping[int, WorkerProcess], *, whole_job: bool) -> None:
-        """Watches ``workers``, by global rank; ``whole_job`` if no rank is on another node."""
+    def start(
+        self, workers: Mapping[int, WorkerProcess], *, whole_job: bool, elsewhere: Elsewhere | None = None
+    ) -> None:
+        """Watches ``workers``, by global rank; ``whole_job`` if no rank is ``elsewhere``, where others can be asked."""
         self.stop()
         self._workers = {rank: worker for rank, worker in workers.items() if worker.page is not None}
         if len(self._workers) == len(workers):  # who cannot be seen would be taken to stand still
-            self._state = replace(forget(self._state), whole_job=whole_job)
+            self._elsewhere = elsewhere
+            if elsewhere is not None:
+                elsewhere.on_question = partial(self._asked, self._starts)
+            self._state = replace(forget(self._state), whole_job=whole_job, asks_elsewhere=elsewhere is not None)
             self._look_at(time.monotonic())
 
     def look_now(self) -> None:
@@ -50,7 +62,9 @@ class ProgressWatch:
     def stop(self) -> None:
         """Looks no more."""
         self._round += 1
+        self._starts += 1
         self._workers = {}
+        self._elsewhere = None
 
     def _look_at(self, at: float) -> None:
         this_round = self._round
@@ -65,19 +79,48 @@ class ProgressWatch:
         if was_late and not has_heard and any(map(_is_unread, self._workers.values())):
             self._look_once_heard()  # on a loaded host an answer may be there that this process did not come to read
             return
-        ranks = [_sample(rank, worker, was_late) for rank, worker in self._workers.items() if worker.returncode is None]
-        seen = tuple(rank for rank in ranks if rank is not None)
-        if not seen or len(seen) != len(ranks):
+        seen = self._seen(is_late=was_late)
+        if not seen:
             return  # all have ended, or a script overwrote its page: there is nothing left to go by
-        self._state, verdicts = observe(self._state, Sample(at=time.monotonic(), ranks=seen))
+        elsewhere: tuple[RemoteRank, ...] = ()
+        if self._elsewhere is not None and needs_elsewhere(self._state):
+            elsewhere = self._elsewhere.ranks(seen, self._state.policy)
+        self._state, verdicts = observe(self._state, Sample(at=time.monotonic(), ranks=seen, elsewhere=elsewhere))
         if needs_evidence(self._state):
-            for worker in self._workers.values():
-                if not was_late:
-                    worker.whereabouts = worker.whereabouts.forgotten()
-                worker.ask_whereabouts()
+            self._ask_workers(was_late=was_late)
+        if self._elsewhere is not None and needs_elsewhere(self._state):
+            self._elsewhere.wish()
         self._look_at(next_look_at(self._state))
         for verdict in verdicts:
             self._on_verdict(verdict)
+
+    def _seen(self, *, is_late: bool) -> tuple[RankSample, ...]:
+        """Those who have not ended; nothing if one of them cannot be seen."""
+        ranks = [_sample(rank, worker, is_late) for rank, worker in self._workers.items() if worker.returncode is None]
+        return () if None in ranks else tuple(rank for rank in ranks if rank is not None)
+
+    def _ask_workers(self, *, was_late: bool) -> None:
+        for worker in self._workers.values():
+            if not was_late:
+                worker.whereabouts = worker.whereabouts.forgotten()
+            worker.ask_whereabouts()
+
+    def _asked(self, starts: int, question: int) -> None:
+        """Another agent, or this one, asks all where their workers are; called from another thread."""
+
+        def ask() -> None:
+            if starts == self._starts:
+                self._ask_workers(was_late=needs_evidence(self._state))
+                self._loop.call_at(time.monotonic() + _ANSWERS_S, heard)
+
+        def heard() -> None:
+            self._loop.call_soon(answer)  # what has come by now is read first
+
+        def answer() -> None:
+            if starts == self._starts and self._elsewhere is not None and (seen := self._seen(is_late=True)):
+                self._elsewhere.answer(question, seen)
+
+        self._loop.call_soon(ask)
 
 
 def is_silent(worker: WorkerProcess, reading: PulseReading, at: float) -> bool:
@@ -111,13 +154,15 @@ def _sample(rank: int, worker: WorkerProcess, is_late: bool) -> RankSample | Non
     if doing is None:
         return seen
     now, where = time.monotonic(), worker.whereabouts
+    silent = is_silent(worker, reading, now)
     return replace(
         seen,
         stopped=doing.stopped,
         runnable=doing.runnable,
         in_io=doing.in_io,
-        silent=is_silent(worker, reading, now),
+        silent=silent,
         collective=where.begun(now),
         waiting=where.is_waiting(now),
         uses_gpu=where.uses_gpu,
+        groups=() if where.is_silent(now) else where.groups,
     )

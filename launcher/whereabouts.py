@@ -6,18 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from unicron_elastic.detection.sample import GroupPosition, waits
+
 __all__ = ["ANSWER_DEADLINE_S", "GroupPosition", "Whereabouts", "parse_groups"]
 
 ANSWER_DEADLINE_S = 0.02  # an answer takes 0.1 ms and a turn on a CPU
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPosition:
-    """One process group; ``ended`` is None where the back end does not tell."""
-
-    name: str
-    begun: int
-    ended: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +44,7 @@ class Whereabouts:
 
     def is_waiting(self, at: float) -> bool | None:
         """Whether in some group the latest collective has not ended; None if that is not known."""
-        if self.begun(at) is None or any(group.ended is None for group in self.groups):
-            return None
-        return any(group.begun > group.ended for group in self.groups if group.ended is not None)
+        return None if self.begun(at) is None else waits(self.groups)
 
 
 def parse_groups(message: Mapping[str, Any]) -> tuple[GroupPosition, ...]:
@@ -64,8 +55,9 @@ def parse_groups(message: Mapping[str, Any]) -> tuple[GroupPosition, ...]:
                 name=str(group["name"])[:100],
                 begun=int(group["begun"]),
                 ended=None if group["ended"] is None else int(group["ended"]),
+                op=str(group.get("op", ""))[:40],
             )
             for group in message["groups"]
         )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"not an answer about process groups: {error!r}") from None

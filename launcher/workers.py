@@ -72,6 +72,13 @@ class WorkerProcess:
         """What its pulse page says; None if it has none or the script overwrote it."""
         return self.page.read() if self.page is not None else None
 
+    def stop(self, reason: str) -> None:
+        """Asks it to end (SIGTERM), and to leave a collective in which no handler of its own would run."""
+        self.close(signal.SIGTERM)
+        if self.control is not None:
+            with contextlib.suppress(ChannelClosed, OSError):
+                self.control.send({"stopping": reason})
+
     def ask_whereabouts(self) -> None:
         """Asks how far it has come in its collectives, unless it still owes an answer."""
         if self.control is None or self.whereabouts.asked_at is not None:
@@ -121,12 +128,19 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         found: dict[int, WorkerProcess] = self.subprocess_handlers
         return found
 
-    def send_signal(self, local_ranks: Iterable[int], number: signal.Signals) -> None:
-        """Sends a signal to the process groups of those of these workers that still run."""
-        for local_rank in local_ranks:
-            worker = self.workers[local_rank]
-            if worker.returncode is None:
-                worker.close(number)
+    def stop(self, local_ranks: Iterable[int], reason: str) -> None:
+        """Asks those of these workers that still run to end."""
+        for worker in self._running(local_ranks):
+            worker.stop(reason)
+
+    def kill(self, local_ranks: Iterable[int]) -> None:
+        """Ends those of these workers that still run."""
+        for worker in self._running(local_ranks):
+            worker.close(signal.SIGKILL)
+
+    def _running(self, local_ranks: Iterable[int]) -> list[WorkerProcess]:
+        workers = [self.workers[local_rank] for local_rank in local_ranks]
+        return [worker for worker in workers if worker.returncode is None]
 
     def release(self) -> None:
         """After the last worker's end: kills what they left behind, gives back channels, pages and log files."""

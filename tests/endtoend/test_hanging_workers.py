@@ -38,9 +38,16 @@ STEPS = textwrap.dedent(
     """
 )
 FOLDERS = [folder for folder in os.environ["PATH"].split(os.pathsep) if not os.path.exists(f"{folder}/py-spy")]
-NO_PY_SPY = {"PATH": os.pathsep.join(FOLDERS)}
 RESTARTED = ["DONE 1 0", "DONE 1 1"]
 UNDISTURBED = ["DONE 0 0", "DONE 0 1"]
+
+
+def no_py_spy(launcher: Any) -> dict[str, str]:
+    """An environment in which py-spy is there and does not work: one beside Python would be found without PATH."""
+    folder = launcher.folder / "no-py-spy"
+    folder.mkdir()
+    (folder / "py-spy").symlink_to("/bin/false")
+    return {"PATH": os.pathsep.join([str(folder), *FOLDERS])}
 
 
 def start(launcher: Any, plan: str, *options: str, env: dict[str, str] | None = None) -> Any:
@@ -83,7 +90,7 @@ def test_a_stopped_worker_is_restarted_at_once_in_each_generation(launcher: Any,
     if has_py_spy and not can_py_spy():
         pytest.skip("py-spy is not installed, or may not read other processes here")
     # The default patience, of 30 s, is for others: a stopped process does not go on.
-    env = {"LAST": "2"} | ({} if has_py_spy else NO_PY_SPY)
+    env = {"LAST": "2"} | ({} if has_py_spy else no_py_spy(launcher))
     run = start(launcher, "hang:rank=1,step=50;hang:rank=0,step=50,restart=1", env=env)
     assert run.wait() == 0, run.err
     assert done(run) == ["DONE 2 0", "DONE 2 1"]
@@ -110,7 +117,7 @@ def test_a_stopped_worker_is_restarted_at_once_in_each_generation(launcher: Any,
 
 
 def test_who_sleeps_is_named_by_the_collective_it_has_not_begun(launcher: Any) -> None:
-    run = start(launcher, "sleep:rank=1,step=50", "--unicron-hang-patience=0.1", env=NO_PY_SPY)
+    run = start(launcher, "sleep:rank=1,step=50", "--unicron-hang-patience=0.1", env=no_py_spy(launcher))
     assert run.wait() == 0, run.err
     assert done(run) == RESTARTED
     (incident,) = incidents(launcher)
@@ -130,7 +137,7 @@ def test_who_sleeps_is_named_by_the_collective_it_has_not_begun(launcher: Any) -
 
 
 def test_who_holds_the_interpreter_is_named_as_the_one_without_an_answer(launcher: Any) -> None:
-    run = start(launcher, "hang-gil:rank=1,step=50", "--unicron-hang-patience=0.1", env=NO_PY_SPY)
+    run = start(launcher, "hang-gil:rank=1,step=50", "--unicron-hang-patience=0.1", env=no_py_spy(launcher))
     assert run.wait() == 0, run.err
     assert done(run) == RESTARTED
     (incident,) = incidents(launcher)
@@ -144,7 +151,9 @@ def test_who_holds_the_interpreter_is_named_as_the_one_without_an_answer(launche
 
 @pytest.mark.parametrize("patience_s", [30, 0.5])
 def test_who_goes_on_is_let_go_on(launcher: Any, patience_s: float) -> None:
-    env = NO_PY_SPY | {"STEPS": "150"}  # long enough to be seen to go on: who stands is looked at once a second
+    env = no_py_spy(launcher) | {
+        "STEPS": "150"
+    }  # long enough to be seen to go on: who stands is looked at once a second
     run = start(launcher, "sleep:rank=1,step=50,seconds=1.2", f"--unicron-hang-patience={patience_s}", env=env)
     assert run.wait() == 0, run.err
     assert done(run) == UNDISTURBED
@@ -160,7 +169,7 @@ def test_who_goes_on_is_let_go_on(launcher: Any, patience_s: float) -> None:
 
 def test_a_hang_that_is_only_observed_is_recorded_and_let_be(launcher: Any) -> None:
     options = ["--unicron-on-hang=observe", "--unicron-hang-patience=0.1"]
-    run = start(launcher, "sleep:rank=1,step=50,seconds=2", *options, env=NO_PY_SPY)
+    run = start(launcher, "sleep:rank=1,step=50,seconds=2", *options, env=no_py_spy(launcher))
     assert run.wait() == 0, run.err
     assert done(run) == UNDISTURBED
     (incident,) = incidents(launcher)
@@ -185,7 +194,7 @@ def test_a_script_that_closes_our_descriptors_and_forks_is_watched_all_the_same(
     close += (
         "if os.path.exists(f'/proc/self/fd/{fd}') or os.path.islink(f'/proc/self/fd/{fd}') else ''): os.close(fd)\n"
     )
-    env = NO_PY_SPY | {"AFTER_FIRST_STEP": fork + close}
+    env = no_py_spy(launcher) | {"AFTER_FIRST_STEP": fork + close}
     run = start(launcher, "hang:rank=1,step=50", env=env)
     assert run.wait() == 0, run.err
     assert done(run) == RESTARTED

@@ -56,6 +56,8 @@ typedef struct {
     unsigned int gpu_instance, compute_instance;
 } ProcessInfo;
 
+typedef struct { unsigned long long total, free, used; } Memory;
+
 typedef struct {
     unsigned int field, scope;
     long long timestamp, latency_us;
@@ -221,6 +223,23 @@ NUMBER(nvmlDeviceGetPerformanceState, "pstate", 0)
 int nvmlDeviceGetUtilizationRates(Device *device, unsigned int *rates) {
     ENTER(device);
     rates[0] = rates[1] = (unsigned int)of_gpu(device, "busy", 0);
+    return SUCCESS;
+}
+
+/* celsius */
+int nvmlDeviceGetTemperature(Device *device, int sensor, unsigned int *celsius) {
+    ENTER(device);
+    if (sensor != 0) return INVALID_ARGUMENT;
+    *celsius = (unsigned int)of_gpu(device, "celsius", 35);
+    return SUCCESS;
+}
+
+/* memory_total, memory_used: bytes */
+int nvmlDeviceGetMemoryInfo(Device *device, Memory *memory) {
+    ENTER(device);
+    memory->total = (unsigned long long)of_gpu(device, "memory_total", 80LL << 30);
+    memory->used = (unsigned long long)of_gpu(device, "memory_used", 1LL << 30);
+    memory->free = memory->total - memory->used;
     return SUCCESS;
 }
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.launcher import evidence
+from unicron_elastic.launcher import evidence, py_spy, stacks
 from unicron_elastic.launcher.evidence import Evidence, Subject, gather
 from unicron_elastic.launcher.whereabouts import GroupPosition
 from unicron_elastic.recovery.policy import Policy
@@ -83,6 +83,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "sleep").symlink_to(shutil.which("sleep") or "/bin/sleep")
     monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(py_spy, "BESIDE", str(folder))
     return folder
 
 
@@ -192,7 +193,7 @@ def test_a_worker_that_became_another_program_is_not_signalled(start: Start) -> 
 
 
 def test_a_worker_that_blocks_the_signal_costs_only_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "FAULTHANDLER_DEADLINE_S", 0.05)
+    monkeypatch.setattr(stacks, "FAULTHANDLER_DEADLINE_S", 0.05)
     code = f"import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [{int(STACK_SIGNAL)}])\n"
     worker = start(OFFER + code + "print(fd, flush=True)\ntime.sleep(600)")
     assert gathered(worker.subject()).stacks == ()
@@ -209,7 +210,7 @@ def test_a_busy_worker_is_read_completely(start: Start) -> None:
 
 
 def test_of_too_much_the_end_is_kept(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "STACK_BYTES_MAX", 60)
+    monkeypatch.setattr(stacks, "STACK_BYTES_MAX", 60)
     ((_, stack),) = gathered(start().subject()).stacks
     assert len(stack) <= 60
     assert stack.endswith("in <module>")
@@ -252,7 +253,7 @@ def test_a_py_spy_that_cannot_be_run_is_none(start: Start, tools: Path) -> None:
 def test_a_py_spy_that_does_not_end_is_ended(
     start: Start, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "PY_SPY_DEADLINE_S", 0.1)
+    monkeypatch.setattr(stacks, "PY_SPY_DEADLINE_S", 0.1)
     make_py_spy(tools, f'echo $$ > "{tmp_path}/pid"\nexec sleep 600')
     assert "in in_the_script" in gathered(start().subject()).text
     pid = (tmp_path / "pid").read_text().strip() if (tmp_path / "pid").exists() else ""
@@ -262,14 +263,14 @@ def test_a_py_spy_that_does_not_end_is_ended(
 def test_what_does_not_come_in_time_is_left_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     ever = threading.Event()
     slow, quick = start(), start()
-    by_faulthandler = evidence._by_faulthandler
+    by_faulthandler = stacks.by_faulthandler
 
-    def wait(subject: Subject) -> str:
-        if subject.rank == 0:
+    def wait(pid: int, stack_fd: int | None) -> str:
+        if pid == slow.pid:
             ever.wait(DEADLINE_S)
-        return by_faulthandler(subject)
+        return by_faulthandler(pid, stack_fd)
 
-    monkeypatch.setattr(evidence, "_by_faulthandler", wait)
+    monkeypatch.setattr(stacks, "by_faulthandler", wait)
     monkeypatch.setattr(evidence, "STACKS_DEADLINE_S", 1.0)
     found = gathered(slow.subject(0), quick.subject(1))
     ever.set()
@@ -308,13 +309,42 @@ def test_an_error_of_ours_is_a_report_too(start: Start, monkeypatch: pytest.Monk
     assert "No stack could be read." in gathered(start().subject()).text
 
 
+def test_the_gpus_come_after_the_host(start: Start) -> None:
+    done: queue.SimpleQueue[Evidence] = queue.SimpleQueue()
+    gather([start().subject()], REASON, done.put, lambda: ["GPU 0", "GPU 1"])
+    host, _, worker = done.get(timeout=DEADLINE_S).text.partition("\n\nGPU 0\nGPU 1\n\n== rank 0")
+    assert "load of the host" in host
+    assert "in in_the_script" in worker
+
+
+def test_gpus_that_cannot_be_asked_are_no_obstacle(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "REPORT_DEADLINE_S", 0.5)
+    ever = threading.Event()
+    done: queue.SimpleQueue[Evidence] = queue.SimpleQueue()
+
+    def wait() -> list[str]:
+        ever.wait(DEADLINE_S)
+        return []
+
+    def fail() -> list[str]:
+        raise RuntimeError
+
+    for lines in (wait, fail):
+        gather([start().subject()], REASON, done.put, lines)
+        found = done.get(timeout=DEADLINE_S)
+        assert "Nothing could be found out about the GPUs." in found.text
+        assert len(found.stacks) == 1
+    ever.set()
+
+
 def test_of_nobody_there_is_a_report() -> None:
     assert gathered().text.startswith(REASON)
 
 
 def test_it_is_there_before_nobody_waits_for_it_any_more() -> None:
-    assert evidence.PY_SPY_DEADLINE_S + evidence.FAULTHANDLER_DEADLINE_S < evidence.STACKS_DEADLINE_S
-    assert Policy(max_restarts=0, stop_timeout_s=30.0).evidence_timeout_s > evidence.STACKS_DEADLINE_S
+    assert stacks.PY_SPY_DEADLINE_S + stacks.FAULTHANDLER_DEADLINE_S < evidence.STACKS_DEADLINE_S
+    assert evidence.STACKS_DEADLINE_S < evidence.NATIVE_DEADLINE_S < evidence.REPORT_DEADLINE_S
+    assert Policy(max_restarts=0, stop_timeout_s=30.0).evidence_timeout_s > evidence.REPORT_DEADLINE_S
 
 
 def test_the_end_of_the_process_does_not_wait_and_leaves_no_py_spy(tools: Path, tmp_path: Path, start: Start) -> None:
@@ -323,7 +353,7 @@ def test_the_end_of_the_process_does_not_wait_and_leaves_no_py_spy(tools: Path, 
     make_py_spy(tools, f'echo $$ > "{fifo}"\nexec sleep 600')
     worker = start()
     code = (
-        "from unicron_elastic.launcher import evidence\nimport sys\nevidence.PY_SPY_DEADLINE_S = 600.0\n"
+        "from unicron_elastic.launcher import evidence, stacks\nimport sys\nstacks.PY_SPY_DEADLINE_S = 600.0\n"
         f"subject = evidence.Subject(rank=0, local_rank=0, pid={worker.pid}, doing='', "
         "is_silent=False, groups=(), stack_fd=None)\n"
         f"evidence.gather([subject], 'why', print)\nsys.stdout.write(open({str(fifo)!r}).read())\n"

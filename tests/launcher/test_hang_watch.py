@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.detection.verdicts import Degraded, Hung, Recovered, Slow, Verdict
+from unicron_elastic.detection.verdicts import Degraded, Hung, Recovered, Slow, Verdict, Waiting
 from unicron_elastic.faults import HangKind
 from unicron_elastic.launcher import hangs
 from unicron_elastic.launcher.evidence import Evidence, Subject
@@ -32,7 +32,7 @@ class FakeProgress:
         self.watched: list[int] | None = None
         self.whole_job = False
 
-    def start(self, workers: Mapping[int, Any], *, whole_job: bool) -> None:
+    def start(self, workers: Mapping[int, Any], *, whole_job: bool, elsewhere: Any) -> None:  # noqa: ARG002
         self.watched, self.whole_job = list(workers), whole_job
 
     def stop(self) -> None:
@@ -87,7 +87,14 @@ class Watch:
     def wait(self) -> None:
         assert self.loop.run_until(lambda: bool(self.events), time.monotonic() + DEADLINE_S)
 
-    def _gather(self, subjects: Sequence[Subject], reason: str, on_done: Callable[[Evidence], None]) -> None:
+    def _gather(
+        self,
+        subjects: Sequence[Subject],
+        reason: str,
+        on_done: Callable[[Evidence], None],
+        gpu_lines: Callable[[], Sequence[str]],
+    ) -> None:
+        self.gpu_lines = gpu_lines
         self.asked.put((subjects, reason, on_done))
 
     def _keep(self, text: str) -> str | None:
@@ -131,6 +138,56 @@ def test_the_end_of_a_hang_becomes_an_event(watch: Watch) -> None:
     (event,) = watch.events
     assert isinstance(event, WorkersGoOn)
     assert (event.reason, event.generation) == ("rank 5 goes on.", 3)
+
+
+def waiting(kind: HangKind, reason: str = "ranks 4 and 5 wait for rank 0 on n1.") -> Waiting:
+    return Waiting(at=1.0, ranks=(4, 5), standing_s=3.0, expected_s=0.1, reason=reason, missing=(0,), kind=kind)
+
+
+def test_that_workers_wait_for_another_node_is_told_if_it_lasts(watch: Watch) -> None:
+    watch.hangs.start(1, watch.workers, whole_job=False, tell_after_s=0.2)  # type: ignore[arg-type]
+    at = time.monotonic()
+    watch.progress.say(waiting(HangKind.AWAITED))
+    assert watch.said == []
+    assert watch.loop.run_until(lambda: bool(watch.said), at + DEADLINE_S)
+    assert time.monotonic() - at >= 0.2
+    assert watch.said == ["ranks 4 and 5 wait for rank 0 on n1."]
+    assert watch.events == []  # the other node does what is to do
+    watch.progress.say(Recovered(at=2.0, ranks=(4, 5), reason="ranks 4 and 5 go on."))
+    assert watch.said[1:] == ["ranks 4 and 5 go on."]
+
+
+def test_a_wait_for_who_was_stopped_is_told_at_once(watch: Watch) -> None:
+    watch.hangs.start(1, watch.workers, whole_job=False, tell_after_s=600.0)  # type: ignore[arg-type]
+    watch.progress.say(waiting(HangKind.STOPPED))
+    assert watch.said == ["ranks 4 and 5 wait for rank 0 on n1."]
+
+
+@pytest.mark.parametrize("how", ["goes on", "ended", "hangs", "better known"])
+def test_a_wait_that_is_over_is_not_told(watch: Watch, how: str) -> None:
+    watch.hangs.start(1, watch.workers, whole_job=False, tell_after_s=0.05)  # type: ignore[arg-type]
+    watch.progress.say(waiting(HangKind.AWAITED, "old"))
+    if how == "goes on":
+        watch.progress.say(Recovered(at=2.0, ranks=(4, 5), reason="ranks 4 and 5 go on."))
+    elif how == "ended":
+        watch.hangs.stop()
+    elif how == "hangs":
+        watch.progress.say(hung(5, at=time.monotonic()))
+    else:
+        watch.progress.say(waiting(HangKind.STOPPED, "new"))
+    watch.loop.run_until(lambda: False, time.monotonic() + 0.1)
+    assert watch.said == (["new"] if how == "better known" else [])
+
+
+def test_what_the_exchange_with_other_nodes_notes_is_told_in_the_loops_thread(watch: Watch) -> None:
+    class Other:
+        on_note: Callable[[str], None]
+
+    other: Any = Other()
+    watch.hangs.start(1, watch.workers, whole_job=False, elsewhere=other)  # type: ignore[arg-type]
+    other.on_note("odd")
+    assert watch.said == []
+    assert watch.loop.run_until(lambda: bool(watch.said), time.monotonic() + DEADLINE_S)
 
 
 def test_slowness_is_only_told(watch: Watch) -> None:
@@ -181,6 +238,28 @@ def test_only_those_who_are_meant_are_looked_at(watch: Watch) -> None:
     watch.start()
     subjects, _ = watch.gather(1)
     assert [each.rank for each in subjects] == [5]
+
+
+def test_who_hangs_is_looked_at_more_closely(watch: Watch) -> None:
+    watch.start()
+    subjects, _ = watch.gather(0, 1)
+    assert [each.hangs for each in subjects] == [False, False]
+    watch.progress.say(hung(5, at=1.0))
+    subjects, _ = watch.gather(0, 1)
+    assert [each.hangs for each in subjects] == [False, True]
+    watch.start(generation=2)  # other workers
+    subjects, _ = watch.gather(0, 1)
+    assert [each.hangs for each in subjects] == [False, False]
+
+
+def test_how_the_gpus_are_is_asked_for_the_report(watch: Watch) -> None:
+    watch.start()
+    watch.gather(0)
+    assert watch.gpu_lines() == []
+    watch.hangs = HangWatch(watch.loop, watch.said.append, watch._keep, watch.events.append, lambda: ["GPU 0"])
+    watch.start()
+    watch.gather(0)
+    assert watch.gpu_lines() == ["GPU 0"]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ VALUES = [
     ("same_failure_limit", "0", 0),
     ("reset_restarts_after_steps", "500", 500),
     ("no_restart_exit_codes", "3, 4", frozenset({3, 4})),
+    ("on_fault", "observe", "observe"),
+    ("isolate_after", "5", 5),
     ("health", "off", False),
     ("health_command", "check_node.sh -w 80", "check_node.sh -w 80"),
     ("on_hang", "observe", "observe"),

@@ -93,7 +93,7 @@ def test_a_fault_told_before_the_watch_began_is_heard(watcher: Watcher) -> None:
 
 
 def test_a_reason_that_is_no_text_is_heard_all_the_same(watcher: Watcher) -> None:
-    watcher.store.set("unicron/fault", b"rank 5 \xff")  # type: ignore[arg-type]
+    watcher.store.set("unicron/news", b"rank 5 \xff")  # type: ignore[arg-type]
     watcher.begin()
     assert watcher.next() == ("fault", "rank 5 \ufffd")
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from unicron_elastic.detection.policy import PacePolicy
+from unicron_elastic.detection.sample import RankSample, RemoteRank
 from unicron_elastic.detection.verdicts import Hung, Recovered, Verdict, Waiting
 from unicron_elastic.launcher import progress
 from unicron_elastic.launcher.activity import Activity
@@ -119,9 +120,9 @@ class Job:
         self.watch = ProgressWatch(self.loop, self.verdicts.append)  # type: ignore[arg-type]
         self.workers: dict[int, FakeWorker] = {}
 
-    def start(self, *, whole_job: bool = True) -> None:
+    def start(self, *, whole_job: bool = True, elsewhere: Any = None) -> None:
         self.workers = {rank: FakeWorker(self.loop, rank) for rank in range(2)}
-        self.watch.start(self.workers, whole_job=whole_job)  # type: ignore[arg-type]
+        self.watch.start(self.workers, whole_job=whole_job, elsewhere=elsewhere)  # type: ignore[arg-type]
 
     def of(self, pid: int) -> FakeWorker:
         return self.workers[pid - 100]
@@ -278,6 +279,92 @@ def test_the_part_of_a_job_only_waits(job: Job) -> None:
         worker.stand(55, 54)
     job.loop.run(2.0)
     assert [type(verdict) for verdict in job.verdicts] == [Waiting]
+
+
+class FakeElsewhere:
+    """Says of another node's ranks what a test wants it to."""
+
+    def __init__(self) -> None:
+        self.on_question: Callable[[int], None] = lambda _: None
+        self.wishes = 0
+        self.answers: list[tuple[int, tuple[RankSample, ...]]] = []
+        self.known: tuple[RemoteRank, ...] = ()
+        self.here: list[int] = []
+
+    def wish(self) -> None:
+        self.wishes += 1
+
+    def answer(self, question: int, ranks: tuple[RankSample, ...]) -> None:
+        self.answers.append((question, ranks))
+
+    def ranks(self, here: tuple[RankSample, ...], _policy: PacePolicy) -> tuple[RemoteRank, ...]:
+        self.here = [rank.rank for rank in here]
+        return self.known
+
+
+def test_the_others_are_asked_only_if_nobody_here_is_at_work(job: Job) -> None:
+    other = FakeElsewhere()
+    job.start(whole_job=False, elsewhere=other)
+    job.loop.run(WARM_S)
+    job.hang(runnable=True)
+    job.loop.run(5.0)
+    assert other.wishes == 0
+    for worker in job.workers.values():
+        worker.stand(55, 54)
+    job.loop.run(0.5)
+    assert other.wishes > 0
+    assert other.here == [0, 1]
+
+
+def test_who_is_missing_on_another_node_is_named(job: Job) -> None:
+    other = FakeElsewhere()
+    job.start(whole_job=False, elsewhere=other)
+    job.loop.run(WARM_S)
+    for worker in job.workers.values():
+        worker.stand(55, 54)
+    job.loop.run(1.0)
+    assert job.verdicts == []
+    step = int(WARM_S / STEP_S)
+    group = GroupPosition(name="0", begun=54, ended=54)
+    late = RankSample(rank=2, step=step, collective=54, waiting=False, groups=(group,))
+    other.known = (RemoteRank(node="node-b", seen=late, working=""),)
+    job.loop.run(1.0)
+    (verdict,) = job.verdicts
+    assert isinstance(verdict, Waiting)
+    assert verdict.missing == (2,)
+    assert "; at collective 54 while others are at 55 of process group 0, it is not at work." in verdict.reason
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_question_of_another_node_is_answered(job: Job, is_late: bool) -> None:
+    other = FakeElsewhere()
+    job.start(whole_job=False, elsewhere=other)
+    job.loop.run(WARM_S)
+    if is_late:
+        job.hang()
+        job.loop.run(0.3)
+    job.workers[1].answers = False
+    other.on_question(7)
+    job.loop.soon.popleft()()
+    job.loop.run(0.2)
+    ((question, ranks),) = other.answers
+    assert question == 7
+    assert [(rank.rank, rank.silent, len(rank.groups)) for rank in ranks] == [(0, False, 1), (1, True, 0)]
+    assert ranks[0].runnable is False
+
+
+def test_a_question_that_comes_after_the_end_is_not_answered(job: Job) -> None:
+    other = FakeElsewhere()
+    job.start(whole_job=False, elsewhere=other)
+    job.loop.run(WARM_S)
+    other.on_question(7)
+    job.loop.soon.popleft()()
+    job.start(whole_job=False, elsewhere=FakeElsewhere())
+    job.loop.run(WARM_S)
+    other.on_question(8)
+    job.loop.soon.popleft()()
+    job.loop.run(1.0)
+    assert other.answers == []
 
 
 def test_after_its_end_it_looks_no_more(job: Job) -> None:

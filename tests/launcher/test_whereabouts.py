@@ -77,6 +77,16 @@ def test_an_answer_is_read() -> None:
     assert parse_groups({"groups": []}) == ()
 
 
+def test_the_operation_is_read_if_it_is_known() -> None:
+    (group,) = parse_groups({"groups": [{"name": "0", "begun": 12, "ended": 11, "op": "all_reduce" * 100}]})
+    assert group.op == ("all_reduce" * 4)
+
+
+@pytest.mark.parametrize(("begun", "ended", "waits"), [(5, 4, True), (5, 5, False), (5, None, None)])
+def test_whether_a_group_is_waited_in(begun: int, ended: int | None, waits: bool | None) -> None:
+    assert GroupPosition(name="0", begun=begun, ended=ended).waits is waits
+
+
 def test_a_long_name_is_cut() -> None:
     (group,) = parse_groups({"groups": [{"name": "n" * 10_000, "begun": 1, "ended": 1}]})
     assert len(group.name) == 100

@@ -287,9 +287,9 @@ def test_a_signal_reaches_those_it_is_for(node: Node) -> None:
     for local in range(2):
         assert node.output(local) == "up"
     node.wait_for_exits(1)
-    context.send_signal([0, 2], signal.SIGTERM)  # 2 has ended: its pid may be another's
+    context.stop([0, 2], "to end")  # 2 has ended: its pid may be another's
     assert node.wait_for_exits(2) == {0: -signal.SIGTERM, 2: 0}
-    context.send_signal([1], signal.SIGKILL)
+    context.kill([1])
     assert node.wait_for_exits(3)[1] == -signal.SIGKILL
 
 
@@ -297,7 +297,7 @@ def test_a_signal_reaches_what_a_worker_has_started_too(node: Node, lab: Lab) ->
     code = f"import subprocess as s; child = s.Popen(['sleep', '600']); print(child.pid, flush=True); {WAIT}"
     context = node.start(code)
     child = int(node.output(0))
-    context.send_signal([0], signal.SIGTERM)
+    context.stop([0], "to end")
     assert node.wait_for_exits(1) == {0: -signal.SIGTERM}
     lab.wait_for_death(child)
 
@@ -320,7 +320,7 @@ def test_a_wait_for_a_worker_has_its_time(node: Node) -> None:
     assert node.output(0) == "up"
     with pytest.raises(subprocess.TimeoutExpired):
         context.workers[0].wait(0.01)
-    context.send_signal([0], signal.SIGKILL)
+    context.kill([0])
     assert context.workers[0].wait() == -signal.SIGKILL
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unicron_elastic.detection.policy import PacePolicy
-from unicron_elastic.detection.sample import RankSample, Sample
+from unicron_elastic.detection.sample import GroupPosition, RankSample
 from unicron_elastic.faults import HangKind
+from unicron_elastic.faults.text import one_line, shorten
 
 __all__ = ["Suspects", "hang_kind", "is_blind", "moved_on", "suspects", "work"]
+
+_NAME_CHARACTERS = 64  # of a process group, in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,9 @@ def suspects(ranks: tuple[RankSample, ...], standing: frozenset[int]) -> Suspect
     silent = tuple(rank.rank for rank in near if rank.silent)
     if silent and len(silent) < len(near):
         return Suspects(silent, "without an answer while others answer")
+    absent = _absent_from_group(near)
+    if absent is not None:
+        return absent
     places = _places(near)
     last, first = min(places.values()), max(places.values())
     if first != last:
@@ -44,6 +50,47 @@ def suspects(ranks: tuple[RankSample, ...], standing: frozenset[int]) -> Suspect
         outside = tuple(rank.rank for rank in near if not rank.waiting)
         return Suspects(outside, "outside the collective in which the others wait" if outside else "")
     return Suspects(tuple(rank.rank for rank in near), "")
+
+
+def _absent_from_group(near: list[RankSample]) -> Suspects | None:
+    """Who has not begun what others wait for in some process group; None if no group tells.
+
+    A rank that has not come to one group because it waits itself, in another, for somebody who has not come there, is
+    held up like the rest. If that goes round in a circle, all in the circle are named.
+    """
+    if not all(rank.groups for rank in near) or len({rank.step or 0 for rank in near}) != 1:
+        return None
+    late: dict[int, tuple[GroupPosition, GroupPosition]] = {}  # by rank: where it is, and where others are
+    held_up: set[int] = set()
+    groups: dict[str, dict[int, GroupPosition]] = {}
+    for rank in near:
+        for group in rank.groups:
+            groups.setdefault(group.name, {})[rank.rank] = group
+    for members in groups.values():
+        first = max(members.values(), key=lambda group: (group.begun, bool(group.op)))
+        behind = {rank: group for rank, group in members.items() if group.begun < first.begun}
+        ahead = {rank: group for rank, group in members.items() if group.begun == first.begun}
+        if not behind or all(group.waits is False for group in ahead.values()):
+            continue  # nobody waits there for anybody
+        if all(group.waits for group in behind.values()):
+            return Suspects(tuple(ahead), f"gone past the collective{_of_group(first)} in which the others wait")
+        late.update({rank: (group, first) for rank, group in behind.items() if rank not in late})
+        held_up.update(rank for rank, group in ahead.items() if group.waits is not False)
+    if not late:
+        return None
+    found = tuple(rank for rank in late if rank not in held_up) or tuple(late)
+    here, there = late[found[0]]
+    return Suspects(
+        found, f"at collective {here.begun} while others are at {there.begun}{_of_group(there)}{_op(there)}"
+    )
+
+
+def _of_group(group: GroupPosition) -> str:
+    return f" of process group {shorten(one_line(group.name), _NAME_CHARACTERS)}"
+
+
+def _op(group: GroupPosition) -> str:
+    return f" ({one_line(group.op)})" if group.op else ""
 
 
 def _near(ranks: tuple[RankSample, ...], standing: frozenset[int]) -> list[RankSample]:
@@ -81,15 +128,15 @@ def work(before: RankSample, now: RankSample, elapsed_s: float, policy: PacePoli
     return ""
 
 
-def hang_kind(sample: Sample, hung: tuple[int, ...], whole_job: bool) -> HangKind:
+def hang_kind(ranks: tuple[RankSample, ...], hung: tuple[int, ...], whole_job: bool) -> HangKind:
     """How sure it is that ``hung`` will not go on."""
-    if all(rank.stopped for rank in sample.ranks if rank.rank in hung):
+    if all(rank.stopped for rank in ranks if rank.rank in hung):
         return HangKind.STOPPED
     # A rank outside may be seen as one that waits, because torch's recorder may miss the end of its last collective.
-    are_together = len({rank.collective for rank in sample.ranks}) == 1 and len(sample.ranks) > 1
-    if whole_job and are_together and all(rank.waiting and not rank.uses_gpu for rank in sample.ranks):
+    are_together = len({rank.collective for rank in ranks}) == 1 and len(ranks) > 1
+    if whole_job and are_together and all(rank.waiting and not rank.uses_gpu for rank in ranks):
         return HangKind.DEADLOCKED
-    if any(rank.waiting for rank in sample.ranks):
+    if any(rank.waiting for rank in ranks):
         return HangKind.AWAITED
     return HangKind.UNCLEAR
 

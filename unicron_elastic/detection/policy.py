@@ -40,6 +40,7 @@ class PacePolicy:
     busy_cpu_share: float = 0.1  # of a core: more than the background threads of an idle worker, less than any work
     busy_gpu_share: float = 0.1
     slow_patience_s: float = 180.0  # beyond the limit, for those at work: an evaluation that nobody named
+    elsewhere_s: float = 2.0  # beyond the limit, for the other nodes to say where their ranks are
     blind_floor_s: float = 30.0  # least limit if the caller cannot tell who is at work
 
     # What is allowed where little was learned. Before the first step of all, everything: a script may never make one.

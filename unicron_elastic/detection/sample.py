@@ -4,9 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TRAIN", "RankSample", "Sample"]
+__all__ = ["TRAIN", "GroupPosition", "RankSample", "RemoteRank", "Sample", "waits"]
 
 TRAIN = "train"  # the phase of a worker that says nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPosition:
+    """How far a rank has come in one process group; ``ended`` is None where the back end does not tell."""
+
+    name: str
+    begun: int
+    ended: int | None
+    op: str = ""  # what it waits in there, if that is known: "all_reduce"
+
+    @property
+    def waits(self) -> bool | None:
+        """Whether the latest collective has not ended; None if that is not known."""
+        return None if self.ended is None else self.begun > self.ended
+
+
+def waits(groups: tuple[GroupPosition, ...]) -> bool | None:
+    """Whether in some group the latest collective has not ended; None if that is not known."""
+    found = [group.waits for group in groups]
+    return None if not found or None in found else any(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +56,31 @@ class RankSample:
     in_io: bool | None = None  # some thread waits for a disk, a network file system or a driver (state D)
     uses_gpu: bool = False  # then a collective may wait for a long computation
     gpu_utilisation: float | None = None  # 0 to 1
+    groups: tuple[GroupPosition, ...] = ()  # the whole job's first; none if they are not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteRank:
+    """One rank of another node, by that node's word. Its times are of another clock, and left out."""
+
+    node: str
+    seen: RankSample
+    # What it was doing between the latest two reports, as words that follow "it"; "": nothing; None: there was one.
+    working: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """All ranks that the caller watches, at one moment; a rank that has ended is left out."""
+    """All ranks that the caller watches, at one moment; a rank that has ended is left out.
+
+    ``elsewhere`` is either empty or holds all other ranks of the job, as they were a moment ago.
+    """
 
     at: float
     ranks: tuple[RankSample, ...]
+    elsewhere: tuple[RemoteRank, ...] = ()
+
+    @property
+    def everybody(self) -> tuple[RankSample, ...]:
+        """The ranks here and elsewhere."""
+        return (*self.ranks, *(rank.seen for rank in self.elsewhere)) if self.elsewhere else self.ranks

@@ -22,7 +22,6 @@ from unicron_elastic.faults import HangKind
 __all__ = ["SLACK_S", "judged", "look_s", "suspected_at"]
 
 SLACK_S = 1e-9  # a look at the very moment it was wanted is not too early, however that was rounded
-_FINAL = frozenset({Hung.__name__, Waiting.__name__})
 
 
 def suspected_at(allowed: Allowance, pace: RankPace, policy: PacePolicy) -> float:
@@ -100,7 +99,7 @@ def _verdict(
     """What to say at one more look at a standstill."""
     at, policy = sample.at, state.policy
     ranks = frozenset(pace.seen.rank for pace in standing)
-    suspected = suspects(sample.ranks, ranks)
+    suspected = suspects(sample.everybody, ranks)
     if was.told == Hung.__name__:
         # A thread that waits for Python's lock wakes often, and one look may find it awake: that is no work.
         sample = replace(sample, ranks=tuple(replace(rank, runnable=False) for rank in sample.ranks))
@@ -114,18 +113,39 @@ def _verdict(
         return replace(now, told=""), at_work_again(was.told_ranks, working, standing_s, at)
     if was.told == Hung.__name__:
         return _surer(now, idle(tuple(sorted(ranks)), suspected, allowed, sample, state.whole_job))
-    if was.told in _FINAL or standing_s < allowed.limit_s - SLACK_S:
+    if standing_s < allowed.limit_s - SLACK_S or (was.told == Waiting.__name__ and not sample.elsewhere):
         return now, None
     verdict: Verdict | None = None
     if not working:
         if _is_idle(now, standing_s, policy):
             verdict = idle(tuple(sorted(ranks)), suspected, allowed, sample, state.whole_job)
     elif not was.told and standing_s >= _patience_s(allowed, state):
-        verdict = slow(working, allowed, at)
-    if verdict is None:
+        verdict = slow(working, allowed, at, {rank.seen.rank: rank.node for rank in sample.elsewhere})
+    if verdict is None or not _is_news(verdict, was) or _is_early(verdict, suspected, allowed, state, sample):
         return now, None
     kind = verdict.kind if isinstance(verdict, Hung) else HangKind.UNCLEAR
-    return replace(now, told=type(verdict).__name__, told_ranks=verdict.ranks, told_kind=kind), verdict
+    missing = verdict.missing if isinstance(verdict, Waiting) else ()
+    now = replace(now, told=type(verdict).__name__, told_ranks=verdict.ranks, told_kind=kind, told_missing=missing)
+    return now, verdict
+
+
+def _is_news(verdict: Verdict, told: Standstill) -> bool:
+    """Whether it says more than that somebody waits, if that was said."""
+    if told.told != Waiting.__name__:
+        return True
+    return isinstance(verdict, Hung) or (
+        isinstance(verdict, Waiting) and bool(verdict.missing) > bool(told.told_missing)
+    )
+
+
+def _is_early(verdict: Verdict, suspected: Suspects, allowed: Allowance, state: PaceState, sample: Sample) -> bool:
+    """Whether the other nodes, which have not said yet where their ranks are, may show it in another light."""
+    if not state.asks_elsewhere or isinstance(verdict, Slow):
+        return False
+    if sample.elsewhere:
+        return any(rank.working is None and rank.seen.rank in suspected.ranks for rank in sample.elsewhere)
+    is_sure = isinstance(verdict, Hung) and verdict.kind is HangKind.STOPPED
+    return not is_sure and sample.at - allowed.since < allowed.limit_s + state.policy.elsewhere_s
 
 
 def _surer(told: Standstill, verdict: Verdict) -> tuple[Standstill, Verdict | None]:
@@ -154,6 +174,13 @@ def _working(
                 words = work(before.get(rank.rank, rank), rank, sample.at - was.at, policy)
             if words:
                 found[rank.rank] = words
+    found.update(
+        {
+            rank.seen.rank: rank.working
+            for rank in sample.elsewhere
+            if rank.working and rank.seen.rank in suspected.ranks
+        }
+    )
     if not found and moved_on(was.seen, sample.ranks, standing):
         found = dict.fromkeys(suspected.ranks or sorted(standing), "goes on through collectives")
     return found

@@ -59,6 +59,7 @@ class Standstill:
     told: str = ""  # the name of the gravest verdict that was given
     told_kind: HangKind = HangKind.UNCLEAR  # of a hang
     told_ranks: tuple[int, ...] = ()
+    told_missing: tuple[int, ...] = ()  # ranks elsewhere that were named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +103,13 @@ class Habits:
 class PaceState:
     """Everything a verdict depends on. ``PaceState()`` has seen nothing yet.
 
-    ``whole_job`` says whether the samples hold every rank of the job, or those of one node among several.
+    ``whole_job`` says whether the samples hold every rank of the job, or those of one node among several;
+    ``asks_elsewhere``, whether the other nodes are asked for theirs when ranks are late.
     """
 
     policy: PacePolicy = field(default_factory=PacePolicy)
     whole_job: bool = True
+    asks_elsewhere: bool = False
     at: float | None = None  # of the latest sample
     next_at: float = 0.0
     is_ending: bool = False  # some rank has ended; the others may have nothing left to do but to wait

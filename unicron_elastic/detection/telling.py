@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from unicron_elastic.detection.allowance import Allowance
 from unicron_elastic.detection.evidence import Suspects, hang_kind
 from unicron_elastic.detection.policy import PacePolicy
@@ -18,7 +20,11 @@ def idle(
 ) -> Hung | Waiting:
     """Nobody whom the others wait for is at work."""
     at = sample.at
-    if not whole_job and not suspected.clause:
+    nodes = {rank.seen.rank: rank.node for rank in sample.elsewhere}
+    here = tuple(rank for rank in suspected.ranks if rank not in nodes)
+    if suspected.clause and not here:
+        return _waiting(standing, suspected, allowed, sample, nodes)
+    if not whole_job and not suspected.clause and (suspected.ranks or not sample.elsewhere):
         doing = f"{who(standing)} {verb(standing, 'waits', 'wait')} for what is not on this node"
         return Waiting(
             at=at,
@@ -29,16 +35,40 @@ def idle(
         )
     if not suspected.ranks:
         clause = "all wait in the same collective, and nobody is missing from it"
-        return _hung(standing, clause, allowed, hang_kind(sample, standing, whole_job), at)
+        kind = hang_kind(sample.everybody, standing, whole_job or bool(sample.elsewhere))
+        return _hung(standing, clause, allowed, kind, at, named=standing)
+    kind = hang_kind(sample.everybody, suspected.ranks, whole_job or bool(sample.elsewhere))
+    return _hung(here, _not_at_work(suspected), allowed, kind, at, named=suspected.ranks, nodes=nodes)
+
+
+def _waiting(
+    standing: tuple[int, ...], suspected: Suspects, allowed: Allowance, sample: Sample, nodes: Mapping[int, str]
+) -> Waiting:
+    """All who hold the others up are on other nodes."""
+    at, missing = sample.at, suspected.ranks
+    words = f"{who(standing)} {verb(standing, 'waits', 'wait')} for {who(missing, nodes)}: {_no_step(allowed, at)}"
+    return Waiting(
+        at=at,
+        ranks=standing,
+        standing_s=at - allowed.since,
+        expected_s=allowed.expected_s,
+        reason=sentence(f"{words}; {_not_at_work(suspected)}"),
+        missing=missing,
+        kind=hang_kind(sample.everybody, missing, True),
+    )
+
+
+def _not_at_work(suspected: Suspects) -> str:
     clause = f"{suspected.clause}, " if suspected.clause else ""
-    clause += f"{verb(suspected.ranks, 'it is', 'they are')} not at work"
-    return _hung(suspected.ranks, clause, allowed, hang_kind(sample, suspected.ranks, whole_job), at)
+    return f"{clause}{verb(suspected.ranks, 'it is', 'they are')} not at work"
 
 
-def slow(working: dict[int, str], allowed: Allowance, at: float) -> Slow:
-    """Somebody whom the others wait for is at work."""
+def slow(working: dict[int, str], allowed: Allowance, at: float, nodes: Mapping[int, str]) -> Slow:
+    """Somebody whom the others wait for is at work; ``nodes`` has the hosts of those elsewhere."""
     ranks = tuple(sorted(working))
-    words = f"{who(ranks)} {verb(ranks, 'is', 'are')} slow, not hung: {_no_step(allowed, at)}, but {_work(working)}"
+    words = (
+        f"{who(ranks, nodes)} {verb(ranks, 'is', 'are')} slow, not hung: {_no_step(allowed, at)}, but {_work(working)}"
+    )
     return Slow(
         at=at, ranks=ranks, standing_s=at - allowed.since, expected_s=allowed.expected_s, reason=sentence(words)
     )
@@ -64,8 +94,18 @@ def at_work_again(ranks: tuple[int, ...], working: dict[int, str], standing_s: f
     return Recovered(at=at, ranks=ranks, reason=sentence(words), was_hung=True)
 
 
-def _hung(ranks: tuple[int, ...], clause: str, allowed: Allowance, kind: HangKind, at: float) -> Hung:
-    words = f"{who(ranks)} {verb(ranks, 'hangs', 'hang')}: {_no_step(allowed, at)}; {clause}"
+def _hung(
+    ranks: tuple[int, ...],
+    clause: str,
+    allowed: Allowance,
+    kind: HangKind,
+    at: float,
+    *,
+    named: tuple[int, ...],
+    nodes: Mapping[int, str] | None = None,
+) -> Hung:
+    """``ranks`` are those here, of all that are ``named``."""
+    words = f"{who(named, nodes)} {verb(named, 'hangs', 'hang')}: {_no_step(allowed, at)}; {clause}"
     return Hung(
         at=at,
         ranks=ranks,

@@ -54,8 +54,9 @@ class Hung:
 class Waiting:
     """As ``Hung``, but what is missing is not here: a rank of another node, or the network. Said once.
 
-    Only for a caller that watches a part of the job. No ground to act on by itself: a rank elsewhere may be slow. If
-    every part of the job says this and none says ``Slow`` or ``Hung``, the network is stuck.
+    Only for a caller that watches a part of the job. No ground to act on by itself: a rank elsewhere may be slow, and
+    if it hangs, its own node says ``Hung``. If every part of the job says this, names nobody, and none says ``Slow`` or
+    ``Hung``, the network is stuck. Said again if it is known later who is missing.
     """
 
     at: float
@@ -63,6 +64,8 @@ class Waiting:
     standing_s: float
     expected_s: float | None
     reason: str
+    missing: tuple[int, ...] = ()  # the ranks elsewhere for which they wait, as far as that is known...
+    kind: HangKind = HangKind.UNCLEAR  # ... and how sure it is that these will not go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from unicron_elastic.detection.stride import stride
 from unicron_elastic.detection.tempo import learn
 from unicron_elastic.detection.verdicts import Verdict
 
-__all__ = ["forget", "needs_evidence", "next_look_at", "observe"]
+__all__ = ["forget", "needs_elsewhere", "needs_evidence", "next_look_at", "observe"]
 
 
 def observe(state: PaceState, sample: Sample) -> tuple[PaceState, list[Verdict]]:
@@ -42,13 +42,24 @@ def needs_evidence(state: PaceState) -> bool:
     return state.standstill is not None
 
 
+def needs_elsewhere(state: PaceState) -> bool:
+    """Whether the next sample should have the ranks of the other nodes: nobody here is at work."""
+    return state.asks_elsewhere and state.standstill is not None and state.standstill.idle_looks > 0
+
+
 def forget(state: PaceState) -> PaceState:
     """The state for new workers: what is usual stays known, but they have to warm up again."""
     ranks = tuple(
         RankPace(seen=RankSample(rank=pace.seen.rank), began_at=0.0, tempo=pace.tempo.forgotten())
         for pace in state.ranks
     )
-    return PaceState(policy=state.policy, whole_job=state.whole_job, ranks=ranks, habits=state.habits)
+    return PaceState(
+        policy=state.policy,
+        whole_job=state.whole_job,
+        asks_elsewhere=state.asks_elsewhere,
+        ranks=ranks,
+        habits=state.habits,
+    )
 
 
 def _advanced(state: PaceState, sample: Sample) -> PaceState:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 __all__ = ["duration", "sentence", "times", "verb", "who"]
 
@@ -22,12 +22,19 @@ def times(factor: float) -> str:
     return f"{factor:.3g}x" if factor < 100 else f"{factor:.0f}x"
 
 
-def who(ranks: Sequence[int]) -> str:
-    """Ranks as the middle of a sentence: "rank 3", "ranks 1, 2 and 5"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    names = [str(rank) for rank in ranks]
-    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+def who(ranks: Sequence[int], nodes: Mapping[int, str] | None = None) -> str:
+    """Ranks as the middle of a sentence: "rank 3", "ranks 1, 2 and 5", "rank 5 on node-b".
+
+    ``nodes`` has the host of those that are elsewhere; a host that all share is named once.
+    """
+    hosts = [(nodes or {}).get(rank, "") for rank in ranks]
+    shared = hosts[0] if len(set(hosts)) == 1 else ""
+    place = f" on {shared}" if shared else ""
+    places = ["" if shared or not host else f" (on {host})" for host in hosts]
+    names = [f"{rank}{each}" for rank, each in zip(ranks, places, strict=True)]
+    if len(names) == 1:
+        return f"rank {names[0]}{place}"
+    return f"ranks {', '.join(names[:-1])} and {names[-1]}{place}"
 
 
 def verb(ranks: Sequence[object], one: str, many: str) -> str:

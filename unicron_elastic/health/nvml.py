@@ -10,9 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 from unicron_elastic.faults.vocabulary import Status
 from unicron_elastic.health.finding import Finding, Level, Notes, OnFinding, finding
@@ -20,29 +18,14 @@ from unicron_elastic.health.nvml_checks import History, check_gpu, compare_links
 from unicron_elastic.health.nvml_events import EventThread
 from unicron_elastic.health.nvml_session import (
     Gpu,
-    GpuGone,
     NvmlUnavailable,
     Session,
     open_session,
     process_visible_devices,
 )
+from unicron_elastic.health.nvml_state import GpuState, MemoryHolder, memory_holders, read_state
 
-__all__ = ["GpuProbe", "MemoryHolder"]
-
-_PROCESS_LISTS = (
-    "nvmlDeviceGetComputeRunningProcesses",
-    "nvmlDeviceGetMPSComputeRunningProcesses",
-    "nvmlDeviceGetGraphicsRunningProcesses",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryHolder:
-    """A process that holds memory of a GPU. `used_bytes` is None where the driver does not tell."""
-
-    gpu: Gpu
-    pid: int
-    used_bytes: int | None
+__all__ = ["GpuProbe", "GpuState", "MemoryHolder"]
 
 
 class GpuProbe:
@@ -134,9 +117,24 @@ class GpuProbe:
         if session is None:
             return []
         try:
-            return [holder for gpu in session.gpus for holder in _holders(session, gpu)]
+            return [holder for gpu in session.gpus for holder in memory_holders(session, gpu)]
         finally:
             session.release()
+
+    def state(self) -> list[GpuState]:
+        """How each GPU is at this moment, in the order of the PCI bus. Blocks for as long as the driver does."""
+        session = self._use()
+        if session is None:
+            return []
+        try:
+            return [read_state(session, gpu) for gpu in session.gpus]
+        finally:
+            session.release()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether NVML is open and knows GPUs; never waits, and opens nothing."""
+        return self._session is not None
 
     def _check(self, session: Session, now: float) -> list[Finding]:
         found: list[Finding] = []
@@ -178,18 +176,3 @@ class GpuProbe:
             return []
         reason = f"NVIDIA's driver cannot be used: {failure.reason.rstrip('.')}."
         return [finding("gpu.driver", Level.CRITICAL, Status.GPU_DRIVER_ERROR, "NVIDIA's driver", reason, at=now)]
-
-
-def _holders(session: Session, gpu: Gpu) -> list[MemoryHolder]:
-    """The driver lists a process under each kind of work it does: it counts once, with the most it is said to hold."""
-    used: dict[int, int | None] = {}
-    for function in _PROCESS_LISTS:
-        try:
-            processes: list[Any] = session.ask(gpu, function) or []
-        except GpuGone:
-            return []
-        for process in processes:
-            known = used.get(process.pid)
-            most = process.usedGpuMemory if known is None else max(known, process.usedGpuMemory or 0)
-            used[process.pid] = most
-    return [MemoryHolder(gpu=gpu, pid=pid, used_bytes=used[pid]) for pid in sorted(used)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from unicron_elastic.faults.vocabulary import Severity, Status
 from unicron_elastic.health.finding import GPU_DEGRADED, Finding, Level, finding
 from unicron_elastic.health.nvml_session import RESET_REQUIRED, Gpu, GpuGone, Session
+from unicron_elastic.health.nvml_state import throttle_words
 
 __all__ = ["History", "check_gpu", "compare_links", "gone_finding", "recovery_finding"]
 
@@ -23,15 +24,6 @@ _VOLATILE, _AGGREGATE = 0, 1
 _BUSY_PERCENT = 50
 _MAX_CRC_ERRORS_PER_S = 100.0
 _MAX_PCIE_REPLAYS_PER_S = 8 / 60
-
-# Reasons for which clocks are lower than they could be (nvmlClocksEventReasons). A power cap, an idle GPU or a
-# chosen clock are normal and left out.
-_THROTTLES = (
-    (0x40, "its hardware slows it down because it is too hot"),
-    (0x20, "its driver slows it down because it is too hot"),
-    (0x80, "an external power brake slows it down"),
-)
-_ANY_HARDWARE_SLOWDOWN = 0x08
 
 # Fields of nvmlDeviceGetFieldValues: their names in pynvml, the errors' name, and how many a second are too many.
 _COUNTERS = (
@@ -247,12 +239,7 @@ def _is_busy(session: Session, gpu: Gpu) -> bool:
 
 def _throttling(session: Session, gpu: Gpu, history: History, now: float) -> Iterator[Finding]:
     """Slowed down at two checks in a row: the reasons are those of one moment, and a moment is no matter."""
-    reasons = session.ask(gpu, "nvmlDeviceGetCurrentClocksEventReasons")
-    if reasons is None:  # its name before R535
-        reasons = session.ask(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons") or 0
-    words = [text for bit, text in _THROTTLES if reasons & bit]
-    if not words and reasons & _ANY_HARDWARE_SLOWDOWN:
-        words = ["its hardware slows it down"]
+    words = throttle_words(session, gpu)
     if words and history.lasts("throttled"):
         reason = f"{gpu.label} is not at full speed: {' and '.join(words)}."
         yield _degraded("gpu.throttled", gpu, reason, now)

@@ -9,10 +9,12 @@ import atexit
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from unicron_elastic.worker.channel import ChannelClosed
+from unicron_elastic.worker.collectives import watch_groups
 from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.exceptions import propagate
 from unicron_elastic.worker.phases import announce_phases
@@ -74,8 +76,11 @@ def _attach(control_fd: int | None, pulse_fd: int | None) -> None:
     pulse = _guarded("pulse page", lambda: None if pulse_fd is None else Pulse(pulse_fd))
     if control is not None:
         _guarded("exception propagation", lambda: propagate(control))
+    answer = _once(lambda: None if control is None else answer_questions(control))
+    if control is not None:
+        _guarded("collective breaker", lambda: watch_groups(answer))
     if pulse is not None:
-        _guarded("step counting", lambda: count_steps(pulse, lambda step: _first_step_done(control, step)))
+        _guarded("step counting", lambda: count_steps(pulse, lambda step: _first_step_done(control, step, answer)))
         _guarded("phases", lambda: announce_phases(pulse))
     _guarded("rank monitor", lambda: offer_rank_monitor(control, pulse))
     if os.environ.get(CHAOS):
@@ -99,15 +104,26 @@ def _open_control(fd: int | None) -> Control | None:
     return control
 
 
-def _first_step_done(control: Control | None, step: int) -> None:
-    """Says so, and from now on answers the agent's questions: before the first step there is no pace to fall behind."""
+def _once(action: Callable[[], object]) -> Callable[[], None]:
+    """Does ``action`` at the first call, whichever thread calls first."""
+    is_done = threading.Lock()
+
+    def act() -> None:
+        if is_done.acquire(blocking=False):
+            action()
+
+    return act
+
+
+def _first_step_done(control: Control | None, step: int, answer: Callable[[], None]) -> None:
+    """Says so, and answers the agent's questions from now on, if the worker does not since its first process group."""
     if control is not None:
         stack_fd = _guarded("stacks for the agent", offer_stacks)
         try:
             control.send({"first_step": step, "stack_fd": stack_fd})
         except (OSError, ChannelClosed):
             return  # the agent is gone or stopped; the keeper deals with that
-        _guarded("answers to the agent", lambda: answer_questions(control))
+        _guarded("answers to the agent", answer)
 
 
 def _take_fd(name: str) -> int | None:

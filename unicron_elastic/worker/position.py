@@ -1,7 +1,8 @@
 """Tells the agent, when it asks, how far this worker has come in the collectives of its process groups.
 
-A thread of its own answers, so that a main thread that waits in a collective or in a system call need not. It sleeps in
-the kernel until it is asked, and is no ``threading.Thread``, so that a script which counts its threads does not see it.
+On the agent's word it breaks them, too. A thread of its own answers, so that a main thread that waits in a collective
+or in a system call need not. It sleeps in the kernel until it is asked, and is no ``threading.Thread``, so that a
+script which counts its threads does not see it.
 A worker that does not answer holds the interpreter, or was stopped: that is an answer, too.
 """
 
@@ -14,6 +15,7 @@ import sys
 from typing import Any
 
 from unicron_elastic.worker.channel import ChannelClosed, Message
+from unicron_elastic.worker.collectives import break_collectives, free_to_stop
 from unicron_elastic.worker.control import Control
 
 __all__ = ["THREAD_NAME", "answer_questions", "position"]
@@ -21,6 +23,8 @@ __all__ = ["THREAD_NAME", "answer_questions", "position"]
 THREAD_NAME = "unicron-answers"  # for the kernel: who asks whether a worker is at work does not mean this thread
 
 GROUPS_MAX = 256  # in an answer; Megatron makes dozens
+FRAMES_MAX = 20  # from the innermost: between a script's call and the wait there are three
+OP_CHARACTERS = 40
 
 
 def answer_questions(control: Control) -> None:
@@ -37,6 +41,11 @@ def _answer(control: Control) -> None:
             if "where" in question:
                 answer = {"where": question["where"], "groups": _position_or_nothing(), "uses_gpu": _uses_gpu()}
                 control.send(answer)
+            elif "stopping" in question:
+                free_to_stop(str(question["stopping"]))
+            elif "abort" in question:
+                broken = break_collectives(str(question["abort"]))
+                control.send({"aborted": {"groups": broken.groups[:GROUPS_MAX], "sockets": broken.sockets}})
         except TimeoutError:
             continue  # the agent was stopped, and its questions come when it goes on
         except (ChannelClosed, OSError, ValueError):
@@ -54,13 +63,14 @@ def _position_or_nothing() -> list[Message]:
 def position() -> list[Message]:
     """Of each process group, the whole job's first: its name and how many collectives it has begun and ended.
 
-    The numbers are those of torch's flight recorder, which counts for all back ends; ``ended`` is None without it.
+    The numbers are those of torch's flight recorder, which counts for all back ends; ``ended`` is None without it. If
+    one group alone is waited in, ``op`` says for what, where that is known.
     """
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if distributed is None:
         return []
     status = _flight_recorder()
-    found = []
+    found: list[Message] = []
     for group in list(distributed._world.pg_map)[:GROUPS_MAX]:
         name = str(group.group_name)
         recorded = status.get(name)
@@ -70,7 +80,27 @@ def position() -> list[Message]:
         else:
             with contextlib.suppress(Exception):  # a back end that counts nothing
                 found.append({"name": name, "begun": int(group._get_sequence_number_for_group()), "ended": None})
+    waiting = [each for each in found if each["ended"] is not None and each["begun"] > each["ended"]]
+    if len(waiting) == 1 and (op := _operation()):
+        waiting[0]["op"] = op
     return found
+
+
+def _operation() -> str:
+    """The collective that the main thread has called, "all_reduce"; "" where it waits outside, as in a backward pass.
+
+    The recorder knows the names, too, but tells them only together with the last 2000 collectives, which takes longer
+    than an answer may.
+    """
+    with contextlib.suppress(Exception):
+        frame = sys._current_frames().get(sys.modules["threading"].main_thread().ident)
+        for _ in range(FRAMES_MAX):
+            if frame is None:
+                break
+            if frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d":
+                return frame.f_code.co_name[:OP_CHARACTERS]
+            frame = frame.f_back
+    return ""
 
 
 def _uses_gpu() -> bool:

@@ -1,0 +1,120 @@
+"""What the kernel says of a process's threads: where they wait, in which call, for which file.
+
+Sources: proc_pid_stat(5), proc_pid_wchan(5), proc_pid_syscall(5), proc_pid_stack(5); the numbers of system calls are
+those of the kernel's tables for the two machines. Nothing here attaches to the process or holds it up. `syscall` needs
+the right to trace it, and `stack` that of root: what may not be read is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import Counter
+
+from unicron_elastic.health.files import read
+from unicron_elastic.launcher.activity import threads
+
+__all__ = ["is_in_io", "kernel_lines", "summary_lines"]
+
+LINES_MAX = 40  # kinds of threads told of one process
+_FRAMES_MAX = 12
+_STACKS_MAX = 4
+
+_NUMBERS = {
+    "x86_64": "read 0 write 1 close 3 poll 7 ioctl 16 pread64 17 pwrite64 18 select 23 nanosleep 35 connect 42 "
+    "accept 43 sendto 44 recvfrom 45 sendmsg 46 recvmsg 47 wait4 61 fsync 74 futex 202 restart_syscall 219 "
+    "clock_nanosleep 230 exit_group 231 epoll_wait 232 waitid 247 openat 257 pselect6 270 ppoll 271 epoll_pwait 281 "
+    "accept4 288",
+    "aarch64": "epoll_pwait 22 ioctl 29 openat 56 close 57 read 63 write 64 pread64 67 pwrite64 68 pselect6 72 "
+    "ppoll 73 fsync 82 exit_group 94 waitid 95 futex 98 nanosleep 101 clock_nanosleep 115 restart_syscall 128 "
+    "accept 202 connect 203 sendto 206 recvfrom 207 sendmsg 211 recvmsg 212 accept4 242 wait4 260",
+}
+# Their first argument is a descriptor, whose file tells what is waited for: a driver, a socket, a file on a server.
+_OF_FILES = frozenset({"read", "write", "close", "ioctl", "pread64", "pwrite64", "fsync"}) | frozenset(
+    {"connect", "accept", "accept4", "sendto", "recvfrom", "sendmsg", "recvmsg"}
+)
+
+
+def _names(machine: str) -> dict[int, str]:
+    words = _NUMBERS.get(machine, "").split()
+    return {int(number): name for name, number in zip(words[::2], words[1::2], strict=True)}
+
+
+_NAMES = _names(platform.machine())
+
+
+def summary_lines(pid: int) -> list[str]:
+    """How many threads are in which state, and where in the kernel they wait."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for thread in threads(pid):
+        state = _state(pid, thread)
+        if state:
+            seen[state, _wchan(pid, thread)] += 1
+    return [
+        f"{count} thread{'' if count == 1 else 's'} in state {state}{f', waiting in {where}' if where else ''}"
+        for (state, where), count in sorted(seen.items())
+    ]
+
+
+def kernel_lines(pid: int) -> list[str]:
+    """Each kind of thread with its name and the call it is in, and the kernel's stacks of the main thread and of those
+    that no signal wakes.
+    """
+    seen: Counter[str] = Counter()
+    stuck = [str(pid)]
+    for thread in sorted(threads(pid), key=int):
+        state = _state(pid, thread)
+        if not state:
+            continue
+        seen[_thread_line(pid, thread, state)] += 1
+        if state == "D" and thread not in stuck:
+            stuck.append(thread)
+    lines = [line if count == 1 else f"{line} ({count} threads)" for line, count in seen.items()]
+    left_out = len(lines) - LINES_MAX
+    lines = [*lines[:LINES_MAX], f"{left_out} more kinds of threads"] if left_out > 0 else lines
+    return lines + [line for thread in stuck[:_STACKS_MAX] for line in _stack_line(pid, thread)]
+
+
+def is_in_io(pid: int) -> bool:
+    """Whether some thread is in a sleep that no signal ends: it cannot be held, and who tried would wait with it."""
+    return any(_state(pid, thread) == "D" for thread in threads(pid))
+
+
+def _thread_line(pid: int, thread: str, state: str) -> str:
+    name = (read(f"/proc/{pid}/task/{thread}/comm") or "").strip() or "?"
+    where = _wchan(pid, thread)
+    call = _call(pid, read(f"/proc/{pid}/task/{thread}/syscall") or "")
+    parts = [f"state {state}", f"waiting in {where}" if where else "", f"system call {call}" if call else ""]
+    return f"thread {name}: {', '.join(part for part in parts if part)}"
+
+
+def _call(pid: int, text: str) -> str:
+    """The name of a system call, with the file it is about; "" for one that is not known, or if none is made."""
+    words = text.split()
+    if len(words) < 2 or not words[0].isdigit():  # "running", or "-1" of a thread that was interrupted
+        return ""
+    name = _NAMES.get(int(words[0]), words[0])
+    if name not in _OF_FILES:
+        return name
+    try:
+        return f"{name} of {os.readlink(f'/proc/{pid}/fd/{int(words[1], 16)}')}"
+    except (OSError, ValueError):
+        return name
+
+
+def _stack_line(pid: int, thread: str) -> list[str]:
+    frames = [
+        line.split()[-1].partition("+")[0] for line in (read(f"/proc/{pid}/task/{thread}/stack") or "").splitlines()
+    ]
+    if not frames:
+        return []
+    return [f"thread {thread} in the kernel, latest first: {', '.join(frames[:_FRAMES_MAX])}"]
+
+
+def _state(pid: int, thread: str) -> str:
+    return (read(f"/proc/{pid}/task/{thread}/stat") or "").rpartition(") ")[2][:1]
+
+
+def _wchan(pid: int, thread: str) -> str:
+    where = (read(f"/proc/{pid}/task/{thread}/wchan") or "").strip()
+    return "" if where == "0" else where

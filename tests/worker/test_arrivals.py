@@ -1,0 +1,72 @@
+"""When a worker began its collectives, by torch's own recorder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from unicron_elastic.worker.arrivals import LATEST, arrivals
+
+# Two ranks; rank 1 is 20 ms late for each of the last five collectives.
+PEERS = """
+import json, os, sys, time
+import torch, torch.distributed as dist
+import torch.distributed.nn
+from unicron_elastic.worker.arrivals import arrivals
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+other = dist.new_group([0, 1])
+for number in range(30):
+    dist.all_reduce(torch.ones(4), group=other)
+    if rank == 1 and number >= 25:
+        time.sleep(0.02)
+    dist.all_reduce(torch.ones(4))
+print(json.dumps(arrivals()))
+dist.destroy_process_group()
+print(json.dumps(arrivals()))
+"""
+
+
+def test_who_is_late_is_seen_in_the_times(tmp_path: Any) -> None:
+    command = [sys.executable, "-c", PEERS]
+    peers = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    outputs = [peer.communicate(timeout=60)[0].splitlines() for peer in peers]
+    first, second = (json.loads(lines[0]) for lines in outputs)
+    assert [lines[1] for lines in outputs] == ["null", "null"]
+    count = len(first["at_us"])
+    assert first["first"] == second["first"]
+    assert count == len(second["at_us"]) >= 30
+    at = [[told["at_us"][0] + us for us in (0, *told["at_us"][1:])] for told in (first, second)]
+    late = [theirs - ours for ours, theirs in zip(*at, strict=True)]
+    assert min(late[-5:]) > 15_000
+    assert sorted(late[:-5])[count // 2] < 10_000
+
+
+def test_a_worker_without_torch_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch.distributed.distributed_c10d", raising=False)
+    assert arrivals() is None
+
+
+def test_only_the_latest_without_a_gap_are_told() -> None:
+    from unicron_elastic.worker import arrivals as module
+
+    def entry(number: int, *, group: str = "0", is_p2p: bool = False) -> dict[str, Any]:
+        return {
+            "process_group": [group, "default_pg"],
+            "is_p2p": is_p2p,
+            "collective_seq_id": number,
+            "time_created_ns": number * 1000,
+        }
+
+    entries = [entry(1), entry(3), entry(4), entry(4), entry(9, group="1"), entry(5, is_p2p=True)]
+    assert module._latest_run(module._begun(entries, "0")) == [(3, 3), (4, 4)]
+    many = module._latest_run([(number, number) for number in range(LATEST + 7)])
+    assert (len(many), many[0], many[-1]) == (LATEST, (7, 7), (LATEST + 6, LATEST + 6))
+    assert module._latest_run([]) == []
