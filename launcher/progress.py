@@ -15,7 +15,14 @@ from functools import partial
 from unicron_elastic.detection.sample import RankSample, RemoteRank, Sample
 from unicron_elastic.detection.state import PaceState
 from unicron_elastic.detection.verdicts import Verdict
-from unicron_elastic.detection.watch import forget, needs_elsewhere, needs_evidence, next_look_at, observe
+from unicron_elastic.detection.watch import (
+    forget,
+    needs_arrivals,
+    needs_elsewhere,
+    needs_evidence,
+    next_look_at,
+    observe,
+)
 from unicron_elastic.launcher.activity import activity, cpu_time_s
 from unicron_elastic.launcher.elsewhere import Elsewhere
 from unicron_elastic.launcher.loop import Loop
@@ -25,6 +32,7 @@ from unicron_elastic.worker.pulse import PulseReading
 
 __all__ = ["ProgressWatch", "is_silent"]
 
+_ARRIVALS_PAUSE_S = 0.5  # an answer costs a worker several milliseconds
 _ANSWERS_S = ANSWER_DEADLINE_S + 0.005  # after which it is known who does not answer
 
 
@@ -39,6 +47,7 @@ class ProgressWatch:
         self._elsewhere: Elsewhere | None = None
         self._round = 0  # timers of earlier generations are not for this one...
         self._starts = 0  # ... nor are questions
+        self._may_ask_arrivals_at = 0.0
 
     def start(
         self, workers: Mapping[int, WorkerProcess], *, whole_job: bool, elsewhere: Elsewhere | None = None
@@ -90,13 +99,17 @@ class ProgressWatch:
             self._ask_workers(was_late=was_late)
         if self._elsewhere is not None and needs_elsewhere(self._state):
             self._elsewhere.wish()
+        self._ask_arrivals()
         self._look_at(next_look_at(self._state))
         for verdict in verdicts:
             self._on_verdict(verdict)
 
     def _seen(self, *, is_late: bool) -> tuple[RankSample, ...]:
         """Those who have not ended; nothing if one of them cannot be seen."""
-        ranks = [_sample(rank, worker, is_late) for rank, worker in self._workers.items() if worker.returncode is None]
+        living = {rank: worker for rank, worker in self._workers.items() if worker.returncode is None}
+        ranks = [_sample(rank, worker, is_late) for rank, worker in living.items()]
+        if needs_arrivals(self._state):
+            ranks = [rank and replace(rank, arrivals=living[rank.rank].arrivals) for rank in ranks]
         return () if None in ranks else tuple(rank for rank in ranks if rank is not None)
 
     def _ask_workers(self, *, was_late: bool) -> None:
@@ -104,6 +117,15 @@ class ProgressWatch:
             if not was_late:
                 worker.whereabouts = worker.whereabouts.forgotten()
             worker.ask_whereabouts()
+
+    def _ask_arrivals(self) -> None:
+        now = time.monotonic()
+        if not needs_arrivals(self._state):
+            self._may_ask_arrivals_at = now
+        elif now >= self._may_ask_arrivals_at:
+            self._may_ask_arrivals_at = now + _ARRIVALS_PAUSE_S
+            for worker in self._workers.values():
+                worker.ask_arrivals()
 
     def _asked(self, starts: int, question: int) -> None:
         """Another agent, or this one, asks all where their workers are; called from another thread."""

@@ -1,4 +1,4 @@
-"""Where a worker says it is: the collectives it has begun and ended in each of its process groups."""
+"""Where a worker says it is: the collectives it has begun and ended in each of its process groups, and when."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from unicron_elastic.detection.arrivals import Arrivals
 from unicron_elastic.detection.sample import GroupPosition, waits
 
-__all__ = ["ANSWER_DEADLINE_S", "GroupPosition", "Whereabouts", "parse_groups"]
+__all__ = ["ANSWER_DEADLINE_S", "ARRIVALS_MAX", "GroupPosition", "Whereabouts", "parse_arrivals", "parse_groups"]
 
+ARRIVALS_MAX = 1024
 ANSWER_DEADLINE_S = 0.02  # an answer takes 0.1 ms and a turn on a CPU
 
 
@@ -45,6 +47,18 @@ class Whereabouts:
     def is_waiting(self, at: float) -> bool | None:
         """Whether in some group the latest collective has not ended; None if that is not known."""
         return None if self.begun(at) is None else waits(self.groups)
+
+
+def parse_arrivals(message: Mapping[str, Any]) -> Arrivals | None:
+    """When a worker began its latest collectives; None if it records nothing. Raises ValueError for anything else."""
+    told = message["arrivals"]
+    if told is None:
+        return None
+    try:
+        first, (at_us, *offsets_us) = int(told["first"]), told["at_us"]
+        return Arrivals(first=first, at_s=tuple((at_us + each) / 1e6 for each in (0, *offsets_us[:ARRIVALS_MAX])))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"not an answer about arrivals: {error!r}") from None
 
 
 def parse_groups(message: Mapping[str, Any]) -> tuple[GroupPosition, ...]:

@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing import SubprocessContext
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
 
+from unicron_elastic.detection.arrivals import Arrivals
 from unicron_elastic.launcher.processes import Exit
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.streams import open_streams
@@ -43,6 +44,7 @@ class WorkerProcess:
         self.page: PulsePage | None = None
         self.is_warm = False
         self.whereabouts = Whereabouts()
+        self.arrivals: Arrivals | None = None  # as answered last
         self.stack_fd: int | None = None  # the number, in the worker, of the file for its stacks
 
     @property
@@ -92,6 +94,13 @@ class WorkerProcess:
         groups = parse_groups(message)
         if message.get("where") == self.whereabouts.questions:
             self.whereabouts = self.whereabouts.answered(groups, uses_gpu=bool(message.get("uses_gpu")))
+
+    def ask_arrivals(self) -> None:
+        """Asks when it has begun its latest collectives; until it answers that is not known."""
+        self.arrivals = None
+        if self.control is not None:
+            with contextlib.suppress(ChannelClosed, OSError):
+                self.control.send({"arrivals": True})
 
     def release(self) -> None:
         """Gives back the channel and the page."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from unicron_elastic.detection.arrivals import Arrivals
 from unicron_elastic.detection.sample import TRAIN, RankSample
 
 FOREVER = math.inf
@@ -29,7 +31,6 @@ class Stretch(NamedTuple):
     cpu_share: float
     state: str
     collective: int
-    collective_at: float | None
     waiting: bool
     step: int
     step_at: float | None
@@ -57,6 +58,7 @@ class Slowdown:
     begin: int
     end: int = 10**9
     rank: int | None = None
+    works: bool = True  # on a CPU; else it waits, as for a device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ class Worker:
         self.step, self.collective, self.waiting, self.phase = 0, 0, False, TRAIN
         self.step_at: float | None = None
         self.step_time_s: float | None = None
-        self.collective_at: float | None = None
+        self.begun_at: list[float] = []  # of every collective
         self.phase_since: float | None = None
 
     def spend(self, seconds: float, kind: tuple[float, str]) -> None:
@@ -101,7 +103,6 @@ class Worker:
                 self.clock,
                 *kind,
                 self.collective,
-                self.collective_at,
                 self.waiting,
                 self.step,
                 self.step_at,
@@ -115,13 +116,16 @@ class Worker:
         self.phase, self.phase_since = phase, self.clock
 
     def begin_collective(self) -> None:
-        self.collective, self.collective_at, self.waiting = self.collective + 1, self.clock, True
+        self.collective, self.waiting = self.collective + 1, True
+        self.begun_at.append(self.clock)
 
     def end_step(self) -> None:
         self.step_time_s = None if self.step_at is None else self.clock - self.step_at
         self.step, self.step_at = self.step + 1, self.clock
 
-    def seen(self, at: float, *, counts_collectives: bool, with_evidence: bool) -> RankSample:
+    def seen(
+        self, at: float, *, counts_collectives: bool, with_evidence: bool, with_arrivals: bool = False
+    ) -> RankSample:
         """What an agent sees at ``at``, which never goes back."""
         while self.plan[0].end <= at:
             done = self.plan.popleft()
@@ -139,12 +143,17 @@ class Worker:
             phase_since=now.phase_since,
             cpu_time_s=self.cpu_time_s,
             collective=now.collective if counts_collectives else None,
-            collective_at=now.collective_at if counts_collectives else None,
+            arrivals=self.arrivals(at) if counts_collectives and with_arrivals else None,
             waiting=now.waiting if counts_collectives else None,
             stopped=with_evidence and now.state == "T",
             runnable=now.state == "R" if with_evidence else None,
             in_io=now.state == "D" if with_evidence else None,
         )
+
+    def arrivals(self, at: float) -> Arrivals:
+        """Of the latest collectives until ``at``."""
+        begun_at = self.begun_at[: bisect_right(self.begun_at, at)]
+        return Arrivals(first=max(0, len(begun_at) - 500) + 1, at_s=tuple(begun_at[-500:]))
 
 
 class Job:
@@ -182,7 +191,11 @@ class Job:
         for slowdown in script.slowdowns:
             if slowdown.begin <= number < slowdown.end and slowdown.rank in {None, worker.rank}:
                 # The whole step shall take longer by the factor, and computing is not all of it.
-                compute_s += (slowdown.factor - 1.0) * script.step_s
+                extra_s = (slowdown.factor - 1.0) * script.step_s
+                if slowdown.works:
+                    compute_s += extra_s
+                else:
+                    worker.spend(extra_s, ASLEEP)
         if number == 0:
             worker.spend(script.compile_s, BUSY)
         done = 0.0

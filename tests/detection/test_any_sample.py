@@ -8,6 +8,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unicron_elastic.detection.arrivals import Arrivals
 from unicron_elastic.detection.sample import TRAIN, RankSample, Sample
 from unicron_elastic.detection.state import PaceState
 from unicron_elastic.detection.verdicts import Hung, Recovered, Slow
@@ -30,7 +31,10 @@ RANKS = st.builds(
     phase_since=MAYBE,
     cpu_time_s=MAYBE,
     collective=COUNTS,
-    collective_at=MAYBE,
+    arrivals=st.one_of(
+        st.none(),
+        st.builds(Arrivals, first=st.integers(0, 9), at_s=st.lists(NUMBERS, max_size=9).map(tuple)),
+    ),
     waiting=FLAGS,
     stopped=st.booleans(),
     runnable=FLAGS,

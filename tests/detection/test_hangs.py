@@ -93,8 +93,7 @@ def test_a_stuck_network_names_everybody() -> None:
     watcher = Watcher(Job(Script()), counts_collectives=True)
     watcher.run_to_step(HANG_STEP)
     waiting = (
-        replace(pace.seen, collective=50, collective_at=watcher.now, waiting=True, runnable=False, in_io=False)
-        for pace in watcher.state.ranks
+        replace(pace.seen, collective=50, waiting=True, runnable=False, in_io=False) for pace in watcher.state.ranks
     )
     verdict = frozen(watcher.state, watcher.now + 0.01, 5.0, waiting)
     assert isinstance(verdict, Hung)

@@ -49,6 +49,17 @@ def test_a_third_slower_is_told_within_ten_steps(step_s: float, seed: int, count
 
 
 @pytest.mark.parametrize("step_s", STEP_TIMES_S)
+@pytest.mark.parametrize("factor", [1.3, 2.0])
+def test_who_waits_for_a_slow_device_is_named_by_its_lateness(step_s: float, factor: float) -> None:
+    begin = begin_step(step_s)
+    job = Job(Script(step_s=step_s, slowdowns=(Slowdown(factor, begin, rank=1, works=False),)))
+    verdict, steps = slowed(Watcher(job, counts_collectives=True), begin)
+    assert verdict.ranks == (1,)
+    assert "it begins collectives" in verdict.reason
+    assert steps <= max(10, 5 + 3 * LOOK_S / (factor * step_s))
+
+
+@pytest.mark.parametrize("step_s", STEP_TIMES_S)
 @pytest.mark.parametrize(("noise", "rank", "seed"), [(0.0, 2, 0), (0.03, None, 1), (0.03, None, 2), (0.03, None, 3)])
 def test_a_tenth_slower_is_told_within_fifty_steps(step_s: float, noise: float, rank: int | None, seed: int) -> None:
     begin = begin_step(step_s)

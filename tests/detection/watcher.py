@@ -11,7 +11,7 @@ from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import Sample
 from unicron_elastic.detection.state import PaceState
 from unicron_elastic.detection.verdicts import Verdict
-from unicron_elastic.detection.watch import needs_evidence, next_look_at, observe
+from unicron_elastic.detection.watch import needs_arrivals, needs_evidence, next_look_at, observe
 
 _V = TypeVar("_V", bound=Verdict)
 
@@ -39,7 +39,12 @@ class Watcher:
         self.job.plan_to(self.now)
         evidence = needs_evidence(self.state)
         ranks = tuple(
-            self.job.workers[rank].seen(self.now, counts_collectives=self.counts_collectives, with_evidence=evidence)
+            self.job.workers[rank].seen(
+                self.now,
+                counts_collectives=self.counts_collectives,
+                with_evidence=evidence,
+                with_arrivals=needs_arrivals(self.state),
+            )
             for rank in self.ranks
         )
         self.state, verdicts = observe(self.state, Sample(at=self.now, ranks=ranks))

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.launcher.whereabouts import ANSWER_DEADLINE_S, GroupPosition, Whereabouts, parse_groups
+from unicron_elastic.launcher.whereabouts import (
+    ANSWER_DEADLINE_S,
+    ARRIVALS_MAX,
+    GroupPosition,
+    Whereabouts,
+    parse_arrivals,
+    parse_groups,
+)
 
 WORLD = GroupPosition(name="0", begun=12, ended=11)
 LATE = 10.0 + 2 * ANSWER_DEADLINE_S
@@ -117,3 +124,26 @@ def test_what_no_worker_of_ours_says_is_refused(groups: Any) -> None:
 def test_an_answer_without_groups_is_refused() -> None:
     with pytest.raises(ValueError, match="not an answer"):
         parse_groups({"where": 1})
+
+
+def test_arrivals_are_seconds_of_one_clock() -> None:
+    told = parse_arrivals({"arrivals": {"first": 7, "at_us": [1_700_000_000_000_000, 20_000, 41_000]}})
+    assert told is not None
+    assert (told.first, told.end) == (7, 10)
+    assert told.at_s == pytest.approx((1_700_000_000.0, 1_700_000_000.02, 1_700_000_000.041))
+    assert parse_arrivals({"arrivals": None}) is None
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{}, [], 3, {"first": 1}, {"first": 1, "at_us": []}, {"first": "x", "at_us": [1]}, {"first": 1, "at_us": [{}]}],
+)
+def test_what_is_no_answer_about_arrivals_is_refused(told: object) -> None:
+    with pytest.raises(ValueError, match="arrivals"):
+        parse_arrivals({"arrivals": told})
+
+
+def test_an_answer_about_arrivals_is_bounded() -> None:
+    told = parse_arrivals({"arrivals": {"first": 0, "at_us": [0] * 10**5}})
+    assert told is not None
+    assert len(told.at_s) <= ARRIVALS_MAX + 1

@@ -25,6 +25,11 @@ class Arrivals:
     first: int
     at_s: tuple[float, ...]
 
+    @property
+    def end(self) -> int:
+        """One more than the number of the latest."""
+        return self.first + len(self.at_s)
+
 
 def later_s(arrivals: Mapping[int, Arrivals], per_step: float, slow_steps: float) -> dict[int, float]:
     """By how much each rank has begun its collectives later than usual since the steps became slow, in seconds a step.
@@ -42,7 +47,7 @@ def later_s(arrivals: Mapping[int, Arrivals], per_step: float, slow_steps: float
 def _late_s(arrivals: Mapping[int, Arrivals], per_step: int) -> dict[int, list[float]]:
     """For each rank how late it was in each step that all know of: in that of its collectives where it was latest."""
     begin = max((each.first for each in arrivals.values()), default=0)
-    end = min((each.first + len(each.at_s) for each in arrivals.values()), default=0)
+    end = min((each.end for each in arrivals.values()), default=0)
     steps = max(0, end - begin) // per_step
     begin = end - steps * per_step
     shared = {rank: each.at_s[begin - each.first : end - each.first] for rank, each in arrivals.items()}

@@ -72,11 +72,13 @@ def drift_judged(state: PaceState, at: float) -> tuple[PaceState, list[Verdict]]
         return _recovery(state, state.degradation, at)
     slow = [pace for pace in state.ranks if _is_alarmed(pace, state)]
     if not slow:
-        return state, []
+        return replace(state, asks_arrivals=False) if state.asks_arrivals else state, []
     worst = max(slow, key=_factor)
     ranks, clause = named(state.ranks, slow, _factor(worst), at)
-    if not ranks and worst.lost_steps < (_ROOM - 0.01) * _alarm(worst, state):
-        return state, []  # a little later some rank may stand out
+    may_stand_out = not ranks and worst.lost_steps < (_ROOM - 0.01) * _alarm(worst, state)
+    if len(state.ranks) > 1 and (may_stand_out or not state.asks_arrivals):
+        return replace(state, asks_arrivals=True), []  # a little later more is known
+    state = replace(state, asks_arrivals=False)
     usual_s = worst.tempo.typical_s
     verdict = degraded(ranks, clause, factor=_factor(worst), usual_s=usual_s, at=at, policy=state.policy)
     return replace(state, degradation=Degradation(at=at, ranks=ranks, usual_s=usual_s)), [verdict]

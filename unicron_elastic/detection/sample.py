@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unicron_elastic.detection.arrivals import Arrivals
+
 __all__ = ["TRAIN", "GroupPosition", "RankSample", "RemoteRank", "Sample", "waits"]
 
 TRAIN = "train"  # the phase of a worker that says nothing
@@ -47,7 +49,6 @@ class RankSample:
     phase_since: float | None = None
     cpu_time_s: float | None = None  # of the worker, cumulative
     collective: int | None = None  # collectives begun, counted alike on all ranks of the sample
-    collective_at: float | None = None  # when the latest of them was begun
     waiting: bool | None = None  # whether that collective has not ended
 
     stopped: bool = False  # state T
@@ -57,6 +58,7 @@ class RankSample:
     uses_gpu: bool = False  # then a collective may wait for a long computation
     gpu_utilisation: float | None = None  # 0 to 1
     groups: tuple[GroupPosition, ...] = ()  # the whole job's first; none if they are not known
+    arrivals: Arrivals | None = None  # in the collectives of the whole job; wanted when ``needs_arrivals`` says so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,56 +1,41 @@
 """Which rank holds the others up.
 
 In synchronous training all ranks show the same step time, so the time of a step names nobody. Two signals do: who
-begins collectives late, and whose CPU time for a step has grown. Each is compared with what it usually is on this
-rank: a rank that logs is always a little late.
+begins collectives late and, where that is not known, whose CPU time for a step has grown. Each is compared with what it
+usually is on this rank: a rank that logs is always a little late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from unicron_elastic.detection.arrivals import later_s
 from unicron_elastic.detection.sample import RankSample
 from unicron_elastic.detection.state import RankPace, Signals
 from unicron_elastic.detection.words import duration, verb
 
-__all__ = ["lateness_s", "learned", "named"]
+__all__ = ["learned", "named"]
 
 _MEMORY = 50  # looks that make up what is usual
 _OWN_SHARE = 0.5  # of the lost time: a rank that accounts for so much of it is the one
 _LEAST_GROWTH = 0.1  # of the CPU time for a step: less may be chance
-_LEAST_ARRIVALS = 2
 _LATE = 2.0  # steps without a step
+_GROWN = "the CPU time for a step has grown there and not elsewhere"
 _LOCK_STEP = 1  # steps between ranks that wait for each other
 
 
-def learned(pace: RankPace, now: RankSample, late_s: float | None, at: float) -> Signals:
-    """The signals of one rank after one more look; ``late_s`` as ``lateness_s`` found it."""
+def learned(pace: RankPace, now: RankSample, at: float) -> Signals:
+    """The signals of one rank after one more look."""
     was = pace.signals
     if pace.pending.recent:
-        if late_s is None:
-            return was
-        return was._replace(run_late_s=was.run_late_s + late_s, run_arrivals=was.run_arrivals + 1)
+        return was
     if now.step_at is None or at - now.step_at > _LATE * pace.tempo.typical_s:
         # What a rank does in a long gap is not what it does in a step.
-        return Signals(was.late_s, was.cpu_share, was.looks, now.cpu_time_s, at)
+        return Signals(was.cpu_share, was.looks, now.cpu_time_s, at)
     looks = min(was.looks + 1, _MEMORY)
     share = was.cpu_share
     if now.cpu_time_s is not None and was.cpu_time_s is not None and at > was.at:
         newest = max(now.cpu_time_s - was.cpu_time_s, 0.0) / (at - was.at)
         share = newest if share is None else share + (newest - share) / looks
-    usually_s = was.late_s if late_s is None else was.late_s + (late_s - was.late_s) / looks
-    return Signals(usually_s, share, looks, now.cpu_time_s, at)
-
-
-def lateness_s(ranks: Sequence[RankSample]) -> list[float] | None:
-    """How long after the first each rank began the latest collective. None if not all have, or if that is not known."""
-    latest, begun_at = ranks[0].collective, []
-    for rank in ranks:
-        if rank.collective != latest or rank.collective_at is None:
-            return None
-        begun_at.append(rank.collective_at)
-    first_at = min(begun_at)
-    return [each - first_at for each in begun_at]
+    return Signals(share, looks, now.cpu_time_s, at)
 
 
 def named(paces: tuple[RankPace, ...], slow: list[RankPace], factor: float, at: float) -> tuple[tuple[int, ...], str]:
@@ -62,24 +47,26 @@ def named(paces: tuple[RankPace, ...], slow: list[RankPace], factor: float, at: 
     lost_s = (factor - 1.0) * max(pace.tempo.typical_s for pace in paces)
     for found, clause in (
         (apart, "the others step as usual"),  # ranks that do not wait for each other
-        *_by_arrival(paces, lost_s),
-        (_by_work(paces, factor, at), "the CPU time for a step has grown there and not elsewhere"),
+        _by_arrival(paces, lost_s) or (_by_work(paces, factor, at), _GROWN),
     ):
         if found and 2 * len(found) <= len(paces):
             return tuple(pace.seen.rank for pace in found), clause
     return (), ""
 
 
-def _by_arrival(paces: tuple[RankPace, ...], lost_s: float) -> list[tuple[list[RankPace], str]]:
-    """The ranks whose lateness at collectives makes up the lost time."""
-    if any(pace.signals.run_arrivals < _LEAST_ARRIVALS for pace in paces):
-        return []
-    extra_s = {
-        pace.seen.rank: pace.signals.run_late_s / pace.signals.run_arrivals - pace.signals.late_s for pace in paces
-    }
+def _by_arrival(paces: tuple[RankPace, ...], lost_s: float) -> tuple[list[RankPace], str] | None:
+    """The ranks whose lateness at collectives makes up the lost time; None if their lateness is not known."""
+    arrivals = {pace.seen.rank: pace.seen.arrivals for pace in paces if pace.seen.arrivals is not None}
+    if len(arrivals) < len(paces):
+        return None
+    per_step = max(each.end / max(pace.seen.step or 1, 1) for pace, each in zip(paces, arrivals.values(), strict=True))
+    slow_steps = max(len(pace.pending.recent) * pace.steps_per_look for pace in paces)
+    extra_s = later_s(arrivals, per_step, slow_steps)
+    if not extra_s:
+        return None
     found = [pace for pace in paces if extra_s[pace.seen.rank] >= _OWN_SHARE * lost_s]
     pronoun = verb(found, "it begins", "they begin")
-    return [(found, f"{pronoun} collectives {duration(max(extra_s.values()))} later than usual")]
+    return found, f"{pronoun} collectives {duration(max(extra_s.values()))} later than usual"
 
 
 def _by_work(paces: tuple[RankPace, ...], factor: float, at: float) -> list[RankPace]:

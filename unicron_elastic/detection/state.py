@@ -16,15 +16,12 @@ PHASES_MAX = 16
 
 
 class Signals(NamedTuple):
-    """What tells the rank that holds the others up: usually, and (``run_``) since steps began to take longer."""
+    """What tells the rank that holds the others up: what it usually does."""
 
-    late_s: float = 0.0  # how much later than the first it begins its collectives
     cpu_share: float | None = None  # of a core
     looks: int = 0  # at which these were learned
     cpu_time_s: float | None = None  # at the latest of them
     at: float = 0.0
-    run_late_s: float = 0.0  # summed over...
-    run_arrivals: int = 0  # ...so many looks
 
 
 class RankPace(NamedTuple):
@@ -117,3 +114,4 @@ class PaceState:
     habits: Habits = field(default_factory=Habits)
     standstill: Standstill | None = None
     degradation: Degradation | None = None
+    asks_arrivals: bool = False  # steps take longer, and nothing else has told by whom

@@ -11,14 +11,14 @@ from dataclasses import replace
 from unicron_elastic.detection.allowance import Allowance, allowance
 from unicron_elastic.detection.drift import drift_judged, drifted
 from unicron_elastic.detection.sample import TRAIN, RankSample, Sample
-from unicron_elastic.detection.signals import lateness_s, learned
+from unicron_elastic.detection.signals import learned
 from unicron_elastic.detection.standstill import SLACK_S, judged, look_s, suspected_at
 from unicron_elastic.detection.state import Habits, PaceState, RankPace
 from unicron_elastic.detection.stride import stride
 from unicron_elastic.detection.tempo import learn
 from unicron_elastic.detection.verdicts import Verdict
 
-__all__ = ["forget", "needs_elsewhere", "needs_evidence", "next_look_at", "observe"]
+__all__ = ["forget", "needs_arrivals", "needs_elsewhere", "needs_evidence", "next_look_at", "observe"]
 
 
 def observe(state: PaceState, sample: Sample) -> tuple[PaceState, list[Verdict]]:
@@ -40,6 +40,11 @@ def next_look_at(state: PaceState) -> float:
 def needs_evidence(state: PaceState) -> bool:
     """Whether the next sample should have the signals that cost a read of /proc: some rank is late."""
     return state.standstill is not None
+
+
+def needs_arrivals(state: PaceState) -> bool:
+    """Whether the next sample should have the ranks' arrivals at their collectives."""
+    return state.asks_arrivals
 
 
 def needs_elsewhere(state: PaceState) -> bool:
@@ -69,16 +74,14 @@ def _advanced(state: PaceState, sample: Sample) -> PaceState:
     left = not is_start and bool(known.keys() - {rank.rank for rank in sample.ranks})
     paces = []
     habits = state.habits
-    late = lateness_s(sample.ranks) if len(sample.ranks) > 1 else None
-    for number, rank in enumerate(sample.ranks):
+    for rank in sample.ranks:
         pace = known.get(rank.rank)
         if pace is None or is_start or _is_new_worker(pace.seen, rank):
             paces.append(_begun(rank, sample.at, pace))
         else:
             habits = _habits(habits, pace, rank)
             pace = _moved(pace, rank, state)
-            late_s = late[number] if late else None
-            paces.append(pace._replace(seen=rank, signals=learned(pace, rank, late_s, sample.at)))
+            paces.append(pace._replace(seen=rank, signals=learned(pace, rank, sample.at)))
     return replace(state, ranks=tuple(paces), habits=habits, is_ending=state.is_ending or left)
 
 

@@ -14,6 +14,7 @@ import json
 import sys
 from typing import Any
 
+from unicron_elastic.worker.arrivals import arrivals
 from unicron_elastic.worker.channel import ChannelClosed, Message
 from unicron_elastic.worker.collectives import break_collectives, free_to_stop
 from unicron_elastic.worker.control import Control
@@ -41,6 +42,8 @@ def _answer(control: Control) -> None:
             if "where" in question:
                 answer = {"where": question["where"], "groups": _position_or_nothing(), "uses_gpu": _uses_gpu()}
                 control.send(answer)
+            elif "arrivals" in question:
+                control.send({"arrivals": _arrivals_or_nothing()})
             elif "stopping" in question:
                 free_to_stop(str(question["stopping"]))
             elif "abort" in question:
@@ -58,6 +61,13 @@ def _position_or_nothing() -> list[Message]:
         return position()
     except Exception:  # the main thread makes or destroys groups meanwhile
         return []
+
+
+def _arrivals_or_nothing() -> Message | None:
+    try:
+        return arrivals()
+    except Exception:  # another torch, which records otherwise
+        return None
 
 
 def position() -> list[Message]:

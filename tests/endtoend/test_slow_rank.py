@@ -1,0 +1,42 @@
+"""A rank that is slow without using a CPU more, as one that waits for its device."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+SLOW = """
+import os, time
+import torch, torch.distributed as dist
+import torch.distributed.nn
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+step = 0
+while True:
+    step += 1
+    time.sleep(0.04 if rank == 1 and step > 100 else 0.02)
+    loss = model(torch.ones(8, 64)).sum()
+    loss.backward()
+    optimizer.step()
+    told = torch.tensor([float(os.path.exists(os.path.join(os.environ["PROBE"], "enough")))])
+    dist.all_reduce(told)
+    if told.item():
+        break
+del model
+dist.destroy_process_group()
+"""
+
+
+def test_it_is_named_by_its_lateness(launcher: Any) -> None:
+    launcher.script("slow.py", SLOW)
+    run = launcher.start("--nproc-per-node=2", "slow.py", fast=False)
+    said = (
+        r"rank (\d) holds the job up: steps take .* the usual .*; it begins collectives \d+(\.\d+)? ms later than usual"
+    )
+    found = run.until(lambda: re.search(said, run.err), "the slow rank's name")
+    assert found[1] == "1"
+    (launcher.folder / "enough").touch()
+    assert run.wait() == 0, run.err
