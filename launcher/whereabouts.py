@@ -49,11 +49,14 @@ class Whereabouts:
         return None if self.begun(at) is None else waits(self.groups)
 
 
-def parse_arrivals(message: Mapping[str, Any]) -> Arrivals | None:
-    """When a worker began its latest collectives; None if it records nothing. Raises ValueError for anything else."""
+def parse_arrivals(message: Mapping[str, Any]) -> Arrivals:
+    """When a worker began its latest collectives, of which there are none if it records nothing.
+
+    Raises ValueError for what no worker of ours says.
+    """
     told = message["arrivals"]
     if told is None:
-        return None
+        return Arrivals(first=0, at_s=())
     try:
         first, (at_us, *offsets_us) = int(told["first"]), told["at_us"]
         return Arrivals(first=first, at_s=tuple((at_us + each) / 1e6 for each in (0, *offsets_us[:ARRIVALS_MAX])))

@@ -143,15 +143,17 @@ class Worker:
             phase_since=now.phase_since,
             cpu_time_s=self.cpu_time_s,
             collective=now.collective if counts_collectives else None,
-            arrivals=self.arrivals(at) if counts_collectives and with_arrivals else None,
+            arrivals=self.arrivals(at, counts_collectives) if with_arrivals else None,
             waiting=now.waiting if counts_collectives else None,
             stopped=with_evidence and now.state == "T",
             runnable=now.state == "R" if with_evidence else None,
             in_io=now.state == "D" if with_evidence else None,
         )
 
-    def arrivals(self, at: float) -> Arrivals:
-        """Of the latest collectives until ``at``."""
+    def arrivals(self, at: float, counts_collectives: bool) -> Arrivals:
+        """Of the latest collectives until ``at``, if anything records them."""
+        if not counts_collectives:
+            return Arrivals(first=0, at_s=())
         begun_at = self.begun_at[: bisect_right(self.begun_at, at)]
         return Arrivals(first=max(0, len(begun_at) - 500) + 1, at_s=tuple(begun_at[-500:]))
 

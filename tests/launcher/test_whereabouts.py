@@ -128,10 +128,9 @@ def test_an_answer_without_groups_is_refused() -> None:
 
 def test_arrivals_are_seconds_of_one_clock() -> None:
     told = parse_arrivals({"arrivals": {"first": 7, "at_us": [1_700_000_000_000_000, 20_000, 41_000]}})
-    assert told is not None
     assert (told.first, told.end) == (7, 10)
     assert told.at_s == pytest.approx((1_700_000_000.0, 1_700_000_000.02, 1_700_000_000.041))
-    assert parse_arrivals({"arrivals": None}) is None
+    assert parse_arrivals({"arrivals": None}).at_s == ()
 
 
 @pytest.mark.parametrize(
@@ -145,5 +144,4 @@ def test_what_is_no_answer_about_arrivals_is_refused(told: object) -> None:
 
 def test_an_answer_about_arrivals_is_bounded() -> None:
     told = parse_arrivals({"arrivals": {"first": 0, "at_us": [0] * 10**5}})
-    assert told is not None
     assert len(told.at_s) <= ARRIVALS_MAX + 1

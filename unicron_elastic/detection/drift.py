@@ -24,6 +24,7 @@ _BUILDING_UP = 0.35  # of the alarm, which is more than one long step: from then
 _ROOM = 1.25  # of the alarm: so far the sum goes, or the way back would be as long as the degradation was
 _LOOK_MEMORY = 0.1  # weight of the newest look in the number of steps per look
 _SPREADS = 0.75  # beyond the mean, on a noisy job: half of one, and what the mean of the window may be wrong by
+_ANSWER_S = 0.5  # which takes 10 ms, and on a loaded host a turn on a CPU
 _NEAR = 0.98  # the median of few steps is not known more closely
 
 
@@ -72,16 +73,25 @@ def drift_judged(state: PaceState, at: float) -> tuple[PaceState, list[Verdict]]
         return _recovery(state, state.degradation, at)
     slow = [pace for pace in state.ranks if _is_alarmed(pace, state)]
     if not slow:
-        return replace(state, asks_arrivals=False) if state.asks_arrivals else state, []
+        return replace(state, arrivals_asked_at=None), []
     worst = max(slow, key=_factor)
     ranks, clause = named(state.ranks, slow, _factor(worst), at)
     may_stand_out = not ranks and worst.lost_steps < (_ROOM - 0.01) * _alarm(worst, state)
-    if len(state.ranks) > 1 and (may_stand_out or not state.asks_arrivals):
-        return replace(state, asks_arrivals=True), []  # a little later more is known
-    state = replace(state, asks_arrivals=False)
+    if len(state.ranks) > 1 and (may_stand_out or not _has_heard(state, at)):
+        asked_at = at if state.arrivals_asked_at is None else state.arrivals_asked_at
+        return replace(state, arrivals_asked_at=asked_at), []  # a little later more is known
+    state = replace(state, arrivals_asked_at=None)
     usual_s = worst.tempo.typical_s
     verdict = degraded(ranks, clause, factor=_factor(worst), usual_s=usual_s, at=at, policy=state.policy)
     return replace(state, degradation=Degradation(at=at, ranks=ranks, usual_s=usual_s)), [verdict]
+
+
+def _has_heard(state: PaceState, at: float) -> bool:
+    """Whether all ranks have answered when they began their collectives, or had enough time for it."""
+    asked_at = state.arrivals_asked_at
+    if asked_at is None:
+        return False
+    return all(pace.seen.arrivals is not None for pace in state.ranks) or at - asked_at > _ANSWER_S
 
 
 def _is_alarmed(pace: RankPace, state: PaceState) -> bool:

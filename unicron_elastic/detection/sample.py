@@ -58,7 +58,7 @@ class RankSample:
     uses_gpu: bool = False  # then a collective may wait for a long computation
     gpu_utilisation: float | None = None  # 0 to 1
     groups: tuple[GroupPosition, ...] = ()  # the whole job's first; none if they are not known
-    arrivals: Arrivals | None = None  # in the collectives of the whole job; wanted when ``needs_arrivals`` says so
+    arrivals: Arrivals | None = None  # in the whole job's collectives, when ``needs_arrivals``; None: no answer yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

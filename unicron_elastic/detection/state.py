@@ -114,4 +114,4 @@ class PaceState:
     habits: Habits = field(default_factory=Habits)
     standstill: Standstill | None = None
     degradation: Degradation | None = None
-    asks_arrivals: bool = False  # steps take longer, and nothing else has told by whom
+    arrivals_asked_at: float | None = None  # since when it is asked by whom steps take longer

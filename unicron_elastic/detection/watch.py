@@ -44,7 +44,7 @@ def needs_evidence(state: PaceState) -> bool:
 
 def needs_arrivals(state: PaceState) -> bool:
     """Whether the next sample should have the ranks' arrivals at their collectives."""
-    return state.asks_arrivals
+    return state.arrivals_asked_at is not None
 
 
 def needs_elsewhere(state: PaceState) -> bool:
