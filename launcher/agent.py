@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import textwrap
 import time
@@ -78,7 +77,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             policy=_policy(spec, self._options, self._shutdown_timeout),
             run_id=spec.rdzv_handler.get_run_id(),
             job=_job_name(spec),
-            host=socket.gethostname(),
+            host=isolation.node_name(),
         )
 
     @prof
@@ -262,14 +261,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _do(self, command: commands.Command) -> None:
         match command:
-            case commands.StopWorkers():
-                self._reporter.say(command.reason)
-                if isinstance(self._pcontext, WorkersContext):
-                    self._pcontext.stop(command.local_ranks, command.reason)
-            case commands.KillWorkers():
-                self._reporter.say(command.reason)
-                if isinstance(self._pcontext, WorkersContext):
-                    self._pcontext.kill(command.local_ranks)
+            case commands.StopWorkers() | commands.KillWorkers():
+                self._end_workers(command)
             case commands.GatherEvidence():
                 self._hangs.gather(command)
             case commands.Tell():
@@ -287,13 +280,28 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 self._start_generation(command.restarts_used)
             case commands.FinishJob():
                 self._finish(WorkerState.SUCCEEDED, self._succeeded())
+            case commands.AskToLeave():
+                group = self._worker_group
+                why_not = isolation.why_not_now(group.spec.rdzv_handler, group.group_world_size)
+                self._events.append(events.LeaveAnswered(at=time.monotonic(), why_not=why_not))
             case commands.FailJob() | commands.LeaveJob():
                 self._fail(command)
 
+    def _end_workers(self, command: commands.StopWorkers | commands.KillWorkers) -> None:
+        self._reporter.say(command.reason)
+        if not isinstance(self._pcontext, WorkersContext):
+            return
+        if isinstance(command, commands.KillWorkers):
+            self._pcontext.kill(command.local_ranks)
+        else:
+            self._pcontext.stop(command.local_ranks, command.reason if command.is_anyone_gone else None)
+
     def _tell_peers(self, reason: str) -> None:
-        if self._worker_group.group_world_size > 1:
+        if self._worker_group.group_world_size > 1 and self._speaks_with_peers():
             try:
                 tell_peers(self._store, f"On {self._state.host}, {reason}")
+            except SignalException:
+                raise
             except Exception as error:  # the store's node may be the one that is gone: peers hear of it otherwise
                 self._reporter.say(f"The other nodes could not be told of the fault: {error}")
 
@@ -308,9 +316,10 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     def _fail(self, command: commands.FailJob | commands.LeaveJob) -> None:
         """Ends the job on this node, or everywhere."""
         self._reporter.say(_with_stack(command))
+        self._stop_workers(self._worker_group)
+        self._stop_watches()
         if isinstance(command, commands.LeaveJob):
             isolation.leave(self._worker_group.spec.rdzv_handler, self._state.host, command, self._reporter.say)
-        self._stop_workers(self._worker_group)
         self._finish(WorkerState.FAILED, self._failed(command.cause))
 
     def _finish(self, state: WorkerState, result: RunResult) -> None:
@@ -349,7 +358,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         spec = self._worker_group.spec
         generation = self._state.generation
         elsewhere = self._elsewhere()
-        if getattr(spec.rdzv_handler, "can_grow", True):
+        if self._speaks_with_peers():
             self._peers = PeerWatch(
                 spec.rdzv_handler,
                 self._store,
@@ -367,10 +376,18 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             tell_after_s = min(self._state.policy.hang_tell_s, self._state.policy.hang_patience_s)
             self._hangs.start(generation, workers, whole_job=whole_job, elsewhere=elsewhere, tell_after_s=tell_after_s)
 
+    def _speaks_with_peers(self) -> bool:
+        """Whether this job has a store for each round: what was said in one must not be heard in the next.
+
+        torch's static rendezvous has the same one for all; there each node finds out by itself, as under torchrun.
+        """
+        handler = self._worker_group.spec.rdzv_handler
+        return bool(getattr(handler, "can_grow", True)) and handler.get_backend() != "static"
+
     def _elsewhere(self) -> Elsewhere | None:
         """Where to ask for the ranks of the other nodes; None if there are none."""
         group = self._worker_group
-        if group.group_world_size == 1 or not getattr(group.spec.rdzv_handler, "can_grow", True):
+        if group.group_world_size == 1 or not self._speaks_with_peers():
             return None
         return Elsewhere(
             self._store,

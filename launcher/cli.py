@@ -20,7 +20,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="unicron",
-    help="Shows what broke, what it cost and what was done about it.",
+    help="Shows what broke, what it cost and what was done about it. Keeps sick nodes out, and breaks jobs on purpose.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -102,10 +102,13 @@ class HangWatch:
 
     def _judged(self, verdict: Verdict) -> None:
         now = time.monotonic()
-        was_untold, self._waiting = self._waiting is not None, None
+        was_untold = self._waiting is not None
+        if not (isinstance(verdict, Degraded) or (isinstance(verdict, Recovered) and verdict.is_of_pace)):
+            self._waiting = None  # this is about the same standstill
         match verdict:
             case Hung():
-                self._hung = frozenset(verdict.ranks)
+                # The native stacks hold a process for a while: not for what may be nothing.
+                self._hung = frozenset(verdict.ranks if verdict.kind is not HangKind.UNCLEAR else ())
                 event = WorkersHung(
                     at=now,
                     since=verdict.at - verdict.standing_s,
@@ -121,10 +124,10 @@ class HangWatch:
                 self._post(WorkersGoOn(at=now, reason=verdict.reason, generation=self._generation))
             case Waiting():
                 self._waits(verdict, now)
+            case Recovered(is_of_pace=True):
+                self._slowness.ends(verdict.reason)
             case Recovered() if was_untold:
                 pass  # nobody has heard of its beginning
-            case Recovered():
-                self._slowness.ends(verdict.reason)
             case _:
                 self._say(verdict.reason)
 

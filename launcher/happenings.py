@@ -72,6 +72,7 @@ class Happenings:
             with contextlib.suppress(ValueError):
                 worker.answered(message)
         elif "arrivals" in message:
+            worker.owes_arrivals = False
             with contextlib.suppress(ValueError):
                 worker.arrivals = parse_arrivals(message)
         elif "overdue" in message:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -11,16 +13,29 @@ from unicron_elastic.launcher import quarantine
 from unicron_elastic.recovery.commands import LeaveJob
 from unicron_elastic.recovery.quarantine import LAUNCHER, Quarantined, sentence
 
-__all__ = ["leave", "why_kept_out", "why_stay"]
+__all__ = ["leave", "node_name", "why_kept_out", "why_not_now", "why_stay"]
 
 
 def why_stay(handler: Any, nodes: int) -> str:
-    """Why the job of this torch RendezvousHandler, of ``nodes`` now, cannot go on without this one; "" if it can."""
+    """Why the job of this torch RendezvousHandler, of ``nodes`` now, cannot go on without this one; "" if it can.
+
+    It follows "The node stays: ".
+    """
+    if nodes == 1:
+        return "it is the only node of the job."
     if not hasattr(handler, "why_stay"):
-        return (
-            "it is the only node of the job." if nodes == 1 else f"the {handler.get_backend()} rendezvous has no exit."
-        )
+        return f"torch's {handler.get_backend()} rendezvous cannot be left."
     return str(handler.why_stay(nodes))
+
+
+def why_not_now(handler: Any, nodes: int) -> str:
+    """As ``why_stay``, but among nodes that would leave at the same moment only as many may as the job can spare."""
+    return why_stay(handler, nodes) or str(handler.take_leave(nodes))
+
+
+def node_name() -> str:
+    """What this node is called in incidents and in the quarantine: UNICRON_NODE_NAME, else its host name."""
+    return os.environ.get("UNICRON_NODE_NAME", "").strip() or socket.gethostname()
 
 
 def leave(handler: Any, node: str, command: LeaveJob, say: Callable[[str], None]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from types import FunctionType
@@ -130,9 +129,9 @@ def _run_command(argv: Sequence[str]) -> int:
 
 def _may_join(args: argparse.Namespace, chosen: options.Options) -> bool:
     """Whether this node may take part. One that has its job to itself harms nobody, and nobody could replace it."""
-    from unicron_elastic.launcher.isolation import why_kept_out
+    from unicron_elastic.launcher.isolation import node_name, why_kept_out
 
-    why = why_kept_out(socket.gethostname(), _say)
+    why = why_kept_out(node_name(), _say)
     if why:
         _say(why)
     return not why or chosen.on_fault == "observe" or args.nnodes.rpartition(":")[2] == "1"

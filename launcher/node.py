@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from unicron_elastic.health.command import CommandProbe
 from unicron_elastic.health.files import read
 from unicron_elastic.health.finding import Finding, Level
+from unicron_elastic.health.nvml_session import process_visible_devices
 from unicron_elastic.health.nvml_state import GpuState
 from unicron_elastic.health.watch import NodeHealth
 from unicron_elastic.launcher.gpu_memory import FREE_TIMEOUT_S, MemoryWait, leftovers
@@ -116,17 +117,10 @@ class NodeWatch:
 
     def _tell(self, finding: Finding) -> None:
         self._say(f"Health {_WORDS[finding.level]}: {finding.reason}")
-        is_of_gpu = finding.probe.startswith("gpu.")
-        if (
-            is_of_gpu
-            and finding.level is Level.CRITICAL
-            and finding.status is not None
-            and finding.severity is not None
-        ):
-            event = NodeUnhealthy(
-                at=finding.at, status=finding.status, severity=finding.severity, reason=finding.reason
-            )
-            self._post(event)
+        is_grave = finding.level is Level.CRITICAL and _is_of_job(finding)
+        if is_grave and finding.status is not None and finding.severity is not None:
+            status, severity = finding.status, finding.severity
+            self._post(NodeUnhealthy(at=finding.at, status=status, severity=severity, reason=finding.reason))
 
     def _note(self, sentence: str) -> None:
         """What cannot be watched. Nobody misses GPUs where there are none."""
@@ -134,6 +128,16 @@ class NodeWatch:
             self._loop.call_soon(lambda: self._say(sentence) if self._health is not None else None)
         else:
             logger.info(sentence)
+
+
+def _is_of_job(finding: Finding) -> bool:
+    """Whether it is about a GPU that the job may use; those it sees have their number in CUDA in their names.
+
+    A driver that does not fit its library stops no process that runs, and a job without GPUs never.
+    """
+    if not finding.probe.startswith("gpu.") or finding.probe in ("gpu.driver", "gpu.hang"):
+        return False
+    return process_visible_devices() is None or "cuda:" in finding.subject
 
 
 def _has_gpus() -> bool:

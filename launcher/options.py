@@ -177,14 +177,14 @@ OPTIONS = (
         parse=_on_fault,
         metavar="act|observe",
         help="observe: tell and record what torchrun would not have noticed, hangs and sick nodes, and do nothing "
-        "about it (default: act)",
+        "about it; workers that fail are restarted in any case (default: act)",
     ),
     _Option(
         name="isolate_after",
         parse=_count,
         metavar="N",
         help="isolate this node after N failures of one worker, or 2N of all, within an hour that are not the "
-        "script's own, if the job can go on without it; 0: never (default: 3)",
+        "script's own, if the job can go on without it; 0: only for a broken GPU (default: 3)",
     ),
     _Option(
         name="health",

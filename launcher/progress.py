@@ -147,7 +147,9 @@ class ProgressWatch:
 
 def is_silent(worker: WorkerProcess, reading: PulseReading, at: float) -> bool:
     """Whether a worker should have answered by now: it does from its first step on, unless it closed the channel."""
-    return reading.step > 0 and worker.control is not None and worker.whereabouts.is_silent(at)
+    # One thread of it answers, and when it has begun its collectives takes longer to say.
+    can_answer = reading.step > 0 and worker.control is not None and not worker.owes_arrivals
+    return can_answer and worker.whereabouts.is_silent(at)
 
 
 def _is_unread(worker: WorkerProcess) -> bool:

@@ -54,7 +54,7 @@ def default_path(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def read(path: Path) -> tuple[Quarantined, ...]:
-    """All entries, also those whose cool-down is over; none if there is no file. Raises QuarantineFileError."""
+    """All entries, also those whose time is over; none if there is no file. Raises QuarantineFileError."""
     try:
         content = _content(path)
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from unicron_elastic.detection.sample import GroupPosition, waits
 
 __all__ = ["ANSWER_DEADLINE_S", "ARRIVALS_MAX", "GroupPosition", "Whereabouts", "parse_arrivals", "parse_groups"]
 
-ARRIVALS_MAX = 1024
+ARRIVALS_MAX = 2000  # as many as torch records
 ANSWER_DEADLINE_S = 0.02  # an answer takes 0.1 ms and a turn on a CPU
 
 

@@ -45,6 +45,7 @@ class WorkerProcess:
         self.is_warm = False
         self.whereabouts = Whereabouts()
         self.arrivals: Arrivals | None = None  # as answered last
+        self.owes_arrivals = False
         self.stack_fd: int | None = None  # the number, in the worker, of the file for its stacks
 
     @property
@@ -74,12 +75,12 @@ class WorkerProcess:
         """What its pulse page says; None if it has none or the script overwrote it."""
         return self.page.read() if self.page is not None else None
 
-    def stop(self, reason: str) -> None:
-        """Asks it to end (SIGTERM), and to leave a collective in which no handler of its own would run."""
+    def stop(self, why_free: str | None) -> None:
+        """Asks it to end (SIGTERM), and to leave a collective in which it would wait in vain, if there is a reason."""
         self.close(signal.SIGTERM)
-        if self.control is not None:
+        if self.control is not None and why_free is not None:
             with contextlib.suppress(ChannelClosed, OSError):
-                self.control.send({"stopping": reason})
+                self.control.send({"stopping": why_free})
 
     def ask_whereabouts(self) -> None:
         """Asks how far it has come in its collectives, unless it still owes an answer."""
@@ -101,6 +102,7 @@ class WorkerProcess:
         if self.control is not None:
             with contextlib.suppress(ChannelClosed, OSError):
                 self.control.send({"arrivals": True})
+                self.owes_arrivals = True
 
     def release(self) -> None:
         """Gives back the channel and the page."""
@@ -137,10 +139,10 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         found: dict[int, WorkerProcess] = self.subprocess_handlers
         return found
 
-    def stop(self, local_ranks: Iterable[int], reason: str) -> None:
-        """Asks those of these workers that still run to end."""
+    def stop(self, local_ranks: Iterable[int], why_free: str | None) -> None:
+        """Asks those of these workers that still run to end, and to leave their collectives if there is a reason."""
         for worker in self._running(local_ranks):
-            worker.stop(reason)
+            worker.stop(why_free)
 
     def kill(self, local_ranks: Iterable[int]) -> None:
         """Ends those of these workers that still run."""

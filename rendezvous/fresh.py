@@ -10,12 +10,14 @@ from datetime import timedelta
 
 import psutil
 from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousExitOp
 
 __all__ = ["FreshStoreRendezvous"]
 
 LEAVE_TIMEOUT_S = 5.0
+_LEAVING = "unicron/leaving"  # how many nodes of the round wanted to
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._local_addr = local_addr
         self._timeout = timedelta(seconds=timeout_s)
         self._store: Store | None = None
+        self._meeting: Store | None = None
         self._has_left = False
 
     @property
@@ -47,6 +50,7 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
         if hasattr(self._inner, "_bootstrap_store_info"):
             self._inner._bootstrap_store_info = None
         info = self._inner.next_rendezvous()
+        self._meeting = info.store
         if not self.use_agent_store or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") == "1":
             return info
         previous, self._store = self._store, None
@@ -80,13 +84,25 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
         return str(self._inner.get_run_id())
 
     def why_stay(self, nodes: int) -> str:
-        """Why the job, of ``nodes`` now, cannot go on without this one, to follow "because"; "" if it can."""
+        """Why the job, of ``nodes`` now, cannot go on without this one; "" if it can."""
         settings = getattr(self._inner, "settings", None)
         if settings is None:
             return f"torch's {self.get_backend()} rendezvous cannot be left."
         if nodes <= settings.min_nodes:
-            return "it is the only node of the job." if nodes == 1 else f"the job needs all {nodes} of its nodes."
+            return f"the job needs all {nodes} of its nodes."
         return "the job's rendezvous is hosted on it." if self._hosts_meeting() else ""
+
+    def take_leave(self, nodes: int) -> str:
+        """Takes one of the places of this round that the job can spare; why there is none, or "" if there was one."""
+        try:
+            assert self._meeting is not None
+            taken = self._meeting.add(_LEAVING, 1)
+            spare = nodes - self._inner.settings.min_nodes
+        except SignalException:
+            raise
+        except Exception as error:
+            return f"the other nodes could not be asked whether they can spare it ({error})."
+        return "" if taken <= spare else "other nodes leave already, and the job needs the rest."
 
     def leave(self) -> None:
         """Takes this node out of the rendezvous, which stays open for the others; then only ``shutdown`` may follow.
@@ -98,6 +114,8 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
         try:
             self._inner._stop_heartbeats()
             self._inner._op_executor.run(_RendezvousExitOp(), time.monotonic() + LEAVE_TIMEOUT_S)
+        except SignalException:
+            raise
         except Exception as error:  # the others find out by its missing heartbeat
             logger.warning("the rendezvous could not be told that this node leaves: %s", error)
 
@@ -112,6 +130,8 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
         port = getattr(store, "port", None)
         try:
             connections = psutil.Process().net_connections("tcp")
-        except psutil.Error:
-            return True  # not known; to leave could end the job
+        except SignalException:
+            raise
+        except Exception:  # not known, and to leave could end the job
+            return True
         return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)

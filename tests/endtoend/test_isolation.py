@@ -59,6 +59,10 @@ def test_failing_node_leaves_and_the_other_goes_on(launcher: Any, job: list[str]
     assert alone.process.returncode == 0  # nobody could take its place
     assert "is in quarantine since" in alone.err
 
+    observing = launcher.run("--unicron-on-fault=observe", *job)
+    assert observing.process.returncode == 0
+    assert "is in quarantine since" in observing.err
+
     lifted = launcher.run("quarantine", "lift", socket.gethostname(), tool="unicron")
     assert lifted.process.returncode == 0, lifted.err
     again = launcher.run(*job)

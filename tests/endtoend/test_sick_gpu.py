@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -26,7 +28,7 @@ while not os.path.exists(os.path.join(probe, "stop")):
     step += 1
     optimizer.step()
     if step == 20:
-        os.write(1, f"STEPPED {time.monotonic()}\\n".encode())
+        os.write(1, f"STEPPED rank {os.environ['RANK']} pid {os.getpid()}\\n".encode())
     time.sleep(0.01)
 """
 
@@ -78,9 +80,12 @@ def test_a_worker_that_fails_after_it_is_told_in_the_same_incident(
 ) -> None:
     launcher.script("steps.py", STEPS)
     run = launcher.start(
-        "--nproc-per-node=2", "--max-restarts=1", "--unicron-chaos=xid:rank=1,step=30,xid=79;kill:rank=1,step=60",
-        "steps.py", fast=False, env=gpus.environment(library),
+        "--nproc-per-node=2", "--max-restarts=1", "--unicron-chaos=xid:rank=1,step=30,xid=79", "steps.py",
+        fast=False, env=gpus.environment(library),
     )  # fmt: skip
+    pids = dict(run.until_line(r"^STEPPED rank (\d) pid (\d+)", 2))
+    run.until(lambda: "Health critical: GPU" in run.err, "what the GPU said")
+    os.kill(int(pids["1"]), signal.SIGKILL)
     run.until_line(r"^STEPPED", 4)
     (launcher.folder / "stop").touch()
     assert run.wait() == 0, run.err

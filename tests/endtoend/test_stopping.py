@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
-# Rank 0 raises in its own code, rank 3 goes on sleeping for a while; nobody else has a fault of its own.
+# Rank 2 raises in its own code while rank 1 waits for rank 0, whose way out is slow: its connections stay open on it.
 FLAGGED = """
 import os, signal, sys, time
 import torch, torch.distributed as dist
@@ -19,12 +18,12 @@ group = dist.new_group([0, 1])
 dist.barrier()
 os.write(1, f"READY {rank}\\n".encode())
 if rank == 2:
-    time.sleep(1)
-    raise ValueError("mine")
-if rank == 0:  # a slow way out, on which its connections stay open
-    while not asked:
+    while not os.path.exists(os.path.join(os.environ["PROBE"], "raise")):
         time.sleep(0.01)
-    time.sleep(8)
+    raise ValueError("mine")
+if rank == 0:
+    while not os.path.exists(os.path.join(os.environ["PROBE"], "leave")):
+        time.sleep(0.01)
     sys.exit(0)
 try:
     dist.all_reduce(torch.ones(1), group=group)
@@ -38,19 +37,22 @@ def test_a_handler_of_sigterm_runs_though_its_worker_waits_in_a_collective(launc
     launcher.script("flagged.py", FLAGGED)
     run = launcher.start("--nproc-per-node=3", "--shutdown-timeout=60", "flagged.py", fast=False)
     run.until_line(r"^READY", 3)
-    run.until_line(r"^FREED asked=True")
-    freed_at = time.monotonic()
+    (launcher.folder / "raise").touch()
+    run.until_line(r"^FREED asked=True")  # not by the end of rank 0, which waits for this test
+    (launcher.folder / "leave").touch()
     assert run.wait() == 1
-    assert time.monotonic() - freed_at > 3  # rank 0's end is not what freed it
     assert re.search(r"the collectives of this worker are broken off: rank 2 raised ValueError: mine", run.err)
 
 
-DEFAULT = FLAGGED.replace("signal.signal(", "id(")
+DEFAULT = FLAGGED.replace("signal.signal(signal.SIGTERM, lambda *_: asked.append(1))", "")
 
 
 def test_a_worker_without_a_handler_ends_without_a_word(launcher: Any) -> None:
     launcher.script("default.py", DEFAULT)
     run = launcher.start("--nproc-per-node=3", "--shutdown-timeout=60", "default.py", fast=False)
+    run.until_line(r"^READY", 3)
+    (launcher.folder / "raise").touch()
     assert run.wait() == 1
+    assert "rank 2 raised ValueError: mine" in run.err
     assert "FREED" not in run.out
     assert "broken off" not in run.err

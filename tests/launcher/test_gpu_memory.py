@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +106,9 @@ def test_only_what_the_workers_are_to_answer_for_is_waited_for(is_host: bool) ->
     ours = subprocess.Popen(["sleep", "600"], env={"MARK": "unicron-1234"})
     others = subprocess.Popen(["sleep", "600"], env={})
     try:
+        end = time.monotonic() + 30
+        while "unicron-1234" not in Path(f"/proc/{ours.pid}/environ").read_text():  # empty for a moment after exec
+            assert time.monotonic() < end
         worker = 1 << 22  # no pid is as large
         pids = [worker, gone.pid, zombie.pid, ours.pid, others.pid, 0, 0xFFFFFFFF]
         found = leftovers([holder(pid) for pid in pids], [worker], "unicron-1234")

@@ -48,6 +48,7 @@ class FakeWorker:
         self.stack_fd: int | None = 9
         self.control: Any = object()
         self.whereabouts = Whereabouts()
+        self.owes_arrivals = False
         self.read: PulseReading | None = PulseReading(step=41)
 
     def reading(self) -> PulseReading | None:

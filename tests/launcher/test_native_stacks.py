@@ -23,6 +23,7 @@ from unicron_elastic.launcher.stacks import native_stack
 DEADLINE_S = 30.0
 REASON = "rank 0 hangs: no step for 3 s."
 # It answers each line with a line, so that a process that runs can be told from one that is held.
+PATH = os.environ["PATH"]
 ECHO = "import sys\ndef in_the_script():\n    for line in sys.stdin: print(line, end='', flush=True)\nin_the_script()\n"
 VFORKS = """
 #include <stdio.h>
@@ -104,9 +105,13 @@ def start() -> Iterator[Start]:
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for a py-spy of the test's own."""
-    folder = tmp_path / "tools"
+    folder, programs = tmp_path / "tools", tmp_path / "programs"
     folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    programs.mkdir()
+    for name in ("sh", "sleep", "cat", "head", "tr"):  # and not a py-spy that is installed there
+        if (found := shutil.which(name)) is not None:
+            (programs / name).symlink_to(found)
+    monkeypatch.setenv("PATH", f"{folder}:{programs}")
     monkeypatch.setattr(py_spy, "BESIDE", str(folder))
     return folder
 
@@ -147,7 +152,7 @@ def test_without_py_spy_nothing_is_said_of_native_stacks(start: Start, tools: Pa
 
 def test_py_spy_is_also_found_beside_the_interpreter(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_py_spy(tools, BOTH)
-    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setenv("PATH", str(tools.parent / "programs"))
     assert py_spy.find() == str(tools / "py-spy")
 
 
@@ -208,11 +213,12 @@ def test_nor_does_one_that_fails_by_itself(start: Start, tools: Path) -> None:
 @pytest.fixture
 def vforks(tmp_path: Path) -> str:
     """A program that sleeps in the kernel, in state D, until it is spoken to."""
-    compiler = shutil.which("cc")
+    compiler = shutil.which("cc", path=PATH)
     if compiler is None:
         pytest.skip("there is no C compiler")
     (tmp_path / "vforks.c").write_text(VFORKS)
-    subprocess.run([compiler, "-w", "-o", str(tmp_path / "vforks"), str(tmp_path / "vforks.c")], check=True, timeout=60)
+    command = [compiler, "-w", "-o", str(tmp_path / "vforks"), str(tmp_path / "vforks.c")]
+    subprocess.run(command, check=True, timeout=60, env={**os.environ, "PATH": PATH})
     return str(tmp_path / "vforks")
 
 

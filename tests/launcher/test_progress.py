@@ -18,7 +18,7 @@ from unicron_elastic.detection.sample import RankSample, RemoteRank
 from unicron_elastic.detection.verdicts import Hung, Recovered, Verdict, Waiting
 from unicron_elastic.launcher import progress
 from unicron_elastic.launcher.activity import Activity
-from unicron_elastic.launcher.progress import ProgressWatch
+from unicron_elastic.launcher.progress import ProgressWatch, is_silent
 from unicron_elastic.launcher.whereabouts import GroupPosition, Whereabouts
 from unicron_elastic.worker.pulse import PulseReading
 
@@ -69,6 +69,7 @@ class FakeWorker:
         self.page: Any = object()
         self.control: Any = QUIET
         self.whereabouts = Whereabouts()
+        self.owes_arrivals = False
         self.doing: Activity | None = IDLE
         self.answers = True
         self.began = loop.now
@@ -460,3 +461,13 @@ def test_who_watches_may_stop_it_at_a_verdict(job: Job) -> None:
     before = job.looks()
     job.loop.run(60.0)
     assert (len(job.verdicts), job.looks()) == (1, before)
+
+
+def test_who_owes_a_longer_answer_is_not_silent() -> None:
+    # One thread of a worker answers; when its collectives began takes it longer to say than where it is.
+    asked = Whereabouts().asked(10.0)
+    worker: Any = SimpleNamespace(control=object(), whereabouts=asked, owes_arrivals=True)
+    reading: Any = SimpleNamespace(step=7)
+    assert not is_silent(worker, reading, 11.0)
+    worker.owes_arrivals = False
+    assert is_silent(worker, reading, 11.0)

@@ -30,8 +30,10 @@ DEADLINE_S = 30.0
 ADDER = """
 import sys
 from pathlib import Path
+from unicron_elastic.launcher import quarantine
 from unicron_elastic.launcher.quarantine import add
 from unicron_elastic.recovery.quarantine import Quarantined
+quarantine.LOCK_TIMEOUT_S = 60.0  # whatever the disk of this machine takes
 print("ready", flush=True)
 sys.stdin.read()
 for number in range(int(sys.argv[3])):

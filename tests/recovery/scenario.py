@@ -12,6 +12,7 @@ from unicron_elastic.recovery.events import (
     Event,
     EvidenceGathered,
     FirstStepDone,
+    LeaveAnswered,
     MembershipChanged,
     NodeUnhealthy,
     PeerFailed,
@@ -157,6 +158,10 @@ class Job:
     ) -> list[Command]:
         """A probe of this node does."""
         return self.feed(NodeUnhealthy(at=self._at(at), status=status, severity=severity, reason=reason))
+
+    def may_leave(self, why_not: str = "") -> list[Command]:
+        """The answer to ``AskToLeave``."""
+        return self.feed(LeaveAnswered(at=self._at(None), why_not=why_not))
 
     def goes_on(self, *, generation: int | None = None) -> list[Command]:
         return self.feed(WorkersGoOn(at=self._at(None), reason=GO_ON, generation=generation))

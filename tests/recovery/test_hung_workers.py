@@ -141,13 +141,17 @@ def test_a_hang_that_is_only_observed_is_recorded() -> None:
     incident = only(commands, RecordIncident).incident
     assert incident.action == "observe"
     assert incident.decision == "Nothing was done: hangs are only observed (--unicron-on-hang, --unicron-on-fault)."
+    job.hung(1, at=206.0, kind=HangKind.STOPPED)  # it is surer now, and still one hang
+    job.time(206.0)
+    (again,) = job.records()[1:]
+    assert (again.number, job.state.incidents) == (incident.number, 1)
     assert (incident.evidence, incident.noticed_at) == ("/logs/evidence.txt", 200.0)
     assert job.state.phase is Phase.RUNNING
     assert job.time(900.0) == []
     assert job.goes_on() == [Tell(reason=GO_ON)]
     job.exited(1, KILLED)
     job.exited(0, TERMINATED)
-    assert [record.number for record in job.records()] == [1, 2]
+    assert [record.number for record in job.records()] == [1, 1, 2]
 
 
 def test_all_who_hang_are_one_fault() -> None:

@@ -50,7 +50,7 @@ def test_what_is_longer_ago_than_the_window_is_forgotten() -> None:
 def test_a_network_fault_climbs_one_rung_after_the_other() -> None:
     severities = [severity for severity, _ in _climb(*[_fault(**RESET)] * 5)]
     assert severities == [Severity.SEV3] * 2 + [Severity.SEV2] * 2 + [Severity.SEV1]
-    assert _climb(*[_fault(**RESET)] * 3)[-1] == (Severity.SEV2, "It was retried 2 times within 10 min.")
+    assert _climb(*[_fault(**RESET)] * 3)[-1] == (Severity.SEV2, "It was tried again 2 times within 10 min.")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,9 @@ def test_a_network_fault_climbs_one_rung_after_the_other() -> None:
     [
         {"exit_code": 1},
         {"exit_code": -15},
+        {"exit_code": -6},  # as torch's watchdog ends healthy ones
         {"exception_type": "ValueError", "message": "bad"},
+        {"exit_code": -9, "why_killed": "out of memory"},
         {"exception_type": "torch.OutOfMemoryError", "message": "CUDA out of memory."},
         {"exception_type": "RuntimeError", "message": "Connection closed by peer [10.0.0.1]:44696"},
     ],
@@ -67,6 +69,11 @@ def test_a_script_or_a_peer_at_fault_does_not_cost_the_node(known: dict[str, Any
     rungs = _climb(*[_fault(**known)] * 12)
     assert len(set(rungs)) == 1
     assert rungs[0][0] is not Severity.SEV1
+
+
+def test_only_faults_of_the_network_use_up_its_tries() -> None:
+    rungs = _climb(_fault(**KILLED), _fault(**KILLED), _fault(**RESET))
+    assert rungs[-1] == (Severity.SEV3, "")
 
 
 def test_isolation_can_be_switched_off() -> None:

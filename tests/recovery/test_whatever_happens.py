@@ -38,6 +38,7 @@ HAPPENINGS = st.one_of(
     st.tuples(st.just("evidence"), LOCAL, AGO),
     st.tuples(st.just("end all"), st.sampled_from(CODES)),
     st.tuples(st.just("started")),
+    st.tuples(st.just("may leave"), st.booleans()),
     st.tuples(st.just("finds"), st.sampled_from([Severity.SEV1, Severity.SEV2])),
 )
 POLICIES = st.fixed_dictionaries(
@@ -101,6 +102,8 @@ class Watched(Job):
                 self.hung(local, kind=kind, generation=self._ago(ago))
             case ("goes on", ago):
                 self.goes_on(generation=self._ago(ago))
+            case ("may leave", may):
+                self.may_leave("" if may else "it must.")
             case ("finds", severity):
                 self.finds(severity=severity)
             case ("evidence", local, ago):
@@ -185,7 +188,7 @@ def test_no_worker_is_lost(workers: int, policy: dict[str, Any], happenings: lis
     assert left == _killed(job, job.state.generation) & left
     for local_rank in left:
         job.exited(local_rank, KILLED)
-    assert job.state.phase in (Phase.IDLE, Phase.FINISHED)
+    assert job.state.phase in (Phase.IDLE, Phase.LEAVING, Phase.FINISHED)
 
 
 def _heard_of_a_peers_fault(job: Watched, generation: int) -> bool:

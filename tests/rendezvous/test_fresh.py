@@ -6,6 +6,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
@@ -137,3 +138,25 @@ def test_everything_else_is_the_inner_handlers(shared: TCPStore) -> None:
     assert handler.is_closed()
     handler.shutdown()
     assert inner.calls == ["set_closed", "shutdown"]
+
+
+def test_who_left_does_not_close_the_meeting_of_the_others(shared: TCPStore, caplog: pytest.LogCaptureFixture) -> None:
+    inner = Inner(shared, 1, 2)
+    handler = FreshStoreRendezvous(inner, "127.0.0.1")
+    assert handler.why_stay(2) == "torch's c10d rendezvous cannot be left."
+    handler.leave()  # this inner handler is not torch's: the others will miss its heartbeat
+    assert "the rendezvous could not be told that this node leaves" in caplog.text
+    assert handler.shutdown()
+    assert inner.calls == []
+
+
+@pytest.mark.parametrize(("min_nodes", "nodes", "reason"), [(2, 2, "the job needs all 2 of its nodes."), (1, 2, "")])
+def test_why_a_node_has_to_stay(shared: TCPStore, min_nodes: int, nodes: int, reason: str) -> None:
+    inner = Inner(shared, 1, nodes)
+    inner.settings = SimpleNamespace(min_nodes=min_nodes)
+    # A client of the store, as every node is but one; its server is in this process, on the port of `shared`.
+    inner._state_holder = SimpleNamespace(_backend=SimpleNamespace(_store=SimpleNamespace(port=1)))
+    handler = FreshStoreRendezvous(inner, "127.0.0.1")
+    assert handler.why_stay(nodes) == reason
+    inner._state_holder._backend._store = inner._shared
+    assert handler.why_stay(nodes) == (reason or "the job's rendezvous is hosted on it.")

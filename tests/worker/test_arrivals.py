@@ -45,7 +45,7 @@ def test_who_is_late_is_seen_in_the_times(tmp_path: Any) -> None:
     assert count == len(second["at_us"]) >= 30
     at = [[told["at_us"][0] + us for us in (0, *told["at_us"][1:])] for told in (first, second)]
     late = [theirs - ours for ours, theirs in zip(*at, strict=True)]
-    assert min(late[-5:]) > 15_000
+    assert sorted(late[-5:])[2] > 15_000
     assert sorted(late[:-5])[count // 2] < 10_000
 
 
@@ -57,15 +57,16 @@ def test_a_worker_without_torch_knows_nothing(monkeypatch: pytest.MonkeyPatch) -
 def test_only_the_latest_without_a_gap_are_told() -> None:
     from unicron_elastic.worker import arrivals as module
 
-    def entry(number: int, *, group: str = "0", is_p2p: bool = False) -> dict[str, Any]:
+    def entry(number: int, *, group: str = "0", is_p2p: bool = False, pg_id: int = 1) -> dict[str, Any]:
         return {
+            "pg_id": pg_id,
             "process_group": [group, "default_pg"],
             "is_p2p": is_p2p,
             "collective_seq_id": number,
             "time_created_ns": number * 1000,
         }
 
-    entries = [entry(1), entry(3), entry(4), entry(4), entry(9, group="1"), entry(5, is_p2p=True)]
+    entries = [entry(2, pg_id=0), entry(1), entry(3), entry(4), entry(4), entry(9, group="1"), entry(5, is_p2p=True)]
     assert module._latest_run(module._begun(entries, "0")) == [(3, 3), (4, 4)]
     many = module._latest_run([(number, number) for number in range(LATEST + 7)])
     assert (len(many), many[0], many[-1]) == (LATEST, (7, 7), (LATEST + 6, LATEST + 6))

@@ -14,7 +14,7 @@ from statistics import median
 __all__ = ["Arrivals", "later_s"]
 
 RECENT_STEPS = 8
-USUAL_STEPS_MIN = 8
+USUAL_STEPS_MIN = 4
 _MARGIN = 1.5  # of the steps that are called recent: those before may be slow already
 
 

@@ -103,12 +103,14 @@ def _recovery(state: PaceState, was: Degradation, at: float) -> tuple[PaceState,
     if all(pace.lost_steps == 0.0 for pace in state.ranks):
         reason = f"the job's steps take the usual {duration(was.usual_s)} again."
         ranks = tuple(pace._replace(pending=NOTHING) for pace in state.ranks)
-        return replace(state, ranks=ranks, degradation=None), [Recovered(at=at, ranks=was.ranks, reason=reason)]
+        return replace(state, ranks=ranks, degradation=None), [
+            Recovered(at=at, ranks=was.ranks, reason=reason, is_of_pace=True)
+        ]
     looks = min(len(pace.pending.recent) for pace in state.ranks)
     if looks < state.policy.window or at - was.at < state.policy.relearn_s:
         return state, []
     ranks = tuple(pace._replace(tempo=pace.pending, pending=NOTHING, lost_steps=0.0) for pace in state.ranks)
     usual_s = max(pace.tempo.typical_s for pace in ranks)
     reason = f"the job's steps have long taken {duration(usual_s)}, which now counts as usual."
-    verdict = Recovered(at=at, ranks=was.ranks, reason=reason, is_new_usual=True)
+    verdict = Recovered(at=at, ranks=was.ranks, reason=reason, is_of_pace=True, is_new_usual=True)
     return replace(state, ranks=ranks, degradation=None), [verdict]

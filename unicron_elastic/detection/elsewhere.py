@@ -22,7 +22,7 @@ __all__ = ["FRESH_S", "Heard", "Report", "parse_report", "report_text"]
 FRESH_S = 5.0  # since a question was asked: so old may the answers be that are judged by
 REPORT_BYTES_MAX = 256 * 1024
 RANKS_MAX = 256  # of one node
-GROUPS_MAX = 16  # of one rank; a job with more tells the first, of which one is the whole job's
+GROUPS_MAX = 16  # of one rank; of more, the whole job's and those that are waited in come first
 NAME_CHARACTERS = 100  # as in the answers of workers, or names would not be the same
 _COUNT_MAX = 2**53
 _QUESTIONS = 4  # that are remembered
@@ -50,11 +50,15 @@ def report_text(report: Report) -> str:
             "runnable": seen.runnable,
             "in_io": seen.in_io,
             "uses_gpu": seen.uses_gpu,
-            "groups": [[each.name, each.begun, each.ended, each.op] for each in seen.groups[:GROUPS_MAX]],
+            "groups": [[each.name, each.begun, each.ended, each.op] for each in _told_of(seen.groups)],
         }
         for seen in report.ranks
     ]
     return json.dumps({"asked": report.asked, "node": report.node, "at": report.at, "ranks": ranks})
+
+
+def _told_of(groups: tuple[GroupPosition, ...]) -> list[GroupPosition]:
+    return [*groups[:1], *sorted(groups[1:], key=lambda group: group.waits is not True)][:GROUPS_MAX]
 
 
 def parse_report(text: bytes) -> Report:
@@ -159,7 +163,8 @@ class Heard:
         is_new = known is None or report.asked > known.now.asked
         if not is_new or all(number != report.asked for number, _ in self.questions):
             return self
-        return replace(self, nodes={**self.nodes, node: _OfNode(known.now if known else None, report)})
+        before = known.now if known is not None and report.at - known.now.at <= FRESH_S else None
+        return replace(self, nodes={**self.nodes, node: _OfNode(before, report)})
 
     def has_all(self, nodes: Collection[int]) -> bool:
         """Whether all ``nodes`` have answered the latest question."""

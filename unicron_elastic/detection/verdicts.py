@@ -75,6 +75,7 @@ class Recovered:
     at: float
     ranks: tuple[int, ...]
     reason: str
+    is_of_pace: bool = False  # what was said last is that steps take longer
     is_new_usual: bool = False
     was_hung: bool = False  # what was said last is ``Hung``
 

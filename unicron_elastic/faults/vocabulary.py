@@ -131,6 +131,7 @@ class Fault:
 
     `is_consequence` says that the error is about *another* rank (it went away, did not arrive, or stopped us): such a
     fault is never the root cause while any other rank has a fault of its own. `reason` is one sentence for people.
+    `blames_worker` is false where the worker is only where it was seen: all wait, and nobody is missing.
     """
 
     failure: Failure
@@ -138,3 +139,4 @@ class Fault:
     severity: Severity
     is_consequence: bool
     reason: str
+    blames_worker: bool = True

@@ -9,6 +9,7 @@ from unicron_elastic.faults import RootCause
 from unicron_elastic.incident import Incident
 
 __all__ = [
+    "AskToLeave",
     "Command",
     "FailJob",
     "FinishJob",
@@ -26,10 +27,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopWorkers:
-    """Ask these workers to end (SIGTERM to each one's process group)."""
+    """Ask these workers to end (SIGTERM to each one's process group).
+
+    ``is_anyone_gone``: some rank of the job is not there any more, so that what waits for it waits in vain.
+    """
 
     local_ranks: tuple[int, ...]
     reason: str
+    is_anyone_gone: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,13 @@ class FailJob:
     """The job cannot go on."""
 
     cause: RootCause | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskToLeave:
+    """Find out whether the job can spare this node now, since others may leave as well, and post ``LeaveAnswered``."""
+
     reason: str
 
 
@@ -120,6 +132,7 @@ Command: TypeAlias = (
     | TellPeers
     | FinishJob
     | FailJob
+    | AskToLeave
     | LeaveJob
     | RecordIncident
     | WakeAt

@@ -15,6 +15,7 @@ __all__ = [
     "Event",
     "EvidenceGathered",
     "FirstStepDone",
+    "LeaveAnswered",
     "MembershipChanged",
     "NodeUnhealthy",
     "PeerFailed",
@@ -113,12 +114,20 @@ class EvidenceGathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUnhealthy:
-    """A probe found a GPU or another part of this node on which no work can rely."""
+    """A probe found a GPU of this node on which no work can rely."""
 
     at: float
     status: Status
     severity: Severity
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveAnswered:
+    """Whether this node may leave the job; ``why_not`` says why it must stay, "": it may leave."""
+
+    at: float
+    why_not: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +164,7 @@ Event: TypeAlias = (
     | EvidenceGathered
     | FirstStepDone
     | NodeUnhealthy
+    | LeaveAnswered
     | PeerFailed
     | MembershipChanged
     | TimePassed

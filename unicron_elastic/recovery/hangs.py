@@ -44,9 +44,12 @@ def workers_hung(state: JobState, event: WorkersHung) -> tuple[JobState, list[Co
         evidence_at=event.at + state.policy.evidence_timeout_s,
         is_told=before is not None and before.is_told,
         evidence=None if before is None else before.evidence,
+        number=None if before is None else before.number,
     )
     times = sorted({hang.tell_at, hang.evidence_at, hang.act_at or 0.0})
-    commands: list[Command] = [WakeAt(at=at) for at in times if at > event.at]
+    commands: list[Command] = [
+        WakeAt(at=at) for at in times if at > event.at or (before is not None and at == event.at)
+    ]
     if before is None:
         commands.insert(0, GatherEvidence(local_ranks=running, reason=event.reason))
     state, told = told_if_due(replace(state, hang=hang), event.at)
@@ -103,6 +106,7 @@ def hang_fault(state: JobState, hang: Hang) -> Fault | None:
         status=Status.TASK_HANG,
         severity=SEVERITY_OF[Status.TASK_HANG],
         is_consequence=False,
+        blames_worker=hang.kind is not HangKind.DEADLOCKED,  # in that, nobody is missing
         reason=hang.reason,
     )
 
@@ -132,13 +136,18 @@ def observed(state: JobState, fault: Fault) -> tuple[JobState, list[Command]]:
     """Records the hang and lets it be."""
     hang = state.hang
     assert hang is not None
-    state, superseded = open_incident(replace(state, hang=replace(hang, act_at=None)), fault, hang.at, METHOD)
-    assert state.incident is not None
+    before = state.incidents
+    state, superseded = open_incident(state, fault, hang.at, METHOD)
+    opened = state.incident
+    assert opened is not None
     incident = replace(
-        state.incident,
+        opened,
+        number=opened.number if hang.number is None else hang.number,  # one hang is one incident
         action="observe",
         decision="Nothing was done: hangs are only observed (--unicron-on-hang, --unicron-on-fault).",
         evidence=None if hang.evidence is None else hang.evidence.report,
     )
+    incidents = state.incidents if hang.number is None else before
+    state = replace(state, incidents=incidents, hang=replace(hang, act_at=None, number=incident.number))
     commands: list[Command] = [] if superseded is None else [RecordIncident(incident=superseded)]
     return replace(state, incident=None), [*commands, RecordIncident(incident=incident)]

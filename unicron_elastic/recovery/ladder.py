@@ -7,6 +7,7 @@ time: a worker that fails once a day is no reason to distrust its node.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from unicron_elastic.faults import Fault, Severity, Status
@@ -17,7 +18,13 @@ __all__ = ["Attempt", "Rung", "climb"]
 # Of these the script is suspected, not the node: on any other node the same would happen. What the list leaves out may
 # be a script's fault too (an illegal memory access often is); who repeats it at the same step fails before, see judge.
 _SCRIPTS_OWN = frozenset(
-    {Status.OTHER_SOFTWARE_ERROR, Status.EXITED_ABNORMALLY, Status.OUT_OF_GPU_MEMORY, Status.STOPPED_BY_REQUEST}
+    {
+        Status.OTHER_SOFTWARE_ERROR,
+        Status.EXITED_ABNORMALLY,
+        Status.OUT_OF_GPU_MEMORY,
+        Status.OUT_OF_HOST_MEMORY,
+        Status.STOPPED_BY_REQUEST,
+    }
 )
 
 
@@ -42,11 +49,12 @@ def climb(attempts: tuple[Attempt, ...], fault: Fault, at: float, policy: Policy
     """The attempts within the window, this one with them, and the rung on which the last of them stands."""
     recent = tuple(each for each in attempts if at - each.at <= policy.attempts_window_s)
     rung = Rung(severity=fault.severity)
-    if fault.status in _SCRIPTS_OWN or fault.is_consequence:
+    if not _speaks_against_node(fault):
         return recent, rung
     local_rank = fault.failure.local_rank
     if rung.severity is Severity.SEV3:
-        rung = _after_retries(sum(each.local_rank == local_rank for each in recent), policy)
+        before = (each for each in recent if each.local_rank == local_rank and each.severity is Severity.SEV3)
+        rung = _after_retries(len(list(before)), policy)
     attempt = Attempt(at=at, local_rank=local_rank, severity=rung.severity)
     recent = (*recent, attempt)
     if rung.severity is Severity.SEV2 and policy.isolate_after:
@@ -54,11 +62,17 @@ def climb(attempts: tuple[Attempt, ...], fault: Fault, at: float, policy: Policy
     return recent, rung
 
 
+def _speaks_against_node(fault: Fault) -> bool:
+    # torch's watchdog aborts healthy processes all over the job when one of them did not come to a collective.
+    was_aborted = fault.status is Status.KILLED_BY_SIGNAL and fault.failure.exit_code == -signal.SIGABRT
+    return fault.blames_worker and not (fault.status in _SCRIPTS_OWN or fault.is_consequence or was_aborted)
+
+
 def _after_retries(before: int, policy: Policy) -> Rung:
     if before < policy.retries:
         return Rung(severity=Severity.SEV3)
     times = "once" if policy.retries == 1 else f"{policy.retries} times"
-    return Rung(severity=Severity.SEV2, reason=f"It was retried {times} within {_window(policy)}.")
+    return Rung(severity=Severity.SEV2, reason=f"It was tried again {times} within {_window(policy)}.")
 
 
 def _after_restarts(recent: tuple[Attempt, ...], local_rank: int, policy: Policy) -> Rung | None:

@@ -15,8 +15,9 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from unicron_elastic.faults import Failure, Fault, Severity, Status, classify, root_cause
+from unicron_elastic.faults import Failure, Fault, Status, classify, root_cause
 from unicron_elastic.recovery.commands import (
+    AskToLeave,
     Command,
     FailJob,
     FinishJob,
@@ -31,6 +32,7 @@ from unicron_elastic.recovery.events import (
     Event,
     EvidenceGathered,
     FirstStepDone,
+    LeaveAnswered,
     MembershipChanged,
     NodeUnhealthy,
     PeerFailed,
@@ -52,7 +54,7 @@ from unicron_elastic.recovery.hangs import (
     workers_hung,
 )
 from unicron_elastic.recovery.ladder import climb
-from unicron_elastic.recovery.node import explained, leave, left, node_unhealthy, recent, weigh
+from unicron_elastic.recovery.node import explained, leave_answered, left, may_leave, node_unhealthy, weigh
 from unicron_elastic.recovery.policy import count_repeats, judge, restarts_after_progress, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Phase, Worker
@@ -79,8 +81,8 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
             return workers_go_on(state, event)
         case EvidenceGathered():
             return _evidence_gathered(state, event)
-        case NodeUnhealthy():
-            return _node_unhealthy(state, event)
+        case NodeUnhealthy() | LeaveAnswered():
+            return _about_node(state, event)
         case PeerFailed():
             return _summoned(state, event.at, event.reason, counts=True)
         case MembershipChanged():
@@ -97,7 +99,7 @@ def _is_too_late(state: JobState, event: Event) -> bool:
         return True
     if isinstance(event, WorkersStarted):
         return state.phase is not Phase.IDLE  # none was asked for, and those that run must not be forgotten
-    if isinstance(event, WorkerRaised | NodeUnhealthy | TimePassed):
+    if isinstance(event, WorkerRaised | NodeUnhealthy | LeaveAnswered | TimePassed):
         return False  # known by its pid; of the node, whatever runs there; compared with the deadlines
     return event.generation not in (None, state.generation)
 
@@ -114,13 +116,16 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         summons="",
         counts_as_restart=True,
         why_stay=event.why_stay,
-        findings=recent(state.findings, event.at),
         observed=None,
     )
-    if state.incident is None or state.incident.regrouped_at is not None:
-        return state, []
-    incident = replace(state.incident, regrouped_at=event.at, restarts_used=event.restarts_used)
-    return replace(state, incident=incident), [RecordIncident(incident=incident)]
+    commands: list[Command] = []
+    if state.incident is not None and state.incident.regrouped_at is None:
+        incident = replace(state.incident, regrouped_at=event.at, restarts_used=event.restarts_used)
+        state, commands = replace(state, incident=incident), [RecordIncident(incident=incident)]
+    if state.broken is None or not may_leave(state):
+        return state, commands
+    state, more = _node_unhealthy(state, replace(state.broken, at=event.at))  # it had to stay until now
+    return state, [*commands, *more]
 
 
 def _worker_raised(state: JobState, event: WorkerRaised) -> tuple[JobState, list[Command]]:
@@ -234,7 +239,11 @@ def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple
     if state.phase is not Phase.RUNNING:
         return state, []
     state = replace(state, summons=reason, counts_as_restart=counts)
-    return _stop(state, at, reason)
+    return _stop(state, at, reason, is_anyone_gone=counts)
+
+
+def _about_node(state: JobState, event: NodeUnhealthy | LeaveAnswered) -> tuple[JobState, list[Command]]:
+    return leave_answered(state, event) if isinstance(event, LeaveAnswered) else _node_unhealthy(state, event)
 
 
 def _node_unhealthy(state: JobState, event: NodeUnhealthy) -> tuple[JobState, list[Command]]:
@@ -242,18 +251,19 @@ def _node_unhealthy(state: JobState, event: NodeUnhealthy) -> tuple[JobState, li
     state, commands, must_stop = node_unhealthy(state, event)
     if not must_stop or not was_running:
         return state, commands
-    state, stop = _stop(state, event.at, event.reason)
+    state, stop = _stop(state, event.at, event.reason, is_anyone_gone=False)
     return state, [*stop, *commands]
 
 
-def _stop(state: JobState, at: float, reason: str) -> tuple[JobState, list[Command]]:
+def _stop(state: JobState, at: float, reason: str, *, is_anyone_gone: bool = True) -> tuple[JobState, list[Command]]:
     policy = state.policy
     to_stop = tuple(w.local_rank for w in state.running if w.raised is None)
     kill_at = at + policy.stop_timeout_s
     is_any_ending = any(w.raised is not None for w in state.running)
     teardown_at = at + min(policy.teardown_timeout_s, policy.stop_timeout_s) if is_any_ending else None
     state = replace(state.told_to_stop(to_stop, at), phase=Phase.STOPPING, kill_at=kill_at, teardown_at=teardown_at)
-    commands: list[Command] = [StopWorkers(local_ranks=to_stop, reason=reason), WakeAt(at=kill_at)]
+    stop = StopWorkers(local_ranks=to_stop, reason=reason, is_anyone_gone=is_anyone_gone)
+    commands: list[Command] = [stop, WakeAt(at=kill_at)]
     if teardown_at is not None:
         commands.append(WakeAt(at=teardown_at))
     state, kills = kill_hung(state)
@@ -342,20 +352,22 @@ def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     cause = explained(root_cause(state.faults), state.findings)
     repeats = count_repeats(state.repeats, cause)
     verdict = judge(state.policy, state.restarts_used, repeats, tuple(f.failure for f in state.faults))
+    departure = None
     if verdict.restart:
         attempts, rung = climb(state.attempts, cause.fault, at, state.policy)
         state = replace(state, attempts=attempts)
-        verdict = weigh(state, verdict, rung)
+        verdict, departure = weigh(state, verdict, rung, cause)
     assert state.incident is not None  # the first fault of a generation opens one
     was_told = not state.summons and state.incident.reason == cause.reason
     incident = judged(state.incident, cause, at, verdict)
     recorded = RecordIncident(incident=incident)
     reason = f"{cause.reason} {verdict.reason}"
+    if departure is not None:
+        state = replace(state, phase=Phase.LEAVING, repeats=repeats, incident=incident, departure=departure)
+        return state, [AskToLeave(reason=reason)]
     if not verdict.restart:
         state = replace(state, phase=Phase.FINISHED, repeats=repeats, incident=None)
-        is_broken = cause.fault.severity is Severity.SEV1
-        end = leave(cause, reason, is_broken=is_broken) if verdict.isolate else FailJob(cause=cause, reason=reason)
-        return state, [recorded, end]
+        return state, [recorded, FailJob(cause=cause, reason=reason)]
     said = verdict.reason if was_told else reason  # stopping the workers said the rest already
     state = replace(state, phase=Phase.IDLE, repeats=repeats, incident=incident)
     return state, [recorded, StartWorkers(restarts_used=verdict.restarts_used, reason=said)]

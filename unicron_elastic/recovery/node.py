@@ -6,18 +6,19 @@ from dataclasses import replace
 
 from unicron_elastic.faults import RootCause, Severity, Status
 from unicron_elastic.incident import Incident
-from unicron_elastic.recovery.commands import Command, LeaveJob, RecordIncident, TellPeers
-from unicron_elastic.recovery.events import NodeUnhealthy
+from unicron_elastic.recovery.commands import AskToLeave, Command, LeaveJob, RecordIncident, StartWorkers, TellPeers
+from unicron_elastic.recovery.events import LeaveAnswered, NodeUnhealthy
 from unicron_elastic.recovery.ladder import Rung
-from unicron_elastic.recovery.policy import Verdict
+from unicron_elastic.recovery.policy import Verdict, restart, why_none_left
 from unicron_elastic.recovery.records import EXPLAINS_S
-from unicron_elastic.recovery.state import JobState, Phase
+from unicron_elastic.recovery.state import Departure, JobState, Phase
 
-__all__ = ["explained", "leave", "left", "node_unhealthy", "recent", "weigh"]
+__all__ = ["explained", "leave_answered", "left", "may_leave", "node_unhealthy", "weigh"]
 
 METHOD = "node health"
 LEAVES = "This node leaves the job."
-COOL_DOWN_S = 3600.0  # in quarantine, of a node that is only suspected; a broken one waits for people
+KEPT_S = 600.0
+SUSPECT_S = 3600.0  # in quarantine, of a node that is only suspected; a broken one waits for people
 
 # What these say is less than what a GPU's own word says.
 _VAGUE = frozenset({Status.CUDA_ERROR, Status.EXITED_ABNORMALLY, Status.KILLED_BY_SIGNAL, Status.TASK_HANG})
@@ -25,26 +26,32 @@ _VAGUE = frozenset({Status.CUDA_ERROR, Status.EXITED_ABNORMALLY, Status.KILLED_B
 
 def _why_not_leave(state: JobState) -> str:
     """Why this node stays in the job whatever is found, as a sentence; "" if it may leave."""
+    if any(worker.exit_code == 0 and worker.told_to_stop_at is None for worker in state.workers):
+        return "The node stays: its part of the job is ending."
     if not state.policy.isolates:
         return "The node stays: --unicron-on-fault is observe."
+    if why_none_left(state.policy, state.restarts_used) is not None:
+        return "The node stays: the other nodes have no restart left to go on without it."
     return f"The node stays: {state.why_stay}" if state.why_stay else ""
 
 
 def node_unhealthy(state: JobState, event: NodeUnhealthy) -> tuple[JobState, list[Command], bool]:
     """Books what was found. True: all workers are to stop now, and this node leaves the job when they have."""
-    state = replace(state, findings=(*recent(state.findings, event.at), event))
-    if event.severity is not Severity.SEV1 or state.phase is Phase.IDLE or state.leaving is not None:
+    state = replace(state, findings=(*_kept(state.findings, event.at), event))
+    if event.severity is not Severity.SEV1 or state.leaving is not None:
         return state, [], False
+    state = replace(state, broken=event)  # once the node may leave, it does
+    if state.phase not in (Phase.RUNNING, Phase.STOPPING) or state.faults:
+        return state, [], False  # faults are judged soon, with this in hand
     why = _why_not_leave(state)
-    if state.faults:
-        return state, [], False  # they are judged soon, with this in hand
     if not why:
         state, superseded = _open_incident(state, event)
         state = replace(state, leaving=event, summons=event.reason, counts_as_restart=True)
         closed = [] if superseded is None else [RecordIncident(incident=superseded)]
         return state, [TellPeers(reason=event.reason), *closed], True
     is_known = state.observed is not None and event.at - (state.observed.noticed_at or 0.0) <= EXPLAINS_S
-    if is_known or state.phase is not Phase.RUNNING:
+    if is_known or state.phase is not Phase.RUNNING or state.incident is not None:
+        # One incident for all findings of a moment; and one that waits for its first step is not cut short.
         return state, [], False
     state, commands = _observed(state, event, why)
     return state, commands, False
@@ -54,15 +61,35 @@ def left(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     """What is done when the workers of a leaving node have ended."""
     assert state.leaving is not None
     assert state.incident is not None
-    incident = replace(
-        state.incident,
-        stopped_at=at,
-        action="isolate",
-        decision=LEAVES,
-        consequences=tuple(fault.reason for fault in state.faults),
+    consequences = tuple(fault.reason for fault in state.faults)
+    incident = replace(state.incident, stopped_at=at, consequences=consequences)
+    used = state.restarts_used
+    departure = Departure(
+        cause=None,
+        reason=incident.reason,
+        leaves=Verdict(restart=False, isolate=True, restarts_used=used, reason=LEAVES),
+        stays=restart(state.policy, used),
+        is_broken=True,
     )
-    state = replace(state, phase=Phase.FINISHED, incident=None, leaving=None)
-    return state, [RecordIncident(incident=incident), leave(None, f"{incident.reason} {LEAVES}", is_broken=True)]
+    state = replace(state, phase=Phase.LEAVING, incident=incident, leaving=None, departure=departure)
+    return state, [AskToLeave(reason=incident.reason)]
+
+
+def leave_answered(state: JobState, event: LeaveAnswered) -> tuple[JobState, list[Command]]:
+    """Leaves, or restarts here if the job cannot spare this node any more."""
+    departure, incident = state.departure, state.incident
+    if departure is None or incident is None:
+        return state, []
+    verdict = departure.leaves
+    if event.why_not:
+        verdict = replace(departure.stays, reason=f"{departure.stays.reason} The node stays: {event.why_not}")
+    incident = replace(incident, action=verdict.action, decision=verdict.reason)
+    recorded, reason = RecordIncident(incident=incident), f"{departure.reason} {verdict.reason}"
+    if verdict.isolate:
+        state = replace(state, phase=Phase.FINISHED, incident=None, departure=None)
+        return state, [recorded, _leave(departure, reason)]
+    state = replace(state, phase=Phase.IDLE, incident=incident, departure=None)
+    return state, [recorded, StartWorkers(restarts_used=verdict.restarts_used, reason=reason)]
 
 
 def _open_incident(state: JobState, event: NodeUnhealthy) -> tuple[JobState, Incident | None]:
@@ -102,7 +129,7 @@ def _observed(state: JobState, event: NodeUnhealthy, why: str) -> tuple[JobState
 
 def explained(cause: RootCause, findings: tuple[NodeUnhealthy, ...]) -> RootCause:
     """The root cause in the light of what was found on the node shortly before, if that is worse or says more."""
-    found = recent(findings, cause.fault.failure.at)
+    found = [each for each in findings if cause.fault.failure.at - each.at <= EXPLAINS_S]
     if not found:
         return cause
     fault, worst = cause.fault, min(found, key=lambda each: each.severity)
@@ -113,28 +140,36 @@ def explained(cause: RootCause, findings: tuple[NodeUnhealthy, ...]) -> RootCaus
     return RootCause(fault=fault, consequences=cause.consequences, reason=reason)
 
 
-def weigh(state: JobState, verdict: Verdict, rung: Rung) -> Verdict:
-    """The verdict, to restart, as the ladder of severities changes it: from SEV1 on, the node leaves if it may."""
+def weigh(state: JobState, verdict: Verdict, rung: Rung, cause: RootCause) -> tuple[Verdict, Departure | None]:
+    """The verdict, to restart, as the ladder of severities changes it: at SEV1 the node departs if it may."""
+    verdict = replace(verdict, severity=rung.severity)
     if rung.severity is not Severity.SEV1:
-        return replace(verdict, severity=rung.severity)
+        return verdict, None
+    stays = replace(verdict, reason=" ".join(filter(None, (verdict.reason, rung.reason))))
     why_not = _why_not_leave(state)
     if why_not:
-        words = (verdict.reason, rung.reason, why_not)
-        return replace(verdict, severity=rung.severity, reason=" ".join(filter(None, words)))
-    return Verdict(
+        return replace(stays, reason=f"{stays.reason} {why_not}"), None
+    leaves = Verdict(
         restart=False,
         isolate=True,
         severity=rung.severity,
         restarts_used=state.restarts_used,
         reason=f"{rung.reason} {LEAVES}".strip(),
     )
+    is_broken = cause.fault.severity is Severity.SEV1
+    return leaves, Departure(cause=cause, reason=cause.reason, leaves=leaves, stays=stays, is_broken=is_broken)
 
 
-def leave(cause: RootCause | None, why: str, *, is_broken: bool) -> LeaveJob:
-    """This node leaves. A broken one stays in quarantine until somebody lifts it, a suspect one cools down."""
-    return LeaveJob(cause=cause, reason=why, quarantine_s=None if is_broken else COOL_DOWN_S)
+def may_leave(state: JobState) -> bool:
+    """Whether the job can go on without this node."""
+    return not _why_not_leave(state)
 
 
-def recent(findings: tuple[NodeUnhealthy, ...], at: float) -> tuple[NodeUnhealthy, ...]:
-    """Those that may still explain a failure."""
-    return tuple(each for each in findings if at - each.at <= EXPLAINS_S)
+def _leave(departure: Departure, why: str) -> LeaveJob:
+    """A broken node stays in quarantine until somebody lifts it, a suspect one for an hour."""
+    return LeaveJob(cause=departure.cause, reason=why, quarantine_s=None if departure.is_broken else SUSPECT_S)
+
+
+def _kept(findings: tuple[NodeUnhealthy, ...], at: float) -> tuple[NodeUnhealthy, ...]:
+    """Those that may still explain a failure: a hang is judged long after it began."""
+    return tuple(each for each in findings if at - each.at <= KEPT_S)

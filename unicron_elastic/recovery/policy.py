@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 from unicron_elastic.faults import Failure, RootCause, Severity, signature
 
-__all__ = ["Policy", "Repeats", "Verdict", "count_repeats", "judge", "restarts_after_progress", "why_none_left"]
+__all__ = [
+    "Policy",
+    "Repeats",
+    "Verdict",
+    "count_repeats",
+    "judge",
+    "restart",
+    "restarts_after_progress",
+    "why_none_left",
+]
 
 DO_NOT_RESTART_EXIT_CODE = 93  # nvidia-resiliency-ext's convention for "do not requeue"
 # Signals a program raises by its own fault. SIGKILL and SIGTERM come from outside and prove no bug in the script.
@@ -111,6 +120,11 @@ def judge(policy: Policy, restarts_used: int, repeats: Repeats | None, failures:
     why_not = _why_final(policy, failures) or why_none_left(policy, restarts_used) or _why_hopeless(policy, repeats)
     if why_not is not None:
         return Verdict(restart=False, restarts_used=restarts_used, reason=why_not)
+    return restart(policy, restarts_used)
+
+
+def restart(policy: Policy, restarts_used: int) -> Verdict:
+    """One more restart, of which there must be one left."""
     return Verdict(
         restart=True,
         restarts_used=restarts_used + 1,

@@ -86,7 +86,7 @@ def is_active(entry: Quarantined, now: float) -> bool:
 
 
 def active(entries: Iterable[Quarantined], now: float) -> tuple[Quarantined, ...]:
-    """The entries whose cool-down is not over at ``now``."""
+    """The entries whose time is not over at ``now``."""
     return tuple(entry for entry in entries if is_active(entry, now))
 
 

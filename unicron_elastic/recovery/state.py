@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from unicron_elastic.faults import Failure, Fault, HangKind
+from unicron_elastic.faults import Failure, Fault, HangKind, RootCause
 from unicron_elastic.incident import Incident
 from unicron_elastic.recovery.events import EvidenceGathered, NodeUnhealthy
 from unicron_elastic.recovery.ladder import Attempt
-from unicron_elastic.recovery.policy import Policy, Repeats
+from unicron_elastic.recovery.policy import Policy, Repeats, Verdict
 
-__all__ = ["Hang", "JobState", "Phase", "Worker"]
+__all__ = ["Departure", "Hang", "JobState", "Phase", "Worker"]
 
 
 class Phase(Enum):
@@ -20,6 +20,7 @@ class Phase(Enum):
     IDLE = "idle"  # no workers: before the first generation, or between two
     RUNNING = "running"
     STOPPING = "stopping"
+    LEAVING = "leaving"  # no workers, and not known yet whether this node may leave
     FINISHED = "finished"
 
 
@@ -52,11 +53,23 @@ class Hang:
     evidence_at: float  # when it is no longer waited for
     is_told: bool = False
     evidence: EvidenceGathered | None = None
+    number: int | None = None  # of the incident in which it was only observed
 
     def is_due(self, at: float) -> bool:
         """Whether it is time to act."""
         has_evidence = self.evidence is not None or at >= self.evidence_at
         return self.act_at is not None and at >= self.act_at and has_evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departure:
+    """A node that would leave, and the verdicts for when it may and when it may not."""
+
+    cause: RootCause | None
+    reason: str  # what happened
+    leaves: Verdict
+    stays: Verdict
+    is_broken: bool  # else it is only suspected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +93,10 @@ class JobState:
     repeats: Repeats | None = None
     attempts: tuple[Attempt, ...] = ()  # what this node's workers failed of lately
     why_stay: str = ""  # why the job cannot go on without this node; "": it can
-    findings: tuple[NodeUnhealthy, ...] = ()  # on this node, in the present generation
+    findings: tuple[NodeUnhealthy, ...] = ()  # on this node, of late
+    broken: NodeUnhealthy | None = None  # for which it would have left, if it could
     leaving: NodeUnhealthy | None = None  # for which the workers are being stopped
+    departure: Departure | None = None
     observed: Incident | None = None  # of a finding, of which nothing was done
     incident: Incident | None = None  # open until the first step after it
     incidents: int = 0
@@ -116,6 +131,7 @@ class JobState:
         assert (self.kill_at is not None) == (self.phase is Phase.STOPPING), self
         assert self.hang is None or self.phase is Phase.RUNNING, self
         assert self.leaving is None or self.phase is Phase.STOPPING, self
+        assert (self.departure is not None) == (self.phase is Phase.LEAVING), self
         if self.phase is Phase.RUNNING:
             assert not self.faults, self
             assert not self.summons, self

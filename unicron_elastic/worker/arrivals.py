@@ -6,16 +6,16 @@ job has become slow and nothing cheaper tells by whom.
 
 from __future__ import annotations
 
-import pickle
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from unicron_elastic.worker import recorder
 from unicron_elastic.worker.channel import Message
 
 __all__ = ["arrivals"]
 
-LATEST = 512  # collectives that are told of
+LATEST = 2000  # collectives that are told of: as many as torch records
 
 
 def arrivals() -> Message | None:
@@ -25,24 +25,26 @@ def arrivals() -> Message | None:
     from it. None if nothing is recorded. Raises what torch raises.
     """
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
     group = None if distributed is None else distributed._world.default_pg
-    if group is None or c10d is None:
+    if group is None:
         return None
-    dump = c10d._dump_fr_trace(includeCollectives=True, includeStackTraces=False, onlyActive=False)
-    recorded = pickle.loads(dump)  # of this very process
-    found = _latest_run(_begun(recorded.get("entries", ()), str(group.group_name)))
+    runs = [_latest_run(_begun(entries, str(group.group_name))) for entries in recorder.collectives()]
+    found = max(runs, key=len, default=[])  # of the back end that does the work
     if not found:
         return None
     first, times = found[0][0], [at for _, at in found]
     return {"first": first, "at_us": [times[0], *(at - times[0] for at in times[1:])]}
 
 
-def _begun(entries: Iterable[Mapping[str, Any]], group: str) -> list[tuple[int, int]]:
-    """(number, microseconds) of each collective of ``group``; of one with several operations, the first."""
+def _begun(entries: Sequence[Mapping[str, Any]], group: str) -> list[tuple[int, int]]:
+    """(number, microseconds) of each collective of ``group``; of one with several operations, the first.
+
+    Of groups with the same name, one of which was destroyed before the next was made, the latest is meant.
+    """
+    of_group = [entry for entry in entries if entry["process_group"][0] == group and not entry["is_p2p"]]
     found: dict[int, int] = {}
-    for entry in entries:
-        if entry["process_group"][0] == group and not entry["is_p2p"]:
+    for entry in of_group:
+        if entry["pg_id"] == of_group[-1]["pg_id"]:
             found.setdefault(int(entry["collective_seq_id"]), int(entry["time_created_ns"]) // 1000)
     return sorted(found.items())
 

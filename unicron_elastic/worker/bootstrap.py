@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from unicron_elastic.worker import recorder
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.collectives import watch_groups
 from unicron_elastic.worker.control import Control
@@ -124,6 +125,7 @@ def _first_step_done(control: Control | None, step: int, answer: Callable[[], No
         except (OSError, ChannelClosed):
             return  # the agent is gone or stopped; the keeper deals with that
         _guarded("answers to the agent", answer)
+        _guarded("names of process groups", recorder.learn)  # few collectives are on record yet: it is quick
 
 
 def _take_fd(name: str) -> int | None:

@@ -24,12 +24,14 @@ from typing import Any
 from unicron_elastic.worker.gloo_sockets import shut_gloo_connections
 from unicron_elastic.worker.imports import after_import
 
-__all__ = ["Broken", "break_collectives", "free_to_stop", "watch_groups"]
+__all__ = ["Broken", "break_collectives", "free_to_stop", "groups_made", "watch_groups"]
 
 _MODULE = "torch.distributed.distributed_c10d"
 _REGISTERS = "_register_pg_in_world"  # torch 2.13: all that makes a group ends in it
 
 _GLOO = "gloo"
+
+_made: list[None] = []  # one for each group: appending is one step, whichever thread does it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,11 @@ class Broken:
     groups: tuple[str, ...] = ()  # all process groups there were, the whole job's first
     sockets: int = 0  # gloo's connections that were shut down, without those that a peer had shut down before
     aborts: int = 0  # groups whose back ends are being aborted
+
+
+def groups_made() -> int:
+    """How many process groups were made in this process, as far as they are watched."""
+    return len(_made)
 
 
 def watch_groups(on_first_group: Callable[[], object]) -> None:
@@ -58,6 +65,7 @@ def _watch_registration(module: ModuleType, callback: list[Callable[[], object]]
     @functools.wraps(register)
     def registered(*args: Any, **kwargs: Any) -> Any:
         result = register(*args, **kwargs)
+        _made.append(None)
         with contextlib.suppress(IndexError):
             _call(callback.pop())
         return result

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+from unicron_elastic.worker import recorder
 from unicron_elastic.worker.arrivals import arrivals
 from unicron_elastic.worker.channel import ChannelClosed, Message
 from unicron_elastic.worker.collectives import break_collectives, free_to_stop
@@ -42,6 +43,7 @@ def _answer(control: Control) -> None:
             if "where" in question:
                 answer = {"where": question["where"], "groups": _position_or_nothing(), "uses_gpu": _uses_gpu()}
                 control.send(answer)
+                _learn_groups()
             elif "arrivals" in question:
                 control.send({"arrivals": _arrivals_or_nothing()})
             elif "stopping" in question:
@@ -79,17 +81,17 @@ def position() -> list[Message]:
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if distributed is None:
         return []
-    status = _flight_recorder()
+    groups = {str(group.group_name): group for group in list(distributed._world.pg_map)[:GROUPS_MAX]}
+    recorded = _recorded(list(groups))
     found: list[Message] = []
-    for group in list(distributed._world.pg_map)[:GROUPS_MAX]:
-        name = str(group.group_name)
-        recorded = status.get(name)
-        if recorded is not None:
-            begun, ended = int(recorded["last_enqueued_collective"]), int(recorded["last_completed_collective"])
-            found.append({"name": name, "begun": max(begun, 0), "ended": max(ended, 0)})
+    for name, group in groups.items():
+        if name in recorded:
+            begun, ended = recorded[name]
+            found.append({"name": name, "begun": begun, "ended": ended})
         else:
             with contextlib.suppress(Exception):  # a back end that counts nothing
-                found.append({"name": name, "begun": int(group._get_sequence_number_for_group()), "ended": None})
+                begun = int(group._get_sequence_number_for_group())
+                found.append({"name": name, "begun": begun, "ended": None if begun else 0})
     waiting = [each for each in found if each["ended"] is not None and each["begun"] > each["ended"]]
     if len(waiting) == 1 and (op := _operation()):
         waiting[0]["op"] = op
@@ -119,10 +121,15 @@ def _uses_gpu() -> bool:
     return False
 
 
-def _flight_recorder() -> dict[str, Any]:
-    """What torch recorded of each group, by its name; nothing if it does not record."""
+def _recorded(names: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """What torch's flight recorder knows of each group, by its name; nothing if it does not record."""
     with contextlib.suppress(Exception):
-        c10d: Any = sys.modules["torch._C._distributed_c10d"]
-        dump = json.loads(c10d._dump_fr_trace_json(includeCollectives=False, onlyActive=False))
-        return dict(dump.get("pg_status", {}))
+        return recorder.counts(names)
     return {}
+
+
+def _learn_groups() -> None:
+    """After an answer, which must not wait for it: the next one knows more."""
+    with contextlib.suppress(Exception):
+        if recorder.needs_to_learn():
+            recorder.learn()

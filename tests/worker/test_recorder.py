@@ -1,0 +1,65 @@
+"""Whose collectives torch's flight recorder counts, where its own numbers of groups differ between ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+# Rank 2 is no member of the first of the two groups, so that the second is its number 1 and the number 2 of rank 1.
+PEERS = """
+import json, sys
+import torch, torch.distributed as dist
+import torch.distributed.nn
+from unicron_elastic.worker import position, recorder
+from unicron_elastic.worker.collectives import watch_groups
+watch_groups(lambda: None)
+rank, folder = int(sys.argv[1]), sys.argv[2]
+
+def told():
+    first = position.position()
+    if recorder.needs_to_learn():
+        recorder.learn()
+    return [first, position.position()]
+
+dist.init_process_group("gloo", init_method=f"file://{folder}/first", rank=rank, world_size=3)
+groups = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+for group, times in zip(groups, (3, 5)):
+    for _ in range(times):
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            dist.all_reduce(torch.ones(1), group=group)
+dist.barrier()
+before = told()
+names = [group.group_name for group in groups if group is not dist.GroupMember.NON_GROUP_MEMBER]
+dist.destroy_process_group()
+dist.init_process_group("gloo", init_method=f"file://{folder}/second", rank=rank, world_size=3)
+dist.all_reduce(torch.ones(1))
+again = told()
+dist.barrier()
+dist.destroy_process_group()
+print(json.dumps({"names": names, "before": before, "again": again}))
+"""
+
+
+def _by_name(told: list[dict[str, Any]]) -> dict[str, tuple[int, int | None]]:
+    return {each["name"]: (each["begun"], each["ended"]) for each in told}
+
+
+def test_each_rank_means_the_same_group(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PEERS]
+    peers = [
+        subprocess.Popen([*command, str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True) for rank in range(3)
+    ]
+    told = [json.loads(peer.communicate(timeout=60)[0].splitlines()[-1]) for peer in peers]
+    first, second = told[1]["names"]
+    assert [each["names"] for each in told] == [[first], [first, second], [second]]
+    expected = {first: 3, second: 5}
+    for each in told:
+        unlearned, learned = map(_by_name, each["before"])
+        for name in each["names"]:
+            assert unlearned[name] == (expected[name], None)  # not known, rather than another group's
+            assert learned[name][0] == expected[name]
+            assert learned[name][1] is not None
+        assert _by_name(each["again"][1])["0"][0] == 1  # not those of the group of the same name that is gone
