@@ -13,7 +13,7 @@ from unicron_elastic.faults import Failure
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.launcher import failures
 from unicron_elastic.launcher.processes import Exit
-from unicron_elastic.launcher.whereabouts import parse_arrivals
+from unicron_elastic.launcher.whereabouts import parse_arrivals, parse_limits
 from unicron_elastic.launcher.workers import WorkerProcess
 from unicron_elastic.recovery.events import Event, FirstStepDone, WorkerExited, WorkerRaised
 from unicron_elastic.worker.channel import Message
@@ -75,6 +75,9 @@ class Happenings:
             worker.owes_arrivals = False
             with contextlib.suppress(ValueError):
                 worker.arrivals = parse_arrivals(message)
+        elif "limits" in message:
+            with contextlib.suppress(ValueError):
+                worker.phase_limits_s = parse_limits(message)
         elif "overdue" in message:
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 self._say(_overdue(self._rank(worker), message["overdue"]))

@@ -172,6 +172,7 @@ def _sample(rank: int, worker: WorkerProcess, is_late: bool) -> RankSample | Non
         step_time_s=reading.step_time_s,
         phase=reading.phase,
         phase_since=reading.phase_since,
+        phase_limit_s=worker.phase_limits_s.get(reading.phase),
         cpu_time_s=cpu_time_s(worker.pid),
     )
     doing = activity(worker.pid) if is_late else None

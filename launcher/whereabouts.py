@@ -9,8 +9,18 @@ from typing import Any
 from unicron_elastic.detection.arrivals import Arrivals
 from unicron_elastic.detection.sample import GroupPosition, waits
 
-__all__ = ["ANSWER_DEADLINE_S", "ARRIVALS_MAX", "GroupPosition", "Whereabouts", "parse_arrivals", "parse_groups"]
+__all__ = [
+    "ANSWER_DEADLINE_S",
+    "ARRIVALS_MAX",
+    "LIMITS_MAX",
+    "GroupPosition",
+    "Whereabouts",
+    "parse_arrivals",
+    "parse_groups",
+    "parse_limits",
+]
 
+LIMITS_MAX = 256
 ARRIVALS_MAX = 2000  # as many as torch records
 ANSWER_DEADLINE_S = 0.02  # an answer takes 0.1 ms and a turn on a CPU
 
@@ -62,6 +72,18 @@ def parse_arrivals(message: Mapping[str, Any]) -> Arrivals:
         return Arrivals(first=first, at_s=tuple((at_us + each) / 1e6 for each in (0, *offsets_us[:ARRIVALS_MAX])))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"not an answer about arrivals: {error!r}") from None
+
+
+def parse_limits(message: Mapping[str, Any]) -> dict[str, float]:
+    """What a script allows its sections, in seconds, without those that have no limit.
+
+    Raises ValueError for what no worker of ours says.
+    """
+    try:
+        told = list(message["limits"]["sections_s"].items())[:LIMITS_MAX]
+        return {str(name): float(limit_s) for name, limit_s in told if limit_s is not None and float(limit_s) > 0}
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"not a word on limits: {error!r}") from None
 
 
 def parse_groups(message: Mapping[str, Any]) -> tuple[GroupPosition, ...]:

@@ -46,6 +46,7 @@ class WorkerProcess:
         self.whereabouts = Whereabouts()
         self.arrivals: Arrivals | None = None  # as answered last
         self.owes_arrivals = False
+        self.phase_limits_s: dict[str, float] = {}  # by phase, as the script says
         self.stack_fd: int | None = None  # the number, in the worker, of the file for its stacks
 
     @property

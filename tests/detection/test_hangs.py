@@ -13,7 +13,7 @@ from watcher import Watcher
 from unicron_elastic.detection.sample import RankSample, Sample
 from unicron_elastic.detection.state import PaceState
 from unicron_elastic.detection.verdicts import Hung, Recovered, Slow, Verdict, Waiting
-from unicron_elastic.detection.watch import forget, observe
+from unicron_elastic.detection.watch import forget, next_look_at, observe
 from unicron_elastic.faults import HangKind
 
 HANG_STEP = 45  # of steps long enough to be seen one by one
@@ -248,3 +248,19 @@ def test_ranks_that_do_not_wait_for_each_other_hang_alone() -> None:
     assert isinstance(verdict, Hung)
     assert verdict.ranks == (0,)
     assert verdict.at < 20.0 + 0.7
+
+
+def test_a_phase_may_take_what_the_script_allows_it() -> None:
+    watcher = Watcher(Job(Script(step_s=0.2)))
+    watcher.run_to_step(30)
+    begin = watcher.now
+    idle = [
+        replace(pace.seen, phase="setup", phase_since=begin, phase_limit_s=40.0, runnable=False, in_io=False)
+        for pace in watcher.state.ranks
+    ]
+    said: list[Verdict] = []
+    while not said and watcher.now < begin + 700.0:
+        watcher.now = max(watcher.now + 0.01, next_look_at(watcher.state))
+        watcher.state, said = observe(watcher.state, Sample(at=watcher.now, ranks=tuple(idle)))
+    assert watcher.now == pytest.approx(begin + 40.0, abs=1.5)  # and not the 600 s of a phase that is new
+    assert 'of phase "setup", where 40 s are allowed' in said[0].reason

@@ -49,6 +49,7 @@ class FakeWorker:
         self.control: Any = object()
         self.whereabouts = Whereabouts()
         self.owes_arrivals = False
+        self.phase_limits_s: dict[str, float] = {}
         self.read: PulseReading | None = PulseReading(step=41)
 
     def reading(self) -> PulseReading | None:

@@ -70,6 +70,7 @@ class FakeWorker:
         self.control: Any = QUIET
         self.whereabouts = Whereabouts()
         self.owes_arrivals = False
+        self.phase_limits_s: dict[str, float] = {}
         self.doing: Activity | None = IDLE
         self.answers = True
         self.began = loop.now

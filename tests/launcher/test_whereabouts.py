@@ -9,10 +9,12 @@ import pytest
 from unicron_elastic.launcher.whereabouts import (
     ANSWER_DEADLINE_S,
     ARRIVALS_MAX,
+    LIMITS_MAX,
     GroupPosition,
     Whereabouts,
     parse_arrivals,
     parse_groups,
+    parse_limits,
 )
 
 WORLD = GroupPosition(name="0", begun=12, ended=11)
@@ -145,3 +147,18 @@ def test_what_is_no_answer_about_arrivals_is_refused(told: object) -> None:
 def test_an_answer_about_arrivals_is_bounded() -> None:
     told = parse_arrivals({"arrivals": {"first": 0, "at_us": [0] * 10**5}})
     assert len(told.at_s) <= ARRIVALS_MAX + 1
+
+
+def test_limits_of_sections_are_seconds() -> None:
+    told = {"limits": {"sections_s": {"setup": 600, "step": None, "checkpoint": 0, "eval": "20"}, "heartbeat_s": 3}}
+    assert parse_limits(told) == {"setup": 600.0, "eval": 20.0}
+    many = {"limits": {"sections_s": {str(number): 1.0 for number in range(5000)}}}
+    assert len(parse_limits(many)) == LIMITS_MAX
+
+
+@pytest.mark.parametrize(
+    "told", [None, {}, [], {"sections_s": 3}, {"sections_s": {"a": "x"}}, {"sections_s": {"a": []}}]
+)
+def test_what_is_no_word_on_limits_is_refused(told: object) -> None:
+    with pytest.raises(ValueError, match="limits"):
+        parse_limits({"limits": told})

@@ -68,6 +68,8 @@ def _phase(pace: RankPace, state: PaceState, since: float) -> Allowance:
     phase, policy = pace.seen.phase, state.policy
     longest_s = state.habits.longest_s(phase)
     doing = f' of phase "{phase}"'
+    if pace.seen.phase_limit_s is not None:
+        return Allowance(since, None, max(pace.seen.phase_limit_s, _step_limit_s(pace, state)), doing)
     if longest_s is None:
         return Allowance(since, None, policy.unseen_phase_s, doing)
     limit_s = max(policy.hung_factor * longest_s, policy.phase_floor_s, _step_limit_s(pace, state))

@@ -47,6 +47,7 @@ class RankSample:
     step_time_s: float | None = None  # duration of the latest step
     phase: str = TRAIN
     phase_since: float | None = None
+    phase_limit_s: float | None = None  # what the script itself says that the phase may take
     cpu_time_s: float | None = None  # of the worker, cumulative
     collective: int | None = None  # collectives begun, counted alike on all ranks of the sample
     waiting: bool | None = None  # whether that collective has not ended

@@ -80,10 +80,14 @@ def _attach(control_fd: int | None, pulse_fd: int | None) -> None:
     answer = _once(lambda: None if control is None else answer_questions(control))
     if control is not None:
         _guarded("collective breaker", lambda: watch_groups(answer))
+
+    def first_step_done(step: int) -> None:
+        _first_step_done(control, step, answer)
+
     if pulse is not None:
-        _guarded("step counting", lambda: count_steps(pulse, lambda step: _first_step_done(control, step, answer)))
+        _guarded("step counting", lambda: count_steps(pulse, first_step_done))
         _guarded("phases", lambda: announce_phases(pulse))
-    _guarded("rank monitor", lambda: offer_rank_monitor(control, pulse))
+    _guarded("rank monitor", lambda: offer_rank_monitor(control, pulse, first_step_done))
     if os.environ.get(CHAOS):
         _guarded("fault injection", _install_chaos)
 

@@ -37,12 +37,14 @@ _SERVER_SIDE = {
 _NO_VERSION = "0.0.0"
 
 
-def offer_rank_monitor(control: Control | None, pulse: Beating | None) -> None:
+def offer_rank_monitor(
+    control: Control | None, pulse: Beating | None, on_first_step: Callable[[int], object] | None = None
+) -> None:
     """From now on a script that imports NVIDIA's client gets ours, which speaks through ``control`` and ``pulse``.
 
-    Nothing is imported for that before the script does.
+    Nothing is imported for that before the script does. ``on_first_step`` is as in ``connect``.
     """
-    AGENT.connect(control, pulse)
+    AGENT.connect(control, pulse, on_first_step)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 

@@ -69,10 +69,20 @@ class _Agent:
         self._control: Control | None = None
         self._pulse: Beating | None = None
         self._heartbeats: Heartbeats | None = None
+        self._on_first_step: Callable[[int], object] = lambda _step: None
 
-    def connect(self, control: Control | None, pulse: Beating | None) -> None:
-        """From now on this process is a worker that ``control`` and ``pulse`` speak for."""
+    def connect(
+        self,
+        control: Control | None,
+        pulse: Beating | None,
+        on_first_step: Callable[[int], object] | None = None,
+    ) -> None:
+        """From now on this process is a worker that ``control`` and ``pulse`` speak for.
+
+        ``on_first_step`` tells of the first heartbeat that counts as a step, if nothing else counts steps.
+        """
         self._control, self._pulse, self._heartbeats = control, pulse, None
+        self._on_first_step = on_first_step or (lambda step: self.say({"first_step": step}))
         os.register_at_fork(after_in_child=self._fall_silent)  # a process that the script forks is not this worker
 
     def beat(self) -> None:
@@ -80,7 +90,7 @@ class _Agent:
         if self._pulse is None:
             return
         if self._heartbeats is None:
-            self._heartbeats = Heartbeats(self._pulse, lambda step: self.say({"first_step": step}))
+            self._heartbeats = Heartbeats(self._pulse, self._on_first_step)
         self._heartbeats.beat()
 
     def say(self, message: Message) -> bool:
