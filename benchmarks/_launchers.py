@@ -70,8 +70,9 @@ class Launch:
         *,
         worker: Path = WORKER,
         options: Iterable[str] = ("--max-restarts=3",),
+        prefix: Iterable[str] = (),
     ) -> None:
-        """Launch ``worker`` with ``worker_arguments``; ``options`` are the launcher's own.
+        """Launch ``worker`` with ``worker_arguments``; ``options`` are the launcher's own, ``prefix`` starts it.
 
         A worker of the benchmarks is told where to log and when to die.
         """
@@ -81,7 +82,7 @@ class Launch:
         self.logs_folder = self.folder / "logs"
         self.steps_folder.mkdir()
         self.deadline = time.monotonic() + deadline_s
-        command = [str(launcher.path), "--standalone", f"--nproc-per-node={ranks}", *options]
+        command = [*prefix, str(launcher.path), "--standalone", f"--nproc-per-node={ranks}", *options]
         command += [f"--log-dir={self.logs_folder}", str(worker), *worker_arguments]
         if worker.parent.name == "workers":
             command += [f"--log-dir={self.steps_folder}", f"--deadline={int(deadline_s) + 5}"]

@@ -129,7 +129,7 @@ def once(launcher: Launcher, setting: Setting, fault: str, repetition: int, args
 @contextmanager
 def stand_in(launcher: Launcher, fault: str) -> Iterator[Launcher]:
     """The launcher as it is, or, for a fault of a GPU, with the tests' NVML library in place of a driver's."""
-    if fault != "xid":
+    if fault not in ("xid", "ecc"):
         yield launcher
         return
     with TemporaryDirectory(prefix="unicron-nvml-") as name:

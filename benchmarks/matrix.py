@@ -14,27 +14,35 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from _launchers import UNICRON, Launch, LauncherEndedError, TimedOutError, incidents
+from _launchers import UNICRON, Launch, Launcher, LauncherEndedError, TimedOutError, incidents
 from _report import describe_machine, short
 from _steps import read_logs, stop_soon
-from detection import TELLS, WORKER
+from detection import TELLS, WORKER, stand_in
 
 EXITS = ("kill", "segv", "abort", "exit", "exception")
 HANGS = ("hang", "sleep", "hang-gil")
-WITHOUT_PHASE = ("slow", "skip")
+WITHOUT_PHASE = ("slow", "skip", "leak", "disk", "xid", "ecc")
 KINDS = (*EXITS, *HANGS, *WITHOUT_PHASE)
 PHASES = ("forward", "backward", "before-reduce", "during-reduce", "after-reduce", "optimizer")
 STEP = {**dict.fromkeys(EXITS, 60), **dict.fromkeys(HANGS, 300), "slow": 900, "skip": 300}
-SETTINGS = {"slow": ",factor=1.5"}
+STEP |= dict.fromkeys(("leak", "disk", "xid", "ecc"), 60)
+SETTINGS = {"slow": ",factor=1.5", "leak": ",mb_per_step=20,limit_mb=4000", "disk": ",folder={folder}"}
+LEAK_LIMIT_MB = 1500  # of the control group in which that job runs
+DISK_MB = 64
+DEADLINE_S = {"leak": 30.0, "disk": 20.0}  # it takes time to leak, and a folder is looked at every 15 s
 OPTIONS = ("--max-restarts=1", "--unicron-hang-patience=1", "--unicron-console=plain")
+TOLD = re.compile(rf"{TELLS.pattern}|Health critical: ")
 ANNOUNCED = re.compile(r"unicron chaos: rank \d+ ")
 LAUNCH_S = 45.0
 END_S = 6.0  # for the job's end, once the fault has had its time
@@ -61,20 +69,23 @@ class Case:
     records: list[dict[str, Any]] = field(default_factory=list)
     told: list[tuple[int, str]] = field(default_factory=list)  # degradations are no incidents, only lines
     end: str = ""
+    folder: str = ""  # that the fault fills
     last_lines: list[str] = field(default_factory=list)
 
     @property
     def plan(self) -> str:
         """For --unicron-chaos."""
         phase = f",phase={self.phase}" if self.phase else ""
-        return f"{self.kind}:rank={self.rank},step={STEP[self.kind]}{phase}{SETTINGS.get(self.kind, '')}"
+        settings = SETTINGS.get(self.kind, "").format(folder=self.folder)
+        return f"{self.kind}:rank={self.rank},step={STEP[self.kind]}{phase}{settings}"
 
     def cells(self) -> list[str]:
         """One line of the table."""
         first = self.records[0] if self.records else None
         if first is None:
             words = self.told[0][1].partition("] ")[2][9:] if self.told else ""
-            right = "-" if not words else "yes" if words.startswith(f"rank {self.rank} ") else "NO"
+            is_of_rank = self.kind not in ("disk", "xid", "ecc")
+            right = "-" if not words or not is_of_rank else "yes" if words.startswith(f"rank {self.rank} ") else "NO"
             said = "no incident; a line" if words else "no incident"
             at = self._since_fault_ms(self.told[0][0] / 1e9) if self.told else "-"
             return [self.kind, self.phase or "-", said, right, "nothing", at, "-", self.end]
@@ -83,7 +94,7 @@ class Case:
             self.kind,
             self.phase or "-",
             f"{first['status']}, SEV{first['severity']}{more}",
-            "yes" if first["rank"] == self.rank else f"NO: {first['rank']}",
+            "yes" if first["rank"] == self.rank else "-" if first["rank"] is None else f"NO: {first['rank']}",
             first["action"] or "undecided",
             self._since_fault_ms(first["noticed_at"]),
             self._since_fault_ms(first["first_step_at"]),
@@ -129,8 +140,14 @@ def cases(kinds: Sequence[str], phases: Sequence[str]) -> Iterator[Case]:
 
 def run(case: Case, deadline_s: float) -> None:
     """Launch, wait for the fault and for what comes of it, and let the job end."""
+    with surroundings(case) as (launcher, prefix):
+        _run(case, launcher, prefix, max(deadline_s, DEADLINE_S.get(case.kind, 0.0)))
+
+
+def _run(case: Case, launcher: Launcher, prefix: Sequence[str], deadline_s: float) -> None:
     options = (*OPTIONS, f"--unicron-chaos={case.plan}")
-    with Launch(UNICRON, 2, ["--step-ms=5"], LAUNCH_S, worker=WORKER, options=options) as launch:
+    time_s = LAUNCH_S + deadline_s
+    with Launch(launcher, 2, ["--step-ms=5"], time_s, worker=WORKER, options=options, prefix=prefix) as launch:
         try:
             case.fault_ns = _wait_for_fault(launch)
             _wait_for_outcome(case, launch, deadline_s)
@@ -149,6 +166,57 @@ def run(case: Case, deadline_s: float) -> None:
         case.last_lines = list(launch.last_lines)
 
 
+@contextmanager
+def surroundings(case: Case) -> Iterator[tuple[Launcher, Sequence[str]]]:
+    """What a fault needs to be one: the launcher, and the words that start it.
+
+    Needs root for a leak that meets a limit and for a disk that is small.
+    """
+    with ExitStack() as undo:
+        launcher = undo.enter_context(stand_in(UNICRON, case.kind))
+        prefix: Sequence[str] = ()
+        if case.kind == "leak":
+            prefix = ("sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(_memory_group(undo)))
+        if case.kind == "disk":
+            case.folder = _small_disk(undo)
+        yield launcher, prefix
+
+
+def _memory_group(undo: ExitStack) -> Path:
+    """A control group of its own with a limit, of version 2 or 1."""
+    root = Path("/sys/fs/cgroup")
+    is_new = (root / "cgroup.controllers").exists()
+    group = (root if is_new else root / "memory") / f"unicron-benchmark-{os.getpid()}"
+    group.mkdir()
+    undo.callback(_remove, group)
+    (group / ("memory.max" if is_new else "memory.limit_in_bytes")).write_text(f"{LEAK_LIMIT_MB}M")
+    return group
+
+
+def _remove(group: Path) -> None:
+    """Once the last process of the launch is gone."""
+    end = time.monotonic() + 5.0
+    while True:
+        try:
+            group.rmdir()
+            return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
+def _small_disk(undo: ExitStack) -> str:
+    """A file system of its own, in which the launch has its folders."""
+    folder = tempfile.mkdtemp(prefix="unicron-disk-")
+    undo.callback(os.rmdir, folder)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", folder], check=True)
+    undo.callback(subprocess.run, ["umount", "--lazy", folder], check=True)
+    before, tempfile.tempdir = tempfile.tempdir, folder
+    undo.callback(setattr, tempfile, "tempdir", before)
+    return folder
+
+
 def _wait_for_fault(launch: Launch) -> int:
     while True:
         for at, line in launch.lines:
@@ -163,10 +231,12 @@ def _wait_for_outcome(case: Case, launch: Launch, deadline_s: float) -> None:
     since_ns = case.fault_ns or 0
     while time.monotonic() < deadline and launch.process.poll() is None:
         case.records = incidents(launch.logs_folder, launch.started_ns)
-        case.told = [(at, line) for at, line in launch.lines if at >= since_ns and TELLS.search(line)]
+        case.told = [(at, line) for at, line in launch.lines if at >= since_ns and TOLD.search(line)]
         if any(record["first_step_at"] is not None for record in case.records):
             return
-        if case.kind in WITHOUT_PHASE and case.told:
+        if case.kind in WITHOUT_PHASE and case.told and case.kind not in ("xid", "ecc", "leak"):
+            return
+        if case.kind in ("xid", "ecc") and case.records:
             return
         time.sleep(0.02)
     case.records = incidents(launch.logs_folder, launch.started_ns)

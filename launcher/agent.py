@@ -320,6 +320,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._stop_watches()
         if isinstance(command, commands.LeaveJob):
             isolation.leave(self._worker_group.spec.rdzv_handler, self._state.host, command, self._reporter.say)
+            if command.cause is None and self._pcontext is not None:
+                failures.write_reason(self._pcontext.error_files[0], command.reason)
         self._finish(WorkerState.FAILED, self._failed(command.cause))
 
     def _finish(self, state: WorkerState, result: RunResult) -> None:

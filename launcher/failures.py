@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from unicron_elastic.faults import Failure, RootCause
 
-__all__ = ["process_failures", "recorded_exception", "write_error_file"]
+__all__ = ["process_failures", "recorded_exception", "write_error_file", "write_reason"]
 
 
 def write_error_file(path: str, failure: Failure) -> None:
@@ -20,11 +20,21 @@ def write_error_file(path: str, failure: Failure) -> None:
     Same format (torch.distributed.elastic.multiprocessing.errors, ErrorHandler), so torch's report, and every tool
     that reads it, shows the traceback. Leaves an existing file alone; an unwritable folder loses only the file.
     """
-    if failure.exception_type is None or not path or os.path.exists(path):
+    if failure.exception_type is not None:
+        name = failure.exception_type.rpartition(".")[2]
+        _write(path, f"{name}: {failure.message or ''}", failure.stack or "")
+
+
+def write_reason(path: str, reason: str) -> None:
+    """As ``write_error_file``, for a job that ended on this node for what is no worker's failure."""
+    _write(path, f"NodeLeft: {reason}", "")
+
+
+def _write(path: str, message: str, stack: str) -> None:
+    if not path or os.path.exists(path):
         return
-    name = failure.exception_type.rpartition(".")[2]
-    extra = {"py_callstack": failure.stack or "", "timestamp": str(int(time.time()))}
-    content = {"message": {"message": f"{name}: {failure.message or ''}", "extraInfo": extra}}
+    extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
+    content = {"message": {"message": message, "extraInfo": extra}}
     try:
         with open(path, "w") as file:
             json.dump(content, file)

@@ -112,6 +112,7 @@ def test_a_node_that_may_leaves_at_once(launcher: Any, gpus: FakeNvml, library: 
     gpus.event(0, fake_nvml.XID, 79)
     assert sick.wait() == 1
     assert "This node leaves the job." in sick.err
+    assert "NodeLeft: GPU 0" in sick.err  # torch's report has it, too
     healthy.until_line(r"^STEPPED", 2)
     (launcher.folder / "stop").touch()
     assert healthy.wait() == 0, healthy.err

@@ -7,7 +7,7 @@ about memory. Numbers that the catalogue calls unused are left out. How its acti
 
 - The application is to be restarted: SEV2. The GPU is good; only the process that met the error has lost its context.
 - The GPU, the virtual machine or the node is to be reset, or the power or seating checked: SEV1.
-- Nothing is to be done: level WARN, with the severity that the fault has should a worker fail together with it.
+- Nothing is to be done: level WARN, told and no more; the severity says how bad the fault is of which it tells.
 
 Where the number alone does not decide:
 
