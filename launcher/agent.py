@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-import textwrap
 import time
 from collections import deque
 from functools import partial
@@ -28,6 +26,7 @@ from unicron_elastic.launcher.elsewhere import Elsewhere
 from unicron_elastic.launcher.functions import FunctionWatch
 from unicron_elastic.launcher.hangs import HangWatch
 from unicron_elastic.launcher.happenings import Happenings
+from unicron_elastic.launcher.job import job_name, policy_of, with_stack
 from unicron_elastic.launcher.keeper import remove_if_empty
 from unicron_elastic.launcher.logs import run_folder, temporary_folder
 from unicron_elastic.launcher.node import NodeWatch
@@ -40,7 +39,6 @@ from unicron_elastic.launcher.view import JobView
 from unicron_elastic.launcher.workers import WorkersContext
 from unicron_elastic.recovery import commands, events
 from unicron_elastic.recovery.machine import JobState, handle
-from unicron_elastic.recovery.policy import Policy
 from unicron_elastic.rendezvous.restarts import agree_on_restarts
 
 __all__ = ["Agent"]
@@ -74,9 +72,9 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         keep = self._reporter.keep_evidence
         self._hangs = HangWatch(self._runtime.loop, say, keep, self._events.append, self._node.gpu_lines)
         self._state = JobState(
-            policy=_policy(spec, self._options, self._shutdown_timeout),
+            policy=policy_of(spec, self._options, self._shutdown_timeout),
             run_id=spec.rdzv_handler.get_run_id(),
-            job=_job_name(spec),
+            job=job_name(spec),
             host=isolation.node_name(),
         )
 
@@ -315,7 +313,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _fail(self, command: commands.FailJob | commands.LeaveJob) -> None:
         """Ends the job on this node, or everywhere."""
-        self._reporter.say(_with_stack(command))
+        self._reporter.say(with_stack(command))
         self._stop_workers(self._worker_group)
         self._stop_watches()
         if isinstance(command, commands.LeaveJob):
@@ -427,32 +425,3 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _error_file(self) -> str | None:
         return self._pcontext.error_files.get(0) if self._pcontext is not None else None
-
-
-def _with_stack(command: commands.FailJob | commands.LeaveJob) -> str:
-    """The reason, and under it the traceback of the root cause: what a user looks for first."""
-    stack = command.cause.fault.failure.stack if command.cause is not None else None
-    return command.reason if not stack else f"{command.reason}\n{textwrap.indent(stack.rstrip(), '    ')}"
-
-
-def _policy(spec: WorkerSpec, options: Options, stop_timeout_s: float) -> Policy:
-    return Policy(
-        max_restarts=spec.max_restarts,
-        stop_timeout_s=float(stop_timeout_s),
-        same_failure_limit=options.same_failure_limit,
-        reset_after_steps=options.reset_restarts_after_steps,
-        no_restart_exit_codes=options.no_restart_exit_codes,
-        acts_on_hangs=options.on_hang == options.on_fault == "act",
-        isolates=options.on_fault == "act",
-        isolate_after=options.isolate_after,
-        hang_patience_s=options.hang_patience,
-    )
-
-
-def _job_name(spec: WorkerSpec) -> str:
-    """The script or module, else the program or function."""
-    if spec.entrypoint == sys.executable:
-        named = next((str(argument) for argument in spec.args if not str(argument).startswith("-")), None)
-        if named is not None:
-            return os.path.basename(named)
-    return str(spec.get_entrypoint_name())
