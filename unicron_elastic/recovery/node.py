@@ -30,9 +30,11 @@ def _why_not_leave(state: JobState) -> str:
         return "The node stays: its part of the job is ending."
     if not state.policy.isolates:
         return "The node stays: --unicron-on-fault is observe."
+    if state.why_stay:
+        return f"The node stays: {state.why_stay}"
     if why_none_left(state.policy, state.restarts_used) is not None:
         return "The node stays: the other nodes have no restart left to go on without it."
-    return f"The node stays: {state.why_stay}" if state.why_stay else ""
+    return ""
 
 
 def node_unhealthy(state: JobState, event: NodeUnhealthy) -> tuple[JobState, list[Command], bool]:
