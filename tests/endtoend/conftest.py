@@ -7,6 +7,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sysconfig
 import time
@@ -19,6 +20,16 @@ import pytest
 
 DEADLINE_S = 60.0
 MARK = "UNICRON_TEST_RUN"  # in the environment of everything a test starts
+
+# A worker that tells its generation and waits for the file "stop".
+NODE = """
+import os, time
+environ = os.environ
+count, size, rank = environ["TORCHELASTIC_RESTART_COUNT"], environ["WORLD_SIZE"], environ["RANK"]
+os.write(1, f"GENERATION {count} of {size} rank {rank} pid {os.getpid()}\\n".encode())
+while not os.path.exists(os.path.join(environ["PROBE"], "stop")):
+    time.sleep(0.02)
+"""
 
 
 class Run:
@@ -135,6 +146,12 @@ class Launcher:
         (self.folder / name).write_text(text)
         return name
 
+    @staticmethod
+    def is_listening(port: int) -> bool:
+        """Whether somebody listens on this port of this host."""
+        with socket.socket() as probe:
+            return probe.connect_ex(("localhost", port)) == 0
+
     def start(self, *arguments: str, tool: str = "unicron-run", fast: bool = True, **popen: Any) -> Run:
         """Starts a run; ``fast`` preloads no torch, for tests that are not about the warm start."""
         own = ["--unicron-preload=json"] if fast and tool == "unicron-run" else []
@@ -182,3 +199,15 @@ def read_until(fd: int, wanted: bytes, deadline_s: float = DEADLINE_S) -> bytes:
 def reader() -> Callable[..., bytes]:
     """``read_until`` for the test modules, which cannot import this file."""
     return read_until
+
+
+@pytest.fixture
+def node_options(launcher: Any) -> list[str]:
+    """Everything but --nnodes; the port is free now."""
+    launcher.script("node.py", NODE)
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    return [
+        "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=job",
+        "--rdzv-conf=last_call_timeout=1", "--max-restarts=3", "node.py",
+    ]  # fmt: skip

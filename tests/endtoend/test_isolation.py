@@ -10,26 +10,11 @@ from typing import Any
 
 import pytest
 
-NODE = """
-import os, time
-environ = os.environ
-count, size, rank = environ["TORCHELASTIC_RESTART_COUNT"], environ["WORLD_SIZE"], environ["RANK"]
-os.write(1, f"GENERATION {count} of {size} rank {rank} pid {os.getpid()}\\n".encode())
-while not os.path.exists(os.path.join(environ["PROBE"], "stop")):
-    time.sleep(0.02)
-"""
-
 
 @pytest.fixture
-def job(launcher: Any) -> list[str]:
-    """The command line of each agent; the port is free now."""
-    launcher.script("node.py", NODE)
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-    return [
-        "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}",
-        "--rdzv-id=job", "--rdzv-conf=last_call_timeout=1", "--max-restarts=9", "--unicron-isolate-after=2", "node.py",
-    ]  # fmt: skip
+def job(node_options: list[str]) -> list[str]:
+    """The command line of each agent."""
+    return ["--nnodes=1:2", "--unicron-isolate-after=2", *node_options]
 
 
 def _kill_worker(run: Any, count: int) -> None:
@@ -39,7 +24,7 @@ def _kill_worker(run: Any, count: int) -> None:
 
 def test_failing_node_leaves_and_the_other_goes_on(launcher: Any, job: list[str]) -> None:
     first = launcher.start(*job)  # hosts the rendezvous, as the first to come
-    first.until(lambda: _is_up(job), "the rendezvous")
+    first.until(lambda: launcher.is_listening(_port(job)), "the rendezvous")
     second = launcher.start(*job)
     for time in (1, 2):
         _kill_worker(second, time)
@@ -71,7 +56,7 @@ def test_failing_node_leaves_and_the_other_goes_on(launcher: Any, job: list[str]
 
 def test_host_of_the_rendezvous_stays(launcher: Any, job: list[str]) -> None:
     first = launcher.start(*job)
-    first.until(lambda: _is_up(job), "the rendezvous")
+    first.until(lambda: launcher.is_listening(_port(job)), "the rendezvous")
     second = launcher.start(*job)
     for time in (1, 2):
         _kill_worker(first, time)
@@ -82,7 +67,5 @@ def test_host_of_the_rendezvous_stays(launcher: Any, job: list[str]) -> None:
     assert [run.wait() for run in (first, second)] == [0, 0]
 
 
-def _is_up(job: list[str]) -> bool:
-    port = int(next(each for each in job if "endpoint" in each).rpartition(":")[2])
-    with socket.socket() as probe:
-        return probe.connect_ex(("localhost", port)) == 0
+def _port(job: list[str]) -> int:
+    return int(next(each for each in job if "endpoint" in each).rpartition(":")[2])

@@ -105,7 +105,7 @@ def test_a_node_that_may_leaves_at_once(launcher: Any, gpus: FakeNvml, library: 
         "--rdzv-id=job", "--rdzv-conf=last_call_timeout=1", "--max-restarts=3", "steps.py",
     ]  # fmt: skip
     healthy = launcher.start(*job, fast=False)
-    healthy.until(lambda: _is_up(port), "the rendezvous")  # its host cannot leave
+    healthy.until(lambda: launcher.is_listening(port), "the rendezvous")  # its host cannot leave
     sick = launcher.start(*job, fast=False, env=gpus.environment(library))
     for run in (healthy, sick):
         run.until_line(r"^STEPPED")
@@ -117,8 +117,3 @@ def test_a_node_that_may_leaves_at_once(launcher: Any, gpus: FakeNvml, library: 
     (launcher.folder / "stop").touch()
     assert healthy.wait() == 0, healthy.err
     assert "XID 79" in healthy.err
-
-
-def _is_up(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("localhost", port)) == 0

@@ -4,31 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from typing import Any
 
 import pytest
-
-NODE = """
-import os, time
-environ = os.environ
-count, size, rank = environ["TORCHELASTIC_RESTART_COUNT"], environ["WORLD_SIZE"], environ["RANK"]
-os.write(1, f"GENERATION {count} of {size} rank {rank} pid {os.getpid()}\\n".encode())
-while not os.path.exists(os.path.join(environ["PROBE"], "stop")):
-    time.sleep(0.02)
-"""
-
-
-@pytest.fixture
-def node_options(launcher: Any) -> list[str]:
-    """Everything but --nnodes; the port is free now."""
-    launcher.script("node.py", NODE)
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-    return [
-        "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=job",
-        "--rdzv-conf=last_call_timeout=1", "--max-restarts=3", "node.py",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("nodes", ["2", "1:2"])
