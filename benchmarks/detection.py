@@ -45,6 +45,7 @@ START_S = 30.0  # for a launch to come to its fault, beyond the warm-up
 WARM_UP_S = {"hang": 1.5, "slow": 4.5, "exit": 0.5}
 WARM_UP_STEPS = {"hang": 22, "slow": 40, "exit": 10}
 TELLS = re.compile(r"\[unicron\] .*(\bhangs?: |\bholds? the job up: |\bthe job is slow: |slow, not hung: )")
+GPUS = 8  # of the library that stands in for NVML
 OPTIONS = {
     UNICRON.name: ("--max-restarts=0", "--unicron-hang-patience=0", "--unicron-console=plain"),
     TORCHRUN.name: ("--max-restarts=0",),
@@ -136,6 +137,7 @@ def stand_in(launcher: Launcher, fault: str) -> Iterator[Launcher]:
         library = fake_nvml.compile_library("cc", Path(name) / "library" / "libnvidia-ml.so.1")
         (Path(name) / "fake").mkdir()
         fake = fake_nvml.FakeNvml(Path(name) / "fake")
+        fake.set({"devices": GPUS})
         try:
             environment = {"FAKE_NVML": str(fake.folder), "LD_LIBRARY_PATH": str(library.parent)}
             yield replace(launcher, environment={**launcher.environment, **environment})

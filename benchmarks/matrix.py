@@ -34,6 +34,7 @@ EXITS = ("kill", "segv", "abort", "exit", "exception")
 HANGS = ("hang", "sleep", "hang-gil")
 WITHOUT_PHASE = ("slow", "skip", "leak", "disk", "xid", "ecc")
 KINDS = (*EXITS, *HANGS, *WITHOUT_PHASE)
+OF_NODE = ("disk", "xid", "ecc")  # no rank is to blame
 PHASES = ("forward", "backward", "before-reduce", "during-reduce", "after-reduce", "optimizer")
 STEP = {**dict.fromkeys(EXITS, 60), **dict.fromkeys(HANGS, 300), "slow": 900, "skip": 300}
 STEP |= dict.fromkeys(("leak", "disk", "xid", "ecc"), 60)
@@ -84,17 +85,19 @@ class Case:
         first = self.records[0] if self.records else None
         if first is None:
             words = self.told[0][1].partition("] ")[2][9:] if self.told else ""
-            is_of_rank = self.kind not in ("disk", "xid", "ecc")
-            right = "-" if not words or not is_of_rank else "yes" if words.startswith(f"rank {self.rank} ") else "NO"
+            right = (
+                "-" if not words or self.kind in OF_NODE else "yes" if words.startswith(f"rank {self.rank} ") else "NO"
+            )
             said = "no incident; a line" if words else "no incident"
             at = self._since_fault_ms(self.told[0][0] / 1e9) if self.told else "-"
             return [self.kind, self.phase or "-", said, right, "nothing", at, "-", self.end]
         more = f"; {len(self.records) - 1} more" if len(self.records) > 1 else ""
+        right = "yes" if first["rank"] == self.rank else f"NO: {first['rank']}"
         return [
             self.kind,
             self.phase or "-",
             f"{first['status']}, SEV{first['severity']}{more}",
-            "yes" if first["rank"] == self.rank else "-" if first["rank"] is None else f"NO: {first['rank']}",
+            "-" if first["rank"] is None or self.kind in OF_NODE else right,
             first["action"] or "undecided",
             self._since_fault_ms(first["noticed_at"]),
             self._since_fault_ms(first["first_step_at"]),

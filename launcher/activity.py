@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from unicron_elastic.health.files import read
 from unicron_elastic.worker.position import THREAD_NAME
 
-__all__ = ["Activity", "activity", "cpu_time_s", "threads"]
+__all__ = ["Activity", "activity", "cpu_time_s", "is_ending", "state", "threads"]
 
 # Descendants looked at: a data loader has some, a worker that forks without end must not hold us up.
 _PROCESSES_MAX = 64
+_FLAGS = 6  # the field of /proc/PID/stat, counted from the state
+_PF_EXITING = 0x4  # Linux's include/linux/sched.h; set before the kernel closes the process's files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +46,27 @@ def activity(pid: int) -> Activity | None:
     return Activity(stopped=set(own) == {"T"}, runnable=not states.isdisjoint("Rt"), in_io="D" in states)
 
 
+def is_ending(pid: int) -> bool:
+    """Whether the process has begun to exit, or was killed, and only the kernel is not done with it yet."""
+    fields = _stat(str(pid))[1].split()
+    return len(fields) > _FLAGS and (fields[0] in "ZX" or bool(int(fields[_FLAGS]) & _PF_EXITING))
+
+
+def state(pid: int, thread: str | None = None) -> str:
+    """The letter of a process's state, or of a thread's; "" if it is gone."""
+    return _stat(str(pid) if thread is None else f"{pid}/task/{thread}")[1][:1]
+
+
+def _stat(of: str) -> tuple[str, str]:
+    """The number with the name, and the fields from the state on; empty if it is gone."""
+    name, _, rest = (read(f"/proc/{of}/stat") or "").rpartition(") ")
+    return name, rest
+
+
 def _states(pid: int) -> Iterator[str]:
     """Without the thread that answers us: that one may ask for the interpreter 200 times a second."""
     for thread in threads(pid):
-        name, _, rest = (read(f"/proc/{pid}/task/{thread}/stat") or "").rpartition(") ")
+        name, rest = _stat(f"{pid}/task/{thread}")
         if rest and not name.endswith(f"({THREAD_NAME}"):
             yield rest[:1]
 

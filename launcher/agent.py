@@ -128,6 +128,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             runtime=self._runtime,
             on_exit=happenings.exited,
             on_message=happenings.said,
+            on_ending=happenings.ending,
             name=spec.role,
             entrypoint=spec.entrypoint,
             args=args,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from unicron_elastic.health.files import in_gib, read
 from unicron_elastic.health.nvml_state import MemoryHolder
+from unicron_elastic.launcher.activity import state
 from unicron_elastic.launcher.loop import Loop
 
 __all__ = ["FREE_TIMEOUT_S", "Leftover", "MemoryWait", "describe", "leftovers"]
@@ -124,4 +125,4 @@ def _has_ended(pid: int) -> bool:
         return True
     except (PermissionError, OverflowError):
         return False
-    return (read(f"/proc/{pid}/stat") or "").rpartition(") ")[2][:1] in ("Z", "X")
+    return state(pid) in ("Z", "X")

@@ -15,7 +15,7 @@ from unicron_elastic.launcher import failures
 from unicron_elastic.launcher.processes import Exit
 from unicron_elastic.launcher.whereabouts import parse_arrivals, parse_limits
 from unicron_elastic.launcher.workers import WorkerProcess
-from unicron_elastic.recovery.events import Event, FirstStepDone, WorkerExited, WorkerRaised
+from unicron_elastic.recovery.events import Event, FirstStepDone, WorkerEnding, WorkerExited, WorkerRaised
 from unicron_elastic.worker.channel import Message
 
 __all__ = ["Happenings"]
@@ -60,6 +60,10 @@ class Happenings:
             why_killed=self._why_killed(ended.exit_code, ended.at),
         )
         self._post(event)
+
+    def ending(self, worker: WorkerProcess) -> None:
+        """A worker ends by itself; its exit code is to come."""
+        self._post(WorkerEnding(at=time.monotonic(), local_rank=worker.local_rank, generation=self._generation))
 
     def said(self, worker: WorkerProcess, message: Message) -> None:
         """A worker said something; what is not ours is ignored, for the script may write to our socket."""

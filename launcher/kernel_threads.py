@@ -12,7 +12,7 @@ import platform
 from collections import Counter
 
 from unicron_elastic.health.files import read
-from unicron_elastic.launcher.activity import threads
+from unicron_elastic.launcher.activity import state, threads
 
 __all__ = ["is_in_io", "kernel_lines", "summary_lines"]
 
@@ -47,12 +47,11 @@ def summary_lines(pid: int) -> list[str]:
     """How many threads are in which state, and where in the kernel they wait."""
     seen: Counter[tuple[str, str]] = Counter()
     for thread in threads(pid):
-        state = _state(pid, thread)
-        if state:
-            seen[state, _wchan(pid, thread)] += 1
+        if letter := state(pid, thread):
+            seen[letter, _wchan(pid, thread)] += 1
     return [
-        f"{count} thread{'' if count == 1 else 's'} in state {state}{f', waiting in {where}' if where else ''}"
-        for (state, where), count in sorted(seen.items())
+        f"{count} thread{'' if count == 1 else 's'} in state {letter}{f', waiting in {where}' if where else ''}"
+        for (letter, where), count in sorted(seen.items())
     ]
 
 
@@ -63,11 +62,11 @@ def kernel_lines(pid: int) -> list[str]:
     seen: Counter[str] = Counter()
     stuck = [str(pid)]
     for thread in sorted(threads(pid), key=int):
-        state = _state(pid, thread)
-        if not state:
+        letter = state(pid, thread)
+        if not letter:
             continue
-        seen[_thread_line(pid, thread, state)] += 1
-        if state == "D" and thread not in stuck:
+        seen[_thread_line(pid, thread, letter)] += 1
+        if letter == "D" and thread not in stuck:
             stuck.append(thread)
     lines = [line if count == 1 else f"{line} ({count} threads)" for line, count in seen.items()]
     left_out = len(lines) - LINES_MAX
@@ -77,14 +76,14 @@ def kernel_lines(pid: int) -> list[str]:
 
 def is_in_io(pid: int) -> bool:
     """Whether some thread is in a sleep that no signal ends: it cannot be held, and who tried would wait with it."""
-    return any(_state(pid, thread) == "D" for thread in threads(pid))
+    return any(state(pid, thread) == "D" for thread in threads(pid))
 
 
-def _thread_line(pid: int, thread: str, state: str) -> str:
+def _thread_line(pid: int, thread: str, letter: str) -> str:
     name = (read(f"/proc/{pid}/task/{thread}/comm") or "").strip() or "?"
     where = _wchan(pid, thread)
     call = _call(pid, read(f"/proc/{pid}/task/{thread}/syscall") or "")
-    parts = [f"state {state}", f"waiting in {where}" if where else "", f"system call {call}" if call else ""]
+    parts = [f"state {letter}", f"waiting in {where}" if where else "", f"system call {call}" if call else ""]
     return f"thread {name}: {', '.join(part for part in parts if part)}"
 
 
@@ -109,10 +108,6 @@ def _stack_line(pid: int, thread: str) -> list[str]:
     if not frames:
         return []
     return [f"thread {thread} in the kernel, latest first: {', '.join(frames[:_FRAMES_MAX])}"]
-
-
-def _state(pid: int, thread: str) -> str:
-    return (read(f"/proc/{pid}/task/{thread}/stat") or "").rpartition(") ")[2][:1]
 
 
 def _wchan(pid: int, thread: str) -> str:

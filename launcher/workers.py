@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -20,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.api import _terminate_process_han
 from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
 
 from unicron_elastic.detection.arrivals import Arrivals
+from unicron_elastic.launcher.activity import is_ending
 from unicron_elastic.launcher.processes import Exit
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.streams import open_streams
@@ -30,6 +32,8 @@ from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
 from unicron_elastic.worker.pulse import PulsePage, PulseReading, page_name
 
 __all__ = ["WorkerProcess", "WorkersContext"]
+
+UNREAD_MAX = 1000  # messages; a socket holds some hundred, and who writes on and on must not keep us
 
 
 class WorkerProcess:
@@ -83,6 +87,14 @@ class WorkerProcess:
             with contextlib.suppress(ChannelClosed, OSError):
                 self.control.send({"stopping": why_free})
 
+    def has_hung_up(self) -> bool:
+        """Whether it has closed its end of the channel, although what it said before may be unread."""
+        if self.control is None:
+            return False
+        waiting = select.poll()
+        waiting.register(self.control.fileno(), 0)
+        return any(events & select.POLLHUP for _, events in waiting.poll(0))
+
     def ask_whereabouts(self) -> None:
         """Asks how far it has come in its collectives, unless it still owes an answer."""
         if self.control is None or self.whereabouts.asked_at is not None:
@@ -124,12 +136,14 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         runtime: Runtime,
         on_exit: Callable[[WorkerProcess, Exit], None],
         on_message: Callable[[WorkerProcess, Message], None],
+        on_ending: Callable[[WorkerProcess], None],
         **arguments: Any,
     ) -> None:
         super().__init__(**arguments)
         self._runtime = runtime
         self._on_worker_exit = on_exit
         self._on_message = on_message
+        self._on_ending = on_ending
         self._early_exits: dict[int, Exit] = {}
         self._is_released = False
         runtime.on_exit = self._exited
@@ -280,9 +294,15 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
 
     def _drain_control(self, worker: WorkerProcess) -> None:
         """Reads what the worker said before it ended, so that its exception is known before its exit."""
-        while worker.control is not None:
-            if not self._read_control(worker):
+        for _ in range(UNREAD_MAX):
+            if worker.control is None or not self._read_control(worker):
                 return
+
+    def _tell_who_ends(self, but: WorkerProcess) -> None:
+        """Before an exception is told: it may be about another worker, whose exit is not known yet."""
+        for worker in self.workers.values():
+            if worker is not but and worker.returncode is None and (worker.has_hung_up() or is_ending(worker.pid)):
+                self._on_ending(worker)
 
     def _read_control(self, worker: WorkerProcess) -> bool:
         """Reads one message; false when there is none."""
@@ -297,8 +317,12 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             self._runtime.loop.forget(worker.control)
             worker.control.close()
             worker.control = None
+            if worker.returncode is None:
+                self._on_ending(worker)  # an interpreter that shuts down closes it, and so does the kernel
             return False
         for fd in fds:
             os.close(fd)
+        if "exception" in message:
+            self._tell_who_ends(but=worker)
         self._on_message(worker, message)
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -78,6 +79,9 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
     """A test is over."""
     outcome, seconds, reason = _worst[nodeid]
     note(test=nodeid, at=nodeid.partition("::")[0], outcome=outcome, seconds=round(seconds, 2), reason=reason)
+    # Some tests leave an agent in a cycle of mocks and tracebacks, and in it a store with threads. Where the next test
+    # forks, collecting that in the child would end the child.
+    gc.collect()
 
 
 def pytest_sessionfinish(exitstatus: int) -> None:

@@ -59,6 +59,29 @@ def test_killed_ddp_worker_costs_one_restart_and_one_incident(launcher: Any) -> 
     assert incident["total_ms"] == pytest.approx(sum(incident["phases_ms"].values()))
 
 
+LEAVES = """
+import os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+tensor = torch.ones(1000)
+for step in range(50):
+    dist.all_reduce(tensor)
+    if step == 20 and os.environ["RANK"] == "1":
+        {leave}
+"""
+
+
+@pytest.mark.parametrize("leave", ["os._exit(7)", "sys.exit(7)"])
+def test_who_left_is_blamed_although_the_other_complains_first(launcher: Any, leave: str) -> None:
+    # The kernel closes the sockets of a process before it tells of its end, and the interpreter does so earlier still.
+    launcher.script("leaves.py", LEAVES.format(leave=leave))
+    ledger = launcher.folder / "incidents.jsonl"
+    run = launcher.run("--nproc-per-node=2", "--unicron-ledger", str(ledger), "leaves.py")
+    assert run.process.returncode == 1
+    incident = last_incidents(ledger)[1]
+    assert (incident["rank"], incident["exit_code"], incident["status"]) == (1, 7, "exited abnormally")
+
+
 @pytest.mark.parametrize(
     ("body", "reported"),
     [

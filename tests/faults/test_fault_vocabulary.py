@@ -16,7 +16,7 @@ PAPER_TABLE_1 = {
     Severity.SEV2: {"exited abnormally", "illegal memory access", "CUDA error", "task hang", "other software error"},
     Severity.SEV3: {"collective time-out", "link flapping", "connection refused or reset", "other network error"},
 }
-OURS = {"out of GPU memory", "out of host memory", "killed by signal", "stopped by request"}
+OURS = {"out of GPU memory", "out of host memory", "storage error", "killed by signal", "stopped by request"}
 
 
 @pytest.mark.parametrize("severity", Severity)

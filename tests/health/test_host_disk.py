@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from health_lab import Findings, only
 
-from unicron_elastic.faults.vocabulary import Severity
+from unicron_elastic.faults.vocabulary import Severity, Status
 from unicron_elastic.health import disk
 from unicron_elastic.health.disk import DiskProbe
-from unicron_elastic.health.finding import STORAGE, Level, Notes
+from unicron_elastic.health.finding import Level, Notes
 
 
 class FakeStatvfs:
@@ -69,7 +69,7 @@ def test_a_small_file_system_may_have_less_room(tmp_path: Path, state: FakeStatv
     state.free(1 << 28)
     found = only(probe.check(2.0))
     assert found.reason == f"Only 0.2 GiB of 10.0 GiB are free in {tmp_path}."
-    assert (found.subject, found.status, found.severity) == (str(tmp_path), STORAGE, Severity.SEV2)
+    assert (found.subject, found.status, found.severity) == (str(tmp_path), Status.STORAGE_ERROR, Severity.SEV2)
 
 
 def test_few_files_left(tmp_path: Path, state: FakeStatvfs) -> None:
@@ -103,7 +103,7 @@ def test_a_refused_write_is_told_until_one_succeeds(
         assert probe.check(59.0) == []  # no write is due
         for at in (60.0, 65.0):
             found = only(probe.check(at))
-            assert (found.level, found.status) == (Level.CRITICAL, STORAGE)
+            assert (found.level, found.status) == (Level.CRITICAL, Status.STORAGE_ERROR)
             assert words in found.reason
     assert probe.check(70.0) == []
     assert list(tmp_path.iterdir()) == []

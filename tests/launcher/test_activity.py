@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from unicron_elastic.launcher import activity as module
-from unicron_elastic.launcher.activity import Activity, activity, cpu_time_s, threads
+from unicron_elastic.launcher.activity import Activity, activity, cpu_time_s, is_ending, threads
 
 DEADLINE_S = 30.0
 SLEEP = "import time; print(flush=True); time.sleep(600)"
@@ -70,6 +70,16 @@ def test_who_computes_is_runnable(start: Start) -> None:
 
 def test_any_thread_counts(start: Start) -> None:
     assert until(start(SPIN_IN_A_THREAD + SLEEP).pid, lambda doing: doing.runnable).runnable
+
+
+def test_who_has_exited_and_was_not_collected_is_ending(start: Start) -> None:
+    process = start(SLEEP)
+    assert not is_ending(process.pid)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert is_ending(process.pid)
+    process.wait()
+    assert not is_ending(process.pid)  # gone
 
 
 def test_the_thread_that_answers_us_does_not(start: Start) -> None:

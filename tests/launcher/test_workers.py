@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 30.0
 WAIT = "import time; time.sleep(600)"
+# Its interpreter shuts down and does not come to an end.
+LINGER = """
+import signal, sys
+class Lingers:
+    def __del__(self, pause=signal.pause):
+        pause()
+sys.it = Lingers()
+raise SystemExit(7)
+"""
 # Leaves a process behind that is nobody's child and in a session of its own, and says its pid.
 LEAVE_A_DAEMON = """
 import time
@@ -52,6 +61,7 @@ class Node:
         self.command = (sys.executable, "-u", str(script))  # the same for all, as the warm process wants it
         self.contexts: list[WorkersContext] = []
         self.heard: list[tuple[int, str, Any]] = []  # (local rank, what, more)
+        self.ending: list[int] = []  # local ranks
 
     def workers(self, *codes: str, entrypoint: str = sys.executable, redirects: Std = Std.ALL) -> WorkersContext:
         """A generation, not yet started, of one worker for each piece of Python."""
@@ -61,6 +71,7 @@ class Node:
             runtime=self.runtime,
             on_exit=self._exited,
             on_message=self._said,
+            on_ending=self._ending,
             name="trainer",
             entrypoint=entrypoint,
             args=args,
@@ -77,6 +88,9 @@ class Node:
 
     def _exited(self, worker: WorkerProcess, ended: Exit) -> None:
         self.heard.append((worker.local_rank, "exit", ended.exit_code))
+
+    def _ending(self, worker: WorkerProcess) -> None:
+        self.ending.append(worker.local_rank)
 
     def _said(self, worker: WorkerProcess, message: Message) -> None:
         what = next(name for name in ("hello", "exception", "first_step", "other") if name in message)
@@ -176,6 +190,16 @@ def test_an_exception_is_heard_before_the_exit_that_it_causes(node: Node) -> Non
     assert node.said_by(1) == ["hello", "exit"]
     told = next(message for local, what, message in node.heard if (local, what) == (0, "exception"))
     assert (told["type"], told["message"]) == ("ValueError", "bad input")
+
+
+def test_who_is_ending_is_told_before_the_exception_of_another(node: Node) -> None:
+    # As after a rank that left: its peer complains while the kernel, or the interpreter, is not done with it.
+    context = node.start(LINGER, "import time; time.sleep(0.5); raise ValueError('a peer is gone')")
+    node.wait(lambda: "exception" in node.said_by(1))
+    assert node.ending == [0]
+    assert 0 not in node.exits()
+    context.kill([0])
+    node.wait_for_exits(2)
 
 
 def test_what_was_said_is_heard_first_even_if_the_agent_was_away(node: Node, lab: Lab) -> None:

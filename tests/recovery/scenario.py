@@ -18,6 +18,7 @@ from unicron_elastic.recovery.events import (
     PeerFailed,
     StartedWorker,
     TimePassed,
+    WorkerEnding,
     WorkerExited,
     WorkerRaised,
     WorkersGoOn,
@@ -71,6 +72,9 @@ class Job:
         return self.feed(
             WorkersStarted(at=self._at(at), restarts_used=restarts_used, workers=workers, why_stay=why_stay)
         )
+
+    def ending(self, local_rank: int, *, at: float | None = None, generation: int | None = None) -> list[Command]:
+        return self.feed(WorkerEnding(at=self._at(at), local_rank=local_rank, generation=generation))
 
     def exited(
         self,

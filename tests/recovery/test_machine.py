@@ -7,6 +7,7 @@ import signal
 import pytest
 from scenario import GLOO_CLOSED, KILLED, TERMINATED, Job, none, only
 
+from unicron_elastic.faults import Status
 from unicron_elastic.recovery.commands import (
     FailJob,
     FinishJob,
@@ -82,7 +83,7 @@ def test_who_raised_and_hangs_in_its_teardown_is_stopped_then_killed() -> None:
     assert job.feed(TimePassed(at=14.9)) == []
     stop = only(job.feed(TimePassed(at=15.0)), StopWorkers)
     assert stop.local_ranks == (0,)
-    assert stop.reason == "An exception was raised 5 s ago. SIGTERM to worker 0 in teardown."
+    assert stop.reason == "The 5 s for an end of its own are over. SIGTERM to worker 0 in teardown."
     assert job.feed(TimePassed(at=15.1)) == []  # once
     assert only(job.feed(TimePassed(at=40.0)), KillWorkers).local_ranks == (0,)
     commands = job.exited(0, KILLED, at=40.1)
@@ -260,6 +261,34 @@ def test_a_kill_that_became_known_after_sigterm_is_a_fault() -> None:
     incident = only(commands, RecordIncident).incident
     assert (incident.rank, incident.exit_code) == (5, KILLED)
     assert "rank 5 failed first" in only(commands, StartWorkers).reason
+
+
+def test_an_exit_that_had_begun_before_sigterm_is_a_fault() -> None:
+    job = Job()
+    job.start()
+    job.ending(1)
+    # It is left to end by itself, as the one that raised is, so that its exit code is its own.
+    assert only(job.raised(0, GLOO_CLOSED, kind="RuntimeError"), StopWorkers).local_ranks == ()
+    assert only(job.exited(1, 7), StopWorkers).local_ranks == (0,)
+    incident = only(job.exited(0, TERMINATED), RecordIncident).incident
+    assert (incident.rank, incident.exit_code, incident.status) == (5, 7, Status.EXITED_ABNORMALLY)
+
+
+def test_who_is_ending_but_does_not_end_is_stopped_then_killed() -> None:
+    job = Job()
+    job.start()
+    job.ending(1)
+    assert only(job.exited(0, KILLED), StopWorkers).local_ranks == ()
+    assert only(job.time(job.now + 5.0), StopWorkers).local_ranks == (1,)
+    assert only(job.time(job.now + 30.0), KillWorkers).local_ranks == (1,)
+
+
+def test_who_only_closed_its_channel_is_told_to_stop() -> None:
+    job = Job()
+    job.start()
+    job.ending(1, at=job.now)
+    job.now += job.state.policy.teardown_timeout_s + 1.0
+    assert only(job.exited(0, KILLED), StopWorkers).local_ranks == (1,)
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL])

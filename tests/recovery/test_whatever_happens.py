@@ -29,6 +29,7 @@ AGO = st.sampled_from([None, None, 0, 1, 2])  # generations; None: the event doe
 HAPPENINGS = st.one_of(
     st.tuples(st.just("exited"), LOCAL, st.sampled_from(CODES), st.sampled_from([None, 0, 5, 60]), AGO),
     st.tuples(st.just("raised"), LOCAL, st.sampled_from(["bad", GLOO_CLOSED]), st.integers(0, 2)),
+    st.tuples(st.just("ending"), LOCAL, AGO),
     st.tuples(st.just("stepped"), LOCAL, AGO),
     st.tuples(st.just("peer"), AGO),
     st.tuples(st.just("membership"), AGO),
@@ -79,6 +80,8 @@ class Watched(Job):
             case ("raised", local, message, ago):
                 pid = self.pid(local, self.state.generation - ago)
                 self.raised(local, message, kind="RuntimeError", pid=pid, said_at=self.now - 0.2)
+            case ("ending", local, ago):
+                self.ending(local, generation=self._ago(ago))
             case ("stepped", local, ago):
                 self.stepped(local, generation=self._ago(ago))
             case ("peer", ago):

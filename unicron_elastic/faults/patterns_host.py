@@ -1,4 +1,4 @@
-"""What the host, Python and PyTorch's data loader write: memory, stops by request, plain sockets.
+"""What the host, Python and PyTorch write: memory, files, stops by request, plain sockets.
 
 Python's own connection errors are causes, not consequences: torch's transports are C++ and never raise them, so they
 come from the user's code (a dataset server, a tracker), which says nothing about another rank.
@@ -30,6 +30,12 @@ HOST_ROWS: tuple[Row, ...] = (
     row("Linux kernel log, Slurm, Kubernetes", r"\boom-kill\b|\bOOMKilled\b", Status.OUT_OF_HOST_MEMORY),
     row("strerror 12", r"\[Errno 12\]|Cannot allocate memory", Status.OUT_OF_HOST_MEMORY),
     row("Python, NumPy", r"", Status.OUT_OF_HOST_MEMORY, type_name=r"_?(?:Array)?MemoryError"),
+    # Tensors for other processes lie in /dev/shm, which is memory.
+    row("torch MapAllocator", r"unable to write to file </torch_[^\n]{1,80}No space left", Status.OUT_OF_HOST_MEMORY),
+    row("strerror 28, 122, 30, 5, 116", r"\[Errno (?:28|122|30|5|116)\]", Status.STORAGE_ERROR),
+    row("strerror 28", r"No space left on device", Status.STORAGE_ERROR),
+    row("torch.save", r"inline_container\.cc:\d+\] [. ]{0,4}unexpected pos \d+ vs \d+", Status.STORAGE_ERROR),
+    row("torch.save", r"PytorchStreamWriter failed writing", Status.STORAGE_ERROR),
     # A stop that somebody asked for; during an incident that somebody is the launcher, because another rank failed.
     row("torch elastic", r"", Status.STOPPED_BY_REQUEST, type_name="SignalException", is_consequence=True),
     row("Python", r"", Status.STOPPED_BY_REQUEST, type_name="KeyboardInterrupt", is_consequence=True),

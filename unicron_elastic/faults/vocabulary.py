@@ -57,6 +57,7 @@ class Status(str, Enum):
     # Ours: frequent ends whose cure differs from "restart and hope", so people want to see them named.
     OUT_OF_GPU_MEMORY = "out of GPU memory"
     OUT_OF_HOST_MEMORY = "out of host memory"
+    STORAGE_ERROR = "storage error"
     KILLED_BY_SIGNAL = "killed by signal"
     STOPPED_BY_REQUEST = "stopped by request"
 
@@ -85,6 +86,7 @@ SEVERITY_OF: Mapping[Status, Severity] = MappingProxyType(
         Status.GPU_DRIVER_ERROR: Severity.SEV1,
         Status.OUT_OF_GPU_MEMORY: Severity.SEV2,
         Status.OUT_OF_HOST_MEMORY: Severity.SEV2,
+        Status.STORAGE_ERROR: Severity.SEV2,
         Status.KILLED_BY_SIGNAL: Severity.SEV2,
         Status.STOPPED_BY_REQUEST: Severity.SEV2,
     }

@@ -9,8 +9,9 @@ import errno
 import os
 import tempfile
 
+from unicron_elastic.faults.vocabulary import Status
 from unicron_elastic.health.files import in_gib
-from unicron_elastic.health.finding import STORAGE, Finding, Level, Notes, finding
+from unicron_elastic.health.finding import Finding, Level, Notes, finding
 
 __all__ = ["DiskProbe"]
 
@@ -111,10 +112,10 @@ class DiskProbe:
 
     def _critical(self, words: str, now: float) -> Finding:
         folder = self._folder
-        return finding("disk.write", Level.CRITICAL, STORAGE, folder, f"{folder} {words}.", at=now)
+        return finding("disk.write", Level.CRITICAL, Status.STORAGE_ERROR, folder, f"{folder} {words}.", at=now)
 
     def _warning(self, probe: str, reason: str, now: float) -> Finding:
-        return finding(probe, Level.WARN, STORAGE, self._folder, reason, at=now)
+        return finding(probe, Level.WARN, Status.STORAGE_ERROR, self._folder, reason, at=now)
 
 
 def _statvfs(folder: str) -> os.statvfs_result:

@@ -17,7 +17,6 @@ __all__ = [
     "CLOCK_JUMPED",
     "GPU_DEGRADED",
     "LINK_DOWN",
-    "STORAGE",
     "Check",
     "Finding",
     "Level",
@@ -29,7 +28,6 @@ __all__ = [
 # Conditions for which the vocabulary of faults has no word: each takes the nearest one, here and nowhere else.
 GPU_DEGRADED = Status.GPU_DRIVER_ERROR
 LINK_DOWN = Status.OTHER_NETWORK_ERROR
-STORAGE = Status.OTHER_SOFTWARE_ERROR
 CLOCK_JUMPED = Status.OTHER_SOFTWARE_ERROR
 CHECK_FAILED = Status.OTHER_SOFTWARE_ERROR
 

@@ -16,7 +16,7 @@ from unicron_elastic.faults.vocabulary import Status
 from unicron_elastic.health.clock import ClockProbe
 from unicron_elastic.health.command import CommandProbe
 from unicron_elastic.health.disk import DiskProbe
-from unicron_elastic.health.finding import STORAGE, Check, Finding, Level, Notes, OnFinding, finding
+from unicron_elastic.health.finding import Check, Finding, Level, Notes, OnFinding, finding
 from unicron_elastic.health.infiniband import PortProbe
 from unicron_elastic.health.lane import Lane
 from unicron_elastic.health.ledger import Ledger
@@ -62,7 +62,7 @@ class _Slow:
     subject: str = ""
     limit_s: float = 0.0
     level: Level = Level.WARN
-    status: Status = STORAGE
+    status: Status = Status.STORAGE_ERROR
 
 
 class NodeHealth:
@@ -164,7 +164,7 @@ class NodeHealth:
     def _watch_folder(self, folder: str) -> _Slow:
         probe = DiskProbe(folder, notes=self._notes)
         lane = self._lane("folder", self._intervals.folder_s, {probe.folder: probe.check})
-        return _Slow(lane, "disk.hang", probe.folder, _FOLDER_HANGS_S, Level.CRITICAL, STORAGE)
+        return _Slow(lane, "disk.hang", probe.folder, _FOLDER_HANGS_S, Level.CRITICAL, Status.STORAGE_ERROR)
 
     def _run_command(self, command: CommandProbe) -> _Slow:
         return _Slow(self._lane("command", self._intervals.command_s, {command.name: command.check}))

@@ -21,6 +21,7 @@ __all__ = [
     "PeerFailed",
     "StartedWorker",
     "TimePassed",
+    "WorkerEnding",
     "WorkerExited",
     "WorkerRaised",
     "WorkersGoOn",
@@ -57,6 +58,15 @@ class WorkerRaised:
 
     at: float
     failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnding:
+    """A worker ends by itself: its interpreter shuts down, or the kernel is about to. Its exit code is to come."""
+
+    at: float
+    local_rank: int
+    generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +168,7 @@ class TimePassed:
 Event: TypeAlias = (
     WorkersStarted
     | WorkerRaised
+    | WorkerEnding
     | WorkerExited
     | WorkersHung
     | WorkersGoOn

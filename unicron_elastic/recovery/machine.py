@@ -37,6 +37,7 @@ from unicron_elastic.recovery.events import (
     NodeUnhealthy,
     PeerFailed,
     TimePassed,
+    WorkerEnding,
     WorkerExited,
     WorkerRaised,
     WorkersGoOn,
@@ -55,7 +56,7 @@ from unicron_elastic.recovery.hangs import (
 )
 from unicron_elastic.recovery.ladder import climb
 from unicron_elastic.recovery.node import explained, leave_answered, left, may_leave, node_unhealthy, weigh
-from unicron_elastic.recovery.policy import count_repeats, judge, restarts_after_progress, why_none_left
+from unicron_elastic.recovery.policy import Policy, count_repeats, judge, restarts_after_progress, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Phase, Worker
 
@@ -69,10 +70,8 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
     match event:
         case WorkersStarted():
             return _workers_started(state, event)
-        case WorkerRaised():
-            return _worker_raised(state, event)
-        case WorkerExited():
-            return _worker_exited(state, event)
+        case WorkerRaised() | WorkerEnding() | WorkerExited():
+            return _about_worker(state, event)
         case FirstStepDone():
             return _first_step_done(state, event)
         case WorkersHung():
@@ -128,6 +127,14 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
     return state, [*commands, *more]
 
 
+def _about_worker(state: JobState, event: WorkerRaised | WorkerEnding | WorkerExited) -> tuple[JobState, list[Command]]:
+    if isinstance(event, WorkerRaised):
+        return _worker_raised(state, event)
+    if isinstance(event, WorkerExited):
+        return _worker_exited(state, event)
+    return _worker_ending(state, event), []
+
+
 def _worker_raised(state: JobState, event: WorkerRaised) -> tuple[JobState, list[Command]]:
     worker = state.find(event.failure.local_rank, event.failure.pid)
     if worker is None or worker.exit_code is not None or worker.raised is not None:
@@ -136,6 +143,13 @@ def _worker_raised(state: JobState, event: WorkerRaised) -> tuple[JobState, list
     if not _came_before_stop(worker, event.failure.at):
         return state, []  # an exception on SIGTERM is how many scripts stop
     return _fault_noticed(state, classify(event.failure), event.at, "exception propagation")
+
+
+def _worker_ending(state: JobState, event: WorkerEnding) -> JobState:
+    worker = state.find(event.local_rank)
+    if worker is None or worker.exit_code is not None or worker.told_to_stop_at is not None:
+        return state
+    return state.with_worker(replace(worker, ending_at=event.at))
 
 
 def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list[Command]]:
@@ -163,7 +177,7 @@ def _ended_badly(state: JobState, worker: Worker, event: WorkerExited) -> tuple[
         return state, commands
     # Who raised before has told of a peer's end, not of its own: there is nothing left for it to tell, and it may
     # take long to tear down.
-    state, more = _stop_raised(state, event.at, fault.reason)
+    state, more = _stop_ending(state, event.at, fault.reason)
     return state, commands + more
 
 
@@ -257,9 +271,9 @@ def _node_unhealthy(state: JobState, event: NodeUnhealthy) -> tuple[JobState, li
 
 def _stop(state: JobState, at: float, reason: str, *, is_anyone_gone: bool = True) -> tuple[JobState, list[Command]]:
     policy = state.policy
-    to_stop = tuple(w.local_rank for w in state.running if w.raised is None)
+    to_stop = tuple(w.local_rank for w in state.running if not _is_ending(w, at, policy))
     kill_at = at + policy.stop_timeout_s
-    is_any_ending = any(w.raised is not None for w in state.running)
+    is_any_ending = len(to_stop) < len(state.running)
     teardown_at = at + min(policy.teardown_timeout_s, policy.stop_timeout_s) if is_any_ending else None
     state = replace(state.told_to_stop(to_stop, at), phase=Phase.STOPPING, kill_at=kill_at, teardown_at=teardown_at)
     stop = StopWorkers(local_ranks=to_stop, reason=reason, is_anyone_gone=is_anyone_gone)
@@ -268,6 +282,13 @@ def _stop(state: JobState, at: float, reason: str, *, is_anyone_gone: bool = Tru
         commands.append(WakeAt(at=teardown_at))
     state, kills = kill_hung(state)
     return state, [*commands, *kills]
+
+
+def _is_ending(worker: Worker, at: float, policy: Policy) -> bool:
+    """Whether it ends by itself. Who was seen to long ago has only closed what we hear it by."""
+    if worker.raised is not None:
+        return True
+    return worker.ending_at is not None and at - worker.ending_at <= policy.teardown_timeout_s
 
 
 def _evidence_gathered(state: JobState, event: EvidenceGathered) -> tuple[JobState, list[Command]]:
@@ -312,18 +333,18 @@ def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Com
         state = replace(state, workers=workers).told_to_stop(_not_told(state), event.at)
         return replace(state, teardown_at=None), [KillWorkers(local_ranks=left, reason=reason)]
     if state.teardown_at is not None and event.at >= state.teardown_at:
-        return _stop_raised(state, event.at, f"An exception was raised {policy.teardown_timeout_s:g} s ago.")
+        return _stop_ending(state, event.at, f"The {policy.teardown_timeout_s:g} s for an end of its own are over.")
     return state, []
 
 
-def _stop_raised(state: JobState, at: float, why: str) -> tuple[JobState, list[Command]]:
-    """Ends workers that raised an exception and were left to tear down by themselves."""
-    raised = _not_told(state)
-    state = replace(state.told_to_stop(raised, at), teardown_at=None)
-    if not raised:
+def _stop_ending(state: JobState, at: float, why: str) -> tuple[JobState, list[Command]]:
+    """Ends workers that were ending when all others were told to stop, and were left to do so by themselves."""
+    ending = _not_told(state)
+    state = replace(state.told_to_stop(ending, at), teardown_at=None)
+    if not ending:
         return state, []
-    reason = f"{why} SIGTERM to {_workers(raised).lower()} in teardown."
-    return state, [StopWorkers(local_ranks=raised, reason=reason)]
+    reason = f"{why} SIGTERM to {_workers(ending).lower()} in teardown."
+    return state, [StopWorkers(local_ranks=ending, reason=reason)]
 
 
 def _not_told(state: JobState) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ class Worker:
     pid: int
     exit_code: int | None = None  # None: running
     raised: Failure | None = None  # the exception it said it is ending with
+    ending_at: float | None = None  # when it was seen to end by itself
     told_to_stop_at: float | None = None  # when SIGTERM was decided; what it does after that is no fault
     was_killed: bool = False  # we sent SIGKILL
     has_stepped: bool = False
@@ -144,8 +145,8 @@ class JobState:
     def _validate_stop(self) -> None:
         assert self.faults or self.summons, self
         for worker in self.running:
-            if worker.told_to_stop_at is None:  # only who raised may end by itself, and not for ever
-                assert worker.raised is not None, self
+            if worker.told_to_stop_at is None:  # only who was ending may do so by itself, and not for ever
+                assert worker.raised is not None or worker.ending_at is not None, self
                 assert self.teardown_at is not None, self
         if self.faults or self.leaving is not None:
             assert self.incident is not None, self

@@ -45,6 +45,11 @@ class Control:
         if self._is_ours():
             self._channel.close()
 
+    def hang_up(self) -> None:
+        """The same for good, so that the agent hears at once that this process ends: a thread may wait in it."""
+        if self._is_ours():
+            self._channel.hang_up()
+
     def _is_ours(self) -> bool:
         """Looked up before each use: one ``fstat`` is cheap, and to write into a file of the script's is not."""
         fd = self._channel.fileno()
