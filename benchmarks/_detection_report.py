@@ -15,6 +15,7 @@ FAULTS = {
     "stop": "process stopped (SIGSTOP)",
     "sleep": "asleep for ever",
     "gil": "hangs with Python's lock held",
+    "skip": "a reduction of gradients left out",
     "xid": "XID 79 from a GPU (a library with NVML's ABI)",
     "slow1.3": "steps 1.3x as long",
     "slow1.5": "steps 1.5x as long",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from unicron_elastic.detection.verdicts import Degraded, Hung, Recovered, Verdict, Waiting
+from unicron_elastic.detection.verdicts import Degraded, Hung, OutOfStep, Recovered, Verdict, Waiting
 from unicron_elastic.faults import HangKind
 from unicron_elastic.launcher.elsewhere import Elsewhere
 from unicron_elastic.launcher.evidence import Evidence, Subject, gather
@@ -14,7 +14,7 @@ from unicron_elastic.launcher.progress import ProgressWatch, is_silent
 from unicron_elastic.launcher.slowness import Slowness
 from unicron_elastic.launcher.workers import WorkerProcess
 from unicron_elastic.recovery.commands import GatherEvidence
-from unicron_elastic.recovery.events import Event, EvidenceGathered, WorkersGoOn, WorkersHung
+from unicron_elastic.recovery.events import Event, EvidenceGathered, WorkerOutOfStep, WorkersGoOn, WorkersHung
 from unicron_elastic.worker.pulse import TRAIN
 
 __all__ = ["HangWatch"]
@@ -103,7 +103,7 @@ class HangWatch:
     def _judged(self, verdict: Verdict) -> None:
         now = time.monotonic()
         was_untold = self._waiting is not None
-        if not (isinstance(verdict, Degraded) or (isinstance(verdict, Recovered) and verdict.is_of_pace)):
+        if not (isinstance(verdict, Degraded | OutOfStep) or (isinstance(verdict, Recovered) and verdict.is_of_pace)):
             self._waiting = None  # this is about the same standstill
         match verdict:
             case Hung():
@@ -118,6 +118,12 @@ class HangWatch:
                     generation=self._generation,
                 )
                 self._post(event)
+            case OutOfStep():
+                local_rank, generation = self._workers[verdict.rank].local_rank, self._generation
+                since, reason = verdict.since, verdict.reason
+                self._post(
+                    WorkerOutOfStep(at=now, since=since, local_rank=local_rank, reason=reason, generation=generation)
+                )
             case Degraded():
                 self._slowness.begins(verdict)
             case Recovered(was_hung=True):

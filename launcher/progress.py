@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from unicron_elastic.detection.arrivals import Beats
 from unicron_elastic.detection.sample import RankSample, RemoteRank, Sample
 from unicron_elastic.detection.state import PaceState
 from unicron_elastic.detection.verdicts import Verdict
 from unicron_elastic.detection.watch import (
+    arrivals_since,
     forget,
     needs_arrivals,
     needs_elsewhere,
@@ -48,6 +50,7 @@ class ProgressWatch:
         self._round = 0  # timers of earlier generations are not for this one...
         self._starts = 0  # ... nor are questions
         self._may_ask_arrivals_at = 0.0
+        self._arrivals_since: float | None = None  # of the latest question
 
     def start(
         self, workers: Mapping[int, WorkerProcess], *, whole_job: bool, elsewhere: Elsewhere | None = None
@@ -109,7 +112,7 @@ class ProgressWatch:
         living = {rank: worker for rank, worker in self._workers.items() if worker.returncode is None}
         ranks = [_sample(rank, worker, is_late) for rank, worker in living.items()]
         if needs_arrivals(self._state):
-            ranks = [rank and replace(rank, arrivals=living[rank.rank].arrivals) for rank in ranks]
+            ranks = [rank and _with_arrivals(rank, living[rank.rank]) for rank in ranks]
         return () if None in ranks else tuple(rank for rank in ranks if rank is not None)
 
     def _ask_workers(self, *, was_late: bool) -> None:
@@ -119,13 +122,12 @@ class ProgressWatch:
             worker.ask_whereabouts()
 
     def _ask_arrivals(self) -> None:
-        now = time.monotonic()
-        if not needs_arrivals(self._state):
-            self._may_ask_arrivals_at = now
-        elif now >= self._may_ask_arrivals_at:
+        now, since = time.monotonic(), arrivals_since(self._state)
+        if since is not None and (since != self._arrivals_since or now >= self._may_ask_arrivals_at):
             self._may_ask_arrivals_at = now + _ARRIVALS_PAUSE_S
             for worker in self._workers.values():
                 worker.ask_arrivals()
+        self._arrivals_since = since
 
     def _asked(self, starts: int, question: int) -> None:
         """Another agent, or this one, asks all where their workers are; called from another thread."""
@@ -159,6 +161,15 @@ def _is_unread(worker: WorkerProcess) -> bool:
     waiting = select.poll()
     waiting.register(worker.control.fileno(), select.POLLIN)
     return bool(waiting.poll(0))
+
+
+def _with_arrivals(rank: RankSample, worker: WorkerProcess) -> RankSample:
+    beats = None
+    if worker.page is not None and worker.arrivals is not None:
+        first, at_s = worker.page.beats()
+        ahead_s = time.time() - time.monotonic()  # of CLOCK_REALTIME, by which torch dates collectives
+        beats = Beats(first=first, at_s=tuple(at + ahead_s for at in at_s))
+    return replace(rank, arrivals=worker.arrivals, beats=beats)
 
 
 def _sample(rank: int, worker: WorkerProcess, is_late: bool) -> RankSample | None:

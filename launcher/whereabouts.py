@@ -22,6 +22,8 @@ __all__ = [
 
 LIMITS_MAX = 256
 ARRIVALS_MAX = 2000  # as many as torch records
+OPS_MAX = 100  # kinds of collectives
+OP_CHARACTERS = 40
 ANSWER_DEADLINE_S = 0.02  # an answer takes 0.1 ms and a turn on a CPU
 
 
@@ -69,8 +71,11 @@ def parse_arrivals(message: Mapping[str, Any]) -> Arrivals:
         return Arrivals(first=0, at_s=())
     try:
         first, (at_us, *offsets_us) = int(told["first"]), told["at_us"]
-        return Arrivals(first=first, at_s=tuple((at_us + each) / 1e6 for each in (0, *offsets_us[:ARRIVALS_MAX])))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        at_s = tuple((at_us + each) / 1e6 for each in (0, *offsets_us[: ARRIVALS_MAX - 1]))
+        names = [str(name)[:OP_CHARACTERS] for name in told.get("ops", ())[:OPS_MAX]]
+        which = told.get("op", [0] * len(at_s) if names else [])[: len(at_s)]
+        return Arrivals(first=first, at_s=at_s, ops=tuple(names[each] for each in which))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"not an answer about arrivals: {error!r}") from None
 
 
@@ -94,7 +99,7 @@ def parse_groups(message: Mapping[str, Any]) -> tuple[GroupPosition, ...]:
                 name=str(group["name"])[:100],
                 begun=int(group["begun"]),
                 ended=None if group["ended"] is None else int(group["ended"]),
-                op=str(group.get("op", ""))[:40],
+                op=str(group.get("op", ""))[:OP_CHARACTERS],
             )
             for group in message["groups"]
         )

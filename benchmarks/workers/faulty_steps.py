@@ -12,6 +12,7 @@ import ctypes
 import os
 import signal
 import time
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -30,6 +31,10 @@ class Fault:
         self._step = step
         self._file = os.open(folder / "fault", os.O_WRONLY | os.O_CREAT)
         self._extra_s = 0.0
+
+    def skips(self, step: int) -> bool:
+        """Whether ``step`` is to leave out its reduction of gradients."""
+        return self._kind == "skip" and step == self._step
 
     def extra_s(self, step: int, moments: list[int]) -> float:
         """Strikes if ``step`` is its step; returns by how much longer this step is to last."""
@@ -94,7 +99,8 @@ def train(log: int, args: argparse.Namespace, fault: Fault | None) -> None:
     step, last = 0, args.steps
     while step < last:
         optimizer.zero_grad()
-        loss = parallel(batch).square().mean()
+        with parallel.no_sync() if fault is not None and fault.skips(step + 1) else nullcontext():
+            loss = parallel(batch).square().mean()
         extra_s = 0.0 if fault is None else fault.extra_s(step + 1, moments)
         wait(args.step_ms / 1e3 - compute_s + extra_s, args.busy)
         loss.backward()
@@ -114,7 +120,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--busy", action="store_true", help="spend the wait of each step on a CPU")
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--fault", metavar="KIND", help="kill, exception, stop, sleep, gil, xid, or slow and a factor")
+    parser.add_argument("--fault", metavar="KIND", help="kill, exception, stop, sleep, gil, skip, xid, slow1.5")
     parser.add_argument("--fault-rank", type=int, default=0)
     parser.add_argument("--fault-step", type=int, default=100)
     parser.add_argument("--deadline", type=int, default=120, metavar="SECONDS", help="die after this long, whatever")

@@ -20,6 +20,7 @@ from unicron_elastic.recovery.events import (
     TimePassed,
     WorkerEnding,
     WorkerExited,
+    WorkerOutOfStep,
     WorkerRaised,
     WorkersGoOn,
     WorkersHung,
@@ -32,6 +33,7 @@ GLOO_CLOSED = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.
 KILLED, TERMINATED, CRASHED = -int(signal.SIGKILL), -int(signal.SIGTERM), -int(signal.SIGSEGV)
 FIRST_RANK = 4  # of this node, so that a rank is never mistaken for a local rank
 HANGS = "rank 5 hangs: no step for 100 ms, 5x the usual 20 ms; it is not at work."
+LEFT_OUT = "rank 5 left out an all_reduce of the group of all ranks in step 300."
 GO_ON = "rank 5 goes on after 2.1 s."
 FELL_OFF = "GPU 3 has fallen off the bus (XID 79)."
 PEERS_FAULT = "node n2 is gone."
@@ -151,6 +153,12 @@ class Job:
             generation=generation,
         )
         return self.feed(event)
+
+    def out_of_step(self, local_rank: int, *, generation: int | None = None) -> list[Command]:
+        at = self._at(None)
+        return self.feed(
+            WorkerOutOfStep(at=at, since=at - 0.1, local_rank=local_rank, reason=LEFT_OUT, generation=generation)
+        )
 
     def finds(
         self,

@@ -30,6 +30,7 @@ HAPPENINGS = st.one_of(
     st.tuples(st.just("exited"), LOCAL, st.sampled_from(CODES), st.sampled_from([None, 0, 5, 60]), AGO),
     st.tuples(st.just("raised"), LOCAL, st.sampled_from(["bad", GLOO_CLOSED]), st.integers(0, 2)),
     st.tuples(st.just("ending"), LOCAL, AGO),
+    st.tuples(st.just("out of step"), LOCAL, AGO),
     st.tuples(st.just("stepped"), LOCAL, AGO),
     st.tuples(st.just("peer"), AGO),
     st.tuples(st.just("membership"), AGO),
@@ -101,6 +102,8 @@ class Watched(Job):
 
     def _happen_about_hang(self, happening: tuple[Any, ...]) -> None:
         match happening:
+            case ("out of step", local, ago):
+                self.out_of_step(local, generation=self._ago(ago))
             case ("hung", local, kind, ago):
                 self.hung(local, kind=kind, generation=self._ago(ago))
             case ("goes on", ago):

@@ -42,6 +42,7 @@ def test_who_is_late_is_seen_in_the_times(tmp_path: Any) -> None:
     assert [lines[1] for lines in outputs] == ["null", "null"]
     count = len(first["at_us"])
     assert first["first"] == second["first"]
+    assert "all_reduce" in [first["ops"][each] for each in first.get("op", [0])]
     assert count == len(second["at_us"]) >= 30
     at = [[told["at_us"][0] + us for us in (0, *told["at_us"][1:])] for told in (first, second)]
     late = [theirs - ours for ours, theirs in zip(*at, strict=True)]
@@ -64,10 +65,11 @@ def test_only_the_latest_without_a_gap_are_told() -> None:
             "is_p2p": is_p2p,
             "collective_seq_id": number,
             "time_created_ns": number * 1000,
+            "profiling_name": "gloo:all_reduce",
         }
 
     entries = [entry(2, pg_id=0), entry(1), entry(3), entry(4), entry(4), entry(9, group="1"), entry(5, is_p2p=True)]
-    assert module._latest_run(module._begun(entries, "0")) == [(3, 3), (4, 4)]
-    many = module._latest_run([(number, number) for number in range(LATEST + 7)])
-    assert (len(many), many[0], many[-1]) == (LATEST, (7, 7), (LATEST + 6, LATEST + 6))
+    assert module._latest_run(module._begun(entries, "0")) == [(3, 3, "all_reduce"), (4, 4, "all_reduce")]
+    many = module._latest_run([(number, number, "") for number in range(LATEST + 7)])
+    assert (len(many), many[0], many[-1]) == (LATEST, (7, 7, ""), (LATEST + 6, LATEST + 6, ""))
     assert module._latest_run([]) == []

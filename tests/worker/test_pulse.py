@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.worker.pulse import MAGIC, PAGE_BYTES, STEP_MAX, Pulse, PulsePage
+from unicron_elastic.worker.pulse import BEATS_MAX, MAGIC, PAGE_BYTES, STEP_MAX, Pulse, PulsePage
 
 
 @pytest.fixture
@@ -43,6 +43,27 @@ def test_steps_and_their_times_arrive(page: PulsePage, monkeypatch: pytest.Monke
     assert reading.step_time_s == pytest.approx(0.05)
     assert reading.first_step_at == pytest.approx(start / 1e9 + 0.1)
     assert reading.at == pytest.approx(start / 1e9 + 0.4)
+
+
+def test_the_page_keeps_when_the_latest_steps_ended(page: PulsePage, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert page.beats() == (1, ())
+    pulse = Pulse(os.dup(page.fd))
+    for step in range(1, 1001):
+        monkeypatch.setattr(time, "monotonic_ns", lambda at=step * 1_000_000: at)
+        pulse.beat(step)
+        if step == 3:
+            assert page.beats() == (1, (0.001, 0.002, 0.003))
+    first, at_s = page.beats()
+    assert (len(at_s), first) == (BEATS_MAX - 1, 1000 - BEATS_MAX + 2)
+    assert at_s[0] == pytest.approx(first / 1000)
+    assert at_s[-1] == 1.0
+
+
+def test_steps_that_a_script_has_overwritten_are_not_told(page: PulsePage) -> None:
+    _words(page, [MAGIC, 5, *[7] * 30, 9, 5, 4, 3, 2, 1])
+    assert page.beats() == (1, ())
+    _words(page, [MAGIC, STEP_MAX + 1])
+    assert page.beats() == (0, ())
 
 
 def test_no_step_time_before_the_second_step(page: PulsePage) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["Arrivals", "later_s"]
+__all__ = ["Arrivals", "Beats", "later_s"]
 
 RECENT_STEPS = 8
 USUAL_STEPS_MIN = 4
@@ -20,15 +20,27 @@ _MARGIN = 1.5  # of the steps that are called recent: those before may be slow a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """When one rank began its latest collectives: number ``first``, and those after it, in seconds of one clock."""
+    """When one rank began its latest collectives: number ``first``, and those after it, in seconds of one clock.
+
+    ``ops`` are their operations, "all_reduce"; none if they are not known.
+    """
 
     first: int
     at_s: tuple[float, ...]
+    ops: tuple[str, ...] = ()
 
     @property
     def end(self) -> int:
         """One more than the number of the latest."""
         return self.first + len(self.at_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beats:
+    """When one rank has ended its latest steps: number ``first`` and those after it, by the clock of its arrivals."""
+
+    first: int
+    at_s: tuple[float, ...]
 
 
 def later_s(arrivals: Mapping[int, Arrivals], per_step: float, slow_steps: float) -> dict[int, float]:

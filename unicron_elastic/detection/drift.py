@@ -18,13 +18,13 @@ from unicron_elastic.detection.tempo import CAP, NOTHING, learn
 from unicron_elastic.detection.verdicts import Recovered, Verdict
 from unicron_elastic.detection.words import duration
 
-__all__ = ["drift_judged", "drifted"]
+__all__ = ["ANSWER_S", "drift_judged", "drifted"]
 
 _BUILDING_UP = 0.35  # of the alarm, which is more than one long step: from then on steps are kept apart
 _ROOM = 1.25  # of the alarm: so far the sum goes, or the way back would be as long as the degradation was
 _LOOK_MEMORY = 0.1  # weight of the newest look in the number of steps per look
 _SPREADS = 0.75  # beyond the mean, on a noisy job: half of one, and what the mean of the window may be wrong by
-_ANSWER_S = 0.5  # which takes 10 ms, and on a loaded host a turn on a CPU
+ANSWER_S = 0.5  # which takes 10 ms, and on a loaded host a turn on a CPU
 _NEAR = 0.98  # the median of few steps is not known more closely
 
 
@@ -91,7 +91,7 @@ def _has_heard(state: PaceState, at: float) -> bool:
     asked_at = state.arrivals_asked_at
     if asked_at is None:
         return False
-    return all(pace.seen.arrivals is not None for pace in state.ranks) or at - asked_at > _ANSWER_S
+    return all(pace.seen.arrivals is not None for pace in state.ranks) or at - asked_at > ANSWER_S
 
 
 def _is_alarmed(pace: RankPace, state: PaceState) -> bool:

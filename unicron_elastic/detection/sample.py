@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unicron_elastic.detection.arrivals import Arrivals
+from unicron_elastic.detection.arrivals import Arrivals, Beats
 
 __all__ = ["TRAIN", "GroupPosition", "RankSample", "RemoteRank", "Sample", "waits"]
 
@@ -60,6 +60,7 @@ class RankSample:
     gpu_utilisation: float | None = None  # 0 to 1
     groups: tuple[GroupPosition, ...] = ()  # the whole job's first; none if they are not known
     arrivals: Arrivals | None = None  # in the whole job's collectives, when ``needs_arrivals``; None: no answer yet
+    beats: Beats | None = None  # the same of its steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

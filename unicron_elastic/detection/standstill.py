@@ -115,7 +115,7 @@ def _verdict(
         return _surer(now, idle(tuple(sorted(ranks)), suspected, allowed, sample, state.whole_job))
     if standing_s < allowed.limit_s - SLACK_S or (was.told == Waiting.__name__ and not sample.elsewhere):
         return now, None
-    verdict: Verdict | None = None
+    verdict: Hung | Slow | Waiting | None = None
     if not working:
         if _is_idle(now, standing_s, policy):
             verdict = idle(tuple(sorted(ranks)), suspected, allowed, sample, state.whole_job)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from unicron_elastic.detection.lockstep import NOTHING as NOT_APART
+from unicron_elastic.detection.lockstep import Lockstep
 from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import RankSample
 from unicron_elastic.detection.tempo import NOTHING, Tempo
@@ -115,3 +117,4 @@ class PaceState:
     standstill: Standstill | None = None
     degradation: Degradation | None = None
     arrivals_asked_at: float | None = None  # since when it is asked by whom steps take longer
+    lockstep: Lockstep = NOT_APART

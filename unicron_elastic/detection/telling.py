@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from unicron_elastic.detection.allowance import Allowance
 from unicron_elastic.detection.evidence import Suspects, hang_kind
+from unicron_elastic.detection.lockstep import Skip
 from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import Sample
-from unicron_elastic.detection.verdicts import Degraded, Hung, Recovered, Slow, Waiting
+from unicron_elastic.detection.verdicts import Degraded, Hung, OutOfStep, Recovered, Slow, Waiting
 from unicron_elastic.detection.words import duration, sentence, times, verb, who
 from unicron_elastic.faults import HangKind
 
-__all__ = ["at_work_again", "degraded", "idle", "slow"]
+__all__ = ["at_work_again", "degraded", "idle", "out_of_step", "slow"]
 
 
 def idle(
@@ -86,6 +87,17 @@ def degraded(
     if factor < policy.hung_factor:
         return Degraded(at=at, ranks=ranks, factor=factor, usual_s=usual_s, reason=reason)
     return Slow(at=at, ranks=ranks, standing_s=factor * usual_s, expected_s=usual_s, reason=reason)
+
+
+def out_of_step(found: Skip, since: float, at: float) -> OutOfStep:
+    """A rank has left out collectives, and the others have not."""
+    op = found.op or "collective"
+    what = f"{'an' if op[0] in 'aeiou' else 'a'} {op}" if found.missing == 1 else f"{found.missing} collectives"
+    words = (
+        f"rank {found.rank} left out {what} of the group of all ranks in step {found.step}: "
+        f"since then it and the others do together what belongs to different steps"
+    )
+    return OutOfStep(at=at, since=since, rank=found.rank, reason=sentence(words))
 
 
 def at_work_again(ranks: tuple[int, ...], working: dict[int, str], standing_s: float, at: float) -> Recovered:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from unicron_elastic.faults import HangKind
 
-__all__ = ["Degraded", "Hung", "Recovered", "Slow", "Verdict", "Waiting"]
+__all__ = ["Degraded", "Hung", "OutOfStep", "Recovered", "Slow", "Verdict", "Waiting"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,4 +80,14 @@ class Recovered:
     was_hung: bool = False  # what was said last is ``Hung``
 
 
-Verdict: TypeAlias = Degraded | Slow | Hung | Waiting | Recovered
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfStep:
+    """A rank has left out a collective, so that it and the others do no longer the same: a fault. Said once."""
+
+    at: float
+    since: float  # the end of that step
+    rank: int
+    reason: str
+
+
+Verdict: TypeAlias = Degraded | Slow | Hung | Waiting | OutOfStep | Recovered

@@ -9,16 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unicron_elastic.detection.allowance import Allowance, allowance
-from unicron_elastic.detection.drift import drift_judged, drifted
+from unicron_elastic.detection.drift import ANSWER_S, drift_judged, drifted
+from unicron_elastic.detection.lockstep import followed, skip
 from unicron_elastic.detection.sample import TRAIN, RankSample, Sample
 from unicron_elastic.detection.signals import learned
 from unicron_elastic.detection.standstill import SLACK_S, judged, look_s, suspected_at
 from unicron_elastic.detection.state import Habits, PaceState, RankPace
 from unicron_elastic.detection.stride import stride
+from unicron_elastic.detection.telling import out_of_step
 from unicron_elastic.detection.tempo import learn
 from unicron_elastic.detection.verdicts import Verdict
 
-__all__ = ["forget", "needs_arrivals", "needs_elsewhere", "needs_evidence", "next_look_at", "observe"]
+__all__ = ["arrivals_since", "forget", "needs_arrivals", "needs_elsewhere", "needs_evidence", "next_look_at", "observe"]
 
 
 def observe(state: PaceState, sample: Sample) -> tuple[PaceState, list[Verdict]]:
@@ -29,7 +31,8 @@ def observe(state: PaceState, sample: Sample) -> tuple[PaceState, list[Verdict]]
     allowed = [allowance(pace, state) for pace in state.ranks]
     state, verdicts = judged(state, allowed, sample)
     state, more = drift_judged(state, sample.at)
-    return replace(state, at=sample.at, next_at=_next_at(state, allowed, sample.at)), [*verdicts, *more]
+    state, last = _lockstep_judged(_followed(state, sample.at), sample.at)
+    return replace(state, at=sample.at, next_at=_next_at(state, allowed, sample.at)), [*verdicts, *more, *last]
 
 
 def next_look_at(state: PaceState) -> float:
@@ -44,7 +47,13 @@ def needs_evidence(state: PaceState) -> bool:
 
 def needs_arrivals(state: PaceState) -> bool:
     """Whether the next sample should have the ranks' arrivals at their collectives."""
-    return state.arrivals_asked_at is not None
+    return arrivals_since(state) is not None
+
+
+def arrivals_since(state: PaceState) -> float | None:
+    """After when the answers must have been asked for; None if there is no question."""
+    asked = (state.arrivals_asked_at, state.lockstep.asked_at)
+    return max((at for at in asked if at is not None), default=None)
 
 
 def needs_elsewhere(state: PaceState) -> bool:
@@ -83,6 +92,34 @@ def _advanced(state: PaceState, sample: Sample) -> PaceState:
             pace = _moved(pace, rank, state)
             paces.append(pace._replace(seen=rank, signals=learned(pace, rank, sample.at)))
     return replace(state, ranks=tuple(paces), habits=habits, is_ending=state.is_ending or left)
+
+
+def _followed(state: PaceState, at: float) -> PaceState:
+    """The state with who is how many steps ahead."""
+    if not all(pace.is_warm(state.policy) for pace in state.ranks):
+        return state
+    steps = tuple(pace.seen.step or 0 for pace in state.ranks)
+    lockstep = followed(state.lockstep, steps, at)
+    return state if lockstep is state.lockstep else replace(state, lockstep=lockstep)
+
+
+def _lockstep_judged(state: PaceState, at: float) -> tuple[PaceState, list[Verdict]]:
+    """Says who left out a collective, once all ranks have answered; who does not answer records nothing."""
+    asked_at = state.lockstep.asked_at
+    if asked_at is None or asked_at == at:
+        return state, []
+    answers = [(pace.seen.rank, pace.seen.arrivals, pace.seen.beats) for pace in state.ranks]
+    told = {rank: (arrivals, beats) for rank, arrivals, beats in answers if arrivals is not None and beats is not None}
+    if len(told) < len(answers):
+        is_over = at - asked_at > ANSWER_S
+        return (replace(state, lockstep=state.lockstep.unexplained()) if is_over else state), []
+    found = skip(told)
+    if found is None:
+        return replace(state, lockstep=state.lockstep.unexplained()), []
+    beats = told[found.rank][1]
+    since = at - (beats.at_s[-1] - beats.at_s[found.step - beats.first])
+    verdict = out_of_step(found, since, at)
+    return replace(state, lockstep=state.lockstep._replace(asked_at=None, is_told=True)), [verdict]
 
 
 def _is_new_worker(before: RankSample, now: RankSample) -> bool:
@@ -126,6 +163,10 @@ def _next_at(state: PaceState, allowed: list[Allowance], at: float) -> float:
     policy = state.policy
     paces = zip(state.ranks, allowed, strict=True)
     wanted = min((_rank_next_at(*each, state, at) for each in paces), default=at + policy.standing_s_max)
+    if state.lockstep.is_curious:
+        wanted = min(wanted, at + max(pace.tempo.typical_s for pace in state.ranks))
+    if state.lockstep.asked_at is not None:
+        wanted = min(wanted, at + policy.verify_s)
     return max(wanted, at + policy.look_s_min)
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "TimePassed",
     "WorkerEnding",
     "WorkerExited",
+    "WorkerOutOfStep",
     "WorkerRaised",
     "WorkersGoOn",
     "WorkersHung",
@@ -113,6 +114,17 @@ class WorkersGoOn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOutOfStep:
+    """A worker left out a collective at ``since``, so that it and the others do no longer the same together."""
+
+    at: float
+    since: float
+    local_rank: int
+    reason: str
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceGathered:
     """What ``GatherEvidence`` asked for: where the report is, and the stacks of workers, by local rank."""
 
@@ -171,6 +183,7 @@ Event: TypeAlias = (
     | WorkerEnding
     | WorkerExited
     | WorkersHung
+    | WorkerOutOfStep
     | WorkersGoOn
     | EvidenceGathered
     | FirstStepDone

@@ -15,7 +15,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from unicron_elastic.faults import Failure, Fault, Status, classify, root_cause
+from unicron_elastic.faults import Failure, Fault, classify, root_cause
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     Command,
@@ -39,6 +39,7 @@ from unicron_elastic.recovery.events import (
     TimePassed,
     WorkerEnding,
     WorkerExited,
+    WorkerOutOfStep,
     WorkerRaised,
     WorkersGoOn,
     WorkersHung,
@@ -55,6 +56,7 @@ from unicron_elastic.recovery.hangs import (
     workers_hung,
 )
 from unicron_elastic.recovery.ladder import climb
+from unicron_elastic.recovery.lockstep import left_alone, out_of_step_fault, why_go_on
 from unicron_elastic.recovery.node import explained, leave_answered, left, may_leave, node_unhealthy, weigh
 from unicron_elastic.recovery.policy import Policy, count_repeats, judge, restarts_after_progress, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
@@ -78,6 +80,8 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
             return workers_hung(state, event)
         case WorkersGoOn():
             return workers_go_on(state, event)
+        case WorkerOutOfStep():
+            return _worker_out_of_step(state, event)
         case EvidenceGathered():
             return _evidence_gathered(state, event)
         case NodeUnhealthy() | LeaveAnswered():
@@ -215,7 +219,7 @@ def _add_exit_code(state: JobState, local_rank: int, exit_code: int) -> JobState
     """Adds the exit code to the fault that the same worker's exception made."""
     faults = tuple(
         classify(replace(f.failure, exit_code=exit_code))
-        if f.failure.local_rank == local_rank and f.status is not Status.TASK_HANG  # that exit is our doing
+        if f.failure.local_rank == local_rank and f.failure.exception_type is not None  # else that exit is our doing
         else f
         for f in state.faults
     )
@@ -254,6 +258,17 @@ def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple
         return state, []
     state = replace(state, summons=reason, counts_as_restart=counts)
     return _stop(state, at, reason, is_anyone_gone=counts)
+
+
+def _worker_out_of_step(state: JobState, event: WorkerOutOfStep) -> tuple[JobState, list[Command]]:
+    worker = state.find(event.local_rank)
+    if worker is None or state.phase is not Phase.RUNNING or worker.exit_code is not None:
+        return state, []
+    fault = out_of_step_fault(worker, event)
+    why = why_go_on(state)
+    if why:
+        return left_alone(state, fault, event.at, METHOD, why)
+    return _fault_noticed(state, fault, event.at, METHOD)
 
 
 def _about_node(state: JobState, event: NodeUnhealthy | LeaveAnswered) -> tuple[JobState, list[Command]]:

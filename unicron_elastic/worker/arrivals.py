@@ -1,7 +1,7 @@
 """When this worker began its latest collectives, from torch's flight recorder, for the agent that asks.
 
-To read the recorder takes the interpreter for some milliseconds (5 of 2,000 entries), so it is asked for only when the
-job has become slow and nothing cheaper tells by whom.
+To read the recorder takes the interpreter for some milliseconds (5 of 2,000 entries), so it is asked for only when
+there is a reason: steps take longer and nothing cheaper tells why, or a rank is a step ahead of the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def arrivals() -> Message | None:
     """The number of the first collective told of, in the group of the whole job, and the times of it and the next ones.
 
     Times are microseconds of CLOCK_REALTIME, which all workers of a host share; the first is absolute, the others count
-    from it. None if nothing is recorded. Raises what torch raises.
+    from it. ``ops`` are the operations' names, and ``op`` says which of them each collective was, unless there is only
+    one. None if nothing is recorded. Raises what torch raises.
     """
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     group = None if distributed is None else distributed._world.default_pg
@@ -32,24 +33,27 @@ def arrivals() -> Message | None:
     found = max(runs, key=len, default=[])  # of the back end that does the work
     if not found:
         return None
-    first, times = found[0][0], [at for _, at in found]
-    return {"first": first, "at_us": [times[0], *(at - times[0] for at in times[1:])]}
+    times, names = [at for _, at, _ in found], [name for _, _, name in found]
+    ops = sorted(set(names))
+    told: Message = {"first": found[0][0], "at_us": [times[0], *(at - times[0] for at in times[1:])], "ops": ops}
+    return told if len(ops) == 1 else {**told, "op": [ops.index(name) for name in names]}
 
 
-def _begun(entries: Sequence[Mapping[str, Any]], group: str) -> list[tuple[int, int]]:
-    """(number, microseconds) of each collective of ``group``; of one with several operations, the first.
+def _begun(entries: Sequence[Mapping[str, Any]], group: str) -> list[tuple[int, int, str]]:
+    """(number, microseconds, operation) of each collective of ``group``; of one with several operations, the first.
 
     Of groups with the same name, one of which was destroyed before the next was made, the latest is meant.
     """
     of_group = [entry for entry in entries if entry["process_group"][0] == group and not entry["is_p2p"]]
-    found: dict[int, int] = {}
+    found: dict[int, tuple[int, str]] = {}
     for entry in of_group:
         if entry["pg_id"] == of_group[-1]["pg_id"]:
-            found.setdefault(int(entry["collective_seq_id"]), int(entry["time_created_ns"]) // 1000)
-    return sorted(found.items())
+            name = str(entry.get("profiling_name", "")).rpartition(":")[2]  # "gloo:all_reduce"
+            found.setdefault(int(entry["collective_seq_id"]), (int(entry["time_created_ns"]) // 1000, name))
+    return sorted((number, at_us, name) for number, (at_us, name) in found.items())
 
 
-def _latest_run(begun: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _latest_run(begun: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     """The latest of them without a gap in their numbers."""
     start = len(begun)
     while (

@@ -17,18 +17,21 @@ import mmap
 import os
 import time
 from dataclasses import dataclass
+from operator import le
 
-__all__ = ["PHASE_BYTES_MAX", "TRAIN", "Pulse", "PulsePage", "PulseReading", "page_name"]
+__all__ = ["BEATS_MAX", "PHASE_BYTES_MAX", "TRAIN", "Pulse", "PulsePage", "PulseReading", "page_name"]
 
 PAGE_BYTES = 4096
-MAGIC = 0x554E4943_50554C33  # "UNICPUL3"
+MAGIC = 0x554E4943_50554C34  # "UNICPUL4"
 STEP_MAX = 2**53  # beyond this a counter is garbage, not a step
 TRAIN = "train"  # the phase of a worker that names none
 PHASE_BYTES_MAX = 64
+BEATS_MAX = 128  # of the latest steps, whose ends the page keeps
 
 # Word numbers (64 bits each) in the page.
 _MAGIC, _STEP, _STEP_NS, _FIRST_STEP_NS, _AT_NS, _PHASE_NS = range(6)
 _NAME = slice(64, 64 + PHASE_BYTES_MAX)  # bytes; zeros: TRAIN
+_BEATS = 32  # the first of BEATS_MAX words; that of a step is found by its number
 
 # From Linux's include/uapi/linux/fcntl.h; Python names them only from 3.9 on with a new enough glibc.
 _F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
@@ -83,6 +86,18 @@ class PulsePage:
             phase_since=phase_ns / 1e9 or None,
         )
 
+    def beats(self) -> tuple[int, tuple[float, ...]]:
+        """The number of a step, and when it and the steps after it ended, up to the latest.
+
+        At most the latest BEATS_MAX - 1, as the worker may write the next one meanwhile; none if they make no sense.
+        """
+        step = self._words[_STEP]
+        first = max(1, step - BEATS_MAX + 2)
+        if step > STEP_MAX:
+            return 0, ()
+        at = tuple(self._words[_BEATS + number % BEATS_MAX] / 1e9 for number in range(first, step + 1))
+        return first, at if all(map(le, at, at[1:])) else ()
+
     def _phase(self) -> tuple[str, int]:
         """The phase's name and since when, in nanoseconds; TRAIN if a worker died while it wrote."""
         for _ in range(_READS_MAX):
@@ -125,6 +140,7 @@ class Pulse:
             words[_STEP_NS] = now - words[_AT_NS]
         else:
             words[_FIRST_STEP_NS] = now
+        words[_BEATS + step % BEATS_MAX] = now
         words[_STEP] = step
         words[_AT_NS] = now
 
