@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -54,6 +55,13 @@ class Row:
     ranks: int
     spreads: dict[str, Spread | None]
     ratio: Spread | None
+
+
+def confidence(values: Sequence[float], draws: int = 2_000) -> tuple[float, float]:
+    """The 95 % interval of the median, by bootstrap."""
+    choice = random.Random(0)
+    medians = sorted(median(choice.choices(values, k=len(values))) for _ in range(draws))
+    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
 
 
 def summarise(runs: Sequence[Run]) -> list[Row]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import statistics
 import tempfile
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from _report import confidence
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizer_module
 
@@ -120,13 +120,6 @@ def median_us(step: Callable[[], None], steps: int) -> float:
         step()
         times.append(time.perf_counter_ns() - begun)
     return statistics.median(times) / 1e3
-
-
-def confidence(values: list[float], draws: int = 2_000) -> tuple[float, float]:
-    """The 95 % interval of the median, by bootstrap."""
-    choice = random.Random(0)
-    medians = sorted(statistics.median(choice.choices(values, k=len(values))) for _ in range(draws))
-    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
 
 
 if __name__ == "__main__":

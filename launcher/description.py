@@ -60,7 +60,6 @@ def _environment(group: WorkerGroup, worker: Worker, restarts_used: int) -> dict
         "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
         "TORCHELASTIC_USE_AGENT_STORE": spec.rdzv_handler.use_agent_store,
-        **{name: value for name, value in os.environ.items() if name == "TORCH_NCCL_ASYNC_ERROR_HANDLING"},
         **nccl_defaults(os.environ),
     }
     return {name: str(value) for name, value in env.items()}
