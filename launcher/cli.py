@@ -13,7 +13,7 @@ import typer
 
 from unicron_elastic import __version__
 from unicron_elastic.incident import Incident
-from unicron_elastic.launcher import chaos_cli, quarantine_cli
+from unicron_elastic.launcher import chaos_cli, etcd_cli, quarantine_cli
 from unicron_elastic.launcher.ledger import find_ledgers, read_ledger, state_folder
 
 __all__ = ["app"]
@@ -141,3 +141,6 @@ def _print_text(found: list[Incident], *, one: bool) -> None:
 def _fail(code: int, sentence: str) -> NoReturn:
     typer.echo(f"unicron: {sentence}", err=True)
     raise typer.Exit(code)
+
+
+app.command("etcd")(etcd_cli.etcd)

@@ -1,0 +1,310 @@
+"""Stores to test on, with what can befall them: in memory, and a real etcd behind a cable that can be cut."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.etcd_address import EtcdAddress
+from unicron_elastic.rendezvous.etcd_library import grpc, messages
+from unicron_elastic.rendezvous.etcd_store import EtcdStore
+from unicron_elastic.rendezvous.memory_store import MemoryServer, MemoryStore
+from unicron_elastic.rendezvous.store import Change, Changes, Store, WatchItem
+
+DEADLINE_S = 20.0
+BLIND_AFTER_S = 0.4
+NAMED_BINARY = os.environ.get("UNICRON_TEST_ETCD")  # another etcd to run the tests against
+BINARY = Path(NAMED_BINARY) if NAMED_BINARY else None
+
+
+class Told:
+    """What a watch delivered."""
+
+    def __init__(self) -> None:
+        self.items: list[WatchItem] = []
+        self._new = threading.Condition()
+
+    def __call__(self, item: WatchItem) -> None:
+        with self._new:
+            self.items.append(item)
+            self._new.notify_all()
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        """Waits until ``condition()`` of what was told; fails the test at the deadline."""
+        with self._new:
+            assert self._new.wait_for(lambda: bool(condition()), DEADLINE_S), f"only {self.items} came"
+
+    def wait_for(self, kind: type[WatchItem], count: int = 1) -> WatchItem:
+        """The ``count``-th item of a kind."""
+        self.wait(lambda: len(self.of(kind)) >= count)
+        return self.of(kind)[count - 1]
+
+    def of(self, kind: type[WatchItem]) -> list[WatchItem]:
+        """All items of a kind."""
+        return [item for item in self.items if isinstance(item, kind)]
+
+    @property
+    def changes(self) -> list[Change]:
+        """All changes, in the order in which they were told."""
+        return [change for item in self.items if isinstance(item, Changes) for change in item.changes]
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of all changes."""
+        return [change.key for change in self.changes]
+
+    @property
+    def state(self) -> dict[str, bytes]:
+        """What somebody knows who began with nothing and followed all changes."""
+        known: dict[str, bytes] = {}
+        for change in self.changes:
+            if change.entry is None:
+                known.pop(change.key, None)
+            else:
+                known[change.key] = change.entry.value
+        return known
+
+
+class Cable:
+    """A TCP proxy to one port that can be cut, and can fall silent."""
+
+    def __init__(self, target_port: int) -> None:
+        self._target = ("127.0.0.1", target_port)
+        self._selector = selectors.DefaultSelector()
+        self._pairs: dict[socket.socket, socket.socket] = {}
+        self._orders, self._order = socket.socketpair()
+        self._done = threading.Event()
+        self._listener: socket.socket | None = None
+        self._is_silent = False
+        self.port = 0
+        self._selector.register(self._orders, selectors.EVENT_READ)
+        self._listen()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def cut(self) -> None:
+        """Closes all connections and refuses new ones."""
+        self._tell(b"c")
+
+    def silence(self) -> None:
+        """Connections stay, and nothing passes."""
+        self._tell(b"s")
+
+    def mend(self) -> None:
+        """As new."""
+        self._tell(b"m")
+
+    def end(self) -> None:
+        """Ends the thread."""
+        self._tell(b"e")
+        self._thread.join(DEADLINE_S)
+        self._selector.close()
+        self._orders.close()
+        self._order.close()
+
+    def _tell(self, order: bytes) -> None:
+        self._done.clear()
+        self._order.send(order)
+        assert self._done.wait(DEADLINE_S)
+
+    def _listen(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._listener.getsockname()[1]
+        self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def _run(self) -> None:
+        while True:
+            for key, _events in self._selector.select():
+                if key.fileobj is self._orders:
+                    order = self._orders.recv(1)
+                    self._obey(order)
+                    self._done.set()
+                    if order == b"e":
+                        return
+                    break
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj in self._pairs:
+                    self._pass(key.fileobj)
+
+    def _obey(self, order: bytes) -> None:
+        if order in (b"c", b"e"):
+            for each in list(self._pairs):
+                self._drop(each)
+            if self._listener is not None:
+                self._selector.unregister(self._listener)
+                self._listener.close()
+                self._listener = None
+        elif order == b"s" and not self._is_silent:
+            self._is_silent = True
+            for each in self._pairs:
+                self._selector.unregister(each)
+        elif order == b"m":
+            if self._listener is None:
+                self._listen()
+            if self._is_silent:
+                for each in self._pairs:
+                    self._selector.register(each, selectors.EVENT_READ)
+            self._is_silent = False
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        near, _address = self._listener.accept()
+        try:
+            far = socket.create_connection(self._target, timeout=DEADLINE_S)
+        except OSError:
+            near.close()
+            return
+        for each in (near, far):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._pairs[near], self._pairs[far] = far, near
+        if not self._is_silent:
+            self._selector.register(near, selectors.EVENT_READ)
+            self._selector.register(far, selectors.EVENT_READ)
+
+    def _pass(self, one: socket.socket) -> None:
+        try:
+            data = one.recv(65536)
+            self._pairs[one].sendall(data)
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(one)
+
+    def _drop(self, one: socket.socket) -> None:
+        other = self._pairs.pop(one, None)
+        if other is None:
+            return
+        self._pairs.pop(other)
+        for each in (one, other):
+            if not self._is_silent:
+                self._selector.unregister(each)
+            each.close()
+
+
+class MemoryLab:
+    """Stores in memory, whose time is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self._server = MemoryServer(lambda: self.now)
+        self._first: MemoryStore | None = None
+        self.store = self._first = self.new_store()
+
+    def new_store(self, namespace: str = "/unicron/test") -> MemoryStore:
+        """Another client."""
+        return MemoryStore(self._server, namespace)
+
+    def pass_time(self, seconds: float) -> None:
+        """Lets leases run out."""
+        self.now += seconds
+        self._server.advance()
+
+    def stop(self) -> None:
+        """The server stands still."""
+        self._server.stop()
+
+    def resume(self) -> None:
+        """And goes on."""
+        self._server.resume()
+
+    def cut(self) -> None:
+        """``store`` reaches the server no more; others do."""
+        assert self._first is not None
+        self._first.cut()
+
+    def mend(self) -> None:
+        """``store`` reaches it again."""
+        assert self._first is not None
+        self._first.mend()
+
+    def compact(self, revision: int) -> None:
+        """Forgets history."""
+        self._server.compact(revision)
+
+    def lose_data(self) -> None:
+        """An empty server in the place of the old one."""
+        self._server.lose_data()
+
+    def end(self) -> None:
+        """Nothing to do."""
+
+
+class EtcdLab:
+    """Stores on a real etcd. ``store`` reaches it over a cable, other stores directly."""
+
+    def __init__(self, server: EmbeddedEtcd) -> None:
+        self.server = server
+        self._mark = uuid.uuid4().hex
+        self._cable = Cable(server.port)
+        self._stores: list[Store] = []
+        self.store = self._open(self._cable.port, "/unicron/test")
+
+    def new_store(self, namespace: str = "/unicron/test") -> EtcdStore:
+        """Another client."""
+        return self._open(self.server.port, namespace)
+
+    def pass_time(self, seconds: float) -> None:
+        """The server's time passes by itself; a test waits for what comes of it."""
+
+    def stop(self) -> None:
+        """The server stands still."""
+        os.kill(self.server.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """And goes on."""
+        os.kill(self.server.pid, signal.SIGCONT)
+
+    def cut(self) -> None:
+        """``store`` reaches the server no more; others do."""
+        self._cable.cut()
+
+    def mend(self) -> None:
+        """``store`` reaches it again."""
+        self._cable.mend()
+
+    def compact(self, revision: int) -> None:
+        """Forgets history."""
+        compact(self.server.port, revision)
+
+    def lose_data(self) -> None:
+        """An empty server in the place of the old one."""
+        self.server.stop(timeout_s=0.0)
+        self.server.start()
+
+    def end(self) -> None:
+        """Closes everything."""
+        self.resume()
+        for store in self._stores:
+            store.close()
+        self._cable.end()
+
+    def _open(self, port: int, namespace: str) -> EtcdStore:
+        address = EtcdAddress.parse(f"http://127.0.0.1:{port}")
+        store = EtcdStore(address, f"{namespace}-{self._mark}", timeout_s=5.0, blind_after_s=BLIND_AFTER_S)
+        self._stores.append(store)
+        return store
+
+
+def compact(port: int, revision: int) -> None:
+    """Has the etcd on a port forget its history up to a revision."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=(("grpc.enable_http_proxy", 0),)) as channel:
+        messages.KVStub(channel).Compact(
+            messages.CompactionRequest(revision=revision, physical=True), timeout=DEADLINE_S
+        )
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Waits for what nobody tells of; fails the test at the deadline."""
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, "deadline passed"
+        time.sleep(0.01)

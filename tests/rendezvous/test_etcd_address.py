@@ -1,0 +1,67 @@
+"""Where etcd is: what is understood, and what is said of what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unicron_elastic.rendezvous.etcd_address import EtcdAddress, TlsFiles
+
+
+def test_endpoints_are_understood() -> None:
+    address = EtcdAddress.parse("http://10.0.0.1:2379, etcd-2:2380,http://[::1]:1,http://10.0.0.1:2379,http://host")
+    assert [str(each) for each in address.endpoints] == [
+        "http://10.0.0.1:2379",
+        "http://etcd-2:2380",
+        "http://[::1]:1",
+        "http://host:2379",
+    ]
+    assert address.endpoints[2].target == "[::1]:1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ",",
+        "ftp://a:1",
+        "http://",
+        "http://a:port",
+        "http://a:0",
+        "http://a:99999",
+        "http://u:p@a:1",
+        "http://a:1/x?y",
+        "http://a b:1",
+        "http://[::1:1",
+    ],
+)
+def test_what_is_no_endpoint_is_said(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no etcd endpoint; give http://HOST:PORT"):
+        EtcdAddress.parse(text)
+
+
+def test_at_least_one_is_needed() -> None:
+    with pytest.raises(ValueError, match="no etcd endpoint is given"):
+        EtcdAddress.parse([])
+
+
+def test_a_password_needs_a_user_and_is_not_shown() -> None:
+    with pytest.raises(ValueError, match="user and its password go together"):
+        EtcdAddress.parse("a:1", password="secret")
+    assert "secret" not in repr(EtcdAddress.parse("a:1", user="ada", password="secret"))
+
+
+def test_tls_needs_its_files(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="https://a:1 needs TLS; give the file of the CA"):
+        EtcdAddress.parse("https://a:1")
+    missing, junk = tmp_path / "missing.pem", tmp_path / "junk.pem"
+    junk.write_text("junk")
+    with pytest.raises(ValueError, match=r"http://a:1 would not use the TLS files that are given; write https://a:1"):
+        EtcdAddress.parse("http://a:1", tls=TlsFiles(ca=junk))
+    with pytest.raises(ValueError, match=r"the CA file .*missing.pem cannot be read: No such file"):
+        EtcdAddress.parse("https://a:1", tls=TlsFiles(ca=missing))
+    with pytest.raises(ValueError, match=r"junk.pem holds no certificate in PEM form"):
+        EtcdAddress.parse("a:1", tls=TlsFiles(ca=junk))
+    with pytest.raises(ValueError, match="go together"):
+        EtcdAddress.parse("a:1", tls=TlsFiles(ca=junk, cert=junk))
