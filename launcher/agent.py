@@ -245,6 +245,10 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._runtime.loop.call_soon(lambda: self._events.append(event))
 
     def _rendezvous_failed(self, generation: int, error: Exception) -> None:
+        if getattr(self._worker_group.spec.rdzv_handler, "outlives_stores", False):
+            self._peer_failed(generation, f"the node that hosts this round's store is gone: {error}".split("\n")[0])
+            return
+
         def fail() -> None:
             if generation == self._state.generation:
                 self._error = error
@@ -359,6 +363,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         spec = self._worker_group.spec
         generation = self._state.generation
         elsewhere = self._elsewhere()
+        if hasattr(spec.rdzv_handler, "watch_nodes"):
+            spec.rdzv_handler.watch_nodes(partial(self._peer_failed, generation))
         if self._speaks_with_peers():
             self._peers = PeerWatch(
                 spec.rdzv_handler,

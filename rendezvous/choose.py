@@ -7,6 +7,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousPa
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from unicron_elastic.rendezvous.fresh import FreshStoreRendezvous
+from unicron_elastic.rendezvous.handler import BACKEND, create_handler
 from unicron_elastic.rendezvous.local import LocalRendezvous
 
 __all__ = ["rendezvous_handler"]
@@ -27,6 +28,8 @@ def rendezvous_handler(parameters: RendezvousParameters) -> RendezvousHandler:
             )
         if parameters.backend == "c10d" and port == 0 and host in _LOOPBACK:
             return LocalRendezvous(backend="c10d", run_id=parameters.run_id, host=parameters.local_addr)
+    if parameters.backend == BACKEND:
+        return create_handler(parameters)
     inner = torch_registry.get_rendezvous_handler(parameters)
     if parameters.backend == "c10d":
         return FreshStoreRendezvous(inner, parameters.local_addr)

@@ -1,0 +1,290 @@
+"""torch's rendezvous on etcd v3: `--rdzv-backend=unicron --rdzv-endpoint=host:port[,host:port]`.
+
+Works under plain torchrun as well, by the entry point `torchrun.handlers`. Who trains together is decided in
+``membership``; here it is waited for, and each round gets a store of its own, which its first node hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from unicron_elastic.rendezvous.job_records import JobKeys
+from unicron_elastic.rendezvous.membership import (
+    Formed,
+    Member,
+    Place,
+    Round,
+    Settings,
+    lost,
+    next_round,
+    nodes_waiting,
+)
+from unicron_elastic.rendezvous.presence import JobPresence
+from unicron_elastic.rendezvous.store import StoreError
+
+__all__ = ["BACKEND", "ClusterRendezvous", "create_handler", "creator"]
+
+BACKEND = "unicron"
+LEASE_TTL_S = 3.0
+_PROPOSE_S = 0.5  # between two nodes' turns to write the next round, should the first not do it
+_LOOK_S = 1.0  # although nothing changes, as time is a reason, too
+
+
+class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
+    """One agent's part in one job."""
+
+    outlives_stores = True  # the next round has another store, and another host for it
+
+    def __init__(
+        self,
+        presence: JobPresence,
+        keys: JobKeys,
+        *,
+        run_id: str,
+        settings: Settings,
+        host: str,
+        address: str,
+        label: str = "",
+        join_timeout_s: float = 600.0,
+        connect_timeout_s: float = 30.0,
+    ) -> None:
+        """``address`` is where other nodes find this one; ``host`` is its name."""
+        self._presence = presence
+        self._keys = keys
+        self._run_id = run_id
+        self._settings = settings
+        self._address = address
+        self._join_timeout_s = join_timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._member = Member(node_id=f"{host}/{uuid.uuid4().hex[:12]}", host=host, label=label, waits_for=0)
+        self._round: Round | None = None  # in which this node trains
+        self._store: Store | None = None
+        self._tells_lost = False
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The workers use the store that the round's first agent hosts."""
+        return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+
+    def get_backend(self) -> str:
+        """The name on the command line."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """The job's id."""
+        return self._run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Waits for the other nodes, then opens the round's store.
+
+        Raises RendezvousClosedError if the job is over, RendezvousTimeoutError if too few nodes come in time, and
+        RendezvousConnectionError if etcd cannot be used.
+        """
+        deadline = time.monotonic() + self._join_timeout_s
+        while True:
+            self._store = self._round = None
+            found = self._meet(deadline)
+            opened = self._open_store(found, deadline)
+            if opened is None:
+                continue  # its first node was lost meanwhile
+            (self._store, where), self._round = opened, found
+            rank = found.rank_of(self._member.node_id)
+            assert rank is not None
+            return RendezvousInfo(PrefixStore("agents", self._store), rank, len(found.places), where)
+
+    def is_closed(self) -> bool:
+        """Whether the job is over, as far as that can be seen."""
+        return bool(self._presence.view().closed)
+
+    def set_closed(self) -> None:
+        """Ends the job for all nodes."""
+        self._presence.close_job(f"The job was closed by {self._member.host}.")
+
+    def watch_nodes(self, on_lost: Callable[[str], None]) -> None:
+        """From now on ``on_lost`` hears, once a round and from another thread, why the round cannot go on."""
+        this_round = self._round
+
+        def look() -> None:
+            if self._round is not this_round or this_round is None or self._presence.blind:
+                return
+            if gone := self._lost(this_round):
+                self._presence.on_change = lambda: None
+                who = ", ".join(place.host for place in gone)
+                on_lost(f"{who} {'is' if len(gone) == 1 else 'are'} lost: the lease in the cluster's store is gone.")
+
+        self._tells_lost = True
+        self._presence.on_change = look
+        look()
+
+    def num_nodes_waiting(self) -> int:
+        """For how many nodes it is worth to begin another round: those who wait, and those that are lost.
+
+        The latter only if nobody else is told of them. A blind node begins nothing: what it saw last may be wrong.
+        """
+        if self._round is None or self._presence.blind:
+            return 0
+        view = self._presence.view()
+        if view.round is None or view.closed:
+            return 0
+        if view.round.number > self._round.number:
+            return 1  # the others have gone on without this node
+        return nodes_waiting(view, self._settings) or (0 if self._tells_lost else len(self._lost(self._round)))
+
+    def shutdown(self) -> bool:
+        """Leaves, and ends the job if that is why.
+
+        torch's launcher calls this after whatever happened. An error of this node alone must not end the job of all,
+        so what is on its way up decides: nothing, or the report of failed workers, is the job's end.
+        """
+        error = sys.exc_info()[1]
+        if error is None or isinstance(error, ChildFailedError):
+            self.set_closed()
+        self.leave()
+        return True
+
+    def leave(self) -> None:
+        """Goes without ending the job."""
+        self._store = self._round = None
+        self._presence.leave()
+
+    def why_stay(self, nodes: int) -> str:
+        """Why the job, of ``nodes`` now, cannot go on without this one; "" if it can."""
+        return f"the job needs all {nodes} of its nodes." if nodes <= self._settings.min_nodes else ""
+
+    # -- how it is done ----------------------------------------------------------------------------------------------
+
+    def _meet(self, deadline: float) -> Round:
+        """Says that this node waits, and waits for a round with it."""
+        self._wait_for_more_than(self._presence.view().round)
+        enough_since: float | None = None
+        unchanged_since, last_view = time.monotonic(), None
+        while True:
+            view, now = self._presence.view(), time.monotonic()
+            if view.closed:
+                raise RendezvousClosedError(f"the job {self._run_id!r} is over: {view.closed}")
+            mine = next((member for member in view.training if member.node_id == self._member.node_id), None)
+            if view.round is not None and mine is not None and view.round.number >= self._member.waits_for:
+                return view.round
+            if now > deadline:
+                raise RendezvousTimeoutError(
+                    f"no round of the job {self._run_id!r} began within {self._join_timeout_s:g} s"
+                )
+            is_enough = len(view.waiting) >= self._settings.min_nodes
+            enough_since = (enough_since or now) if is_enough else None
+            if view != last_view:
+                unchanged_since, last_view = now, view
+            decided = next_round(view, self._settings, 0.0 if enough_since is None else now - enough_since)
+            pause_s = _LOOK_S
+            if view.round is not None and self._presence.unheard(view.round):
+                pass  # they may still train
+            elif isinstance(decided, Formed):
+                turn = next((n for n, each in enumerate(view.waiting) if each.node_id == self._member.node_id), 0)
+                wait_s = unchanged_since + turn * _PROPOSE_S - now
+                if wait_s <= 0:
+                    self._presence.propose(decided.round)
+                    pause_s = _PROPOSE_S
+                else:
+                    pause_s = wait_s
+            elif decided.again_in_s is not None:
+                pause_s = min(pause_s, decided.again_in_s)
+            if self._presence.view() == view:
+                self._presence.wait(min(pause_s, max(0.0, deadline - now) + 0.01))
+
+    def _lost(self, this_round: Round) -> list[Place]:
+        """Nodes that have left the round; nobody, if the store has gone on to another one."""
+        view = self._presence.view()
+        if view.round is None or view.round.number != this_round.number:
+            return []
+        unheard = self._presence.unheard(this_round)
+        return [place for place in lost(view) if place not in unheard]
+
+    def _wait_for_more_than(self, before: Round | None) -> None:
+        number = 0 if before is None else before.number
+        try:
+            self._member = Member(
+                node_id=self._member.node_id,
+                host=self._member.host,
+                label=self._member.label,
+                waits_for=max(number, self._member.waits_for) + 1,
+            )
+            self._presence.join(self._member, self._connect_timeout_s)
+        except StoreError as error:
+            raise RendezvousConnectionError(f"the job {self._run_id!r} cannot be joined: {error}") from error
+
+    def _open_store(self, found: Round, deadline: float) -> tuple[Store, RendezvousStoreInfo] | None:
+        """The round's store and where it is; None if its host is lost before it is there."""
+        key = self._keys.store(found.number)
+        timeout = timedelta(seconds=self._join_timeout_s)
+        if found.places[0].node_id == self._member.node_id:
+            store = TCPStore("0.0.0.0", 0, None, True, timeout, wait_for_workers=False)
+            self._presence.say(key, f"{self._address}:{store.port}")
+            return store, RendezvousStoreInfo(self._address, store.port)
+        while (where := self._presence.get(key)) is None:
+            view = self._presence.view()
+            is_over = view.round is None or view.round.number != found.number or found.places[0] in lost(view)
+            if is_over or time.monotonic() > deadline:
+                return None
+            self._presence.wait(_LOOK_S)
+        host, _, port = where.rpartition(":")
+        store = TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
+        return store, RendezvousStoreInfo(host, int(port))
+
+
+def creator() -> Callable[[RendezvousParameters], ClusterRendezvous]:
+    """What the entry point `torchrun.handlers` names."""
+    return create_handler
+
+
+def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
+    """As torch's registry wants it. Raises ValueError for what cannot be right, with what would be."""
+    from unicron_elastic.rendezvous.etcd_address import EtcdAddress
+    from unicron_elastic.rendezvous.etcd_store import EtcdStore
+
+    address = EtcdAddress.parse(parameters.endpoint or "localhost")
+    keys = JobKeys(parameters.run_id)
+    settings = Settings(
+        min_nodes=parameters.min_nodes,
+        max_nodes=parameters.max_nodes,
+        last_call_s=_seconds(parameters, "last_call_timeout", 30.0),
+    )
+    presence = JobPresence(lambda: EtcdStore(address), keys, _seconds(parameters, "lease_ttl", LEASE_TTL_S))
+    return ClusterRendezvous(
+        presence,
+        keys,
+        run_id=parameters.run_id,
+        settings=settings,
+        host=os.environ.get("UNICRON_NODE_NAME", "").strip() or socket.gethostname(),
+        address=parameters.local_addr or socket.getfqdn(),
+        label=str(parameters.get("label", "")),
+        join_timeout_s=_seconds(parameters, "join_timeout", 600.0),
+        connect_timeout_s=_seconds(parameters, "connect_timeout", 30.0),
+    )
+
+
+def _seconds(parameters: RendezvousParameters, name: str, default: float) -> float:
+    value = parameters.get(name, default)
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not seconds >= 0.0:
+        raise ValueError(f"--rdzv-conf {name} must be a number of seconds, not {value!r}")
+    return seconds

@@ -1,0 +1,130 @@
+"""What a job keeps in the store: keys and their texts, read with bounds, and a copy that a watch keeps up to date."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from unicron_elastic.rendezvous.membership import JobView, Member, Place, Round
+from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
+
+__all__ = ["JobKeys", "JobMirror", "member_text", "round_text"]
+
+NAME_CHARACTERS = 200  # of hosts, labels and nodes
+PLACES_MAX = 100_000
+
+
+class JobKeys:
+    """The keys of one job. Whatever ends with the job is bound to a lease: of its agent, or of the job."""
+
+    def __init__(self, run_id: str) -> None:
+        self.prefix = f"jobs/{quote(run_id, safe='')}/"
+        self.round = f"{self.prefix}round"
+        self.closed = f"{self.prefix}closed"  # why
+        self.lease = f"{self.prefix}lease"  # of the job: all its agents keep it alive
+        self.leaving = f"{self.prefix}leaving"  # the round, and how many of its nodes leave it
+
+    def member(self, node_id: str) -> str:
+        """Of an agent."""
+        return f"{self.prefix}members/{quote(node_id, safe='')}"
+
+    def store(self, number: int) -> str:
+        """Where the workers of a round find their store."""
+        return f"{self.prefix}stores/{number}"
+
+
+def member_text(member: Member) -> bytes:
+    """What a member's key holds."""
+    told = {"node": member.node_id, "host": member.host, "label": member.label, "waits_for": member.waits_for}
+    return json.dumps(told).encode()
+
+
+def round_text(found: Round) -> bytes:
+    """What the round's key holds."""
+    places = [[place.node_id, place.host] for place in found.places]
+    return json.dumps({"number": found.number, "places": places}).encode()
+
+
+def parse_member(entry: Entry) -> Member:
+    """Raises ValueError for what is no member."""
+    told = _parse(entry)
+    try:
+        return Member(
+            node_id=str(told["node"])[:NAME_CHARACTERS],
+            host=str(told["host"])[:NAME_CHARACTERS],
+            label=str(told["label"])[:NAME_CHARACTERS],
+            joined=entry.created,
+            waits_for=int(told["waits_for"]),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{entry.key} holds no member: {error!r}") from None
+
+
+def parse_round(entry: Entry) -> Round:
+    """Raises ValueError for what is no round."""
+    told = _parse(entry)
+    try:
+        places = tuple(
+            Place(str(node)[:NAME_CHARACTERS], str(host)[:NAME_CHARACTERS])
+            for node, host in told["places"][:PLACES_MAX]
+        )
+        found = Round(number=int(told["number"]), places=places)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{entry.key} holds no round: {error!r}") from None
+    if found.number < 1 or not places:
+        raise ValueError(f"{entry.key} holds no round: its number is {found.number}, and it has {len(places)} places")
+    return found
+
+
+class JobMirror:
+    """The job's keys as they were at one revision of the store; changes come in order."""
+
+    def __init__(self, keys: JobKeys, snapshot: Snapshot) -> None:
+        self._keys = keys
+        self._entries = {entry.key: entry for entry in snapshot.entries}
+        self.odd: dict[str, str] = {}  # keys that hold what cannot be read, and why
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Takes changes over."""
+        for change in changes:
+            if change.entry is None:
+                self._entries.pop(change.key, None)
+            else:
+                self._entries[change.key] = change.entry
+
+    def get(self, key: str) -> Entry | None:
+        """What a key holds; None if it does not exist."""
+        return self._entries.get(key)
+
+    def revision(self, key: str) -> int:
+        """Of a key's last change; 0: it does not exist."""
+        entry = self._entries.get(key)
+        return 0 if entry is None else entry.revision
+
+    def view(self) -> JobView:
+        """What that means. What cannot be read is left out and told in ``odd``: one bad key must not stop a job."""
+        self.odd = {}
+        members, found = [], None
+        for key, entry in sorted(self._entries.items()):
+            try:
+                if key.startswith(f"{self._keys.prefix}members/"):
+                    members.append(parse_member(entry))
+                elif key == self._keys.round:
+                    found = parse_round(entry)
+            except ValueError as error:
+                self.odd[key] = str(error)
+        closed = self._entries.get(self._keys.closed)
+        reason = "" if closed is None else closed.value.decode(errors="replace") or "The job has ended."
+        return JobView(members=tuple(members), round=found, closed=reason)
+
+
+def _parse(entry: Entry) -> Mapping[str, Any]:
+    try:
+        told = json.loads(entry.value)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise ValueError(f"{entry.key} holds no JSON object")
+    return told
