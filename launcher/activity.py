@@ -47,9 +47,17 @@ def activity(pid: int) -> Activity | None:
 
 
 def is_ending(pid: int) -> bool:
-    """Whether the process has begun to exit, or was killed, and only the kernel is not done with it yet."""
-    fields = _stat(str(pid))[1].split()
-    return len(fields) > _FLAGS and (fields[0] in "ZX" or bool(int(fields[_FLAGS]) & _PF_EXITING))
+    """Whether the process has begun to exit, or was killed, and only the kernel is not done with it yet.
+
+    With all of its threads: a main thread may leave the others to go on.
+    """
+    found = [_stat(f"{pid}/task/{thread}")[1].split() for thread in threads(pid)]
+    return bool(found) and all(map(_is_exiting, found))
+
+
+def _is_exiting(fields: list[str]) -> bool:
+    """Of a thread; one that is gone has done so."""
+    return len(fields) <= _FLAGS or fields[0] in "ZX" or bool(int(fields[_FLAGS]) & _PF_EXITING)
 
 
 def state(pid: int, thread: str | None = None) -> str:

@@ -119,10 +119,15 @@ class HangWatch:
                 )
                 self._post(event)
             case OutOfStep():
-                local_rank, generation = self._workers[verdict.rank].local_rank, self._generation
-                since, reason = verdict.since, verdict.reason
                 self._post(
-                    WorkerOutOfStep(at=now, since=since, local_rank=local_rank, reason=reason, generation=generation)
+                    WorkerOutOfStep(
+                        at=now,
+                        since=verdict.since,
+                        step=verdict.step,
+                        local_rank=self._workers[verdict.rank].local_rank,
+                        reason=verdict.reason,
+                        generation=self._generation,
+                    )
                 )
             case Degraded():
                 self._slowness.begins(verdict)

@@ -35,6 +35,7 @@ from unicron_elastic.worker.pulse import PulseReading
 __all__ = ["ProgressWatch", "is_silent"]
 
 _ARRIVALS_PAUSE_S = 0.5  # an answer costs a worker several milliseconds
+_CLOCK_STEP_S = 0.001  # more is no drift between two clocks that are disciplined alike
 _ANSWERS_S = ANSWER_DEADLINE_S + 0.005  # after which it is known who does not answer
 
 
@@ -51,6 +52,7 @@ class ProgressWatch:
         self._starts = 0  # ... nor are questions
         self._may_ask_arrivals_at = 0.0
         self._arrivals_since: float | None = None  # of the latest question
+        self._ahead_s: float | None = None
 
     def start(
         self, workers: Mapping[int, WorkerProcess], *, whole_job: bool, elsewhere: Elsewhere | None = None
@@ -63,6 +65,7 @@ class ProgressWatch:
             if elsewhere is not None:
                 elsewhere.on_question = partial(self._asked, self._starts)
             self._state = replace(forget(self._state), whole_job=whole_job, asks_elsewhere=elsewhere is not None)
+            self._ahead_s = min((_realtime_ahead() for _ in range(3)), key=lambda each: each[1])[0]
             self._look_at(time.monotonic())
 
     def look_now(self) -> None:
@@ -112,8 +115,16 @@ class ProgressWatch:
         living = {rank: worker for rank, worker in self._workers.items() if worker.returncode is None}
         ranks = [_sample(rank, worker, is_late) for rank, worker in living.items()]
         if needs_arrivals(self._state):
-            ranks = [rank and _with_arrivals(rank, living[rank.rank]) for rank in ranks]
+            ahead_s = self._realtime_ahead_s()
+            ranks = [rank and _with_arrivals(rank, living[rank.rank], ahead_s) for rank in ranks]
         return () if None in ranks else tuple(rank for rank in ranks if rank is not None)
+
+    def _realtime_ahead_s(self) -> float | None:
+        """How far CLOCK_REALTIME, by which torch dates collectives, is ahead of ours; None once it was set anew."""
+        found = min((_realtime_ahead() for _ in range(3)), key=lambda each: each[1])[0]
+        if self._ahead_s is None or abs(found - self._ahead_s) > _CLOCK_STEP_S:
+            return None
+        return self._ahead_s
 
     def _ask_workers(self, *, was_late: bool) -> None:
         for worker in self._workers.values():
@@ -163,11 +174,18 @@ def _is_unread(worker: WorkerProcess) -> bool:
     return bool(waiting.poll(0))
 
 
-def _with_arrivals(rank: RankSample, worker: WorkerProcess) -> RankSample:
+def _realtime_ahead() -> tuple[float, float]:
+    """(seconds, how long it took to read both clocks, which is what that may be wrong by)."""
+    begin = time.monotonic()
+    now = time.time()
+    end = time.monotonic()
+    return now - (begin + end) / 2, end - begin
+
+
+def _with_arrivals(rank: RankSample, worker: WorkerProcess, ahead_s: float | None) -> RankSample:
     beats = None
-    if worker.page is not None and worker.arrivals is not None:
+    if worker.page is not None and worker.arrivals is not None and ahead_s is not None:
         first, at_s = worker.page.beats()
-        ahead_s = time.time() - time.monotonic()  # of CLOCK_REALTIME, by which torch dates collectives
         beats = Beats(first=first, at_s=tuple(at + ahead_s for at in at_s))
     return replace(rank, arrivals=worker.arrivals, beats=beats)
 

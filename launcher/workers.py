@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -86,14 +85,6 @@ class WorkerProcess:
         if self.control is not None and why_free is not None:
             with contextlib.suppress(ChannelClosed, OSError):
                 self.control.send({"stopping": why_free})
-
-    def has_hung_up(self) -> bool:
-        """Whether it has closed its end of the channel, although what it said before may be unread."""
-        if self.control is None:
-            return False
-        waiting = select.poll()
-        waiting.register(self.control.fileno(), 0)
-        return any(events & select.POLLHUP for _, events in waiting.poll(0))
 
     def ask_whereabouts(self) -> None:
         """Asks how far it has come in its collectives, unless it still owes an answer."""
@@ -301,7 +292,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
     def _tell_who_ends(self, but: WorkerProcess) -> None:
         """Before an exception is told: it may be about another worker, whose exit is not known yet."""
         for worker in self.workers.values():
-            if worker is not but and worker.returncode is None and (worker.has_hung_up() or is_ending(worker.pid)):
+            if worker is not but and worker.returncode is None and is_ending(worker.pid):
                 self._on_ending(worker)
 
     def _read_control(self, worker: WorkerProcess) -> bool:
@@ -317,11 +308,12 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             self._runtime.loop.forget(worker.control)
             worker.control.close()
             worker.control = None
-            if worker.returncode is None:
-                self._on_ending(worker)  # an interpreter that shuts down closes it, and so does the kernel
             return False
         for fd in fds:
             os.close(fd)
+        if "ending" in message:
+            self._on_ending(worker)
+            return True
         if "exception" in message:
             self._tell_who_ends(but=worker)
         self._on_message(worker, message)

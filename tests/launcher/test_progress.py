@@ -141,7 +141,7 @@ class Job:
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     made = Job()
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: made.loop.now))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: made.loop.now, time=lambda: made.loop.now))
     monkeypatch.setattr(progress, "activity", lambda pid: made.of(pid).doing)
     monkeypatch.setattr(progress, "cpu_time_s", lambda _pid: 1.0)
     yield made

@@ -157,7 +157,9 @@ class Job:
     def out_of_step(self, local_rank: int, *, generation: int | None = None) -> list[Command]:
         at = self._at(None)
         return self.feed(
-            WorkerOutOfStep(at=at, since=at - 0.1, local_rank=local_rank, reason=LEFT_OUT, generation=generation)
+            WorkerOutOfStep(
+                at=at, since=at - 0.1, step=300, local_rank=local_rank, reason=LEFT_OUT, generation=generation
+            )
         )
 
     def finds(

@@ -279,15 +279,45 @@ def test_who_is_ending_but_does_not_end_is_stopped_then_killed() -> None:
     job.start()
     job.ending(1)
     assert only(job.exited(0, KILLED), StopWorkers).local_ranks == ()
-    assert only(job.time(job.now + 5.0), StopWorkers).local_ranks == (1,)
+    assert only(job.time(job.now + 1.0), StopWorkers).local_ranks == (1,)
     assert only(job.time(job.now + 30.0), KillWorkers).local_ranks == (1,)
 
 
-def test_who_only_closed_its_channel_is_told_to_stop() -> None:
+def test_who_shuts_down_has_less_time_than_who_handles_an_error() -> None:
+    job = Job(workers=3)
+    job.start()
+    job.ending(1, at=10.0)
+    job.raised(0, at=10.0)
+    job.exited(2, TERMINATED, at=10.1)
+    assert only(job.time(11.0), StopWorkers).local_ranks == (1,)
+    assert job.time(14.9) == []
+    assert only(job.time(15.0), StopWorkers).local_ranks == (0,)
+
+
+def test_even_in_a_short_time_who_is_ending_hears_sigterm_before_sigkill() -> None:
+    job = Job(stop_timeout_s=1.0)
+    job.start()
+    job.ending(1, at=10.0)
+    job.exited(0, KILLED, at=10.0)
+    assert only(job.time(10.5), StopWorkers).local_ranks == (1,)
+    assert only(job.time(11.0), KillWorkers).local_ranks == (1,)
+
+
+def test_the_exit_of_one_that_followed_does_not_cut_short_the_error_of_the_first() -> None:
+    job = Job()
+    job.start()
+    job.raised(1, "bad input", at=10.0)  # and saves what it can
+    job.ending(0, at=10.0)
+    assert none(job.exited(0, 3, at=10.1), StopWorkers)
+    incident = only(job.exited(1, 1, at=11.0), RecordIncident).incident
+    assert (incident.rank, incident.exit_code) == (5, 1)
+
+
+def test_who_has_been_ending_for_long_is_told_to_stop() -> None:
     job = Job()
     job.start()
     job.ending(1, at=job.now)
-    job.now += job.state.policy.teardown_timeout_s + 1.0
+    job.now += 2.0
     assert only(job.exited(0, KILLED), StopWorkers).local_ranks == (1,)
 
 

@@ -73,7 +73,7 @@ class Forked:
         with contextlib.suppress(ChannelClosed):
             while True:
                 messages.append(self.control.receive()[0])
-        return messages
+        return [message for message in messages if "ending" not in message]
 
     def close(self) -> None:
         self.control.close()

@@ -4,6 +4,9 @@ A rank that leaves one out goes on with the next one, which the others take for 
 and nothing gets slow, but from then on every step mixes what does not belong together. Such a rank is ahead of the
 others and stays so. The steps alone show that; which rank it is, and in which step it happened, follows from when each
 rank has ended its steps and begun its collectives.
+
+It is no proof. A step that one rank alone makes beside the training, or a thread whose collectives fall behind, looks
+the same. Who makes one in a moment, though, is told from who computed as long as ever.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ _CURIOUS_LOOKS = 20  # of a longer patience nobody is in a hurry
 _STEPS_BEFORE = 3  # on which all ranks agree by how many collectives they differ, most often none...
 _STEPS_AFTER = 3  # ... and by how many they differ now
 _USUAL_STEPS = 16
+_LEAST_STEP = 0.5  # of the usual time: what takes less is no training step whose collectives were left out
 
 
 class Lockstep(NamedTuple):
@@ -81,7 +85,7 @@ def followed(lockstep: Lockstep, steps: tuple[int, ...], at: float) -> Lockstep:
 def skip(ranks: Mapping[int, tuple[Arrivals, Beats]]) -> Skip | None:
     """Who left out collectives, if that is plain: the ranks were in step before, and are apart by that much since.
 
-    A rank that ended a step without its optimizer, or made a step more, did something else and is not named.
+    A rank that ended a step without its optimizer did something else and is not named.
     """
     begun = {rank: _begun(*told) for rank, told in ranks.items()}
     steps = sorted(set.intersection(*(set(each) for each in begun.values()))) if begun else []
@@ -93,9 +97,9 @@ def skip(ranks: Mapping[int, tuple[Arrivals, Beats]]) -> Skip | None:
     found = []
     for rank, of in begun.items():
         expected = median(of[now] - of[before] for before, now in pairwise(usual))
-        missing = expected - (of[steps[at]] - of[steps[at - 1]])
-        if missing > 0:
-            found.append((rank, int(missing)))
+        done = of[steps[at]] - of[steps[at - 1]]
+        if expected > done and (done > 0 or _took_usual_time(ranks[rank][1], steps[at], len(usual))):
+            found.append((rank, int(expected - done)))
     if len(found) != 1:
         return None
     rank, missing = found[0]
@@ -104,6 +108,12 @@ def skip(ranks: Mapping[int, tuple[Arrivals, Beats]]) -> Skip | None:
     if any(other - shift[place] != missing for number, other in enumerate(shift) if number != place):
         return None
     return Skip(rank, steps[at], missing, _operation(ranks, begun, rank, steps[at]))
+
+
+def _took_usual_time(beats: Beats, step: int, steps_before: int) -> bool:
+    index = step - beats.first
+    took_s = [now - before for before, now in pairwise(beats.at_s[max(0, index - steps_before - 1) : index + 1])]
+    return len(took_s) > 1 and took_s[-1] >= _LEAST_STEP * median(took_s[:-1])
 
 
 def _begun(arrivals: Arrivals, beats: Beats) -> dict[int, int]:

@@ -90,14 +90,14 @@ def degraded(
 
 
 def out_of_step(found: Skip, since: float, at: float) -> OutOfStep:
-    """A rank has left out collectives, and the others have not."""
+    """A rank has begun fewer collectives than the others."""
     op = found.op or "collective"
     what = f"{'an' if op[0] in 'aeiou' else 'a'} {op}" if found.missing == 1 else f"{found.missing} collectives"
     words = (
-        f"rank {found.rank} left out {what} of the group of all ranks in step {found.step}: "
-        f"since then it and the others do together what belongs to different steps"
+        f"rank {found.rank} seems to have left out {what} of the group of all ranks in step {found.step}: "
+        f"if so, it and the others mix different steps since then, and the numbers are wrong"
     )
-    return OutOfStep(at=at, since=since, rank=found.rank, reason=sentence(words))
+    return OutOfStep(at=at, since=since, step=found.step, rank=found.rank, reason=sentence(words))
 
 
 def at_work_again(ranks: tuple[int, ...], working: dict[int, str], standing_s: float, at: float) -> Recovered:

@@ -82,10 +82,11 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfStep:
-    """A rank has left out a collective, so that it and the others do no longer the same: a fault. Said once."""
+    """A rank seems to have left out a collective in ``step``, so that it and the others do not the same. Said once."""
 
     at: float
     since: float  # the end of that step
+    step: int
     rank: int
     reason: str
 

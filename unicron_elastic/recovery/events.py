@@ -115,10 +115,11 @@ class WorkersGoOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOutOfStep:
-    """A worker left out a collective at ``since``, so that it and the others do no longer the same together."""
+    """A worker has begun fewer collectives than the others since ``step``, which ended at ``since``."""
 
     at: float
     since: float
+    step: int
     local_rank: int
     reason: str
     generation: int | None = None

@@ -24,9 +24,7 @@ from unicron_elastic.recovery.commands import (
     KillWorkers,
     RecordIncident,
     StartWorkers,
-    StopWorkers,
     TellPeers,
-    WakeAt,
 )
 from unicron_elastic.recovery.events import (
     Event,
@@ -48,7 +46,6 @@ from unicron_elastic.recovery.events import (
 from unicron_elastic.recovery.hangs import (
     METHOD,
     hang_fault,
-    kill_hung,
     observed,
     told_if_due,
     why_act,
@@ -56,11 +53,12 @@ from unicron_elastic.recovery.hangs import (
     workers_hung,
 )
 from unicron_elastic.recovery.ladder import climb
-from unicron_elastic.recovery.lockstep import left_alone, out_of_step_fault, why_go_on
+from unicron_elastic.recovery.lockstep import left_alone, out_of_step_fault
 from unicron_elastic.recovery.node import explained, leave_answered, left, may_leave, node_unhealthy, weigh
-from unicron_elastic.recovery.policy import Policy, count_repeats, judge, restarts_after_progress, why_none_left
+from unicron_elastic.recovery.policy import count_repeats, judge, restarts_after_progress, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Phase, Worker
+from unicron_elastic.recovery.stopping import end_of_teardown, named, not_told, stop, stop_ending
 
 __all__ = ["JobState", "Phase", "Worker", "handle"]
 
@@ -179,9 +177,10 @@ def _ended_badly(state: JobState, worker: Worker, event: WorkerExited) -> tuple[
     state, commands = _fault_noticed(state, fault, event.at, "process supervision")
     if not was_stopping:
         return state, commands
-    # Who raised before has told of a peer's end, not of its own: there is nothing left for it to tell, and it may
-    # take long to tear down.
-    state, more = _stop_ending(state, event.at, fault.reason)
+    # Who raised because of a peer's end has nothing left to tell, and it may take long to tear down.
+    followers = {each.failure.local_rank for each in state.faults if each.is_consequence}
+    followers -= {each.failure.local_rank for each in state.faults if not each.is_consequence}
+    state, more = stop_ending(state, event.at, fault.reason, [w for w in not_told(state) if w in followers])
     return state, commands + more
 
 
@@ -242,7 +241,7 @@ def _fault_noticed(
     # In the order in which they may be slow: a signal, the network, a disk.
     commands: list[Command] = []
     if state.phase is Phase.RUNNING:
-        state, commands = _stop(state, at, why_stop or fault.reason)
+        state, commands = stop(state, at, why_stop or fault.reason)
     if not were_peers_first:
         commands.append(TellPeers(reason=fault.reason))
     if superseded is not None:
@@ -257,18 +256,14 @@ def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple
     if state.phase is not Phase.RUNNING:
         return state, []
     state = replace(state, summons=reason, counts_as_restart=counts)
-    return _stop(state, at, reason, is_anyone_gone=counts)
+    return stop(state, at, reason, is_anyone_gone=counts)
 
 
 def _worker_out_of_step(state: JobState, event: WorkerOutOfStep) -> tuple[JobState, list[Command]]:
     worker = state.find(event.local_rank)
     if worker is None or state.phase is not Phase.RUNNING or worker.exit_code is not None:
         return state, []
-    fault = out_of_step_fault(worker, event)
-    why = why_go_on(state)
-    if why:
-        return left_alone(state, fault, event.at, METHOD, why)
-    return _fault_noticed(state, fault, event.at, METHOD)
+    return left_alone(state, out_of_step_fault(worker, event), event.at, METHOD)
 
 
 def _about_node(state: JobState, event: NodeUnhealthy | LeaveAnswered) -> tuple[JobState, list[Command]]:
@@ -280,30 +275,8 @@ def _node_unhealthy(state: JobState, event: NodeUnhealthy) -> tuple[JobState, li
     state, commands, must_stop = node_unhealthy(state, event)
     if not must_stop or not was_running:
         return state, commands
-    state, stop = _stop(state, event.at, event.reason, is_anyone_gone=False)
-    return state, [*stop, *commands]
-
-
-def _stop(state: JobState, at: float, reason: str, *, is_anyone_gone: bool = True) -> tuple[JobState, list[Command]]:
-    policy = state.policy
-    to_stop = tuple(w.local_rank for w in state.running if not _is_ending(w, at, policy))
-    kill_at = at + policy.stop_timeout_s
-    is_any_ending = len(to_stop) < len(state.running)
-    teardown_at = at + min(policy.teardown_timeout_s, policy.stop_timeout_s) if is_any_ending else None
-    state = replace(state.told_to_stop(to_stop, at), phase=Phase.STOPPING, kill_at=kill_at, teardown_at=teardown_at)
-    stop = StopWorkers(local_ranks=to_stop, reason=reason, is_anyone_gone=is_anyone_gone)
-    commands: list[Command] = [stop, WakeAt(at=kill_at)]
-    if teardown_at is not None:
-        commands.append(WakeAt(at=teardown_at))
-    state, kills = kill_hung(state)
-    return state, [*commands, *kills]
-
-
-def _is_ending(worker: Worker, at: float, policy: Policy) -> bool:
-    """Whether it ends by itself. Who was seen to long ago has only closed what we hear it by."""
-    if worker.raised is not None:
-        return True
-    return worker.ending_at is not None and at - worker.ending_at <= policy.teardown_timeout_s
+    state, stopping = stop(state, event.at, event.reason, is_anyone_gone=False)
+    return state, [*stopping, *commands]
 
 
 def _evidence_gathered(state: JobState, event: EvidenceGathered) -> tuple[JobState, list[Command]]:
@@ -342,28 +315,14 @@ def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Com
     policy = state.policy
     left = tuple(w.local_rank for w in state.running if not w.was_killed)
     if event.at >= state.kill_at and left:
-        reason = f"{_workers(left)} did not end within {policy.stop_timeout_s:g} s of SIGTERM: SIGKILL."
+        reason = f"{named(left)} did not end within {policy.stop_timeout_s:g} s of SIGTERM: SIGKILL."
         workers = tuple(replace(w, was_killed=True) if w.local_rank in left else w for w in state.workers)
         # Who gets SIGKILL needs no SIGTERM any more.
-        state = replace(state, workers=workers).told_to_stop(_not_told(state), event.at)
+        state = replace(state, workers=workers).told_to_stop(not_told(state), event.at)
         return replace(state, teardown_at=None), [KillWorkers(local_ranks=left, reason=reason)]
     if state.teardown_at is not None and event.at >= state.teardown_at:
-        return _stop_ending(state, event.at, f"The {policy.teardown_timeout_s:g} s for an end of its own are over.")
+        return end_of_teardown(state, event.at)
     return state, []
-
-
-def _stop_ending(state: JobState, at: float, why: str) -> tuple[JobState, list[Command]]:
-    """Ends workers that were ending when all others were told to stop, and were left to do so by themselves."""
-    ending = _not_told(state)
-    state = replace(state.told_to_stop(ending, at), teardown_at=None)
-    if not ending:
-        return state, []
-    reason = f"{why} SIGTERM to {_workers(ending).lower()} in teardown."
-    return state, [StopWorkers(local_ranks=ending, reason=reason)]
-
-
-def _not_told(state: JobState) -> tuple[int, ...]:
-    return tuple(w.local_rank for w in state.running if w.told_to_stop_at is None)
 
 
 def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
@@ -418,8 +377,3 @@ def _first_step_done(state: JobState, event: FirstStepDone) -> tuple[JobState, l
         return state, []
     incident = replace(state.incident, first_step_at=event.at)
     return replace(state, incident=None), [RecordIncident(incident=incident)]
-
-
-def _workers(local_ranks: tuple[int, ...]) -> str:
-    noun = "Worker" if len(local_ranks) == 1 else "Workers"
-    return f"{noun} {', '.join(map(str, local_ranks))}"

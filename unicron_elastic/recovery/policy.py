@@ -29,7 +29,8 @@ class Policy:
 
     max_restarts: int = 0
     stop_timeout_s: float = 30.0  # SIGTERM -> SIGKILL, torchrun's --shutdown-timeout
-    teardown_timeout_s: float = 5.0  # how long a worker that is ending may take to end by itself
+    teardown_timeout_s: float = 5.0  # how long a worker that raised may take to end by itself
+    ending_timeout_s: float = 1.0  # how long one whose interpreter shuts down
     same_failure_limit: int = 3  # 0: never stop early
     reset_after_steps: int = 0  # 0: the count of restarts is never reset
     no_restart_exit_codes: frozenset[int] = frozenset({DO_NOT_RESTART_EXIT_CODE})

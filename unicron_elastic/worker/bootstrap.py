@@ -105,7 +105,7 @@ def _open_control(fd: int | None) -> Control | None:
     control.send({"hello": os.getpid()})
     # A child forked by the script is not this worker: it must not speak in its name.
     os.register_at_fork(after_in_child=control.close)
-    atexit.register(control.hang_up)
+    atexit.register(control.say_goodbye)
     return control
 
 

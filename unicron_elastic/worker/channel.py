@@ -66,12 +66,6 @@ class Channel:
         """Closes this end; the peer then receives ChannelClosed."""
         self._sock.close()
 
-    def hang_up(self) -> None:
-        """Closes it for all processes that share it, and for a thread that waits in it at this moment."""
-        with contextlib.suppress(OSError):  # the peer was faster
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
-
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Sends ``message`` with copies of ``fds``.
 

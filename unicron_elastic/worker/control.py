@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 
@@ -45,10 +46,11 @@ class Control:
         if self._is_ours():
             self._channel.close()
 
-    def hang_up(self) -> None:
-        """The same for good, so that the agent hears at once that this process ends: a thread may wait in it."""
-        if self._is_ours():
-            self._channel.hang_up()
+    def say_goodbye(self) -> None:
+        """Says that the interpreter shuts down, and then no more."""
+        with contextlib.suppress(ChannelClosed, OSError):
+            self.send({"ending": True})
+        self.close()
 
     def _is_ours(self) -> bool:
         """Looked up before each use: one ``fstat`` is cheap, and to write into a file of the script's is not."""
