@@ -309,6 +309,7 @@ def test_the_exit_of_one_that_followed_does_not_cut_short_the_error_of_the_first
     job.raised(1, "bad input", at=10.0)  # and saves what it can
     job.ending(0, at=10.0)
     assert none(job.exited(0, 3, at=10.1), StopWorkers)
+    assert none(job.time(11.0), StopWorkers)  # what rank 4 had left is over, but not what rank 5 has
     incident = only(job.exited(1, 1, at=11.0), RecordIncident).incident
     assert (incident.rank, incident.exit_code) == (5, 1)
 

@@ -50,6 +50,11 @@ def end_of_teardown(state: JobState, at: float) -> tuple[JobState, list[Command]
     """Ends those who had their time: an interpreter that shuts down has less of it than one that handles an error."""
     quick = [w.local_rank for w in state.running if w.told_to_stop_at is None and w.raised is None]
     policy = state.policy
+    teardown_at = (
+        None if state.kill_at is None else _teardown_at(state, _told(state), state.kill_at - policy.stop_timeout_s)
+    )
+    if teardown_at is not None and at < teardown_at:  # the quick ones have ended meanwhile
+        return replace(state, teardown_at=teardown_at), [WakeAt(at=teardown_at)]
     given_s = policy.ending_timeout_s if quick else policy.teardown_timeout_s
     due = quick or list(not_told(state))
     return stop_ending(state, at, f"The {given_s:g} s for an end of its own are over.", due)
@@ -61,8 +66,7 @@ def stop_ending(state: JobState, at: float, why: str, due: Sequence[int]) -> tup
     if not ending or kill_at is None:
         return state, []
     state = state.told_to_stop(ending, at)
-    told = tuple(w.local_rank for w in state.running if w.told_to_stop_at is not None)
-    state = replace(state, teardown_at=_teardown_at(state, told, kill_at - state.policy.stop_timeout_s))
+    state = replace(state, teardown_at=_teardown_at(state, _told(state), kill_at - state.policy.stop_timeout_s))
     reason = f"{why} SIGTERM to {named(ending).lower()} in teardown."
     commands: list[Command] = [StopWorkers(local_ranks=ending, reason=reason)]
     return state, commands if state.teardown_at is None else [*commands, WakeAt(at=state.teardown_at)]
@@ -71,6 +75,10 @@ def stop_ending(state: JobState, at: float, why: str, due: Sequence[int]) -> tup
 def not_told(state: JobState) -> tuple[int, ...]:
     """Who still runs and was not told to stop."""
     return tuple(w.local_rank for w in state.running if w.told_to_stop_at is None)
+
+
+def _told(state: JobState) -> tuple[int, ...]:
+    return tuple(w.local_rank for w in state.running if w.told_to_stop_at is not None)
 
 
 def named(local_ranks: tuple[int, ...]) -> str:
