@@ -188,7 +188,7 @@ def _evaluate(run: Run, log: StepLog, fault_ns: int, found: tuple[int, str] | No
     run.values["noticed_steps"] = run.values["noticed_ms"] / run.values["step_ms"]
     run.values["steps_done"] = sum(fault_ns < moment <= at for moment in moments)
     run.notes["words"] = [words]
-    named = re.search(r"\brank (\d+) (holds|hangs|is slow|was|raised|left)", words)
+    named = re.search(r"\brank (\d+) (holds|hangs|is slow|was|raised|seems)", words)
     run.notes["named"] = ["nobody" if named is None else "right" if int(named[1]) == run.notes["rank"] else "wrong"]
 
 

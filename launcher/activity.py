@@ -47,12 +47,11 @@ def activity(pid: int) -> Activity | None:
 
 
 def is_ending(pid: int) -> bool:
-    """Whether the process has begun to exit, or was killed, and only the kernel is not done with it yet.
+    """Whether the process has begun to exit, or was killed, or is gone.
 
     With all of its threads: a main thread may leave the others to go on.
     """
-    found = [_stat(f"{pid}/task/{thread}")[1].split() for thread in threads(pid)]
-    return bool(found) and all(map(_is_exiting, found))
+    return all(_is_exiting(_stat(f"{pid}/task/{thread}")[1].split()) for thread in threads(pid))
 
 
 def _is_exiting(fields: list[str]) -> bool:

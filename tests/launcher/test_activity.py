@@ -79,7 +79,7 @@ def test_who_has_exited_and_was_not_collected_is_ending(start: Start) -> None:
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert is_ending(process.pid)
     process.wait()
-    assert not is_ending(process.pid)  # gone
+    assert is_ending(process.pid)
 
 
 def test_the_thread_that_answers_us_does_not(start: Start) -> None:
