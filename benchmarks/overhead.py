@@ -6,8 +6,8 @@
 One job runs on all cores, and its steps are work, so that whatever an agent does takes time from them. The agent's
 process is stopped (SIGSTOP) and continued in turn: steps made while it ran are compared with those beside them, made
 while it did not, in the same workers. That ratio is as noisy as the machine, so the processor time that the launcher
-used is told as well: what it takes from the steps is at least that, spread over all cores. What workers do for the agent
-in each step, `in_band.py` measures.
+used is told as well: what it takes from the steps is at least that, spread over all cores. What workers do for it in
+each step, `in_band.py` measures.
 """
 
 from __future__ import annotations
