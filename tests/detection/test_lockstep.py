@@ -22,6 +22,7 @@ def job(
     skips: dict[tuple[int, int], int] | None = None,  # (rank, step): how many
     evaluations: tuple[int, ...] = (),  # steps before which all ranks do ten collectives more
     no_optimizer: tuple[int, int] | None = None,  # (rank, step): its collectives are done, its optimizer is not
+    besides: set[tuple[int, int]] | None = None,  # (rank, step) that takes no time
     op: str = "all_reduce",
 ) -> dict[int, tuple[Arrivals, Beats]]:
     """Each rank by itself, as times do not matter beyond their order; the first 7 collectives are not on record."""
@@ -31,8 +32,10 @@ def job(
         now, number, begun, ended = 1000.0, 0, [], []
         for step in range(1, steps + 1):
             count = per_step - (skips or {}).get((rank, step), 0) + 10 * (step in evaluations)
+            if (rank, step) not in (besides or set()):
+                now += chance.uniform(0.5, 0.6) * STEP_S
             for _ in range(count):
-                now += chance.uniform(0.2, 1.0) * STEP_S / (count + 1)
+                now += chance.uniform(0.2, 0.4) * STEP_S / (count + 1)
                 number += 1
                 begun.append(now)
             now += 0.001
@@ -69,6 +72,7 @@ def test_an_evaluation_is_the_same_for_all() -> None:
         job(2, 40),
         job(2, 40, skips={(1, 39): 1}),  # two steps are no proof
         job(2, 40, skips={(0, 30): 1, (1, 30): 1}),  # both did
+        job(2, 40, skips={(1, 30): 1}, besides={(1, 30)}),  # a step of the optimizer beside the training
         job(2, 40, no_optimizer=(1, 30)),  # a gradient that overflowed on one rank: its collectives are all there
         job(2, 40, skips={(1, 30): 1, (1, 32): 1, (1, 34): 1}),  # it goes on to drift
         job(2, 6, skips={(1, 3): 1}),
