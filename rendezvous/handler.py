@@ -45,6 +45,7 @@ __all__ = ["BACKEND", "ClusterRendezvous", "create_handler", "creator"]
 BACKEND = "unicron"
 LEASE_TTL_S = 3.0
 _PROPOSE_S = 0.5  # between two nodes' turns to write the next round, should the first not do it
+_LONGEST_S = 86_400.0  # of all that may be waited for; a lease cannot be longer
 _LOOK_S = 1.0  # although nothing changes, as time is a reason, too
 
 
@@ -169,6 +170,12 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Why the job, of ``nodes`` now, cannot go on without this one; "" if it can."""
         return f"the job needs all {nodes} of its nodes." if nodes <= self._settings.min_nodes else ""
 
+    def take_leave(self, nodes: int) -> str:
+        """Takes one of the places of this round that the job can spare; why there is none, or "" if there was one."""
+        if self._round is None:
+            return "it is in no round."
+        return self._presence.take_leave(self._round.number, nodes - self._settings.min_nodes)
+
     # -- how it is done ----------------------------------------------------------------------------------------------
 
     def _meet(self, deadline: float) -> Round:
@@ -244,6 +251,8 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
                 return None
             self._presence.wait(_LOOK_S)
         host, _, port = where.rpartition(":")
+        if not host or not port.isascii() or not port.isdecimal():
+            raise RendezvousConnectionError(f"{key} should hold HOST:PORT, and holds {where[:80]!r}")
         store = TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
         return store, RendezvousStoreInfo(host, int(port))
 
@@ -265,7 +274,7 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
         max_nodes=parameters.max_nodes,
         last_call_s=_seconds(parameters, "last_call_timeout", 30.0),
     )
-    presence = JobPresence(lambda: EtcdStore(address), keys, _seconds(parameters, "lease_ttl", LEASE_TTL_S))
+    presence = JobPresence(lambda: EtcdStore(address), keys, _seconds(parameters, "lease_ttl", LEASE_TTL_S, 1.0))
     return ClusterRendezvous(
         presence,
         keys,
@@ -279,12 +288,12 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
     )
 
 
-def _seconds(parameters: RendezvousParameters, name: str, default: float) -> float:
+def _seconds(parameters: RendezvousParameters, name: str, default: float, least: float = 0.0) -> float:
     value = parameters.get(name, default)
     try:
         seconds = float(value)
     except (TypeError, ValueError):
         seconds = -1.0
-    if not seconds >= 0.0:
-        raise ValueError(f"--rdzv-conf {name} must be a number of seconds, not {value!r}")
+    if not least <= seconds <= _LONGEST_S:
+        raise ValueError(f"--rdzv-conf {name} must be {least:g} to {_LONGEST_S:g} seconds, not {value!r}")
     return seconds

@@ -145,6 +145,26 @@ class JobPresence:
         except (StoreError, LeaseGoneError) as error:
             logger.warning("The end of the job could not be told: %s.", error)
 
+    def take_leave(self, number: int, spare: int) -> str:
+        """Takes one of the ``spare`` places that round ``number`` can do without; why there is none, or "".
+
+        Nodes that would leave at the same moment count each other by compare-and-set.
+        """
+        try:
+            store = self._store
+            while store is not None:
+                entry = store.read(self._keys.leaving).entry
+                words = [] if entry is None else entry.value.split()
+                taken = int(words[1]) if len(words) == 2 and words[0] == b"%d" % number and words[1].isdigit() else 0
+                if taken >= spare:
+                    return "other nodes leave already, and the job needs the rest."
+                told, revision = b"%d %d" % (number, taken + 1), 0 if entry is None else entry.revision
+                if store.compare_and_set(self._keys.leaving, told, revision, self._job_lease_id) is not None:
+                    return ""
+        except (StoreError, LeaseGoneError) as error:
+            return f"the other nodes could not be asked whether they can spare it ({error})."
+        return "the cluster's store is not open."
+
     def leave(self) -> None:
         """Takes back what this agent has said, and goes. May come twice."""
         self._is_gone.set()
@@ -163,6 +183,13 @@ class JobPresence:
 
     def _settle(self) -> None:
         """Opens what is not open, and says all there is to say. Raises StoreError."""
+        try:
+            self._open_and_say()
+        except LeaseGoneError as error:
+            self._lease_id = self._job_lease_id = None
+            raise StoreError(f"a lease ran out at once: {error}") from None
+
+    def _open_and_say(self) -> None:
         if self._must_reopen and self._store is not None:
             self._store.close()
             with self._changed:
@@ -205,16 +232,10 @@ class JobPresence:
     def _say_all(self, store: Store) -> None:
         assert self._member is not None
         said = {self._keys.member(self._member.node_id): member_text(self._member), **self._said}
-        try:
-            store.commit({}, [Put(key, text, self._lease_id) for key, text in said.items()])
-            if self._round is not None and store.read(self._keys.round).entry is None:
-                store.commit(
-                    {self._keys.round: 0, self._keys.closed: 0},
-                    [Put(self._keys.round, round_text(self._round), self._job_lease_id)],
-                )
-        except LeaseGoneError as error:
-            self._lease_id = None
-            raise StoreError(f"a lease ran out at once: {error}") from None
+        store.commit({}, [Put(key, text, self._lease_id) for key, text in said.items()])
+        if self._round is not None and store.read(self._keys.round).entry is None:
+            put = Put(self._keys.round, round_text(self._round), self._job_lease_id)
+            store.commit({self._keys.round: 0, self._keys.closed: 0}, [put])
 
     def _stay(self) -> None:
         """Keeps the leases alive until this agent goes."""

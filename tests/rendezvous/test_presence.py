@@ -1,0 +1,77 @@
+"""An agent's presence in a job, against a real etcd."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.etcd_address import EtcdAddress
+from unicron_elastic.rendezvous.etcd_store import EtcdStore
+from unicron_elastic.rendezvous.handler import create_handler
+from unicron_elastic.rendezvous.job_records import JobKeys
+from unicron_elastic.rendezvous.membership import Member
+from unicron_elastic.rendezvous.presence import JobPresence
+
+DEADLINE_S = 30.0
+Join = Callable[[str], JobPresence]
+
+
+@pytest.fixture
+def open_store(shared_etcd: EmbeddedEtcd) -> Callable[[], EtcdStore]:
+    namespace = f"/test/{uuid.uuid4().hex}"
+    return lambda: EtcdStore(EtcdAddress.parse(shared_etcd.endpoint), namespace)
+
+
+@pytest.fixture
+def join(open_store: Callable[[], EtcdStore]) -> Iterator[Join]:
+    made = []
+
+    def of(host: str) -> JobPresence:
+        made.append(JobPresence(open_store, JobKeys("job"), lease_ttl_s=1.0))
+        made[-1].join(Member(node_id=f"{host}/1", host=host), timeout_s=DEADLINE_S)
+        return made[-1]
+
+    yield of
+    for presence in made:
+        presence.leave()
+
+
+def test_only_as_many_leave_a_round_as_it_can_spare(join: Join) -> None:
+    first, second = join("a"), join("b")
+    assert first.take_leave(3, spare=1) == ""
+    assert second.take_leave(3, spare=1) == "other nodes leave already, and the job needs the rest."
+    assert second.take_leave(4, spare=1) == ""
+
+
+def test_who_has_no_store_any_more_takes_no_leave(join: Join) -> None:
+    presence = join("a")
+    presence.leave()
+    assert presence.take_leave(1, spare=1) == "the cluster's store is not open."
+
+
+def test_who_lost_its_lease_comes_back(join: Join, open_store: Callable[[], EtcdStore]) -> None:
+    join("a")
+    key = JobKeys("job").member("a/1")
+    with open_store() as store:
+        lease_id = getattr(store.read(key).entry, "lease_id", None)
+        assert lease_id is not None
+        assert store.revoke(lease_id)
+        end = time.monotonic() + DEADLINE_S
+        while store.read(key).entry is None:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("lease_ttl", "0"), ("join_timeout", "inf"), ("last_call_timeout", "soon"), ("lease_ttl", "nan")],
+)
+def test_a_wrong_setting_is_one_sentence(name: str, value: str) -> None:
+    parameters = RendezvousParameters("unicron", "localhost", "job", 1, 1, **{name: value})
+    with pytest.raises(ValueError, match=rf"--rdzv-conf {name} must be .* seconds, not '{value}'"):
+        create_handler(parameters)
