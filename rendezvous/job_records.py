@@ -79,20 +79,25 @@ def parse_round(entry: Entry) -> Round:
 
 
 class JobMirror:
-    """The job's keys as they were at one revision of the store; changes come in order."""
+    """The job's keys as they were at one revision of the store; changes come in order.
+
+    Each key is read when it changes. What cannot be read is left out and told in ``odd``, {key: why}: one bad key must
+    not stop a job.
+    """
 
     def __init__(self, keys: JobKeys, snapshot: Snapshot) -> None:
         self._keys = keys
-        self._entries = {entry.key: entry for entry in snapshot.entries}
-        self.odd: dict[str, str] = {}  # keys that hold what cannot be read, and why
+        self._entries: dict[str, Entry] = {}
+        self._members: dict[str, Member] = {}
+        self._round: Round | None = None
+        self.odd: dict[str, str] = {}
+        for entry in snapshot.entries:
+            self._take(entry.key, entry)
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Takes changes over."""
         for change in changes:
-            if change.entry is None:
-                self._entries.pop(change.key, None)
-            else:
-                self._entries[change.key] = change.entry
+            self._take(change.key, change.entry)
 
     def get(self, key: str) -> Entry | None:
         """What a key holds; None if it does not exist."""
@@ -104,20 +109,28 @@ class JobMirror:
         return 0 if entry is None else entry.revision
 
     def view(self) -> JobView:
-        """What that means. What cannot be read is left out and told in ``odd``: one bad key must not stop a job."""
-        self.odd = {}
-        members, found = [], None
-        for key, entry in sorted(self._entries.items()):
-            try:
-                if key.startswith(f"{self._keys.prefix}members/"):
-                    members.append(parse_member(entry))
-                elif key == self._keys.round:
-                    found = parse_round(entry)
-            except ValueError as error:
-                self.odd[key] = str(error)
+        """What that means."""
+        members = tuple(self._members[key] for key in sorted(self._members))
         closed = self._entries.get(self._keys.closed)
         reason = "" if closed is None else closed.value.decode(errors="replace") or "The job has ended."
-        return JobView(members=tuple(members), round=found, closed=reason)
+        return JobView(members=members, round=self._round, closed=reason)
+
+    def _take(self, key: str, entry: Entry | None) -> None:
+        self.odd.pop(key, None)
+        self._members.pop(key, None)
+        if key == self._keys.round:
+            self._round = None
+        if entry is None:
+            self._entries.pop(key, None)
+            return
+        self._entries[key] = entry
+        try:
+            if key.startswith(f"{self._keys.prefix}members/"):
+                self._members[key] = parse_member(entry)
+            elif key == self._keys.round:
+                self._round = parse_round(entry)
+        except ValueError as error:
+            self.odd[key] = str(error)
 
 
 def _parse(entry: Entry) -> Mapping[str, Any]:

@@ -267,6 +267,9 @@ class JobPresence:
             match item:
                 case Changes():
                     self._mirror.apply(item.changes)
+                    for change in item.changes:
+                        if change.key in self._mirror.odd:
+                            logger.warning("%s: it is ignored.", self._mirror.odd[change.key])
                     self.view()
                 case Blind():
                     self.blind = item.reason

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,6 @@ from unicron_elastic.rendezvous.store import (
     StoreError,
     StoreUnreachableError,
 )
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedEtcd]:
-    """A server for one test, with data that outlives it."""
-    with EmbeddedEtcd(data_dir=tmp_path / "etcd", binary=BINARY) as started:
-        yield started
 
 
 def _enable_users(server: EmbeddedEtcd, namespace: str) -> None:

@@ -34,13 +34,6 @@ from unicron_elastic.rendezvous.store import (
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedEtcd]:
-    """A server for one test, with data that outlives it."""
-    with EmbeddedEtcd(data_dir=tmp_path / "etcd", binary=BINARY) as started:
-        yield started
-
-
-@pytest.fixture
 def store(server: EmbeddedEtcd) -> Iterator[EtcdStore]:
     """A store on that server."""
     with _open(server.endpoint) as opened:

@@ -13,9 +13,10 @@ from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress
 from unicron_elastic.rendezvous.etcd_store import EtcdStore
 from unicron_elastic.rendezvous.handler import create_handler
-from unicron_elastic.rendezvous.job_records import JobKeys
+from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror, member_text
 from unicron_elastic.rendezvous.membership import Member
 from unicron_elastic.rendezvous.presence import JobPresence
+from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
 
 DEADLINE_S = 30.0
 Join = Callable[[str], JobPresence]
@@ -75,3 +76,16 @@ def test_a_wrong_setting_is_one_sentence(name: str, value: str) -> None:
     parameters = RendezvousParameters("unicron", "localhost", "job", 1, 1, **{name: value})
     with pytest.raises(ValueError, match=rf"--rdzv-conf {name} must be .* seconds, not '{value}'"):
         create_handler(parameters)
+
+
+def test_what_cannot_be_read_is_left_out_until_it_can() -> None:
+    keys = JobKeys("job")
+    key = keys.member("a/1")
+    mirror = JobMirror(keys, Snapshot.of_nothing(keys.prefix))
+    good = member_text(Member(node_id="a/1", host="a", waits_for=2))
+    for revision, value, readable in ((1, b"[", False), (2, good, True), (3, b'{"node": 1}', False), (4, good, True)):
+        entry = Entry(key=key, value=value, revision=revision, created=1, lease_id=None)
+        mirror.apply([Change(key=key, revision=revision, entry=entry)])
+        assert (len(mirror.view().members) == 1) == readable == (key not in mirror.odd)
+    mirror.apply([Change(key=key, revision=5, entry=None)])
+    assert (mirror.view().members, mirror.odd, mirror.revision(key)) == ((), {}, 0)
