@@ -71,15 +71,17 @@ for step in range(50):
 """
 
 
-@pytest.mark.parametrize("leave", ["os._exit(7)", "sys.exit(7)"])
-def test_who_left_is_blamed_although_the_other_complains_first(launcher: Any, leave: str) -> None:
+# A gloo group that is left to the interpreter's end aborts its process now and again, under torchrun as well.
+@pytest.mark.parametrize(("leave", "may_abort"), [("os._exit(7)", False), ("sys.exit(7)", True)])
+def test_who_left_is_blamed_although_the_other_complains_first(launcher: Any, leave: str, may_abort: bool) -> None:
     # The kernel closes the sockets of a process before it tells of its end, and the interpreter does so earlier still.
     launcher.script("leaves.py", LEAVES.format(leave=leave))
     ledger = launcher.folder / "incidents.jsonl"
     run = launcher.run("--nproc-per-node=2", "--unicron-ledger", str(ledger), "leaves.py")
     assert run.process.returncode == 1
     incident = last_incidents(ledger)[1]
-    assert (incident["rank"], incident["exit_code"], incident["status"]) == (1, 7, "exited abnormally")
+    blamed = (incident["rank"], incident["exit_code"], incident["status"])
+    assert blamed == (1, 7, "exited abnormally") or (may_abort and blamed == (1, -6, "killed by signal"))
 
 
 @pytest.mark.parametrize(
