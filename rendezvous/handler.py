@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from unicron_elastic.rendezvous.job_presence import JobPresence
 from unicron_elastic.rendezvous.job_records import JobKeys
 from unicron_elastic.rendezvous.membership import (
     Formed,
@@ -37,7 +38,6 @@ from unicron_elastic.rendezvous.membership import (
     next_round,
     nodes_waiting,
 )
-from unicron_elastic.rendezvous.presence import JobPresence
 from unicron_elastic.rendezvous.store import StoreError
 
 __all__ = ["BACKEND", "ClusterRendezvous", "create_handler", "creator"]

@@ -15,7 +15,7 @@ from unicron_elastic.rendezvous.etcd_store import EtcdStore
 from unicron_elastic.rendezvous.handler import create_handler
 from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror, member_text
 from unicron_elastic.rendezvous.membership import Member
-from unicron_elastic.rendezvous.presence import JobPresence
+from unicron_elastic.rendezvous.job_presence import JobPresence
 from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
 
 DEADLINE_S = 30.0

@@ -1,0 +1,138 @@
+"""An agent's presence in its job: its member key, the job's own lease, and what all of them say of the job."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror, member_text, round_text
+from unicron_elastic.rendezvous.membership import JobView, Member, Place, Round
+from unicron_elastic.rendezvous.presence import Presence
+from unicron_elastic.rendezvous.store import Change, LeaseGoneError, Put, Store, StoreError
+
+__all__ = ["JobPresence"]
+
+JOB_LEASE_S = 60.0  # so long a job's own keys outlive its last agent
+CLOSED_FOR_S = 600.0  # so long it is known that a job is over
+SAY_AGAIN_S = 5.0  # so long nodes may take to tell of themselves again to a store that lost its data
+
+logger = logging.getLogger(__name__)
+
+
+class JobPresence(Presence[JobMirror]):
+    """From ``join`` to ``leave``. Safe from any thread; no method but ``join`` raises a StoreError."""
+
+    def __init__(self, open_store: Callable[[], Store], keys: JobKeys, lease_ttl_s: float) -> None:
+        """``open_store`` opens another object for the same store each time."""
+        super().__init__(open_store, keys.prefix, lambda snapshot: JobMirror(keys, snapshot), lease_ttl_s)
+        self._keys = keys
+        self._job_lease_id: int | None = None
+        self._round: Round | None = None  # the latest that was seen, to be said again to a store that forgot it
+        self._seen: set[str] = set()  # nodes that have told of themselves since the store had lost its data
+
+    def join(self, member: Member, timeout_s: float) -> None:
+        """Becomes a member, or says what has changed of it. Raises StoreError if the store does not let it in in time.
+
+        An unreachable store is waited for.
+        """
+        self._said[self._keys.member(member.node_id)] = member_text(member)
+        self.enter(timeout_s)
+
+    def view(self) -> JobView:
+        """The job as it was when last seen."""
+        with self._changed:
+            found = JobView() if self._mirror is None else self._mirror.view()
+            if found.round is not None:
+                self._round = found.round
+            self._seen.update(member.node_id for member in found.members)
+            return found
+
+    def unheard(self, found: Round) -> list[Place]:
+        """Those of a round of whom a store that lost its data does not know yet whether they live."""
+        with self._changed:
+            if time.monotonic() - self._forgotten_at > SAY_AGAIN_S + self._ttl_s:
+                return []
+            return [place for place in found.places if place.node_id not in self._seen]
+
+    def propose(self, found: Round) -> bool:
+        """Writes the next round, unless somebody was faster or the job is over. Whether it surely was written."""
+        with self._changed:
+            mirror, store = self._mirror, self._store
+            if mirror is None or store is None:
+                return False
+            guards = {self._keys.round: mirror.revision(self._keys.round), self._keys.closed: 0}
+        try:
+            put = Put(self._keys.round, round_text(found), self._job_lease_id)
+            return store.commit(guards, [put]) is not None
+        except (StoreError, LeaseGoneError):
+            return False
+
+    def close_job(self, reason: str) -> None:
+        """Ends the job for all its nodes, if the store can be reached."""
+        try:
+            if self._store is None:
+                self._store = self._open_store()
+            lease = self._store.grant(CLOSED_FOR_S)
+            self._store.commit({}, [Put(self._keys.closed, reason.encode(), lease.lease_id)], [self._keys.round])
+        except (StoreError, LeaseGoneError) as error:
+            logger.warning("The end of the job could not be told: %s.", error)
+
+    def take_leave(self, number: int, spare: int) -> str:
+        """Takes one of the ``spare`` places that round ``number`` can do without; why there is none, or "".
+
+        Nodes that would leave at the same moment count each other by compare-and-set.
+        """
+        try:
+            store = self._store
+            while store is not None:
+                entry = store.read(self._keys.leaving).entry
+                words = [] if entry is None else entry.value.split()
+                taken = int(words[1]) if len(words) == 2 and words[0] == b"%d" % number and words[1].isdigit() else 0
+                if taken >= spare:
+                    return "other nodes leave already, and the job needs the rest."
+                told, revision = b"%d %d" % (number, taken + 1), 0 if entry is None else entry.revision
+                if store.compare_and_set(self._keys.leaving, told, revision, self._job_lease_id) is not None:
+                    return ""
+        except (StoreError, LeaseGoneError) as error:
+            return f"the other nodes could not be asked whether they can spare it ({error})."
+        return "the cluster's store is not open."
+
+    # -- what a presence asks for ------------------------------------------------------------------------------------
+
+    def _hold(self, store: Store) -> None:
+        """Keeps the job's own lease alive, which any of its agents may have begun."""
+        if self._job_lease_id is not None and store.keep_alive(self._job_lease_id) is not None:
+            return
+        entry = store.read(self._keys.lease).entry
+        if entry is not None and entry.value.isdigit() and store.keep_alive(int(entry.value)) is not None:
+            self._job_lease_id = int(entry.value)
+            return
+        lease = store.grant(JOB_LEASE_S)
+        revision = 0 if entry is None else entry.revision
+        if store.compare_and_set(self._keys.lease, str(lease.lease_id).encode(), revision, lease.lease_id) is not None:
+            self._job_lease_id = lease.lease_id
+            return
+        store.revoke(lease.lease_id)
+        raise StoreError("another agent begins the job's lease at this moment")
+
+    def _is_held(self, store: Store) -> bool:
+        return self._job_lease_id is not None and store.keep_alive(self._job_lease_id) is not None
+
+    def _let_go(self) -> None:
+        self._job_lease_id = None
+
+    def _say_more(self, store: Store) -> None:
+        if self._round is not None and store.read(self._keys.round).entry is None:
+            put = Put(self._keys.round, round_text(self._round), self._job_lease_id)
+            store.commit({self._keys.round: 0, self._keys.closed: 0}, [put])
+
+    def _open_and_say(self) -> None:
+        if self._must_reopen:
+            with self._changed:
+                self._seen.clear()
+        super()._open_and_say()
+
+    def _take(self, mirror: JobMirror, changes: tuple[Change, ...]) -> None:
+        super()._take(mirror, changes)
+        self.view()  # who has told of itself is remembered
