@@ -19,7 +19,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.metrics import prof, put_metric
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, SignalException
 
-from unicron_elastic.faults import RootCause
+from unicron_elastic.faults import RootCause, Severity, Status
 from unicron_elastic.launcher import failures, isolation
 from unicron_elastic.launcher.description import describe_workers
 from unicron_elastic.launcher.elsewhere import Elsewhere
@@ -84,6 +84,11 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         try:
             result: RunResult = super().run(role)
             return result
+        except SignalException:
+            # torch leaves its rendezvous open then, as the job may go on elsewhere: so be it, but not with this node.
+            if getattr(self._worker_group.spec.rdzv_handler, "outlives_stores", False):
+                self._worker_group.spec.rdzv_handler.leave()
+            raise
         finally:
             if (folder := temporary_folder(self._logs_specs, self._error_file())) is not None:
                 remove_if_empty(folder)
@@ -244,6 +249,18 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         event = events.MembershipChanged(at=now, nodes_waiting=nodes_waiting, generation=generation)
         self._runtime.loop.call_soon(lambda: self._events.append(event))
 
+    def _cancelled(self, error: Exception) -> None:
+        def end() -> None:
+            self._error = error
+
+        self._runtime.loop.call_soon(end)
+
+    def _drained(self, reason: str) -> None:
+        event = events.NodeUnhealthy(
+            at=time.monotonic(), status=Status.STOPPED_BY_REQUEST, severity=Severity.SEV1, reason=reason
+        )
+        self._runtime.loop.call_soon(lambda: self._events.append(event))
+
     def _rendezvous_failed(self, generation: int, error: Exception) -> None:
         if getattr(self._worker_group.spec.rdzv_handler, "outlives_stores", False):
             self._peer_failed(generation, f"the node that hosts this round's store is gone: {error}".split("\n")[0])
@@ -300,6 +317,9 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             self._pcontext.stop(command.local_ranks, command.reason if command.is_anyone_gone else None)
 
     def _tell_peers(self, reason: str) -> None:
+        handler = self._worker_group.spec.rdzv_handler
+        if hasattr(handler, "tell_fault"):  # which is faster; the round's store tells who has no connection
+            handler.tell_fault(f"On {self._state.host}, {reason}")
         if self._worker_group.group_world_size > 1 and self._speaks_with_peers():
             try:
                 tell_peers(self._store, f"On {self._state.host}, {reason}")
@@ -364,7 +384,9 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         generation = self._state.generation
         elsewhere = self._elsewhere()
         if hasattr(spec.rdzv_handler, "watch_nodes"):
-            spec.rdzv_handler.watch_nodes(partial(self._peer_failed, generation))
+            spec.rdzv_handler.watch_nodes(
+                partial(self._peer_failed, generation), on_cancel=self._cancelled, on_drain=self._drained
+            )
         if self._speaks_with_peers():
             self._peers = PeerWatch(
                 spec.rdzv_handler,

@@ -40,13 +40,21 @@ def node_name() -> str:
 
 def leave(handler: Any, node: str, command: LeaveJob, say: Callable[[str], None]) -> None:
     """Takes the node out of the rendezvous and puts it on the list; what cannot be done is said."""
-    if hasattr(handler, "leave"):
-        handler.leave()
     now = time.time()
     until = None if command.quarantine_s is None else now + command.quarantine_s
+    entry = Quarantined(node=node, reason=command.reason, since=now, until=until, by=LAUNCHER)
+    is_of_cluster = hasattr(handler, "keep_out")
+    why_not = handler.keep_out(entry) if is_of_cluster else ""
+    if why_not:
+        say(f"This node could not be put into the cluster's quarantine: {why_not}")
+    if hasattr(handler, "leave"):
+        handler.leave()
+    if is_of_cluster and not why_not:
+        say(f"This node is in the cluster's quarantine now: `unicron undrain {node}` ends that.")
+        return
     path = quarantine.default_path()
     try:
-        quarantine.add(path, Quarantined(node=node, reason=command.reason, since=now, until=until, by=LAUNCHER))
+        quarantine.add(path, entry)
     except quarantine.QuarantineFileError as error:
         say(f"This node could not be put into quarantine: {error}")
     else:

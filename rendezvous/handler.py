@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore
@@ -26,6 +28,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from unicron_elastic.recovery.quarantine import Quarantined
+from unicron_elastic.rendezvous.cluster_node import ClusterNode
+from unicron_elastic.rendezvous.cluster_records import NodeRecord
 from unicron_elastic.rendezvous.job_presence import JobPresence
 from unicron_elastic.rendezvous.job_records import JobKeys
 from unicron_elastic.rendezvous.membership import (
@@ -57,25 +62,26 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
     def __init__(
         self,
         presence: JobPresence,
+        node: ClusterNode,
+        member: Member,
         keys: JobKeys,
         *,
         run_id: str,
         settings: Settings,
-        host: str,
         address: str,
-        label: str = "",
         join_timeout_s: float = 600.0,
         connect_timeout_s: float = 30.0,
     ) -> None:
-        """``address`` is where other nodes find this one; ``host`` is its name."""
+        """``address`` is where other nodes find this one."""
         self._presence = presence
+        self._node = node
         self._keys = keys
         self._run_id = run_id
         self._settings = settings
         self._address = address
         self._join_timeout_s = join_timeout_s
         self._connect_timeout_s = connect_timeout_s
-        self._member = Member(node_id=f"{host}/{uuid.uuid4().hex[:12]}", host=host, label=label, waits_for=0)
+        self._member = member
         self._round: Round | None = None  # in which this node trains
         self._store: Store | None = None
         self._tells_lost = False
@@ -119,21 +125,32 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Ends the job for all nodes."""
         self._presence.close_job(f"The job was closed by {self._member.host}.")
 
-    def watch_nodes(self, on_lost: Callable[[str], None]) -> None:
-        """From now on ``on_lost`` hears, once a round and from another thread, why the round cannot go on."""
-        this_round = self._round
+    def watch_nodes(
+        self,
+        on_fault: Callable[[str], None],
+        *,
+        on_cancel: Callable[[Exception], None] = lambda _error: None,
+        on_drain: Callable[[str], None] = lambda _reason: None,
+    ) -> None:
+        """From now on each is called, once a round at most and from other threads.
 
-        def look() -> None:
-            if self._round is not this_round or this_round is None or self._presence.blind:
-                return
-            if gone := self._lost(this_round):
-                self._presence.on_change = lambda: None
-                who = ", ".join(place.host for place in gone)
-                on_lost(f"{who} {'is' if len(gone) == 1 else 'are'} lost: the lease in the cluster's store is gone.")
+        ``on_fault``: why the round cannot go on; ``on_cancel``: the job is to end; ``on_drain``: this node is to leave.
+        """
+        if self._round is not None:
+            watch = RoundWatch(self, self._round, on_fault, on_cancel, on_drain)
+            self._tells_lost = True
+            self._presence.on_change = self._node.on_change = watch.look
+            self._node.on_fault = watch.told
+            watch.look()
 
-        self._tells_lost = True
-        self._presence.on_change = look
-        look()
+    def tell_fault(self, reason: str) -> None:
+        """Tells the other nodes of the round of a fault here, at once."""
+        if self._round is not None:
+            self._node.tell_fault(self._round.number, reason)
+
+    def keep_out(self, quarantined: Quarantined) -> str:
+        """Puts this node on the cluster's list; why that was not possible, or ""."""
+        return self._node.keep_out(quarantined)
 
     def num_nodes_waiting(self) -> int:
         """For how many nodes it is worth to begin another round: those who wait, and those that are lost.
@@ -165,6 +182,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Goes without ending the job."""
         self._store = self._round = None
         self._presence.leave()
+        self._node.leave()
 
     def why_stay(self, nodes: int) -> str:
         """Why the job, of ``nodes`` now, cannot go on without this one; "" if it can."""
@@ -215,6 +233,29 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             if self._presence.view() == view:
                 self._presence.wait(min(pause_s, max(0.0, deadline - now) + 0.01))
 
+    def why_over(self, this_round: Round) -> str:
+        """Why ``this_round`` cannot go on, as a sentence; "": it can, or is over already, or this node is blind."""
+        if self._round is not this_round or self._presence.blind:
+            return ""
+        if why := self._presence.get(self._keys.lost(self._member.node_id)):
+            return f"This node was taken out of the job: {why}"
+        gone = self._lost(this_round)
+        told = [self._presence.get(self._keys.lost(place.node_id)) for place in gone]
+        words = [why for why in told if why]
+        if silent := [place.host for place, why in zip(gone, told, strict=True) if not why]:
+            are = "is" if len(silent) == 1 else "are"
+            words.append(f"{', '.join(silent)} {are} lost: the lease in the cluster's store is gone.")
+        return " ".join(words)
+
+    def why_cancelled(self, this_round: Round) -> str:
+        """Why an operator ends the job; "": nobody does."""
+        why = self._presence.get(self._keys.cancelled) if self._round is this_round else None
+        return f"the job {self._run_id!r} was cancelled: {why}" if why else ""
+
+    def why_drained(self, this_round: Round) -> str:
+        """Why an operator wants this node to leave its job; "": nobody does."""
+        return self._node.why_kept_out() if self._round is this_round else ""
+
     def _lost(self, this_round: Round) -> list[Place]:
         """Nodes that have left the round; nobody, if the store has gone on to another one."""
         view = self._presence.view()
@@ -225,16 +266,16 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     def _wait_for_more_than(self, before: Round | None) -> None:
         number = 0 if before is None else before.number
+        self._member = replace(self._member, waits_for=max(number, self._member.waits_for) + 1)
         try:
-            self._member = Member(
-                node_id=self._member.node_id,
-                host=self._member.host,
-                label=self._member.label,
-                waits_for=max(number, self._member.waits_for) + 1,
-            )
+            self._node.enter(self._connect_timeout_s)
+            if why := self._node.why_kept_out():
+                raise RendezvousClosedError(why)
             self._presence.join(self._member, self._connect_timeout_s)
-        except StoreError as error:
+        except (StoreError, OSError) as error:
             raise RendezvousConnectionError(f"the job {self._run_id!r} cannot be joined: {error}") from error
+        if cancelled := self._presence.get(self._keys.cancelled):
+            raise RendezvousClosedError(f"the job {self._run_id!r} was cancelled: {cancelled}")
 
     def _open_store(self, found: Round, deadline: float) -> tuple[Store, RendezvousStoreInfo] | None:
         """The round's store and where it is; None if its host is lost before it is there."""
@@ -257,6 +298,45 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         return store, RendezvousStoreInfo(host, int(port))
 
 
+class RoundWatch:
+    """Looks at one round from the threads that hear of changes; each word is said once."""
+
+    def __init__(
+        self,
+        handler: ClusterRendezvous,
+        watched: Round,
+        on_fault: Callable[[str], None],
+        on_cancel: Callable[[Exception], None],
+        on_drain: Callable[[str], None],
+    ) -> None:
+        self._handler = handler
+        self._round = watched
+        self._on_fault, self._on_cancel, self._on_drain = on_fault, on_cancel, on_drain
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
+
+    def look(self) -> None:
+        """Asks whether there is anything to say."""
+        if why := self._handler.why_over(self._round):
+            self._once("fault", lambda: self._on_fault(why))
+        if cancelled := self._handler.why_cancelled(self._round):
+            self._once("cancel", lambda: self._on_cancel(RendezvousClosedError(cancelled)))
+        if drained := self._handler.why_drained(self._round):
+            self._once("drain", lambda: self._on_drain(drained))
+
+    def told(self, number: int, reason: str) -> None:
+        """Another node has told of a fault."""
+        if number == self._round.number:
+            self._once("fault", lambda: self._on_fault(reason))
+
+    def _once(self, what: str, say: Callable[[], None]) -> None:
+        with self._lock:
+            if what in self._said:
+                return
+            self._said.add(what)
+        say()
+
+
 def creator() -> Callable[[RendezvousParameters], ClusterRendezvous]:
     """What the entry point `torchrun.handlers` names."""
     return create_handler
@@ -264,28 +344,43 @@ def creator() -> Callable[[RendezvousParameters], ClusterRendezvous]:
 
 def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
     """As torch's registry wants it. Raises ValueError for what cannot be right, with what would be."""
-    from unicron_elastic.rendezvous.etcd_address import EtcdAddress
+    from unicron_elastic.rendezvous.etcd_options import etcd_address
     from unicron_elastic.rendezvous.etcd_store import EtcdStore
 
-    address = EtcdAddress.parse(parameters.endpoint or "localhost")
+    given = {name: str(value) for name, value in parameters.config.items()}
+    address = etcd_address(parameters.endpoint, given, spell=lambda name: f"--rdzv-conf {name}")
     keys = JobKeys(parameters.run_id)
     settings = Settings(
         min_nodes=parameters.min_nodes,
         max_nodes=parameters.max_nodes,
         last_call_s=_seconds(parameters, "last_call_timeout", 30.0),
+        target_nodes=_target(parameters),
     )
-    presence = JobPresence(lambda: EtcdStore(address), keys, _seconds(parameters, "lease_ttl", LEASE_TTL_S, 1.0))
+    host = os.environ.get("UNICRON_NODE_NAME", "").strip() or socket.gethostname()
+    node_id, label = f"{host}/{uuid.uuid4().hex[:12]}", str(parameters.get("label", ""))
+    record = NodeRecord(node_id=node_id, host=host, job=parameters.run_id, label=label, pid=os.getpid())
+    lease_ttl_s = _seconds(parameters, "lease_ttl", LEASE_TTL_S, 1.0)
+    bind, here = parameters.local_addr or "", parameters.local_addr or socket.getfqdn()
     return ClusterRendezvous(
-        presence,
+        JobPresence(lambda: EtcdStore(address), keys, lease_ttl_s),
+        ClusterNode(lambda: EtcdStore(address), lease_ttl_s, record, bind=bind, address=here),
+        Member(node_id=node_id, host=host, label=label, waits_for=0),
         keys,
         run_id=parameters.run_id,
         settings=settings,
-        host=os.environ.get("UNICRON_NODE_NAME", "").strip() or socket.gethostname(),
-        address=parameters.local_addr or socket.getfqdn(),
-        label=str(parameters.get("label", "")),
+        address=here,
         join_timeout_s=_seconds(parameters, "join_timeout", 600.0),
         connect_timeout_s=_seconds(parameters, "connect_timeout", 30.0),
     )
+
+
+def _target(parameters: RendezvousParameters) -> int | None:
+    value = parameters.get("target_nodes")
+    if value is None:
+        return None
+    if not str(value).isascii() or not str(value).isdecimal():
+        raise ValueError(f"--rdzv-conf target_nodes must be a number of nodes, not {value!r}")
+    return int(value)
 
 
 def _seconds(parameters: RendezvousParameters, name: str, default: float, least: float = 0.0) -> float:

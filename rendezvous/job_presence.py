@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -37,6 +38,9 @@ class JobPresence(Presence[JobMirror]):
         An unreachable store is waited for.
         """
         self._said[self._keys.member(member.node_id)] = member_text(member)
+        if self.get(self._keys.lost(member.node_id)) is not None and self._store is not None:
+            with contextlib.suppress(StoreError):
+                self._store.delete(self._keys.lost(member.node_id))
         self.enter(timeout_s)
 
     def view(self) -> JobView:

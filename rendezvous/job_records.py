@@ -25,10 +25,16 @@ class JobKeys:
         self.closed = f"{self.prefix}closed"  # why
         self.lease = f"{self.prefix}lease"  # of the job: all its agents keep it alive
         self.leaving = f"{self.prefix}leaving"  # the round, and how many of its nodes leave it
+        self.spec = f"{self.prefix}spec"  # what it runs, for nodes that are lent to it
+        self.cancelled = f"{self.prefix}cancelled"  # why, by an operator
 
     def member(self, node_id: str) -> str:
         """Of an agent."""
         return f"{self.prefix}members/{quote(node_id, safe='')}"
+
+    def lost(self, node_id: str) -> str:
+        """Why the coordinator has removed an agent."""
+        return f"{self.prefix}lost/{quote(node_id, safe='')}"
 
     def store(self, number: int) -> str:
         """Where the workers of a round find their store."""

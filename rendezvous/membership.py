@@ -21,10 +21,18 @@ class Settings:
     min_nodes: int
     max_nodes: int
     last_call_s: float = 30.0  # for more than the fewest nodes to come to the first round
+    target_nodes: int | None = None  # train at most; the others, up to the most, are spares
+
+    @property
+    def most(self) -> int:
+        """How many nodes train at most."""
+        return self.max_nodes if self.target_nodes is None else self.target_nodes
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
             raise ValueError(f"nodes must be at least 1, and MIN at most MAX, not {self.min_nodes}:{self.max_nodes}")
+        if not self.min_nodes <= self.most <= self.max_nodes:
+            raise ValueError(f"target_nodes must be {self.min_nodes} to {self.max_nodes}, not {self.target_nodes}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +120,11 @@ def next_round(view: JobView, settings: Settings, enough_for_s: float) -> Formed
         return NotYet(f"{_nodes(len(training))} of round {number} still train{_s(training)}.")
     if len(waiting) < settings.min_nodes:
         return NotYet(f"{_nodes(len(waiting))} wait{_s(waiting)}, and {settings.min_nodes} are needed.")
-    if view.round is None and len(waiting) < settings.max_nodes and enough_for_s < settings.last_call_s:
+    if view.round is None and len(waiting) < settings.most and enough_for_s < settings.last_call_s:
         left_s = settings.last_call_s - enough_for_s
-        return NotYet(f"{_nodes(len(waiting))} wait{_s(waiting)} for up to {settings.max_nodes}.", left_s)
+        return NotYet(f"{_nodes(len(waiting))} wait{_s(waiting)} for up to {settings.most}.", left_s)
     number = 1 if view.round is None else view.round.number + 1
-    chosen = _chosen(view.round, waiting, settings.max_nodes)
+    chosen = _chosen(view.round, waiting, settings.most)
     formed = Round(number=number, places=_ranked(view.round, chosen))
     left_out = [member for member in waiting if member not in chosen]
     reason = f"Round {number} begins with {_nodes(len(chosen))}"
@@ -126,7 +134,7 @@ def next_round(view: JobView, settings: Settings, enough_for_s: float) -> Formed
 
 def nodes_waiting(view: JobView, settings: Settings) -> int:
     """How many nodes wait that a round would take beside those who train: for these it is worth to begin another."""
-    return max(0, min(len(view.waiting), settings.max_nodes - len(view.training)))
+    return max(0, min(len(view.waiting), settings.most - len(view.training)))
 
 
 def lost(view: JobView) -> tuple[Place, ...]:

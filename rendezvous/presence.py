@@ -205,8 +205,9 @@ class Presence(Generic[M]):
             try:
                 self._beat()
                 pause_s = self._ttl_s / _BEATS_PER_LEASE
-            except StoreReplacedError:
-                self._must_reopen, pause_s = True, _RETRY_S
+            except StoreReplacedError as error:
+                self._lost_data(str(error))
+                pause_s = _RETRY_S
             except StoreError as error:
                 logger.debug("%s", error)
                 pause_s = _RETRY_S
@@ -234,11 +235,17 @@ class Presence(Generic[M]):
                     self.blind = ""
                     self._tell_sight("The cluster's store can be seen again.")
                 case Replaced():
-                    self.blind = item.reason
-                    self._must_reopen = True
-                    self._tell_sight("The cluster's store has lost its data: %s. It is told again.", item.reason)
+                    self._lost_data(item.reason)
             self._changed.notify_all()
         self.on_change()
+
+    def _lost_data(self, reason: str) -> None:
+        """Heard by the watch or by a call, whichever came first."""
+        with self._changed:
+            if not self._must_reopen:
+                self.blind = reason
+                self._must_reopen = True
+                self._tell_sight("The cluster's store has lost its data: %s. It is told again.", reason)
 
     def _take(self, mirror: M, changes: tuple[Change, ...]) -> None:
         mirror.apply(changes)

@@ -1,0 +1,363 @@
+"""``unicron jobs``, ``nodes``, ``drain``, ``undrain`` and ``cancel``: a cluster that meets over etcd. No torch here."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from unicron_elastic.faults.text import one_line, shorten
+from unicron_elastic.launcher.cluster_view import (
+    ClusterView,
+    JobStatus,
+    job_status,
+    jobs_table,
+    nodes_table,
+    read_cluster,
+)
+from unicron_elastic.recovery.quarantine import Quarantined, add, check_node, parse_duration, sentence
+from unicron_elastic.rendezvous.cluster_records import (
+    CANCELLED_FOR_S,
+    parse_quarantined,
+    quarantine_key,
+    quarantine_text,
+)
+from unicron_elastic.rendezvous.etcd_options import etcd_address
+from unicron_elastic.rendezvous.job_records import JobKeys
+from unicron_elastic.rendezvous.store import LeaseGoneError, Put, Store, StoreError, check_key
+
+__all__ = ["cancel", "drain", "jobs", "nodes", "undrain"]
+
+NOTHING_FOUND, BAD_USAGE = 1, 2
+TIMEOUT_S = 4.0  # for all that a command asks of etcd
+_REASON_CHARACTERS = 1000
+_ATTEMPTS = 10  # to be the first, while others change the same key
+
+_Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ENDPOINT",
+        help="Where etcd is: HOST:PORT, several with commas; else localhost:2379 "
+        "[env: UNICRON_ETCD_ENDPOINT, PET_RDZV_ENDPOINT].",
+    ),
+]
+_Ca = Annotated[str | None, typer.Option(metavar="FILE", help="CA of etcd's certificates [env: UNICRON_ETCD_CA].")]
+_Cert = Annotated[str | None, typer.Option(metavar="FILE", help="Own certificate [env: UNICRON_ETCD_CERT].")]
+_Key = Annotated[str | None, typer.Option(metavar="FILE", help="Its key [env: UNICRON_ETCD_KEY].")]
+_User = Annotated[str | None, typer.Option(metavar="NAME", help="Who to be for etcd [env: UNICRON_ETCD_USER].")]
+_PasswordFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="The user's password, as the only line "
+        "[env: UNICRON_ETCD_PASSWORD_FILE, or UNICRON_ETCD_PASSWORD itself].",
+    ),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Node = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as unicron nodes shows it.")]
+
+
+class _Cluster:
+    """An open store, and the time that is left to ask it."""
+
+    def __init__(self, store: Store, where: str) -> None:
+        self.store = store
+        self.where = where
+        self._ends_at = time.monotonic() + TIMEOUT_S
+
+    def left_s(self) -> float:
+        """Seconds; never nothing, so that a call that is late says itself what is wrong."""
+        return max(0.05, self._ends_at - time.monotonic())
+
+    def read(self) -> ClusterView:
+        """All of it; what cannot be read goes to stderr. Raises StoreError."""
+        view = read_cluster(self.store, self.left_s)
+        _tell_odd(view.odd)
+        return view
+
+
+def jobs(
+    *,
+    endpoint: _Endpoint = None,
+    etcd_ca: _Ca = None,
+    etcd_cert: _Cert = None,
+    etcd_key: _Key = None,
+    etcd_user: _User = None,
+    etcd_password_file: _PasswordFile = None,
+    as_json: _Json = False,
+) -> None:
+    """List the jobs of the cluster.
+
+    With state, round, how many nodes train of those that are wanted (MIN:MAX), and hosts in the order of their ranks.
+    """
+    with _open(endpoint, _given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+        found = cluster.read().jobs
+        if as_json:
+            _print_json([job.to_json() for job in found])
+        elif found:
+            _print(jobs_table(found, _width()))
+        if not found:
+            _fail(NOTHING_FOUND, f"No job is in the cluster at {cluster.where}.")
+
+
+def nodes(
+    *,
+    endpoint: _Endpoint = None,
+    etcd_ca: _Ca = None,
+    etcd_cert: _Cert = None,
+    etcd_key: _Key = None,
+    etcd_user: _User = None,
+    etcd_password_file: _PasswordFile = None,
+    as_json: _Json = False,
+) -> None:
+    """List the nodes of the cluster.
+
+    With job, rank, which of them is the coordinator, and which are in quarantine.
+    """
+    with _open(endpoint, _given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+        found = cluster.read().nodes(time.time())
+        if as_json:
+            _print_json([node.to_json() for node in found])
+        elif found:
+            _print(nodes_table(found, _local, _width()))
+        if not found:
+            _fail(NOTHING_FOUND, f"No node is in the cluster at {cluster.where}.")
+
+
+def drain(
+    node: _Node,
+    *,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for whoever reads the list.")],
+    duration: Annotated[
+        str | None, typer.Option("--for", metavar="DURATION", help="30s, 15m, 6h or 2d; else until it is lifted.")
+    ] = None,
+    endpoint: _Endpoint = None,
+    etcd_ca: _Ca = None,
+    etcd_cert: _Cert = None,
+    etcd_key: _Key = None,
+    etcd_user: _User = None,
+    etcd_password_file: _PasswordFile = None,
+    as_json: _Json = False,
+) -> None:
+    """Take a node out of all jobs of the cluster.
+
+    It stays in the cluster's quarantine until undrain lifts it, or its time is over. A node that is there already gets
+    the new reason, and the later end of the two.
+    """
+    _check_node(node)
+    text = _reason(reason)
+    now = time.time()
+    until = None if duration is None else now + _seconds(duration)
+    entry = Quarantined(node=node, reason=text, since=now, until=until, by=_operator())
+    with _open(endpoint, _given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+        known = [each for each in cluster.read().nodes(now) if each.host == node and each.node_id]
+        entry = _keep_out(cluster, entry)
+    if as_json:
+        _print_json(entry.to_json())
+    else:
+        leaves = ", ".join(dict.fromkeys(one_line(each.job) for each in known if each.job))
+        said = sentence(entry, now, _local)
+        _print(f"{said[:-1]}; it leaves {leaves}." if leaves else said)
+    if not known:
+        _say(f"No agent of node {node} is in the cluster now; the node is kept out when it comes.")
+
+
+def undrain(
+    node: _Node,
+    *,
+    endpoint: _Endpoint = None,
+    etcd_ca: _Ca = None,
+    etcd_cert: _Cert = None,
+    etcd_key: _Key = None,
+    etcd_user: _User = None,
+    etcd_password_file: _PasswordFile = None,
+    as_json: _Json = False,
+) -> None:
+    """Let a node into the cluster's jobs again."""
+    _check_node(node)
+    with _open(endpoint, _given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+        was_there = _let_in(cluster, node)
+        if as_json:
+            _print_json({"node": node, "was_in_quarantine": was_there})
+        elif was_there:
+            _print(f"node {node} is no longer in quarantine.")
+        if not was_there:
+            _fail(NOTHING_FOUND, f"Node {node} is not in the quarantine of the cluster at {cluster.where}.")
+
+
+def cancel(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, as unicron jobs shows it.")],
+    *,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why, for whoever reads the job's log.")] = None,
+    endpoint: _Endpoint = None,
+    etcd_ca: _Ca = None,
+    etcd_cert: _Cert = None,
+    etcd_key: _Key = None,
+    etcd_user: _User = None,
+    etcd_password_file: _PasswordFile = None,
+    as_json: _Json = False,
+) -> None:
+    """End a job on all its nodes. For ten minutes no node can begin one of the same id."""
+    _check_job(job)
+    why = f"cancelled by {_operator()}" if reason is None else f"cancelled by {_operator()}: {_reason(reason)}"
+    with _open(endpoint, _given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+        status = _cancel(cluster, job, why)
+    count = len(status.view.members)
+    if as_json:
+        _print_json({"job": job, "reason": why, "nodes": count})
+    else:
+        told = "1 node stops" if count == 1 else f"{count} nodes stop"
+        _print(f"job {one_line(job)} is {why.rstrip('.')}; {told}.")
+
+
+# -- what they ask of the store ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _open(endpoint: str | None, given: dict[str, str]) -> Iterator[_Cluster]:
+    """The cluster's store; whatever is wrong with it ends the command with one sentence."""
+    try:
+        from unicron_elastic.rendezvous.etcd_store import EtcdStore
+    except ImportError as error:
+        _fail(BAD_USAGE, f"{error}.")
+    try:
+        address = etcd_address(endpoint, given, spell=lambda name: f"--{name.replace('_', '-')}")
+    except ValueError as error:
+        _fail(BAD_USAGE, f"{error}.")
+    try:
+        with EtcdStore(address, timeout_s=TIMEOUT_S) as store:
+            yield _Cluster(store, str(address))
+    except (StoreError, LeaseGoneError) as error:
+        _fail(BAD_USAGE, f"{error}.")
+
+
+def _keep_out(cluster: _Cluster, entry: Quarantined) -> Quarantined:
+    """Writes the entry, together with the one that is there. Returns what was written. Raises StoreError."""
+    key = quarantine_key(entry.node)
+    for _ in range(_ATTEMPTS):
+        found = cluster.store.read(key, timeout_s=cluster.left_s()).entry
+        merged, revision = entry, 0
+        if found is not None:
+            revision = found.revision
+            try:
+                merged = add([parse_quarantined(found)], entry)[-1]
+            except ValueError:  # was told when the cluster was read; the new one takes its place
+                pass
+        if cluster.store.compare_and_set(key, quarantine_text(merged), revision, timeout_s=cluster.left_s()):
+            return merged
+    raise StoreError(f"others change the quarantine of node {entry.node} all the time; try again")
+
+
+def _let_in(cluster: _Cluster, node: str) -> bool:
+    """Deletes the node's entry; whether there was one. Raises StoreError."""
+    key = quarantine_key(node)
+    for _ in range(_ATTEMPTS):
+        found = cluster.store.read(key, timeout_s=cluster.left_s()).entry
+        if found is None:
+            return False
+        if cluster.store.commit({key: found.revision}, deletes=[key], timeout_s=cluster.left_s()):
+            return True
+    raise StoreError(f"others change the quarantine of node {node} all the time; try again")
+
+
+def _cancel(cluster: _Cluster, job: str, why: str) -> JobStatus:
+    """Tells the job's agents, unless it is over. Returns the job as it was. Raises StoreError, LeaseGoneError."""
+    keys, odd = JobKeys(job), list[str]()
+    status = job_status(job, cluster.store.read_prefix(keys.prefix, timeout_s=cluster.left_s()), odd)
+    _tell_odd(odd)
+    if status is None:
+        _fail(NOTHING_FOUND, f"No job {job!a} is in the cluster at {cluster.where}.")
+    if status.is_over:
+        _fail(NOTHING_FOUND, f"The job {job!a} is over: {one_line(status.why).rstrip('.')}.")
+    lease_id = cluster.store.grant(CANCELLED_FOR_S, timeout_s=cluster.left_s()).lease_id
+    put = Put(keys.cancelled, why.encode(errors="replace"), lease_id)
+    if not cluster.store.commit({keys.closed: 0}, [put], timeout_s=cluster.left_s()):
+        cluster.store.revoke(lease_id, timeout_s=cluster.left_s())
+        _fail(NOTHING_FOUND, f"The job {job!a} is over: it ended at this moment.")
+    return status
+
+
+# -- what was typed, and what is shown ---------------------------------------------------------------------------------
+
+
+def _given(ca: str | None, cert: str | None, key: str | None, user: str | None, file: str | None) -> dict[str, str]:
+    told = {"etcd_ca": ca, "etcd_cert": cert, "etcd_key": key, "etcd_user": user, "etcd_password_file": file}
+    return {name: text for name, text in told.items() if text is not None}
+
+
+def _check_node(node: str) -> None:
+    try:
+        check_node(node)
+        check_key(quarantine_key(node))
+    except ValueError:
+        _fail(BAD_USAGE, f"{node[:80]!a} names no node; give a name without blanks, such as gpu-7.")
+
+
+def _check_job(job: str) -> None:
+    try:
+        check_key(JobKeys(job).cancelled)
+    except ValueError:
+        _fail(BAD_USAGE, f"{job[:80]!a} names no job; give an id such as unicron jobs shows.")
+
+
+def _reason(text: str) -> str:
+    if not one_line(text):
+        _fail(BAD_USAGE, "--reason is empty; say why, for whoever reads it.")
+    return shorten(one_line(text), _REASON_CHARACTERS)
+
+
+def _seconds(duration: str) -> float:
+    try:
+        return parse_duration(duration)
+    except ValueError as error:
+        _fail(BAD_USAGE, f"--for: {duration!a} is not possible here; it takes {error}.")
+
+
+def _operator() -> str:
+    """The user's name; the number of one who has none, as in many containers."""
+    try:
+        name = one_line(getpass.getuser())
+    except (KeyError, OSError):
+        name = ""
+    return name or f"uid {os.getuid()}"
+
+
+def _local(moment: float) -> datetime:
+    """Unix seconds as this machine's time of day."""
+    return datetime.fromtimestamp(moment, timezone.utc).astimezone()
+
+
+def _width() -> int | None:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _tell_odd(odd: Iterable[str]) -> None:
+    for problem in odd:
+        _say(f"Skipped: {shorten(one_line(problem), 300)}.")
+
+
+def _print_json(data: Any) -> None:
+    typer.echo(json.dumps(data, indent=2))
+
+
+def _print(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    typer.echo(text.encode(encoding, "replace").decode(encoding))
+
+
+def _say(text: str) -> None:
+    typer.echo(f"unicron: {text}", err=True)
+
+
+def _fail(code: int, text: str) -> NoReturn:
+    _say(text)
+    raise typer.Exit(code)

@@ -1,0 +1,103 @@
+"""One agent as a node of the cluster: its key in the store, its heartbeats, and whether it is kept out of jobs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+from unicron_elastic.recovery.quarantine import Quarantined, sentence
+from unicron_elastic.rendezvous.cluster_presence import ClusterPresence
+from unicron_elastic.rendezvous.cluster_records import NodeRecord
+from unicron_elastic.rendezvous.heartbeat_wire import Hello
+from unicron_elastic.rendezvous.heartbeats import Heartbeats
+from unicron_elastic.rendezvous.store import LeaseGoneError, Store, StoreError
+
+__all__ = ["ClusterNode"]
+
+logger = logging.getLogger(__name__)
+
+
+class ClusterNode:
+    """From ``enter`` to ``leave``. Safe from any thread.
+
+    Without heartbeats, for want of a port, a node is missed by its lease alone: that is said, and it goes on.
+    """
+
+    def __init__(
+        self, open_store: Callable[[], Store], lease_ttl_s: float, record: NodeRecord, *, bind: str, address: str
+    ) -> None:
+        """``bind`` is the address to listen on, "" for all; ``address`` is where other nodes find this one."""
+        self._host = record.host
+        self._hello = Hello(record.node_id, record.host, record.job)
+        self._bind, self._address = bind, address
+        self._open_store, self._ttl_s, self._record = open_store, lease_ttl_s, record
+        self._presence: ClusterPresence | None = None
+        self._heartbeats: Heartbeats | None = None
+        self._entering = threading.Lock()
+        self.on_fault: Callable[[int, str], None] = lambda _round, _reason: None  # from another thread
+        self.on_change: Callable[[], None] = lambda: None  # from another thread, sometimes for nothing
+
+    @property
+    def leads(self) -> bool:
+        """Whether this agent coordinates."""
+        return self._heartbeats is not None and self._heartbeats.leads
+
+    def enter(self, timeout_s: float) -> None:
+        """Says that this node is there, again if it was removed. Raises StoreError, and OSError for a bad address."""
+        with self._entering:
+            if self._presence is not None:
+                self._presence.enter(timeout_s)
+                return
+            heartbeats = Heartbeats(
+                self._hello,
+                self._bind,
+                self._address,
+                on_fault=self._fault_told,
+                say=lambda words: logger.warning("%s", words),
+            )
+            presence = ClusterPresence(self._open_store, self._ttl_s, self._record, heartbeats.address)
+            presence.enter(timeout_s)
+            heartbeats.start(presence)
+            heartbeats.on_change = self._changed
+            self._presence, self._heartbeats = presence, heartbeats
+
+    def tell_fault(self, number: int, reason: str) -> None:
+        """Tells the other nodes of the job of a fault in its round ``number``."""
+        if self._heartbeats is not None:
+            self._heartbeats.tell_fault(number, reason)
+
+    def why_kept_out(self) -> str:
+        """Why this node should be in no job, as a sentence; "" if nothing speaks against it."""
+        found = None if self._presence is None else self._presence.quarantined(self._host)
+        if found is None:
+            return ""
+        return sentence(found, time.time(), lambda seconds: datetime.fromtimestamp(seconds).astimezone())
+
+    def keep_out(self, quarantined: Quarantined) -> str:
+        """Puts this node on the cluster's list; why that was not possible, or "". Who is on it stays as it is."""
+        if self._presence is None:
+            return "the cluster's store is not open"
+        try:
+            self._presence.keep_out(quarantined)
+        except (StoreError, LeaseGoneError) as error:
+            return str(error)
+        return ""
+
+    def _fault_told(self, number: int, reason: str) -> None:
+        self.on_fault(number, reason)  # which may be another one by now
+
+    def _changed(self) -> None:
+        self.on_change()
+
+    def leave(self) -> None:
+        """Goes. May come twice."""
+        with self._entering:
+            presence, heartbeats = self._presence, self._heartbeats
+            self._presence = self._heartbeats = None
+        if presence is not None:
+            presence.leave()  # before the connections end, so that nobody is missed
+        if heartbeats is not None:
+            heartbeats.close()

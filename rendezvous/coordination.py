@@ -1,0 +1,404 @@
+"""Who coordinates and who is lost, decided purely: ``handle(state, event) -> (state, commands)``.
+
+One agent of the cluster holds the leader's key and is the *coordinator*. All others keep a connection to it, which the
+kernels at its ends keep an eye on: it breaks within milliseconds when a process ends, and within a second when a host
+no longer answers. Whoever is missed is *probed* by a new connection to the port that every agent listens on, so that a
+broken connection alone costs nobody its place:
+
+- it answers: it lives and will connect again; if it hangs, its lease will run out, which is slower and surer.
+- it is refused: the host is there, and the agent is not.
+- silence: the host is gone or cut off.
+
+A link that never stood says nothing, as names may not resolve and ports may be closed: then the lease alone tells.
+
+The coordinator removes who is gone from the store, under the guard of its own key: one that was replaced changes
+nothing any more. If all others are silent it removes none, as it is more likely itself that is cut off; a single one it
+does. A coordinator that is gone is removed by the others, when more than half of them say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+__all__ = [
+    "Accuse", "Accused", "Answer", "BecomeCoordinator", "Command", "Connect", "CoordinationState", "CoordinatorSeen",
+    "Depose", "Event", "Leader", "LinkLost", "LinkOpened", "LookAtNodes", "Node", "NodesSeen", "Probe", "Probed",
+    "Remove", "Sight", "TimePassed", "Withdraw", "handle",
+]  # fmt: skip
+
+RECONNECT_S = 0.5  # between two attempts to reach the coordinator
+MISSED_S = 2.0  # so long an agent may take to connect before it is probed
+LOOK_S = 1.0  # between two looks of the coordinator at the nodes that the store knows
+ACCUSER_LOOK_S = 0.25  # ... and of who accuses the coordinator
+
+
+class Answer(Enum):
+    """What came of a probe."""
+
+    ANSWERS = "answers"
+    REFUSED = "refused"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who holds the leader's key."""
+
+    node_id: str
+    host: str
+    address: str  # HOST:PORT
+    revision: int
+    is_dedicated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An agent as the store knows it."""
+
+    node_id: str
+    host: str
+    address: str
+    job: str  # "": none
+    revision: int
+
+
+# -- events --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSeen:
+    """The leader's key has changed, or is gone."""
+
+    at: float
+    leader: Leader | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodesSeen:
+    """The answer to ``LookAtNodes``."""
+
+    at: float
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accused:
+    """Those who say that they cannot reach the coordinator ``leader``."""
+
+    at: float
+    leader: str
+    accusers: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOpened:
+    """A connection stands: of a node to this coordinator, or of this node to its coordinator."""
+
+    at: float
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """It has broken, or could not be made."""
+
+    at: float
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The answer to ``Probe``."""
+
+    at: float
+    node_id: str
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Whether the store can be seen. A blind node decides nothing: see docs/assumptions.md."""
+
+    at: float
+    is_blind: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Some time has passed."""
+
+    at: float
+
+
+Event = CoordinatorSeen | NodesSeen | Accused | LinkOpened | LinkLost | Probed | Sight | TimePassed
+
+
+# -- commands ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BecomeCoordinator:
+    """Take the leader's key, if it still is at ``revision``; 0: if there is none."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a connection to the coordinator."""
+
+    leader: Leader
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask whether somebody listens there."""
+
+    node_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtNodes:
+    """Read which nodes the store knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accuse:
+    """Say in the store that the coordinator cannot be reached."""
+
+    leader: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Take that back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Remove a node from the store, by the right of the leader's key at ``leader_revision``."""
+
+    node: Node
+    leader_revision: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Depose:
+    """Take the leader's key from ``leader`` and remove its node, if it is one."""
+
+    leader: Leader
+    node: Node | None
+    reason: str
+
+
+Command = BecomeCoordinator | Connect | Probe | LookAtNodes | Accuse | Withdraw | Remove | Depose
+
+
+# -- state ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinationState:
+    """What one agent knows. ``is_dedicated``: it has no node of its own, and leads if it can."""
+
+    me: str
+    is_dedicated: bool = False
+    is_blind: bool = False
+    leader: Leader | None = None
+    # of the coordinator itself
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    looked_at: float = float("-inf")
+    links: frozenset[str] = frozenset()
+    linked_once: frozenset[str] = frozenset()
+    missed_since: Mapping[str, float] = field(default_factory=dict)  # nodes without a connection
+    probing: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()  # nodes that did not answer and are not removed yet
+    # of the others
+    is_linked: bool = False
+    was_linked: bool = False
+    tried_at: float = float("-inf")
+    accusation: str = ""  # of the coordinator, "": none
+    accusers: frozenset[str] = frozenset()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this agent is the coordinator."""
+        return self.leader is not None and self.leader.node_id == self.me
+
+
+Outcome = tuple[CoordinationState, list[Command]]
+
+
+def handle(state: CoordinationState, event: Event) -> Outcome:
+    """The state after ``event``, and what is to be done."""
+    match event:
+        case CoordinatorSeen():
+            return _coordinator_seen(state, event)
+        case Sight():
+            return replace(state, is_blind=event.is_blind, looked_at=float("-inf")), []
+        case Accused():
+            is_of_this = state.leader is not None and event.leader == state.leader.node_id
+            return replace(state, accusers=event.accusers if is_of_this else frozenset()), []
+        case TimePassed():
+            return _time_passed(state, event.at)
+        case NodesSeen() if state.leads:
+            return _nodes_seen(state, event)
+        case NodesSeen():
+            return _tried(state, event)
+        case LinkOpened() | LinkLost() | Probed() if state.leads:
+            return _of_node(state, event)
+        case LinkOpened() | LinkLost() | Probed():
+            return _of_coordinator(state, event)
+
+
+def _coordinator_seen(state: CoordinationState, event: CoordinatorSeen) -> Outcome:
+    was, now = state.leader, event.leader
+    if was is not None and now is not None and (was.node_id, was.address) == (now.node_id, now.address):
+        return replace(state, leader=now), []
+    commands: list[Command] = [Withdraw()] if state.accusation else []
+    if now is None:
+        return _fresh(state, None), [*commands, BecomeCoordinator(0)]
+    state = _fresh(state, now)
+    if state.leads:
+        return replace(state, looked_at=event.at), [*commands, LookAtNodes()]
+    if state.is_dedicated and not now.is_dedicated:
+        return state, [*commands, BecomeCoordinator(now.revision)]
+    return replace(state, tried_at=event.at), [*commands, Connect(now)]
+
+
+def _fresh(state: CoordinationState, leader: Leader | None) -> CoordinationState:
+    return CoordinationState(me=state.me, is_dedicated=state.is_dedicated, is_blind=state.is_blind, leader=leader)
+
+
+def _time_passed(state: CoordinationState, at: float) -> Outcome:
+    if state.leads:
+        return _coordinate(state, at)
+    if state.leader is None:
+        is_due = not state.is_blind and at - state.tried_at >= RECONNECT_S
+        return (replace(state, tried_at=at), [BecomeCoordinator(0)]) if is_due else (state, [])
+    commands: list[Command] = []
+    leader = state.leader
+    if not state.is_linked and at - state.tried_at >= RECONNECT_S:
+        state = replace(state, tried_at=at)
+        commands.append(Connect(leader))
+    if state.accusation and not state.is_blind and at - state.looked_at >= ACCUSER_LOOK_S:
+        state = replace(state, looked_at=at)
+        commands.append(LookAtNodes())
+    return state, commands
+
+
+# -- the coordinator's side ----------------------------------------------------------------------------------------
+
+
+def _coordinate(state: CoordinationState, at: float) -> Outcome:
+    commands: list[Command] = []
+    if not state.is_blind and at - state.looked_at >= LOOK_S:
+        state = replace(state, looked_at=at)
+        commands.append(LookAtNodes())
+    missed = {node_id: since for node_id, since in state.missed_since.items() if node_id in state.linked_once}
+    due = [node_id for node_id, since in missed.items() if at - since >= MISSED_S]
+    for node_id in due:
+        state, probe = _probe(state, node_id)
+        commands += probe
+    return state, commands
+
+
+def _nodes_seen(state: CoordinationState, event: NodesSeen) -> Outcome:
+    nodes = {node.node_id: node for node in event.nodes if node.node_id != state.me}
+    missed = {n: state.missed_since.get(n, event.at) for n in nodes if n not in state.links}
+    silent = frozenset(state.silent & nodes.keys())
+    state = replace(state, nodes=nodes, missed_since=missed, silent=silent)
+    return _removed(state)
+
+
+def _of_node(state: CoordinationState, event: LinkOpened | LinkLost | Probed) -> Outcome:
+    node_id = event.node_id
+    missed = dict(state.missed_since)
+    match event:
+        case LinkOpened():
+            missed.pop(node_id, None)
+            links, silent = state.links | {node_id}, state.silent - {node_id}
+            linked_once = state.linked_once | {node_id}
+            return replace(state, links=links, linked_once=linked_once, missed_since=missed, silent=silent), []
+        case LinkLost():
+            missed[node_id] = event.at
+            return _probe(replace(state, links=state.links - {node_id}, missed_since=missed), node_id)
+    state = replace(state, probing=state.probing - {node_id})
+    if node_id in state.links or node_id not in state.nodes or event.answer is Answer.ANSWERS:
+        if node_id in missed:
+            missed[node_id] = event.at  # probed again if it does not come
+        return replace(state, missed_since=missed, silent=state.silent - {node_id}), []
+    if event.answer is Answer.SILENT:
+        return _removed(replace(state, silent=state.silent | {node_id}))
+    return _remove(state, node_id, "its process has ended")
+
+
+def _probe(state: CoordinationState, node_id: str) -> Outcome:
+    node = state.nodes.get(node_id)
+    if node is None:  # it came and went between two looks
+        return replace(state, looked_at=float("-inf")), []
+    if node_id in state.probing:
+        return state, []
+    return replace(state, probing=state.probing | {node_id}), [Probe(node_id, node.address)]
+
+
+def _removed(state: CoordinationState) -> Outcome:
+    """Removes who is silent, unless it is this node that seems to be cut off."""
+    is_cut_off = len(state.nodes) > 1 and state.silent >= state.nodes.keys()
+    if state.is_blind or is_cut_off:
+        return state, []
+    commands: list[Command] = []
+    for node_id in sorted(state.silent):
+        state, remove = _remove(state, node_id, "it answers neither on its connection nor on a new one")
+        commands += remove
+    return state, commands
+
+
+def _remove(state: CoordinationState, node_id: str, why: str) -> Outcome:
+    if state.is_blind or state.leader is None:
+        return state, []
+    revision = state.leader.revision
+    node = state.nodes[node_id]
+    nodes = {each: known for each, known in state.nodes.items() if each != node_id}
+    missed = {each: since for each, since in state.missed_since.items() if each != node_id}
+    state = replace(state, nodes=nodes, missed_since=missed, silent=state.silent - {node_id})
+    return state, [Remove(node, revision, f"{node.host} is lost: {why}.")]
+
+
+# -- the others' side ----------------------------------------------------------------------------------------------
+
+
+def _of_coordinator(state: CoordinationState, event: LinkOpened | LinkLost | Probed) -> Outcome:
+    leader = state.leader
+    if leader is None or event.node_id != leader.node_id:
+        return state, []
+    match event:
+        case LinkOpened():
+            withdrawn: list[Command] = [Withdraw()] if state.accusation else []
+            return replace(state, is_linked=True, was_linked=True, accusation=""), withdrawn
+        case LinkLost():
+            probe: list[Command] = [Probe(leader.node_id, leader.address)] if state.was_linked else []
+            return replace(state, is_linked=False, tried_at=event.at), probe
+    if state.is_linked or state.accusation or event.answer is Answer.ANSWERS:
+        return state, []
+    ended = event.answer is Answer.REFUSED
+    why = "its process has ended" if ended else "it answers neither on its connection nor on a new one"
+    state = replace(state, accusation=f"{leader.host} is lost: {why}.", looked_at=event.at)
+    return state, [Accuse(leader.node_id, state.accusation), LookAtNodes()]
+
+
+def _tried(state: CoordinationState, event: NodesSeen) -> Outcome:
+    """Deposes the coordinator if more than half of the other nodes cannot reach it."""
+    if state.leader is None or not state.accusation or state.is_blind:
+        return state, []
+    others = {node.node_id for node in event.nodes} - {state.leader.node_id}
+    accusers = (state.accusers | {state.me}) & others
+    if 2 * len(accusers) <= len(others):
+        return state, []
+    node = next((node for node in event.nodes if node.node_id == state.leader.node_id), None)
+    return state, [Depose(state.leader, node, state.accusation)]

@@ -1,0 +1,132 @@
+"""What goes over a heartbeat connection: lines of JSON, an empty line as a beat, and the proof of who is there.
+
+Both sides prove that they know the cluster's secret, which is in the store: who may read the store is of the cluster.
+The proof is an HMAC over what both sides threw in at random, so that none can be used twice. What is read is bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["BEAT", "LINE_BYTES_MAX", "Hello", "Lines", "WireError", "challenge", "line", "read", "watched", "welcome"]
+
+BEAT = b"\n"
+LINE_BYTES_MAX = 16 * 1024
+GONE_AFTER_S = 0.5  # without the kernel of the other host saying that it got what was sent
+_NAME_CHARACTERS = 300
+_TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", 18)
+
+
+class WireError(ValueError):
+    """The other side says what no agent of this cluster says; the text says what, without a full stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """How an agent introduces itself to the coordinator."""
+
+    node_id: str
+    host: str
+    job: str
+
+    def line(self, secret: str, challenged: Mapping[str, Any]) -> tuple[bytes, str]:
+        """The answer to a challenge, and what the coordinator has to prove its own knowledge on."""
+        nonce = secrets.token_hex(16)
+        told = {"node": self.node_id, "host": self.host, "job": self.job, "nonce": nonce}
+        proof = _proof(secret, "agent", _text(challenged, "nonce"), nonce, self.node_id, self.host, self.job)
+        return line({**told, "proof": proof}), nonce
+
+    @classmethod
+    def parse(cls, told: Mapping[str, Any], secret: str, challenge_nonce: str) -> tuple[Hello, str]:
+        """The hello in ``told`` and its nonce. Raises WireError if its sender does not know the secret."""
+        hello = cls(_text(told, "node"), _text(told, "host"), _text(told, "job"))
+        nonce = _text(told, "nonce")
+        expected = _proof(secret, "agent", challenge_nonce, nonce, hello.node_id, hello.host, hello.job)
+        if not hmac.compare_digest(expected, _text(told, "proof")):
+            raise WireError("the other side does not know the cluster's secret")
+        return hello, nonce
+
+
+def challenge() -> tuple[bytes, str]:
+    """What the coordinator says first, and the nonce in it."""
+    nonce = secrets.token_hex(16)
+    return line({"nonce": nonce}), nonce
+
+
+def welcome(secret: str, nonce: str, beat_s: float) -> bytes:
+    """What the coordinator answers to a hello with this nonce; ``beat_s``: how often the agent shall beat."""
+    return line({"proof": _proof(secret, "coordinator", nonce), "beat_s": beat_s})
+
+
+def read_welcome(told: Mapping[str, Any], secret: str, nonce: str) -> float:
+    """The seconds between two beats. Raises WireError if the coordinator does not know the secret, or refuses."""
+    if "refused" in told:
+        raise WireError(_text(told, "refused"))
+    if not hmac.compare_digest(_proof(secret, "coordinator", nonce), _text(told, "proof")):
+        raise WireError("the coordinator does not know the cluster's secret")
+    beat_s = told.get("beat_s")
+    if not isinstance(beat_s, int | float) or not math.isfinite(beat_s) or not 0.01 <= beat_s <= 10.0:
+        raise WireError("beat_s is no number of seconds from 0.01 to 10")
+    return float(beat_s)
+
+
+def line(told: Mapping[str, Any]) -> bytes:
+    """One message."""
+    return json.dumps(told).encode() + b"\n"
+
+
+def read(text: bytes) -> Mapping[str, Any]:
+    """The message in one line. Raises WireError."""
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise WireError("a line that is no JSON object")
+    return told
+
+
+def watched(connection: socket.socket) -> None:
+    """Lets the kernel end the connection soon after the other host has stopped to answer."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, int(GONE_AFTER_S * 1000))
+
+
+class Lines:
+    """Cuts what comes into lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def take(self, data: bytes) -> Iterator[bytes]:
+        """The lines that ``data`` ends, beats left out. Raises WireError for one that is too long."""
+        *ended, self._rest = (self._rest + data).split(b"\n")
+        for text in ended:
+            if len(text) > LINE_BYTES_MAX:
+                break
+            if text:
+                yield text
+        else:
+            if len(self._rest) <= LINE_BYTES_MAX:
+                return
+        raise WireError(f"a line of more than {LINE_BYTES_MAX} bytes")
+
+
+def _proof(secret: str, *said: str) -> str:
+    # As JSON, so that no two lists of texts make the same one.
+    return hmac.new(secret.encode(), json.dumps(said).encode(), hashlib.sha256).hexdigest()
+
+
+def _text(told: Mapping[str, Any], name: str) -> str:
+    value = told.get(name)
+    if not isinstance(value, str) or len(value) > _NAME_CHARACTERS:
+        raise WireError(f"{name} is no text of at most {_NAME_CHARACTERS} characters")
+    return value

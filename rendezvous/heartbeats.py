@@ -1,0 +1,238 @@
+"""The thread of an agent that does what ``coordination`` decides: connections here, the store's part in a second one.
+
+The store may keep a call waiting for seconds; connections must not wait that long.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from unicron_elastic.faults.text import one_line, shorten
+from unicron_elastic.rendezvous import coordination
+from unicron_elastic.rendezvous.cluster_presence import ClusterPresence
+from unicron_elastic.rendezvous.cluster_records import LeaderRecord, unreachable_key
+from unicron_elastic.rendezvous.coordination import CoordinationState, Leader, handle
+from unicron_elastic.rendezvous.heartbeat_wire import Hello
+from unicron_elastic.rendezvous.links import Links
+from unicron_elastic.rendezvous.store import LeaseGoneError, StoreError
+
+__all__ = ["Heartbeats"]
+
+TICK_S = 0.1
+_REASON_CHARACTERS = 2000
+
+logger = logging.getLogger(__name__)
+
+
+class Heartbeats:
+    """One agent's part in noticing who is gone, and the way in which faults are told."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        bind: str,
+        address: str,
+        *,
+        is_dedicated: bool = False,
+        on_fault: Callable[[int, str], None] = lambda _round, _reason: None,
+        say: Callable[[str], None] = logger.info,
+    ) -> None:
+        """Listens on ``bind``, "" for all; others find it at ``address``.
+
+        ``on_fault`` hears, from another thread, of faults in a round of this job, by its number. Raises OSError if
+        there can be no port.
+        """
+        self._hello = hello
+        self._address = address
+        self._on_fault = on_fault
+        self._say = say
+        self._presence: ClusterPresence | None = None
+        self.on_change: Callable[[], None] = lambda: None  # in the store, sometimes for nothing; from its thread
+        self._state = CoordinationState(me=hello.node_id, is_dedicated=is_dedicated)
+        self._posted: deque[Callable[[], None]] = deque()
+        self._links = Links(
+            bind,
+            hello,
+            on_opened=lambda node: self._handle(coordination.LinkOpened(time.monotonic(), node)),
+            on_lost=lambda node: self._handle(coordination.LinkLost(time.monotonic(), node)),
+            on_probed=lambda node, answer: self._handle(coordination.Probed(time.monotonic(), node, answer)),
+            on_message=self._heard,
+        )
+        self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._is_over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, name="unicron-heartbeats", daemon=True),
+            threading.Thread(target=self._work, name="unicron-coordination", daemon=True),
+        ]
+
+    @property
+    def address(self) -> str:
+        """Where this agent listens."""
+        return (
+            f"[{self._address}]:{self._links.port}" if ":" in self._address else f"{self._address}:{self._links.port}"
+        )
+
+    @property
+    def leads(self) -> bool:
+        """Whether this agent coordinates."""
+        return self._state.leads
+
+    def start(self, presence: ClusterPresence) -> None:
+        """Begins, once the presence has entered."""
+        self._presence = presence
+        self._links.secret = presence.secret()
+        presence.on_change = self._store_changed
+        self._post(self._look)
+        for thread in self._threads:
+            thread.start()
+
+    def tell_fault(self, number: int, reason: str) -> None:
+        """Tells the other nodes of the job, through the coordinator, of a fault in its round ``number``."""
+        told = {"fault": {"job": self._hello.job, "round": number, "reason": reason[:_REASON_CHARACTERS]}}
+
+        def tell() -> None:
+            if self._state.leads:
+                self._links.tell_nodes(self._hello.job, told)
+            else:
+                self._links.tell_coordinator(told)
+
+        self._post(tell)
+
+    def close(self) -> None:
+        """Ends both threads and all connections. May come twice."""
+        if self._presence is not None:
+            self._presence.on_change = lambda: None
+        self._is_over.set()
+        self._todo.put(None)
+        self._links.wake()
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(2.0)
+        if not self._threads[0].is_alive():
+            self._links.close()
+
+    def _store_changed(self) -> None:
+        self._post(self._look)
+        self.on_change()
+
+    # -- the thread of the connections ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        ticked_at = 0.0
+        while not self._is_over.is_set():
+            self._links.poll(TICK_S)
+            while self._posted:
+                self._posted.popleft()()
+            now = time.monotonic()
+            if now - ticked_at >= TICK_S:
+                ticked_at = now
+                self._handle(coordination.TimePassed(now))
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self._posted.append(call)
+        self._links.wake()
+
+    def _look(self) -> None:
+        """What the store says now."""
+        presence, now = self._presence, time.monotonic()
+        assert presence is not None
+        is_blind = bool(presence.blind)
+        if is_blind != self._state.is_blind:
+            self._handle(coordination.Sight(now, is_blind))
+        if is_blind:
+            return
+        if not presence.known_secret():  # a store that has lost its data
+            self._todo.put(self._make_secret)
+        if presence.leader != self._state.leader:
+            self._handle(coordination.CoordinatorSeen(now, presence.leader))
+        self._links.secret = presence.known_secret() or self._links.secret
+        leader, accusers = presence.accusers
+        self._handle(coordination.Accused(now, leader, accusers))
+
+    def _handle(self, event: coordination.Event) -> None:
+        before = self._state
+        self._state, commands = handle(before, event)
+        if before.leader is not self._state.leader:
+            self._coordinator_changed(before.leader)
+        for command in commands:
+            self._do(command)
+
+    def _coordinator_changed(self, before: Leader | None) -> None:
+        now = self._state.leader
+        is_same = before is not None and now is not None and before.node_id == now.node_id
+        if is_same:
+            return
+        self._links.leads = self._state.leads
+        self._links.drop()
+        if self._state.leads:
+            self._say(f"{self._hello.host} coordinates the cluster now.")
+
+    def _heard(self, node_id: str, job: str, told: Mapping[str, Any]) -> None:
+        fault = told.get("fault")
+        if not isinstance(fault, dict):
+            return  # of a later version
+        number, reason = fault.get("round"), fault.get("reason")
+        if not isinstance(number, int) or not isinstance(reason, str):
+            return
+        if self._state.leads:
+            if fault.get("job") != job:
+                return  # an agent speaks for its own job alone
+            self._links.tell_nodes(job, told, but=node_id)
+        if fault.get("job") == self._hello.job:
+            self._on_fault(number, shorten(one_line(reason), _REASON_CHARACTERS))
+
+    def _do(self, command: coordination.Command) -> None:
+        match command:
+            case coordination.Connect():
+                self._links.connect(command.leader.node_id, command.leader.address)
+            case coordination.Probe():
+                self._links.probe(command.node_id, command.address)
+            case _:
+                self._todo.put(lambda: self._do_in_store(command))
+
+    # -- the thread of the store ---------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (call := self._todo.get()) is not None:
+            try:
+                call()
+            except (StoreError, LeaseGoneError) as error:
+                logger.debug("%s", error)  # decided again, when there is sight
+
+    def _make_secret(self) -> None:
+        assert self._presence is not None
+        self._presence.secret()
+
+    def _do_in_store(self, command: coordination.Command) -> None:
+        presence = self._presence
+        assert presence is not None
+        record = LeaderRecord(
+            node_id=self._hello.node_id,
+            host=self._hello.host,
+            address=self.address,
+            is_dedicated=self._state.is_dedicated,
+        )
+        match command:
+            case coordination.BecomeCoordinator():
+                presence.lead(record, command.revision)
+            case coordination.LookAtNodes():
+                nodes = presence.nodes()
+                self._post(lambda: self._handle(coordination.NodesSeen(time.monotonic(), nodes)))
+            case coordination.Accuse():
+                presence.say(unreachable_key(self._hello.node_id), command.leader)
+            case coordination.Withdraw():
+                presence.unsay(unreachable_key(self._hello.node_id))
+            case coordination.Remove():
+                if presence.remove(command.node, command.leader_revision, command.reason):
+                    self._say(command.reason)
+            case coordination.Depose():
+                if presence.lead(record, command.leader.revision, command.node, command.reason):
+                    self._say(command.reason)
+            case _:
+                raise AssertionError(command)

@@ -1,0 +1,355 @@
+"""The connections of one agent: the port it listens on, links to or from others, and probes. One thread owns them.
+
+A link beats in both directions, so that there always is something that the other kernel has to acknowledge: TCP then
+breaks the link by itself once the other host is silent (``heartbeat_wire.GONE_AFTER_S``). No process has to answer in
+time for that, so a busy one is not taken for a dead one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from unicron_elastic.rendezvous.coordination import Answer
+from unicron_elastic.rendezvous.heartbeat_wire import (
+    BEAT,
+    Hello,
+    Lines,
+    WireError,
+    challenge,
+    line,
+    read,
+    read_welcome,
+    watched,
+    welcome,
+)
+
+__all__ = ["Links"]
+
+BEAT_S = 0.1
+BEATS_PER_S_MAX = 1000  # of all links of one coordinator together
+GREETING_S = 2.0  # so long a connection may take until both sides have proven who they are
+PROBE_S = 0.25  # so long a host may take to answer, or three times as long as it took before
+PROBE_S_MAX = 2.0
+_PROBE_TRIES = 3  # at once: a single packet may get lost
+_GREETING_MAX = 256  # connections that have not proven anything yet
+_OUT_BYTES_MAX = 1024 * 1024  # that a link may wait to send
+_READ_BYTES = 65536
+_WAITING = (errno.EINPROGRESS, errno.EWOULDBLOCK)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Link:
+    """One connection; ``is_open`` once both sides have proven who they are."""
+
+    sock: socket.socket
+    comes_in: bool
+    since: float
+    node_id: str = ""
+    job: str = ""
+    nonce: str = ""
+    is_connected: bool = True
+    is_open: bool = False
+    rtt_s: float = 0.0
+    lines: Lines = field(default_factory=Lines)
+    out: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(eq=False)
+class _Probe:
+    node_id: str
+    ends_at: float
+    socks: list[socket.socket]
+
+
+class Links:
+    """All methods but ``wake`` belong to the thread that calls ``poll``."""
+
+    def __init__(
+        self,
+        host: str,
+        hello: Hello,
+        *,
+        on_opened: Callable[[str], None],
+        on_lost: Callable[[str], None],
+        on_probed: Callable[[str, Answer], None],
+        on_message: Callable[[str, str, Mapping[str, Any]], None],
+    ) -> None:
+        """Listens on ``host``, "" for all addresses. Raises OSError.
+
+        ``on_message`` gets who says it, of which job, and what.
+        """
+        self._hello = hello
+        self._on_opened, self._on_lost, self._on_probed, self._on_message = on_opened, on_lost, on_probed, on_message
+        self._selector = selectors.DefaultSelector()
+        self._listener = _listen(host)
+        self.port: int = self._listener.getsockname()[1]
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._was_woken)
+        self._links: set[_Link] = set()
+        self._probes: set[_Probe] = set()
+        self._rtt_s: dict[str, float] = {}
+        self._beat_at = 0.0
+        self._beat_s = BEAT_S  # as the coordinator wants it
+        self.secret = ""  # of the cluster; "": not known yet, and nobody is let in
+        self.leads = False
+        self._is_closed = False
+
+    def wake(self) -> None:
+        """Makes ``poll`` return soon. From any thread, but not after ``close``."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake, b"\0")
+
+    def poll(self, timeout_s: float) -> None:
+        """Does what there is to do, for about ``timeout_s`` seconds at most."""
+        now = time.monotonic()
+        until = [now + timeout_s, self._beat_at, *(probe.ends_at for probe in self._probes)]
+        for key, _ in self._selector.select(max(0.0, min(until) - now)):
+            key.data()
+        now = time.monotonic()
+        if now >= self._beat_at:
+            self._beat(now)
+        for probe in [probe for probe in self._probes if now >= probe.ends_at]:
+            self._end_probe(probe, Answer.SILENT)
+
+    def connect(self, node_id: str, address: str) -> None:
+        """Opens the link to the coordinator; a former one goes without a word."""
+        for link in [link for link in self._links if not link.comes_in]:
+            self._close(link)
+        sock, failure = _begin_connection(address)
+        if sock is None or failure:
+            if sock is not None:
+                sock.close()
+            self._on_lost(node_id)
+            return
+        link = _Link(sock, comes_in=False, since=time.monotonic(), node_id=node_id, is_connected=False)
+        self._links.add(link)
+        self._selector.register(sock, selectors.EVENT_WRITE | selectors.EVENT_READ, lambda: self._ready(link))
+
+    def probe(self, node_id: str, address: str) -> None:
+        """Asks whether somebody listens at ``address``."""
+        wait_s = min(max(PROBE_S, 3 * self._rtt_s.get(node_id, 0.0)), PROBE_S_MAX)
+        probe = _Probe(node_id, time.monotonic() + wait_s, [])
+        self._probes.add(probe)
+        for _ in range(_PROBE_TRIES):
+            sock, failure = _begin_connection(address)
+            if sock is not None:
+                probe.socks.append(sock)
+                self._selector.register(sock, selectors.EVENT_WRITE, lambda: self._probe_ready(probe))
+            if failure == errno.ECONNREFUSED:
+                self._end_probe(probe, Answer.REFUSED)
+                return
+
+    def tell_coordinator(self, told: Mapping[str, Any]) -> bool:
+        """Whether there is a link to say it on."""
+        up = [link for link in self._links if link.is_open and not link.comes_in]
+        for link in up:
+            self._send(link, line(told))
+        return bool(up)
+
+    def tell_nodes(self, job: str, told: Mapping[str, Any], but: str = "") -> None:
+        """Tells all nodes of a job, but one."""
+        for link in [link for link in self._links if link.is_open and link.comes_in]:
+            if link.job == job and link.node_id != but:
+                self._send(link, line(told))
+
+    def drop(self) -> None:
+        """Ends all links: this agent leads no longer, or the leader is another one."""
+        for link in list(self._links):
+            self._close(link)
+
+    def close(self) -> None:
+        """Ends everything. May come twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.drop()
+        for probe in list(self._probes):
+            self._forget_probe(probe)
+        self._selector.close()
+        self._listener.close()
+        os.close(self._woken)
+        os.close(self._wake)
+
+    # -- links -------------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        sock.setblocking(False)
+        greeting = sum(not link.is_open for link in self._links)
+        if not (self.leads and self.secret) or greeting >= _GREETING_MAX:
+            sock.close()  # that it was accepted is the answer to a probe
+            return
+        watched(sock)
+        link = _Link(sock, comes_in=True, since=time.monotonic())
+        self._links.add(link)
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._ready(link))
+        said, link.nonce = challenge()
+        self._send(link, said)
+
+    def _ready(self, link: _Link) -> None:
+        if link not in self._links:
+            return  # closed by what came before it
+        if not link.is_connected:
+            if link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self._lose(link)
+                return
+            link.is_connected, link.rtt_s = True, time.monotonic() - link.since
+            watched(link.sock)
+            self._selector.modify(link.sock, selectors.EVENT_READ, lambda: self._ready(link))
+        self._flush(link)
+        try:
+            data = link.sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose(link)
+            return
+        try:
+            for text in link.lines.take(data):
+                self._said(link, read(text))
+        except WireError as error:
+            if link in self._links:
+                logger.warning("A heartbeat connection is closed: %s.", error)
+                self._lose(link)
+
+    def _said(self, link: _Link, told: Mapping[str, Any]) -> None:
+        if link.is_open:
+            self._on_message(link.node_id, link.job, told)
+        elif link.comes_in:
+            self._greeted(link, told)
+        elif "nonce" in told:
+            said, link.nonce = self._hello.line(self.secret, told)
+            self._send(link, said)
+        else:
+            self._beat_s = read_welcome(told, self.secret, link.nonce)
+            self._open(link)
+
+    def _greeted(self, link: _Link, told: Mapping[str, Any]) -> None:
+        hello, nonce = Hello.parse(told, self.secret, link.nonce)
+        link.node_id, link.job, link.rtt_s = hello.node_id, hello.job, time.monotonic() - link.since
+        for old in [old for old in self._links if old.node_id == link.node_id and old is not link and old.comes_in]:
+            self._close(old)
+        self._send(link, welcome(self.secret, nonce, self._interval_s()))
+        self._open(link)
+
+    def _open(self, link: _Link) -> None:
+        link.is_open = True
+        self._rtt_s[link.node_id] = link.rtt_s
+        self._on_opened(link.node_id)
+
+    def _send(self, link: _Link, data: bytes) -> None:
+        if len(link.out) + len(data) > _OUT_BYTES_MAX:
+            return  # the other process does not read; its lease will tell
+        link.out += data
+        self._flush(link)
+
+    def _flush(self, link: _Link) -> None:
+        """Sends what goes; a broken connection is noticed when it is read."""
+        if link.is_connected and link.out:
+            with contextlib.suppress(OSError):
+                del link.out[: link.sock.send(link.out)]
+
+    def _beat(self, now: float) -> None:
+        for link in list(self._links):
+            if link.is_open and not link.out:
+                link.out += BEAT
+            self._flush(link)
+            if not link.is_open and now - link.since > GREETING_S:
+                self._lose(link)
+        self._beat_at = now + (self._interval_s() if self.leads else self._beat_s)
+
+    def _interval_s(self) -> float:
+        return max(BEAT_S, len(self._links) / BEATS_PER_S_MAX)
+
+    def _lose(self, link: _Link) -> None:
+        if link not in self._links:
+            return
+        told = link.is_open or not link.comes_in
+        self._close(link)
+        if told:
+            self._on_lost(link.node_id)
+
+    def _close(self, link: _Link) -> None:
+        if link not in self._links:
+            return
+        self._links.remove(link)
+        self._selector.unregister(link.sock)
+        link.sock.close()
+
+    # -- probes ------------------------------------------------------------------------------------------------------
+
+    def _probe_ready(self, probe: _Probe) -> None:
+        if probe not in self._probes:
+            return
+        for sock in probe.socks:
+            failure = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if failure == errno.ECONNREFUSED:
+                self._end_probe(probe, Answer.REFUSED)
+                return
+            if failure == 0 and _is_connected(sock):
+                self._end_probe(probe, Answer.ANSWERS)
+                return
+            if failure:
+                self._selector.unregister(sock)
+                probe.socks.remove(sock)
+                sock.close()
+                return  # called again for the others
+
+    def _end_probe(self, probe: _Probe, answer: Answer) -> None:
+        self._forget_probe(probe)
+        self._on_probed(probe.node_id, answer)
+
+    def _forget_probe(self, probe: _Probe) -> None:
+        self._probes.discard(probe)
+        for sock in probe.socks:
+            self._selector.unregister(sock)
+            sock.close()
+
+    def _was_woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+
+
+def _listen(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family, backlog=1024)
+    listener.setblocking(False)
+    return listener
+
+
+def _begin_connection(address: str) -> tuple[socket.socket | None, int]:
+    """A connection that is being made, and why it cannot be; 0: not known yet."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+    except (OSError, ValueError):
+        return None, errno.EADDRNOTAVAIL
+    sock = socket.socket(family, kind, proto)
+    sock.setblocking(False)
+    failure = sock.connect_ex(where)
+    return sock, 0 if failure in _WAITING else failure
+
+
+def _is_connected(sock: socket.socket) -> bool:
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True
