@@ -14,6 +14,7 @@ from collections import deque
 from functools import partial
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.metrics import prof, put_metric
@@ -40,6 +41,7 @@ from unicron_elastic.launcher.workers import WorkersContext
 from unicron_elastic.recovery import commands, events
 from unicron_elastic.recovery.machine import JobState, handle
 from unicron_elastic.rendezvous.restarts import agree_on_restarts
+from unicron_elastic.rendezvous.round_watch import RoundListener
 
 __all__ = ["Agent"]
 
@@ -86,7 +88,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             return result
         except SignalException:
             # torch leaves its rendezvous open then, as the job may go on elsewhere: so be it, but not with this node.
-            if getattr(self._worker_group.spec.rdzv_handler, "outlives_stores", False):
+            if self._outlives_stores():
                 self._worker_group.spec.rdzv_handler.leave()
             raise
         finally:
@@ -103,6 +105,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - torch's signature
         self._begin_runtime()
         self._reporter.show_while_running(self._view)
+        isolation.offer_job(self._worker_group.spec, self._runtime.shared_arguments, self._reporter.say)
         self._start_generation(restarts_used=0)
         self._start_node_watch()
         while self._result is None:
@@ -188,12 +191,25 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._start_watches()
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        # The old store must be let go before a new one can bind the same port.
-        self._store = worker_group.store = None
-        super()._rendezvous(worker_group)
-        used = worker_group.spec.max_restarts - self._remaining_restarts
-        used = agree_on_restarts(worker_group.store, worker_group.group_rank, worker_group.group_world_size, used)
-        self._remaining_restarts = worker_group.spec.max_restarts - used
+        while True:
+            # The old store must be let go before a new one can bind the same port.
+            self._store = worker_group.store = None
+            try:
+                super()._rendezvous(worker_group)
+                used = worker_group.spec.max_restarts - self._remaining_restarts
+                size = worker_group.group_world_size
+                used = agree_on_restarts(worker_group.store, worker_group.group_rank, size, used)
+            except DistError as error:
+                if not self._outlives_stores():
+                    raise
+                self._reporter.say(f"The nodes meet again: {str(error).partition(chr(10))[0]}")
+                continue
+            self._remaining_restarts = worker_group.spec.max_restarts - used
+            return
+
+    def _outlives_stores(self) -> bool:
+        """Whether the rendezvous has another store for each round, so that one may be lost."""
+        return bool(getattr(self._worker_group.spec.rdzv_handler, "outlives_stores", False))
 
     def _start_functions(self, group: WorkerGroup) -> dict[int, Any]:
         # torch starts these as its own children; the mark lets the keeper find them if the agent is killed.
@@ -255,14 +271,18 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
         self._runtime.loop.call_soon(end)
 
-    def _drained(self, reason: str) -> None:
+    def _drained(self, reason: str, why_stay: str) -> None:
         event = events.NodeUnhealthy(
-            at=time.monotonic(), status=Status.STOPPED_BY_REQUEST, severity=Severity.SEV1, reason=reason
+            at=time.monotonic(),
+            status=Status.STOPPED_BY_REQUEST,
+            severity=Severity.SEV1,
+            reason=reason,
+            why_stay=why_stay,
         )
         self._runtime.loop.call_soon(lambda: self._events.append(event))
 
     def _rendezvous_failed(self, generation: int, error: Exception) -> None:
-        if getattr(self._worker_group.spec.rdzv_handler, "outlives_stores", False):
+        if self._outlives_stores():
             self._peer_failed(generation, f"the node that hosts this round's store is gone: {error}".split("\n")[0])
             return
 
@@ -294,7 +314,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             case commands.RecordIncident():
                 self._reporter.record(command.incident)
             case commands.StartWorkers():
-                self._reporter.say(command.reason)
+                if command.reason != self._reporter.last_said:  # as the reason for the stop, usually
+                    self._reporter.say(command.reason)
                 self._stop_watches()
                 self._put_metrics(WorkerState.FAILED)
                 self._start_generation(command.restarts_used)
@@ -384,9 +405,13 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         generation = self._state.generation
         elsewhere = self._elsewhere()
         if hasattr(spec.rdzv_handler, "watch_nodes"):
-            spec.rdzv_handler.watch_nodes(
-                partial(self._peer_failed, generation), on_cancel=self._cancelled, on_drain=self._drained
+            listener = RoundListener(
+                on_fault=partial(self._peer_failed, generation),
+                on_cancel=self._cancelled,
+                on_drain=self._drained,
+                on_waiting=partial(self._nodes_wait, generation),
             )
+            spec.rdzv_handler.watch_nodes(listener)
         if self._speaks_with_peers():
             self._peers = PeerWatch(
                 spec.rdzv_handler,
@@ -395,6 +420,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 on_fault=partial(self._peer_failed, generation),
                 on_waiting=partial(self._nodes_wait, generation),
                 on_error=partial(self._rendezvous_failed, generation),
+                outlives_store=self._outlives_stores(),
                 elsewhere=elsewhere,
             )
             self._peers.start()

@@ -13,7 +13,7 @@ import typer
 
 from unicron_elastic import __version__
 from unicron_elastic.incident import Incident
-from unicron_elastic.launcher import chaos_cli, cluster_cli, etcd_cli, quarantine_cli
+from unicron_elastic.launcher import chaos_cli, cluster_cli, cluster_services, etcd_cli, quarantine_cli
 from unicron_elastic.launcher.ledger import find_ledgers, read_ledger, state_folder
 
 __all__ = ["app"]
@@ -144,5 +144,7 @@ def _fail(code: int, sentence: str) -> NoReturn:
 
 
 app.command("etcd")(etcd_cli.etcd)
+app.command("coordinator")(cluster_services.coordinator)
+app.command("agent")(cluster_services.agent)
 for command in (cluster_cli.jobs, cluster_cli.nodes, cluster_cli.drain, cluster_cli.undrain, cluster_cli.cancel):
     app.command()(command)

@@ -24,6 +24,7 @@ from unicron_elastic.launcher.cluster_view import (
     nodes_table,
     read_cluster,
 )
+from unicron_elastic.launcher.etcd_arguments import Ca, Cert, Endpoint, Key, PasswordFile, User, given, spelled
 from unicron_elastic.recovery.quarantine import Quarantined, add, check_node, parse_duration, sentence
 from unicron_elastic.rendezvous.cluster_records import (
     CANCELLED_FOR_S,
@@ -42,26 +43,6 @@ TIMEOUT_S = 4.0  # for all that a command asks of etcd
 _REASON_CHARACTERS = 1000
 _ATTEMPTS = 10  # to be the first, while others change the same key
 
-_Endpoint = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ENDPOINT",
-        help="Where etcd is: HOST:PORT, several with commas; else localhost:2379 "
-        "[env: UNICRON_ETCD_ENDPOINT, PET_RDZV_ENDPOINT].",
-    ),
-]
-_Ca = Annotated[str | None, typer.Option(metavar="FILE", help="CA of etcd's certificates [env: UNICRON_ETCD_CA].")]
-_Cert = Annotated[str | None, typer.Option(metavar="FILE", help="Own certificate [env: UNICRON_ETCD_CERT].")]
-_Key = Annotated[str | None, typer.Option(metavar="FILE", help="Its key [env: UNICRON_ETCD_KEY].")]
-_User = Annotated[str | None, typer.Option(metavar="NAME", help="Who to be for etcd [env: UNICRON_ETCD_USER].")]
-_PasswordFile = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="The user's password, as the only line "
-        "[env: UNICRON_ETCD_PASSWORD_FILE, or UNICRON_ETCD_PASSWORD itself].",
-    ),
-]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Node = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as unicron nodes shows it.")]
 
@@ -87,19 +68,19 @@ class _Cluster:
 
 def jobs(
     *,
-    endpoint: _Endpoint = None,
-    etcd_ca: _Ca = None,
-    etcd_cert: _Cert = None,
-    etcd_key: _Key = None,
-    etcd_user: _User = None,
-    etcd_password_file: _PasswordFile = None,
+    endpoint: Endpoint = None,
+    etcd_ca: Ca = None,
+    etcd_cert: Cert = None,
+    etcd_key: Key = None,
+    etcd_user: User = None,
+    etcd_password_file: PasswordFile = None,
     as_json: _Json = False,
 ) -> None:
     """List the jobs of the cluster.
 
     With state, round, how many nodes train of those that are wanted (MIN:MAX), and hosts in the order of their ranks.
     """
-    with _open(endpoint, _given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+    with _open(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
         found = cluster.read().jobs
         if as_json:
             _print_json([job.to_json() for job in found])
@@ -111,19 +92,19 @@ def jobs(
 
 def nodes(
     *,
-    endpoint: _Endpoint = None,
-    etcd_ca: _Ca = None,
-    etcd_cert: _Cert = None,
-    etcd_key: _Key = None,
-    etcd_user: _User = None,
-    etcd_password_file: _PasswordFile = None,
+    endpoint: Endpoint = None,
+    etcd_ca: Ca = None,
+    etcd_cert: Cert = None,
+    etcd_key: Key = None,
+    etcd_user: User = None,
+    etcd_password_file: PasswordFile = None,
     as_json: _Json = False,
 ) -> None:
     """List the nodes of the cluster.
 
     With job, rank, which of them is the coordinator, and which are in quarantine.
     """
-    with _open(endpoint, _given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+    with _open(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
         found = cluster.read().nodes(time.time())
         if as_json:
             _print_json([node.to_json() for node in found])
@@ -140,12 +121,12 @@ def drain(
     duration: Annotated[
         str | None, typer.Option("--for", metavar="DURATION", help="30s, 15m, 6h or 2d; else until it is lifted.")
     ] = None,
-    endpoint: _Endpoint = None,
-    etcd_ca: _Ca = None,
-    etcd_cert: _Cert = None,
-    etcd_key: _Key = None,
-    etcd_user: _User = None,
-    etcd_password_file: _PasswordFile = None,
+    endpoint: Endpoint = None,
+    etcd_ca: Ca = None,
+    etcd_cert: Cert = None,
+    etcd_key: Key = None,
+    etcd_user: User = None,
+    etcd_password_file: PasswordFile = None,
     as_json: _Json = False,
 ) -> None:
     """Take a node out of all jobs of the cluster.
@@ -158,7 +139,7 @@ def drain(
     now = time.time()
     until = None if duration is None else now + _seconds(duration)
     entry = Quarantined(node=node, reason=text, since=now, until=until, by=_operator())
-    with _open(endpoint, _given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+    with _open(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
         known = [each for each in cluster.read().nodes(now) if each.host == node and each.node_id]
         entry = _keep_out(cluster, entry)
     if as_json:
@@ -174,17 +155,17 @@ def drain(
 def undrain(
     node: _Node,
     *,
-    endpoint: _Endpoint = None,
-    etcd_ca: _Ca = None,
-    etcd_cert: _Cert = None,
-    etcd_key: _Key = None,
-    etcd_user: _User = None,
-    etcd_password_file: _PasswordFile = None,
+    endpoint: Endpoint = None,
+    etcd_ca: Ca = None,
+    etcd_cert: Cert = None,
+    etcd_key: Key = None,
+    etcd_user: User = None,
+    etcd_password_file: PasswordFile = None,
     as_json: _Json = False,
 ) -> None:
     """Let a node into the cluster's jobs again."""
     _check_node(node)
-    with _open(endpoint, _given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+    with _open(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
         was_there = _let_in(cluster, node)
         if as_json:
             _print_json({"node": node, "was_in_quarantine": was_there})
@@ -198,18 +179,18 @@ def cancel(
     job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, as unicron jobs shows it.")],
     *,
     reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why, for whoever reads the job's log.")] = None,
-    endpoint: _Endpoint = None,
-    etcd_ca: _Ca = None,
-    etcd_cert: _Cert = None,
-    etcd_key: _Key = None,
-    etcd_user: _User = None,
-    etcd_password_file: _PasswordFile = None,
+    endpoint: Endpoint = None,
+    etcd_ca: Ca = None,
+    etcd_cert: Cert = None,
+    etcd_key: Key = None,
+    etcd_user: User = None,
+    etcd_password_file: PasswordFile = None,
     as_json: _Json = False,
 ) -> None:
     """End a job on all its nodes. For ten minutes no node can begin one of the same id."""
     _check_job(job)
     why = f"cancelled by {_operator()}" if reason is None else f"cancelled by {_operator()}: {_reason(reason)}"
-    with _open(endpoint, _given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+    with _open(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
         status = _cancel(cluster, job, why)
     count = len(status.view.members)
     if as_json:
@@ -230,7 +211,7 @@ def _open(endpoint: str | None, given: dict[str, str]) -> Iterator[_Cluster]:
     except ImportError as error:
         _fail(BAD_USAGE, f"{error}.")
     try:
-        address = etcd_address(endpoint, given, spell=lambda name: f"--{name.replace('_', '-')}")
+        address = etcd_address(endpoint, given, spell=spelled)
     except ValueError as error:
         _fail(BAD_USAGE, f"{error}.")
     try:
@@ -287,11 +268,6 @@ def _cancel(cluster: _Cluster, job: str, why: str) -> JobStatus:
 
 
 # -- what was typed, and what is shown ---------------------------------------------------------------------------------
-
-
-def _given(ca: str | None, cert: str | None, key: str | None, user: str | None, file: str | None) -> dict[str, str]:
-    told = {"etcd_ca": ca, "etcd_cert": cert, "etcd_key": key, "etcd_user": user, "etcd_password_file": file}
-    return {name: text for name, text in told.items() if text is not None}
 
 
 def _check_node(node: str) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unicron_elastic.launcher import quarantine
+from unicron_elastic.launcher.lending import environment
 from unicron_elastic.recovery.commands import LeaveJob
 from unicron_elastic.recovery.quarantine import LAUNCHER, Quarantined, sentence
 
-__all__ = ["leave", "node_name", "why_kept_out", "why_not_now", "why_stay"]
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+__all__ = ["leave", "node_name", "offer_job", "why_kept_out", "why_not_now", "why_stay"]
 
 
 def why_stay(handler: Any, nodes: int) -> str:
@@ -36,6 +40,16 @@ def why_not_now(handler: Any, nodes: int) -> str:
 def node_name() -> str:
     """What this node is called in incidents and in the quarantine: UNICRON_NODE_NAME, else its host name."""
     return os.environ.get("UNICRON_NODE_NAME", "").strip() or socket.gethostname()
+
+
+def offer_job(spec: WorkerSpec, argv: Sequence[str], say: Callable[[str], None]) -> None:
+    """Lets spare nodes of the cluster know what this job runs, where its rendezvous can tell them."""
+    if not argv or not hasattr(spec.rdzv_handler, "offer_job"):
+        return
+    try:
+        spec.rdzv_handler.offer_job(argv, os.getcwd(), environment(), spec.local_world_size)
+    except ValueError as error:
+        say(f"Spare nodes of the cluster cannot run this job: {error}.")
 
 
 def leave(handler: Any, node: str, command: LeaveJob, say: Callable[[str], None]) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from unicron_elastic.launcher import arguments, options
 from unicron_elastic.launcher.checks import BadArgument, check
 from unicron_elastic.launcher.command import warm_command
+from unicron_elastic.launcher.lending import shared_arguments
 from unicron_elastic.launcher.processes import KeeperLost
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.streams import hold_closed
@@ -118,6 +119,7 @@ def _run_command(argv: Sequence[str]) -> int:
         return _complain(str(error), 1)  # where torchrun raises, it exits with 1
     runtime = Runtime(chosen)
     runtime.is_alone = True
+    runtime.shared_arguments = shared_arguments(argv, len(args.training_script_args))
     try:
         runtime.begin(warm_command(args), _early_environment(args))
         return _run_job(args, runtime)

@@ -7,6 +7,7 @@ posts what it hears.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from torch.distributed import Store
@@ -15,6 +16,9 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 from unicron_elastic.launcher.elsewhere import NEWS_KEY, Elsewhere, question_in
 
 __all__ = ["PeerWatch", "tell_peers"]
+
+
+STORE_LOST_S = 10.0  # so long a better reason is waited for than that the round's store is gone
 
 
 def tell_peers(store: Store, reason: str) -> None:
@@ -36,7 +40,9 @@ class PeerWatch:
         on_waiting: Callable[[int], None],
         on_error: Callable[[Exception], None],
         elsewhere: Elsewhere | None = None,
+        outlives_store: bool = False,
     ) -> None:
+        """``outlives_store``: when the store is gone, the handler is asked on, which may know of a better reason."""
         self._handler = handler
         self._store = store
         self._interval_s = interval_s
@@ -45,6 +51,9 @@ class PeerWatch:
         self._on_error = on_error
         self._elsewhere = elsewhere
         self._has_news = False
+        self._outlives_store = outlives_store
+        self._store_error: Exception | None = None
+        self._store_lost_at = 0.0
         self._wake = threading.Event()
         if elsewhere is not None:
             elsewhere.wake = self._wake.set
@@ -67,6 +76,9 @@ class PeerWatch:
             try:
                 heard = self._ask()
             except Exception as error:
+                if self._outlives_store and self._store_error is None:
+                    self._store_error, self._store_lost_at = error, time.monotonic()
+                    continue
                 if not self._stopped.is_set():
                     self._on_error(error)
                 return
@@ -81,6 +93,8 @@ class PeerWatch:
 
     def _ask(self) -> Callable[[], None] | None:
         """What there is to tell, if anything."""
+        if self._store_error is not None:
+            return self._ask_without_store(self._store_error)
         news = self._news()
         if news is not None and question_in(news) is None:
             reason = news.decode(errors="replace")
@@ -91,6 +105,13 @@ class PeerWatch:
         if waiting > 0:
             return lambda: self._on_waiting(waiting)
         return None
+
+    def _ask_without_store(self, error: Exception) -> Callable[[], None] | None:
+        """Its node may be lost, or begin another round: that is soon told by others, and else the loss itself is."""
+        waiting = self._handler.num_nodes_waiting()
+        if waiting > 0:
+            return lambda: self._on_waiting(waiting)
+        return (lambda: self._on_error(error)) if time.monotonic() - self._store_lost_at > STORE_LOST_S else None
 
     def _news(self) -> bytes | None:
         """A fault, or a question of another agent. One request, for what is there stays there."""

@@ -33,6 +33,7 @@ class Reporter:
         self._begun_at = time.monotonic()
         self._last_incident: str | None = None
         self._has_said_plain = False
+        self.last_said = ""
         self._is_closed = False
 
     @property
@@ -42,6 +43,7 @@ class Reporter:
 
     def say(self, sentence: str) -> None:
         """One sentence for people."""
+        self.last_said = sentence
         self._console.say(sentence)
 
     def say_once_why_plain(self, reason: str | None) -> None:

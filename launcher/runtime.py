@@ -23,6 +23,7 @@ class Runtime:
         self.on_exit: Callable[[Exit], None] = lambda _exit: None
         self.processes = Processes(self.loop, lambda ended: self.on_exit(ended))  # noqa: PLW0108 - on_exit changes
         self.warm: WarmProcess | None = None
+        self.shared_arguments: tuple[str, ...] = ()  # of unicron-run, as a spare node would need them
         self.is_alone = False  # whether this process is unicron-run's own, so that nobody else forks from it
         self.why_plain: str | None = None  # why workers start plainly, once that is known
         self._is_unfit = False  # a warm process refused to serve, as the next one would

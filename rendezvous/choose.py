@@ -6,8 +6,9 @@ import torch.distributed.elastic.rendezvous.registry as torch_registry
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from unicron_elastic.rendezvous.create import create_handler
 from unicron_elastic.rendezvous.fresh import FreshStoreRendezvous
-from unicron_elastic.rendezvous.handler import BACKEND, create_handler
+from unicron_elastic.rendezvous.handler import BACKEND
 from unicron_elastic.rendezvous.local import LocalRendezvous
 
 __all__ = ["rendezvous_handler"]

@@ -92,6 +92,25 @@ class ClusterNode:
     def _changed(self) -> None:
         self.on_change()
 
+    def claim(self, key: str) -> bool:
+        """Writes a key that goes with this agent, if nobody has it."""
+        return self._presence is not None and self._presence.claim(key, self._hello.node_id)
+
+    def give_up(self, key: str) -> None:
+        """Takes such a key back; without effect if that was done."""
+        if self._presence is not None:
+            self._presence.unsay(key)
+
+    def hide(self) -> None:
+        """Another process on this host is the node from now on."""
+        if self._presence is not None:
+            self._presence.hide()
+
+    def show(self) -> None:
+        """This agent is the node again."""
+        if self._presence is not None:
+            self._presence.show()
+
     def leave(self) -> None:
         """Goes. May come twice."""
         with self._entering:

@@ -28,8 +28,8 @@ from unicron_elastic.rendezvous.cluster_records import (
     quarantine_key,
     quarantine_text,
 )
-from unicron_elastic.rendezvous.coordination import Leader, Node
-from unicron_elastic.rendezvous.job_records import JobKeys
+from unicron_elastic.rendezvous.coordination import Depose, Leader, Node, Remove
+from unicron_elastic.rendezvous.job_records import JobKeys, lost_text
 from unicron_elastic.rendezvous.presence import Presence
 from unicron_elastic.rendezvous.store import Change, Entry, Put, Snapshot, Store, StoreError
 
@@ -98,8 +98,9 @@ class ClusterPresence(Presence[ClusterMirror]):
     ) -> None:
         """``record`` is this agent's node, which listens at ``address``; None for a coordinator without one."""
         super().__init__(open_store, CLUSTER, ClusterMirror, lease_ttl_s)
-        if record is not None:
-            self._said[node_key(record.node_id)] = node_text(replace(record, address=address))
+        self._record = None if record is None else replace(record, address=address)
+        if record is not None and self._record is not None:
+            self._said[node_key(record.node_id)] = node_text(self._record)
 
     @property
     def leader(self) -> Leader | None:
@@ -119,6 +120,16 @@ class ClusterPresence(Presence[ClusterMirror]):
         with self._changed:
             found = None if self._mirror is None else self._mirror.quarantined.get(host)
             return None if found is None or (found.until is not None and found.until <= now) else found
+
+    def hide(self) -> None:
+        """Takes this agent's node back: another process on its host is the node now."""
+        if self._record is not None:
+            self.unsay(node_key(self._record.node_id))
+
+    def show(self) -> None:
+        """Says again that this agent's node is there."""
+        if self._record is not None:
+            self.say(node_key(self._record.node_id), node_text(self._record).decode())
 
     def keep_out(self, quarantined: Quarantined) -> bool:
         """Puts a host on the cluster's list, unless it is there already. Raises StoreError."""
@@ -147,20 +158,23 @@ class ClusterPresence(Presence[ClusterMirror]):
             found.append(Node(told.node_id, told.host, told.address, told.job, entry.revision))
         return tuple(found)
 
-    def lead(self, record: LeaderRecord, revision: int, removes: Node | None = None, reason: str = "") -> bool:
+    def lead(self, record: LeaderRecord, revision: int, deposes: Depose | None = None) -> bool:
         """Takes the leader's key, if it is at ``revision``, and removes who had it. Raises StoreError."""
-        store = self._opened()
-        puts, deletes = _removal(store, removes, reason) if removes is not None else ([], [])
+        store, node = self._opened(), None if deposes is None else deposes.node
+        puts, deletes = (
+            ([], []) if deposes is None or node is None else _removal(store, node, deposes.reason, deposes.has_ended)
+        )
         return (
             store.commit({LEADER: revision}, [Put(LEADER, leader_text(record), self._lease_id), *puts], deletes)
             is not None
         )
 
-    def remove(self, node: Node, leader_revision: int, reason: str) -> bool:
+    def remove(self, told: Remove) -> bool:
         """Removes a node by the right of the leader's key. False if one or the other has changed. Raises StoreError."""
-        store = self._opened()
-        puts, deletes = _removal(store, node, reason)
-        return store.commit({LEADER: leader_revision, node_key(node.node_id): node.revision}, puts, deletes) is not None
+        store, node = self._opened(), told.node
+        puts, deletes = _removal(store, node, told.reason, told.has_ended)
+        guards = {LEADER: told.leader_revision, node_key(node.node_id): node.revision}
+        return store.commit(guards, puts, deletes) is not None
 
     def _opened(self) -> Store:
         store = self._store
@@ -169,14 +183,15 @@ class ClusterPresence(Presence[ClusterMirror]):
         return store
 
 
-def _removal(store: Store, node: Node, reason: str) -> tuple[list[Put], list[str]]:
+def _removal(store: Store, node: Node, reason: str, has_ended: bool) -> tuple[list[Put], list[str]]:
     """The node's keys go, and why is kept where its job finds it."""
     deletes = [node_key(node.node_id)]
     if not node.job:
         return [], deletes
     keys = JobKeys(node.job)
     lease_id = store.grant(LOST_FOR_S).lease_id
-    return [Put(keys.lost(node.node_id), reason.encode(), lease_id)], [*deletes, keys.member(node.node_id)]
+    told = lost_text(node.node_id, reason, has_ended=has_ended)
+    return [Put(keys.lost(node.node_id), told, lease_id)], [*deletes, keys.member(node.node_id)]
 
 
 def _leader(entry: Entry) -> Leader:

@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from unicron_elastic.rendezvous.blindness import Decision, why_not
+
 __all__ = [
     "Accuse", "Accused", "Answer", "BecomeCoordinator", "Command", "Connect", "CoordinationState", "CoordinatorSeen",
     "Depose", "Event", "Leader", "LinkLost", "LinkOpened", "LookAtNodes", "Node", "NodesSeen", "Probe", "Probed",
@@ -32,6 +34,8 @@ RECONNECT_S = 0.5  # between two attempts to reach the coordinator
 MISSED_S = 2.0  # so long an agent may take to connect before it is probed
 LOOK_S = 1.0  # between two looks of the coordinator at the nodes that the store knows
 ACCUSER_LOOK_S = 0.25  # ... and of who accuses the coordinator
+_ENDED = "its process has ended"
+_SILENT = "it answers neither on its connection nor on a new one"
 
 
 class Answer(Enum):
@@ -119,10 +123,10 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Whether the store can be seen. A blind node decides nothing: see docs/assumptions.md."""
+    """Whether the store can be seen. A blind node decides little: see ``blindness``."""
 
     at: float
-    is_blind: bool
+    blind: str  # why not; "": it can
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +184,15 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Remove a node from the store, by the right of the leader's key at ``leader_revision``."""
+    """Remove a node from the store, by the right of the leader's key at ``leader_revision``.
+
+    ``has_ended``: it is certain that its process is no more.
+    """
 
     node: Node
     leader_revision: int
     reason: str
+    has_ended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +202,7 @@ class Depose:
     leader: Leader
     node: Node | None
     reason: str
+    has_ended: bool
 
 
 Command = BecomeCoordinator | Connect | Probe | LookAtNodes | Accuse | Withdraw | Remove | Depose
@@ -208,7 +217,7 @@ class CoordinationState:
 
     me: str
     is_dedicated: bool = False
-    is_blind: bool = False
+    blind: str = ""  # why the store cannot be seen; "": it can
     leader: Leader | None = None
     # of the coordinator itself
     nodes: Mapping[str, Node] = field(default_factory=dict)
@@ -223,6 +232,7 @@ class CoordinationState:
     was_linked: bool = False
     tried_at: float = float("-inf")
     accusation: str = ""  # of the coordinator, "": none
+    has_ended: bool = False  # as the accusation says
     accusers: frozenset[str] = frozenset()
 
     @property
@@ -240,7 +250,7 @@ def handle(state: CoordinationState, event: Event) -> Outcome:
         case CoordinatorSeen():
             return _coordinator_seen(state, event)
         case Sight():
-            return replace(state, is_blind=event.is_blind, looked_at=float("-inf")), []
+            return replace(state, blind=event.blind, looked_at=float("-inf")), []
         case Accused():
             is_of_this = state.leader is not None and event.leader == state.leader.node_id
             return replace(state, accusers=event.accusers if is_of_this else frozenset()), []
@@ -272,21 +282,21 @@ def _coordinator_seen(state: CoordinationState, event: CoordinatorSeen) -> Outco
 
 
 def _fresh(state: CoordinationState, leader: Leader | None) -> CoordinationState:
-    return CoordinationState(me=state.me, is_dedicated=state.is_dedicated, is_blind=state.is_blind, leader=leader)
+    return CoordinationState(me=state.me, is_dedicated=state.is_dedicated, blind=state.blind, leader=leader)
 
 
 def _time_passed(state: CoordinationState, at: float) -> Outcome:
     if state.leads:
         return _coordinate(state, at)
     if state.leader is None:
-        is_due = not state.is_blind and at - state.tried_at >= RECONNECT_S
+        is_due = not why_not(Decision.COORDINATE, state.blind) and at - state.tried_at >= RECONNECT_S
         return (replace(state, tried_at=at), [BecomeCoordinator(0)]) if is_due else (state, [])
     commands: list[Command] = []
     leader = state.leader
     if not state.is_linked and at - state.tried_at >= RECONNECT_S:
         state = replace(state, tried_at=at)
         commands.append(Connect(leader))
-    if state.accusation and not state.is_blind and at - state.looked_at >= ACCUSER_LOOK_S:
+    if state.accusation and not state.blind and at - state.looked_at >= ACCUSER_LOOK_S:
         state = replace(state, looked_at=at)
         commands.append(LookAtNodes())
     return state, commands
@@ -297,7 +307,7 @@ def _time_passed(state: CoordinationState, at: float) -> Outcome:
 
 def _coordinate(state: CoordinationState, at: float) -> Outcome:
     commands: list[Command] = []
-    if not state.is_blind and at - state.looked_at >= LOOK_S:
+    if not state.blind and at - state.looked_at >= LOOK_S:
         state = replace(state, looked_at=at)
         commands.append(LookAtNodes())
     missed = {node_id: since for node_id, since in state.missed_since.items() if node_id in state.linked_once}
@@ -335,7 +345,7 @@ def _of_node(state: CoordinationState, event: LinkOpened | LinkLost | Probed) ->
         return replace(state, missed_since=missed, silent=state.silent - {node_id}), []
     if event.answer is Answer.SILENT:
         return _removed(replace(state, silent=state.silent | {node_id}))
-    return _remove(state, node_id, "its process has ended")
+    return _remove(state, node_id, _ENDED, has_ended=True)
 
 
 def _probe(state: CoordinationState, node_id: str) -> Outcome:
@@ -350,24 +360,26 @@ def _probe(state: CoordinationState, node_id: str) -> Outcome:
 def _removed(state: CoordinationState) -> Outcome:
     """Removes who is silent, unless it is this node that seems to be cut off."""
     is_cut_off = len(state.nodes) > 1 and state.silent >= state.nodes.keys()
-    if state.is_blind or is_cut_off:
+    if why_not(Decision.REMOVE_NODE, state.blind) or is_cut_off:
         return state, []
     commands: list[Command] = []
     for node_id in sorted(state.silent):
-        state, remove = _remove(state, node_id, "it answers neither on its connection nor on a new one")
+        state, remove = _remove(
+            state, node_id, "it answers neither on its connection nor on a new one", has_ended=False
+        )
         commands += remove
     return state, commands
 
 
-def _remove(state: CoordinationState, node_id: str, why: str) -> Outcome:
-    if state.is_blind or state.leader is None:
+def _remove(state: CoordinationState, node_id: str, why: str, *, has_ended: bool) -> Outcome:
+    if why_not(Decision.REMOVE_NODE, state.blind) or state.leader is None:
         return state, []
     revision = state.leader.revision
     node = state.nodes[node_id]
     nodes = {each: known for each, known in state.nodes.items() if each != node_id}
     missed = {each: since for each, since in state.missed_since.items() if each != node_id}
     state = replace(state, nodes=nodes, missed_since=missed, silent=state.silent - {node_id})
-    return state, [Remove(node, revision, f"{node.host} is lost: {why}.")]
+    return state, [Remove(node, revision, f"{node.host} is lost: {why}.", has_ended)]
 
 
 # -- the others' side ----------------------------------------------------------------------------------------------
@@ -387,18 +399,18 @@ def _of_coordinator(state: CoordinationState, event: LinkOpened | LinkLost | Pro
     if state.is_linked or state.accusation or event.answer is Answer.ANSWERS:
         return state, []
     ended = event.answer is Answer.REFUSED
-    why = "its process has ended" if ended else "it answers neither on its connection nor on a new one"
-    state = replace(state, accusation=f"{leader.host} is lost: {why}.", looked_at=event.at)
+    why = _ENDED if ended else _SILENT
+    state = replace(state, accusation=f"{leader.host} is lost: {why}.", has_ended=ended, looked_at=event.at)
     return state, [Accuse(leader.node_id, state.accusation), LookAtNodes()]
 
 
 def _tried(state: CoordinationState, event: NodesSeen) -> Outcome:
     """Deposes the coordinator if more than half of the other nodes cannot reach it."""
-    if state.leader is None or not state.accusation or state.is_blind:
+    if state.leader is None or not state.accusation or why_not(Decision.COORDINATE, state.blind):
         return state, []
     others = {node.node_id for node in event.nodes} - {state.leader.node_id}
     accusers = (state.accusers | {state.me}) & others
     if 2 * len(accusers) <= len(others):
         return state, []
     node = next((node for node in event.nodes if node.node_id == state.leader.node_id), None)
-    return state, [Depose(state.leader, node, state.accusation)]
+    return state, [Depose(state.leader, node, state.accusation, state.has_ended)]

@@ -6,15 +6,12 @@ Works under plain torchrun as well, by the entry point `torchrun.handlers`. Who 
 
 from __future__ import annotations
 
+import logging
 import os
-import socket
 import sys
-import threading
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -23,35 +20,46 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
 
 from unicron_elastic.recovery.quarantine import Quarantined
+from unicron_elastic.rendezvous import round_store
+from unicron_elastic.rendezvous.blindness import Decision, why_not
 from unicron_elastic.rendezvous.cluster_node import ClusterNode
-from unicron_elastic.rendezvous.cluster_records import NodeRecord
+from unicron_elastic.rendezvous.cluster_records import JobSpec, spec_text
 from unicron_elastic.rendezvous.job_presence import JobPresence
 from unicron_elastic.rendezvous.job_records import JobKeys
 from unicron_elastic.rendezvous.membership import (
     Formed,
+    JobView,
     Member,
     Place,
     Round,
     Settings,
+    gone,
     lost,
+    may_train_unseen,
     next_round,
     nodes_waiting,
 )
+from unicron_elastic.rendezvous.round_store import RoundStoreError
+from unicron_elastic.rendezvous.round_watch import RoundListener, RoundWatch
 from unicron_elastic.rendezvous.store import StoreError
 
-__all__ = ["BACKEND", "ClusterRendezvous", "create_handler", "creator"]
+__all__ = [
+    "BACKEND",
+    "ClusterRendezvous",
+]
 
 BACKEND = "unicron"
-LEASE_TTL_S = 3.0
+STORE_TIMEOUT_S = 30.0  # of a call to a round's store, where everybody is by then
 _PROPOSE_S = 0.5  # between two nodes' turns to write the next round, should the first not do it
-_LONGEST_S = 86_400.0  # of all that may be waited for; a lease cannot be longer
 _LOOK_S = 1.0  # although nothing changes, as time is a reason, too
+
+
+logger = logging.getLogger(__name__)
 
 
 class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
@@ -85,6 +93,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._round: Round | None = None  # in which this node trains
         self._store: Store | None = None
         self._tells_lost = False
+        self._has_left = False
 
     @property
     def use_agent_store(self) -> bool:
@@ -109,9 +118,13 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         while True:
             self._store = self._round = None
             found = self._meet(deadline)
-            opened = self._open_store(found, deadline)
+            try:
+                opened = self._open_store(found, deadline)
+            except RoundStoreError as error:
+                logger.warning("The store of round %d cannot be used: %s", found.number, str(error).partition("\n")[0])
+                opened = None
             if opened is None:
-                continue  # its first node was lost meanwhile
+                continue  # somebody was lost meanwhile
             (self._store, where), self._round = opened, found
             rank = found.rank_of(self._member.node_id)
             assert rank is not None
@@ -127,17 +140,11 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     def watch_nodes(
         self,
-        on_fault: Callable[[str], None],
-        *,
-        on_cancel: Callable[[Exception], None] = lambda _error: None,
-        on_drain: Callable[[str], None] = lambda _reason: None,
+        listener: RoundListener,
     ) -> None:
-        """From now on each is called, once a round at most and from other threads.
-
-        ``on_fault``: why the round cannot go on; ``on_cancel``: the job is to end; ``on_drain``: this node is to leave.
-        """
+        """From now on the listener hears of what this round's nodes need to know, from other threads."""
         if self._round is not None:
-            watch = RoundWatch(self, self._round, on_fault, on_cancel, on_drain)
+            watch = RoundWatch(self, self._round, listener)
             self._tells_lost = True
             self._presence.on_change = self._node.on_change = watch.look
             self._node.on_fault = watch.told
@@ -148,6 +155,20 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         if self._round is not None:
             self._node.tell_fault(self._round.number, reason)
 
+    def offer_job(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], nproc_per_node: int) -> None:
+        """Has the job's command line written for spare nodes. Raises ValueError for one that is no use to them."""
+        settings = self._settings
+        spec = JobSpec(
+            min_nodes=settings.min_nodes,
+            max_nodes=settings.max_nodes,
+            target_nodes=settings.most,
+            nproc_per_node=nproc_per_node,
+            argv=tuple(argv),
+            cwd=cwd,
+            env=env,
+        )
+        self._presence.offer(self._keys.spec, spec_text(spec))
+
     def keep_out(self, quarantined: Quarantined) -> str:
         """Puts this node on the cluster's list; why that was not possible, or ""."""
         return self._node.keep_out(quarantined)
@@ -157,14 +178,21 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
 
         The latter only if nobody else is told of them. A blind node begins nothing: what it saw last may be wrong.
         """
-        if self._round is None or self._presence.blind:
+        this_round = self._round
+        if this_round is None:
+            return 0
+        return self.nodes_waiting(this_round) or (0 if self._tells_lost else len(self._lost(this_round)))
+
+    def nodes_waiting(self, this_round: Round) -> int:
+        """The same without the lost ones, while ``this_round`` is this node's."""
+        if self._round is not this_round or why_not(Decision.MEET, self._presence.blind):
             return 0
         view = self._presence.view()
         if view.round is None or view.closed:
             return 0
-        if view.round.number > self._round.number:
+        if view.round.number > this_round.number:
             return 1  # the others have gone on without this node
-        return nodes_waiting(view, self._settings) or (0 if self._tells_lost else len(self._lost(self._round)))
+        return nodes_waiting(view, self._settings)
 
     def shutdown(self) -> bool:
         """Leaves, and ends the job if that is why.
@@ -173,50 +201,66 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         so what is on its way up decides: nothing, or the report of failed workers, is the job's end.
         """
         error = sys.exc_info()[1]
-        if error is None or isinstance(error, ChildFailedError):
-            self.set_closed()
+        if not self._has_left and (error is None or isinstance(error, ChildFailedError)):
+            how = "has ended well" if error is None else "has failed"
+            self._presence.close_job(f"It {how} on {self._member.host}.", has_failed=error is not None)
+            self._round = None
         self.leave()
         return True
 
     def leave(self) -> None:
-        """Goes without ending the job."""
+        """Goes without ending the job, whatever comes later."""
+        self._has_left = True
+        if self._round is not None and self._presence.is_up:
+            self._presence.farewell(self._member.node_id, f"{self._member.host} has left.")
         self._store = self._round = None
         self._presence.leave()
         self._node.leave()
 
     def why_stay(self, nodes: int) -> str:
         """Why the job, of ``nodes`` now, cannot go on without this one; "" if it can."""
-        return f"the job needs all {nodes} of its nodes." if nodes <= self._settings.min_nodes else ""
+        return f"the job needs all {nodes} of its nodes." if self._spare(nodes) <= 0 else ""
 
     def take_leave(self, nodes: int) -> str:
         """Takes one of the places of this round that the job can spare; why there is none, or "" if there was one."""
         if self._round is None:
             return "it is in no round."
-        return self._presence.take_leave(self._round.number, nodes - self._settings.min_nodes)
+        if why := why_not(Decision.LEAVE, self._presence.blind):
+            return why
+        return self._presence.take_leave(self._round.number, self._spare(nodes))
+
+    def _spare(self, nodes: int) -> int:
+        """How many of ``nodes`` may leave: who waits would take their places."""
+        return nodes + len(self._presence.view().waiting) - self._settings.min_nodes
 
     # -- how it is done ----------------------------------------------------------------------------------------------
 
     def _meet(self, deadline: float) -> Round:
         """Says that this node waits, and waits for a round with it."""
-        self._wait_for_more_than(self._presence.view().round)
+        self._join(deadline)
         enough_since: float | None = None
-        unchanged_since, last_view = time.monotonic(), None
+        unchanged_since = unattended_since = time.monotonic()
+        last_view = None
         while True:
             view, now = self._presence.view(), time.monotonic()
-            if view.closed:
-                raise RendezvousClosedError(f"the job {self._run_id!r} is over: {view.closed}")
+            self._refuse_if_unwanted(view)
             mine = next((member for member in view.training if member.node_id == self._member.node_id), None)
-            if view.round is not None and mine is not None and view.round.number >= self._member.waits_for:
-                return view.round
+            if view.round is not None and view.round.number >= self._member.waits_for:
+                if mine is not None:
+                    return view.round
+                self._join(deadline)  # it has begun without this node: on to the next one
+                continue
             if now > deadline:
                 raise RendezvousTimeoutError(
                     f"no round of the job {self._run_id!r} began within {self._join_timeout_s:g} s"
                 )
             is_enough = len(view.waiting) >= self._settings.min_nodes
             enough_since = (enough_since or now) if is_enough else None
+            unattended_since = unattended_since if may_train_unseen(view) else now
             if view != last_view:
                 unchanged_since, last_view = now, view
-            decided = next_round(view, self._settings, 0.0 if enough_since is None else now - enough_since)
+            enough_for_s = 0.0 if enough_since is None else now - enough_since
+            decided = next_round(view, self._settings, enough_for_s, now - unattended_since)
             pause_s = _LOOK_S
             if view.round is not None and self._presence.unheard(view.round):
                 pass  # they may still train
@@ -235,160 +279,102 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     def why_over(self, this_round: Round) -> str:
         """Why ``this_round`` cannot go on, as a sentence; "": it can, or is over already, or this node is blind."""
-        if self._round is not this_round or self._presence.blind:
+        if self._round is not this_round:
             return ""
-        if why := self._presence.get(self._keys.lost(self._member.node_id)):
+        if self._presence.blind:
+            return self._why_blind_too_long()
+        if why := self._presence.why_lost(self._member.node_id):
             return f"This node was taken out of the job: {why}"
-        gone = self._lost(this_round)
-        told = [self._presence.get(self._keys.lost(place.node_id)) for place in gone]
+        if failed := self._presence.get(self._keys.failed):
+            return f"The job is over: {failed}"
+        missing = self._gone(this_round)
+        told = [self._presence.why_lost(place.node_id) for place in missing]
         words = [why for why in told if why]
-        if silent := [place.host for place, why in zip(gone, told, strict=True) if not why]:
+        if silent := [place.host for place, why in zip(missing, told, strict=True) if not why]:
             are = "is" if len(silent) == 1 else "are"
             words.append(f"{', '.join(silent)} {are} lost: the lease in the cluster's store is gone.")
         return " ".join(words)
 
+    def _why_blind_too_long(self) -> str:
+        blind_for_s = time.monotonic() - self._presence.blind_since
+        if not why_not(Decision.TRAIN, self._presence.blind, blind_for_s, self._settings.blind_patience_s):
+            return ""
+        return f"The cluster's store has not been seen for {blind_for_s:.0f} s: others may go on without it now."
+
     def why_cancelled(self, this_round: Round) -> str:
         """Why an operator ends the job; "": nobody does."""
         why = self._presence.get(self._keys.cancelled) if self._round is this_round else None
-        return f"the job {self._run_id!r} was cancelled: {why}" if why else ""
+        return f"the job {self._run_id!r} was {why}" if why else ""
 
-    def why_drained(self, this_round: Round) -> str:
-        """Why an operator wants this node to leave its job; "": nobody does."""
-        return self._node.why_kept_out() if self._round is this_round else ""
+    def why_drained(self, this_round: Round) -> tuple[str, str]:
+        """Why an operator wants this node to leave its job, "": nobody does; and why it stays, "": it may leave."""
+        if self._round is not this_round:
+            return "", ""
+        return self._node.why_kept_out(), self.why_stay(len(this_round.places))
 
     def _lost(self, this_round: Round) -> list[Place]:
         """Nodes that have left the round; nobody, if the store has gone on to another one."""
-        view = self._presence.view()
-        if view.round is None or view.round.number != this_round.number:
+        return self._heard_of(this_round, lost(self._presence.view()))
+
+    def _gone(self, this_round: Round) -> list[Place]:
+        """Those of them that do not wait for another round."""
+        return self._heard_of(this_round, gone(self._presence.view()))
+
+    def _heard_of(self, this_round: Round, places: Iterable[Place]) -> list[Place]:
+        now = self._presence.view().round
+        if now is None or now.number != this_round.number:
             return []
         unheard = self._presence.unheard(this_round)
-        return [place for place in lost(view) if place not in unheard]
+        return [place for place in places if place not in unheard]
 
-    def _wait_for_more_than(self, before: Round | None) -> None:
-        number = 0 if before is None else before.number
-        self._member = replace(self._member, waits_for=max(number, self._member.waits_for) + 1)
+    def _join(self, deadline: float) -> None:
+        """Says for which round this node waits: the one after the present one, and after all that it was in."""
+        # The first time a store that cannot be reached is told soon; later it is waited for.
+        timeout_s = self._connect_timeout_s if self._member.waits_for == 0 else deadline - time.monotonic()
         try:
-            self._node.enter(self._connect_timeout_s)
+            self._node.enter(timeout_s)
             if why := self._node.why_kept_out():
                 raise RendezvousClosedError(why)
-            self._presence.join(self._member, self._connect_timeout_s)
+            if not self._presence.is_up:
+                self._presence.enter(timeout_s)
+            before = self._presence.view().round
+            number = 0 if before is None else before.number
+            self._member = replace(self._member, waits_for=max(number, self._member.waits_for) + 1)
+            self._presence.join(self._member, timeout_s)
         except (StoreError, OSError) as error:
             raise RendezvousConnectionError(f"the job {self._run_id!r} cannot be joined: {error}") from error
+
+    def _refuse_if_unwanted(self, view: JobView) -> None:
+        if view.closed:
+            raise RendezvousClosedError(f"the job {self._run_id!r} is over: {view.closed}")
         if cancelled := self._presence.get(self._keys.cancelled):
-            raise RendezvousClosedError(f"the job {self._run_id!r} was cancelled: {cancelled}")
+            raise RendezvousClosedError(f"the job {self._run_id!r} was {cancelled}")
+        if why := self._node.why_kept_out():
+            raise RendezvousClosedError(why)
 
-    def _open_store(self, found: Round, deadline: float) -> tuple[Store, RendezvousStoreInfo] | None:
-        """The round's store and where it is; None if its host is lost before it is there."""
+    def _open_store(self, found: Round, deadline: float) -> tuple[TCPStore, RendezvousStoreInfo] | None:
+        """The round's store and where it is, once all have come to it; None if one of them is lost before."""
         key = self._keys.store(found.number)
-        timeout = timedelta(seconds=self._join_timeout_s)
         if found.places[0].node_id == self._member.node_id:
-            store = TCPStore("0.0.0.0", 0, None, True, timeout, wait_for_workers=False)
+            store = round_store.host(STORE_TIMEOUT_S)
             self._presence.say(key, f"{self._address}:{store.port}")
-            return store, RendezvousStoreInfo(self._address, store.port)
-        while (where := self._presence.get(key)) is None:
-            view = self._presence.view()
-            is_over = view.round is None or view.round.number != found.number or found.places[0] in lost(view)
-            if is_over or time.monotonic() > deadline:
-                return None
-            self._presence.wait(_LOOK_S)
-        host, _, port = where.rpartition(":")
-        if not host or not port.isascii() or not port.isdecimal():
-            raise RendezvousConnectionError(f"{key} should hold HOST:PORT, and holds {where[:80]!r}")
-        store = TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
-        return store, RendezvousStoreInfo(host, int(port))
+            where = RendezvousStoreInfo(self._address, store.port)
+        else:
+            while (address := self._presence.get(key)) is None:
+                if self._is_off(found) or time.monotonic() > deadline:
+                    return None
+                self._presence.wait(_LOOK_S)
+            try:
+                store, host, port = round_store.visit(address, STORE_TIMEOUT_S)
+            except ValueError as error:
+                raise RendezvousConnectionError(f"{key} {error}") from None
+            where = RendezvousStoreInfo(host, port)
+        has_come = round_store.arrive(store, len(found.places), lambda: self._is_off(found))
+        return (store, where) if has_come else None
 
-
-class RoundWatch:
-    """Looks at one round from the threads that hear of changes; each word is said once."""
-
-    def __init__(
-        self,
-        handler: ClusterRendezvous,
-        watched: Round,
-        on_fault: Callable[[str], None],
-        on_cancel: Callable[[Exception], None],
-        on_drain: Callable[[str], None],
-    ) -> None:
-        self._handler = handler
-        self._round = watched
-        self._on_fault, self._on_cancel, self._on_drain = on_fault, on_cancel, on_drain
-        self._lock = threading.Lock()
-        self._said: set[str] = set()
-
-    def look(self) -> None:
-        """Asks whether there is anything to say."""
-        if why := self._handler.why_over(self._round):
-            self._once("fault", lambda: self._on_fault(why))
-        if cancelled := self._handler.why_cancelled(self._round):
-            self._once("cancel", lambda: self._on_cancel(RendezvousClosedError(cancelled)))
-        if drained := self._handler.why_drained(self._round):
-            self._once("drain", lambda: self._on_drain(drained))
-
-    def told(self, number: int, reason: str) -> None:
-        """Another node has told of a fault."""
-        if number == self._round.number:
-            self._once("fault", lambda: self._on_fault(reason))
-
-    def _once(self, what: str, say: Callable[[], None]) -> None:
-        with self._lock:
-            if what in self._said:
-                return
-            self._said.add(what)
-        say()
-
-
-def creator() -> Callable[[RendezvousParameters], ClusterRendezvous]:
-    """What the entry point `torchrun.handlers` names."""
-    return create_handler
-
-
-def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
-    """As torch's registry wants it. Raises ValueError for what cannot be right, with what would be."""
-    from unicron_elastic.rendezvous.etcd_options import etcd_address
-    from unicron_elastic.rendezvous.etcd_store import EtcdStore
-
-    given = {name: str(value) for name, value in parameters.config.items()}
-    address = etcd_address(parameters.endpoint, given, spell=lambda name: f"--rdzv-conf {name}")
-    keys = JobKeys(parameters.run_id)
-    settings = Settings(
-        min_nodes=parameters.min_nodes,
-        max_nodes=parameters.max_nodes,
-        last_call_s=_seconds(parameters, "last_call_timeout", 30.0),
-        target_nodes=_target(parameters),
-    )
-    host = os.environ.get("UNICRON_NODE_NAME", "").strip() or socket.gethostname()
-    node_id, label = f"{host}/{uuid.uuid4().hex[:12]}", str(parameters.get("label", ""))
-    record = NodeRecord(node_id=node_id, host=host, job=parameters.run_id, label=label, pid=os.getpid())
-    lease_ttl_s = _seconds(parameters, "lease_ttl", LEASE_TTL_S, 1.0)
-    bind, here = parameters.local_addr or "", parameters.local_addr or socket.getfqdn()
-    return ClusterRendezvous(
-        JobPresence(lambda: EtcdStore(address), keys, lease_ttl_s),
-        ClusterNode(lambda: EtcdStore(address), lease_ttl_s, record, bind=bind, address=here),
-        Member(node_id=node_id, host=host, label=label, waits_for=0),
-        keys,
-        run_id=parameters.run_id,
-        settings=settings,
-        address=here,
-        join_timeout_s=_seconds(parameters, "join_timeout", 600.0),
-        connect_timeout_s=_seconds(parameters, "connect_timeout", 30.0),
-    )
-
-
-def _target(parameters: RendezvousParameters) -> int | None:
-    value = parameters.get("target_nodes")
-    if value is None:
-        return None
-    if not str(value).isascii() or not str(value).isdecimal():
-        raise ValueError(f"--rdzv-conf target_nodes must be a number of nodes, not {value!r}")
-    return int(value)
-
-
-def _seconds(parameters: RendezvousParameters, name: str, default: float, least: float = 0.0) -> float:
-    value = parameters.get(name, default)
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        seconds = -1.0
-    if not least <= seconds <= _LONGEST_S:
-        raise ValueError(f"--rdzv-conf {name} must be {least:g} to {_LONGEST_S:g} seconds, not {value!r}")
-    return seconds
+    def _is_off(self, found: Round) -> bool:
+        """Whether a round cannot begin any more: somebody is lost on the way to it, or gave it up."""
+        view = self._presence.view()
+        if self._presence.blind:
+            return False
+        return view.round is None or view.round.number != found.number or bool(lost(view)) or bool(view.closed)

@@ -142,10 +142,10 @@ class Heartbeats:
         """What the store says now."""
         presence, now = self._presence, time.monotonic()
         assert presence is not None
-        is_blind = bool(presence.blind)
-        if is_blind != self._state.is_blind:
-            self._handle(coordination.Sight(now, is_blind))
-        if is_blind:
+        blind = presence.blind
+        if bool(blind) != bool(self._state.blind):
+            self._handle(coordination.Sight(now, blind))
+        if blind:
             return
         if not presence.known_secret():  # a store that has lost its data
             self._todo.put(self._make_secret)
@@ -229,10 +229,10 @@ class Heartbeats:
             case coordination.Withdraw():
                 presence.unsay(unreachable_key(self._hello.node_id))
             case coordination.Remove():
-                if presence.remove(command.node, command.leader_revision, command.reason):
+                if presence.remove(command):
                     self._say(command.reason)
             case coordination.Depose():
-                if presence.lead(record, command.leader.revision, command.node, command.reason):
+                if presence.lead(record, command.leader.revision, command):
                     self._say(command.reason)
             case _:
                 raise AssertionError(command)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror, member_text, round_text
+from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror, lost_text, member_text, round_text
 from unicron_elastic.rendezvous.membership import JobView, Member, Place, Round
 from unicron_elastic.rendezvous.presence import Presence
 from unicron_elastic.rendezvous.store import Change, LeaseGoneError, Put, Store, StoreError
@@ -16,6 +16,7 @@ __all__ = ["JobPresence"]
 
 JOB_LEASE_S = 60.0  # so long a job's own keys outlive its last agent
 CLOSED_FOR_S = 600.0  # so long it is known that a job is over
+FAREWELL_S = 600.0  # so long it is known why an agent has left
 SAY_AGAIN_S = 5.0  # so long nodes may take to tell of themselves again to a store that lost its data
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class JobPresence(Presence[JobMirror]):
         super().__init__(open_store, keys.prefix, lambda snapshot: JobMirror(keys, snapshot), lease_ttl_s)
         self._keys = keys
         self._job_lease_id: int | None = None
+        self._job_texts: dict[str, bytes] = {}  # what is the job's own and any of its agents may say
         self._round: Round | None = None  # the latest that was seen, to be said again to a store that forgot it
         self._seen: set[str] = set()  # nodes that have told of themselves since the store had lost its data
 
@@ -42,6 +44,22 @@ class JobPresence(Presence[JobMirror]):
             with contextlib.suppress(StoreError):
                 self._store.delete(self._keys.lost(member.node_id))
         self.enter(timeout_s)
+
+    def offer(self, key: str, text: bytes) -> None:
+        """Has a key of the job's own written by the next ``join``, unless it is there."""
+        self._job_texts[key] = text
+
+    def why_lost(self, node_id: str) -> str:
+        """Why an agent was removed from the job, or left it; "": it was not."""
+        with self._changed:
+            return "" if self._mirror is None else self._mirror.why_lost(node_id)
+
+    def farewell(self, node_id: str, reason: str) -> None:
+        """Tells the others why this agent goes; its workers have ended."""
+        with contextlib.suppress(StoreError, LeaseGoneError):
+            if self._store is not None:
+                lease_id = self._store.grant(FAREWELL_S).lease_id
+                self._store.put(self._keys.lost(node_id), lost_text(node_id, reason, has_ended=True), lease_id)
 
     def view(self) -> JobView:
         """The job as it was when last seen."""
@@ -72,13 +90,15 @@ class JobPresence(Presence[JobMirror]):
         except (StoreError, LeaseGoneError):
             return False
 
-    def close_job(self, reason: str) -> None:
+    def close_job(self, reason: str, *, has_failed: bool = False) -> None:
         """Ends the job for all its nodes, if the store can be reached."""
         try:
             if self._store is None:
                 self._store = self._open_store()
             lease = self._store.grant(CLOSED_FOR_S)
-            self._store.commit({}, [Put(self._keys.closed, reason.encode(), lease.lease_id)], [self._keys.round])
+            closing = [self._keys.closed, self._keys.failed] if has_failed else [self._keys.closed]
+            puts = [Put(key, reason.encode(), lease.lease_id) for key in closing]
+            self._store.commit({}, puts, [self._keys.round])
         except (StoreError, LeaseGoneError) as error:
             logger.warning("The end of the job could not be told: %s.", error)
 
@@ -127,6 +147,9 @@ class JobPresence(Presence[JobMirror]):
         self._job_lease_id = None
 
     def _say_more(self, store: Store) -> None:
+        for key, text in self._job_texts.items():
+            if self.get(key) is None:
+                store.commit({key: 0}, [Put(key, text, self._job_lease_id)])
         if self._round is not None and store.read(self._keys.round).entry is None:
             put = Put(self._keys.round, round_text(self._round), self._job_lease_id)
             store.commit({self._keys.round: 0, self._keys.closed: 0}, [put])

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
+from unicron_elastic.faults.text import one_line
 from unicron_elastic.rendezvous.membership import JobView, Member, Place, Round
 from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
 
-__all__ = ["JobKeys", "JobMirror", "member_text", "round_text"]
+__all__ = ["JobKeys", "JobMirror", "lost_text", "member_text", "round_text"]
 
 NAME_CHARACTERS = 200  # of hosts, labels and nodes
 PLACES_MAX = 100_000
+REASON_CHARACTERS = 2000
 
 
 class JobKeys:
@@ -23,14 +25,20 @@ class JobKeys:
         self.prefix = f"jobs/{quote(run_id, safe='')}/"
         self.round = f"{self.prefix}round"
         self.closed = f"{self.prefix}closed"  # why
+        self.failed = f"{self.prefix}failed"  # why it was closed, if it did not end well
         self.lease = f"{self.prefix}lease"  # of the job: all its agents keep it alive
         self.leaving = f"{self.prefix}leaving"  # the round, and how many of its nodes leave it
+        self.claims = f"{self.prefix}claims/"  # of spares that are on their way
         self.spec = f"{self.prefix}spec"  # what it runs, for nodes that are lent to it
         self.cancelled = f"{self.prefix}cancelled"  # why, by an operator
 
     def member(self, node_id: str) -> str:
         """Of an agent."""
         return f"{self.prefix}members/{quote(node_id, safe='')}"
+
+    def claim(self, number: int) -> str:
+        """Of a spare that is on its way."""
+        return f"{self.claims}{number}"
 
     def lost(self, node_id: str) -> str:
         """Why the coordinator has removed an agent."""
@@ -84,6 +92,20 @@ def parse_round(entry: Entry) -> Round:
     return found
 
 
+def lost_text(node_id: str, reason: str, *, has_ended: bool) -> bytes:
+    """What the key of a lost agent holds; ``has_ended``: it is certain that its processes are no more."""
+    return json.dumps({"node": node_id, "reason": reason, "has_ended": has_ended}).encode()
+
+
+def parse_lost(entry: Entry) -> tuple[str, str, bool]:
+    """Node, reason, and whether it has ended. Raises ValueError."""
+    told = _parse(entry)
+    node_id, reason = told.get("node"), told.get("reason")
+    if not isinstance(node_id, str) or not isinstance(reason, str):
+        raise ValueError(f"{entry.key} holds no lost agent: node and reason must be texts")
+    return node_id[:NAME_CHARACTERS], one_line(reason)[:REASON_CHARACTERS], told.get("has_ended") is True
+
+
 class JobMirror:
     """The job's keys as they were at one revision of the store; changes come in order.
 
@@ -96,6 +118,7 @@ class JobMirror:
         self._entries: dict[str, Entry] = {}
         self._members: dict[str, Member] = {}
         self._round: Round | None = None
+        self._lost: dict[str, tuple[str, str, bool]] = {}
         self.odd: dict[str, str] = {}
         for entry in snapshot.entries:
             self._take(entry.key, entry)
@@ -119,11 +142,17 @@ class JobMirror:
         members = tuple(self._members[key] for key in sorted(self._members))
         closed = self._entries.get(self._keys.closed)
         reason = "" if closed is None else closed.value.decode(errors="replace") or "The job has ended."
-        return JobView(members=members, round=self._round, closed=reason)
+        ended = frozenset(node_id for node_id, _, has_ended in self._lost.values() if has_ended)
+        return JobView(members=members, round=self._round, closed=reason, ended=ended)
+
+    def why_lost(self, node_id: str) -> str:
+        """Why an agent was removed, or left; "": it was not."""
+        return next((reason for lost, reason, _ in self._lost.values() if lost == node_id), "")
 
     def _take(self, key: str, entry: Entry | None) -> None:
         self.odd.pop(key, None)
         self._members.pop(key, None)
+        self._lost.pop(key, None)
         if key == self._keys.round:
             self._round = None
         if entry is None:
@@ -133,6 +162,8 @@ class JobMirror:
         try:
             if key.startswith(f"{self._keys.prefix}members/"):
                 self._members[key] = parse_member(entry)
+            elif key.startswith(f"{self._keys.prefix}lost/"):
+                self._lost[key] = parse_lost(entry)
             elif key == self._keys.round:
                 self._round = parse_round(entry)
         except ValueError as error:

@@ -11,7 +11,19 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Formed", "JobView", "Member", "NotYet", "Place", "Round", "Settings", "lost", "next_round", "nodes_waiting"]
+__all__ = [
+    "Formed",
+    "JobView",
+    "Member",
+    "NotYet",
+    "Place",
+    "Round",
+    "Settings",
+    "gone",
+    "lost",
+    "next_round",
+    "nodes_waiting",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +32,7 @@ class Settings:
 
     min_nodes: int
     max_nodes: int
+    blind_patience_s: float = 600.0  # so long a node trains that cannot see the store
     last_call_s: float = 30.0  # for more than the fewest nodes to come to the first round
     target_nodes: int | None = None  # train at most; the others, up to the most, are spares
 
@@ -73,12 +86,16 @@ class JobView:
     members: tuple[Member, ...] = ()
     round: Round | None = None
     closed: str = ""
+    ended: frozenset[str] = frozenset()  # agents of which it is certain that they, and their workers, are no more
 
     @property
     def waiting(self) -> tuple[Member, ...]:
-        """Those who wait for the next round, in the order in which they came."""
-        training = {member.node_id for member in self.training}
-        waiting = (member for member in self.members if member.node_id not in training)
+        """Those who wait for the next round, in the order in which they came.
+
+        Not those who were blind while a round began without them, and have not noticed yet: they may still train.
+        """
+        number = 0 if self.round is None else self.round.number
+        waiting = (member for member in self.members if member.waits_for > number)
         return tuple(sorted(waiting, key=lambda member: (member.joined, member.node_id)))
 
     @property
@@ -106,10 +123,23 @@ class NotYet:
     again_in_s: float | None = None
 
 
-def next_round(view: JobView, settings: Settings, enough_for_s: float) -> Formed | NotYet:
+def may_train_unseen(view: JobView) -> bool:
+    """Whether all nodes of the present round may be cut off from the store and still train: nobody of it is there.
+
+    If only one of them is, the others cannot go on without it, wherever they are.
+    """
+    if view.round is None:
+        return False
+    there = {member.node_id for member in view.members}
+    places = {place.node_id for place in view.round.places}
+    return not places & there and not places <= view.ended
+
+
+def next_round(view: JobView, settings: Settings, enough_for_s: float, unseen_for_s: float = 0.0) -> Formed | NotYet:
     """Whether those who wait can begin the next round.
 
-    ``enough_for_s`` is for how long at least ``min_nodes`` have waited. Only a first round with room for more waits for
+    ``unseen_for_s`` is for how long ``may_train_unseen``. ``enough_for_s`` is for how long at least ``min_nodes`` have
+    waited. Only a first round with room for more waits for
     them: later it is known who is expected, and who comes later makes another round.
     """
     if view.closed:
@@ -123,6 +153,10 @@ def next_round(view: JobView, settings: Settings, enough_for_s: float) -> Formed
     if view.round is None and len(waiting) < settings.most and enough_for_s < settings.last_call_s:
         left_s = settings.last_call_s - enough_for_s
         return NotYet(f"{_nodes(len(waiting))} wait{_s(waiting)} for up to {settings.most}.", left_s)
+    if may_train_unseen(view) and unseen_for_s < settings.blind_patience_s:
+        number = view.round.number if view.round is not None else 0
+        left_s = settings.blind_patience_s - unseen_for_s
+        return NotYet(f"No node of round {number} is left to say that it has ended: it may train, cut off.", left_s)
     number = 1 if view.round is None else view.round.number + 1
     chosen = _chosen(view.round, waiting, settings.most)
     formed = Round(number=number, places=_ranked(view.round, chosen))
@@ -139,10 +173,19 @@ def nodes_waiting(view: JobView, settings: Settings) -> int:
 
 def lost(view: JobView) -> tuple[Place, ...]:
     """Places of the present round whose agents are gone, or have given it up."""
+    return _without(view, view.training)
+
+
+def gone(view: JobView) -> tuple[Place, ...]:
+    """Places of the present round whose agents are gone."""
+    return _without(view, view.members)
+
+
+def _without(view: JobView, there: tuple[Member, ...]) -> tuple[Place, ...]:
     if view.round is None:
         return ()
-    there = {member.node_id for member in view.training}
-    return tuple(place for place in view.round.places if place.node_id not in there)
+    known = {member.node_id for member in there}
+    return tuple(place for place in view.round.places if place.node_id not in known)
 
 
 def _chosen(before: Round | None, waiting: tuple[Member, ...], most: int) -> list[Member]:

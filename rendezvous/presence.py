@@ -78,9 +78,12 @@ class Presence(Generic[M]):
         self._lease_id: int | None = None
         self._said: dict[str, bytes] = {}  # keys under this agent's lease
         self._must_reopen = False
+        self._is_unsaid = False
         self._is_gone = threading.Event()
         self._thread: threading.Thread | None = None
         self.blind = ""  # why the store cannot be seen; "": it can
+        self.blind_since = 0.0  # monotonic, while it cannot
+        self._settling = threading.RLock()
         self.on_change: Callable[[], None] = lambda: None  # called from another thread, sometimes for nothing
         self._forgotten_at = -math.inf  # when the store had lost its data
 
@@ -104,6 +107,11 @@ class Presence(Generic[M]):
             self._thread = threading.Thread(target=self._stay, name="unicron-presence", daemon=True)
             self._thread.start()
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the store is open, and what was said there is kept alive."""
+        return self._store is not None and self._lease_id is not None and not self._must_reopen
+
     def wait(self, timeout_s: float) -> None:
         """Waits until something may have changed."""
         with self._changed:
@@ -118,9 +126,21 @@ class Presence(Generic[M]):
     def say(self, key: str, text: str) -> None:
         """Writes a key that goes with this agent, now or when the store can be reached."""
         self._said[key] = text.encode()
-        with contextlib.suppress(StoreError, LeaseGoneError):
+        try:
             if self._store is not None:
                 self._store.put(key, self._said[key], self._lease_id)
+        except (StoreError, LeaseGoneError):
+            self._is_unsaid = True  # the next beat says it
+
+    def claim(self, key: str, text: str) -> bool:
+        """Writes a key that goes with this agent, if nobody has it. False also if the store cannot be reached."""
+        try:
+            is_ours = self._store is not None and self._store.create(key, text.encode(), self._lease_id) is not None
+        except (StoreError, LeaseGoneError):
+            return False
+        if is_ours:
+            self._said[key] = text.encode()
+        return is_ours
 
     def unsay(self, key: str) -> None:
         """Takes back what was said."""
@@ -162,7 +182,8 @@ class Presence(Generic[M]):
     def _settle(self) -> None:
         """Opens what is not open, and says all there is to say. Raises StoreError."""
         try:
-            self._open_and_say()
+            with self._settling:
+                self._open_and_say()
         except LeaseGoneError as error:
             self._forget_leases()
             raise StoreError(f"a lease ran out at once: {error}") from None
@@ -181,9 +202,18 @@ class Presence(Generic[M]):
         self._hold(self._store)
         if self._lease_id is None or self._store.keep_alive(self._lease_id) is None:
             self._lease_id = self._store.grant(self._ttl_s).lease_id
+        self._is_unsaid = False
         puts = [Put(key, text, self._lease_id) for key, text in self._said.copy().items()]
-        self._store.commit({}, puts)
+        if puts:
+            self._commit(self._store, puts)
         self._say_more(self._store)
+
+    def _commit(self, store: Store, puts: list[Put]) -> None:
+        try:
+            store.commit({}, puts)
+        except StoreError:
+            self._is_unsaid = True
+            raise
 
     def _forget_leases(self) -> None:
         self._lease_id = None
@@ -214,7 +244,7 @@ class Presence(Generic[M]):
 
     def _beat(self) -> None:
         store, lease_id = self._store, self._lease_id
-        if store is None or self._must_reopen or lease_id is None:
+        if store is None or self._must_reopen or lease_id is None or self._is_unsaid:
             self._settle()
         elif store.keep_alive(lease_id) is None or not self._is_held(store):
             self._forget_leases()
@@ -229,7 +259,7 @@ class Presence(Generic[M]):
                 case Changes():
                     self._take(self._mirror, item.changes)
                 case Blind():
-                    self.blind = item.reason
+                    self._blinded(item.reason)
                     self._tell_sight("The cluster's store cannot be seen: %s. Training goes on.", item.reason)
                 case Sighted():
                     self.blind = ""
@@ -239,11 +269,16 @@ class Presence(Generic[M]):
             self._changed.notify_all()
         self.on_change()
 
+    def _blinded(self, reason: str) -> None:
+        if not self.blind:
+            self.blind_since = time.monotonic()
+        self.blind = reason
+
     def _lost_data(self, reason: str) -> None:
         """Heard by the watch or by a call, whichever came first."""
         with self._changed:
             if not self._must_reopen:
-                self.blind = reason
+                self._blinded(reason)
                 self._must_reopen = True
                 self._tell_sight("The cluster's store has lost its data: %s. It is told again.", reason)
 

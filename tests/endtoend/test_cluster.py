@@ -125,7 +125,7 @@ def test_a_job_that_has_ended_is_closed_to_who_comes_late(launcher: Any, options
     (launcher.folder / "stop").unlink()
     late = start(launcher, "b", options("--nnodes=1"))
     assert late.wait() == 1
-    assert "the job 'job' is over: The job was closed by a." in late.err
+    assert "the job 'job' is over: It has ended well on a." in late.err
     assert "Traceback" not in late.err
 
 

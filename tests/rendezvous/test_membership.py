@@ -88,7 +88,7 @@ def test_as_long_as_some_still_train_nobody_begins_without_them() -> None:
 
 
 def test_a_host_that_returns_gets_its_old_rank_back() -> None:
-    back = Member(node_id="a/2", host="a", joined=99)
+    back = Member(node_id="a/2", host="a", joined=99, waits_for=4)
     view = JobView(members=(*members("b", "c", waits_for=4), back), round=round_of(3, "a", "b", "c"))
     found = formed(view)
     assert (found.number, hosts(found), found.places[0].node_id) == (4, ["a", "b", "c"], "a/2")
@@ -98,7 +98,7 @@ def test_two_agents_of_one_host_are_two_nodes() -> None:
     twins = tuple(Member(node_id=f"a/{number}", host="a", joined=number) for number in (1, 2))
     first = formed(JobView(members=twins), Settings(min_nodes=2, max_nodes=2))
     assert [place.node_id for place in first.places] == ["a/1", "a/2"]
-    anew = (replace(twins[1], waits_for=2), Member(node_id="a/3", host="a", joined=7))
+    anew = (replace(twins[1], waits_for=2), Member(node_id="a/3", host="a", joined=7, waits_for=2))
     second = formed(JobView(members=anew, round=first), Settings(min_nodes=2, max_nodes=2))
     assert [place.node_id for place in second.places] == ["a/3", "a/2"]
 
@@ -110,15 +110,49 @@ def test_more_than_fit_wait_and_are_no_reason_for_another_round() -> None:
     assert isinstance(found, Formed)
     assert found.reason == "Round 1 begins with 2 nodes; 1 node waits for a place."
     running = replace(waiting, round=found.round)
+    assert running.waiting == ()  # c has to notice first that the round began without it
+    *training, left_out = waiting.members
+    running = replace(running, members=(*training, replace(left_out, waits_for=2)))
     assert [member.host for member in running.waiting] == ["c"]
     assert nodes_waiting(running, settings) == 0
     assert lost(running) == ()
 
 
 def test_who_waits_is_a_reason_for_another_round_if_there_is_room() -> None:
-    view = JobView(members=members("a", "b", "c"), round=round_of(1, "a", "b"))
+    more = members("c", "d", waits_for=2)
+    view = JobView(members=(*members("a", "b"), more[0]), round=round_of(1, "a", "b"))
     assert nodes_waiting(view, TWO_TO_FOUR) == 1
-    assert nodes_waiting(JobView(members=members("a", "c", "d"), round=round_of(1, "a", "b")), TWO_TO_FOUR) == 2
+    assert nodes_waiting(JobView(members=(*members("a"), *more), round=round_of(1, "a", "b")), TWO_TO_FOUR) == 2
+
+
+def test_who_was_blind_while_a_round_began_is_not_taken_for_waiting() -> None:
+    # It comes back with what it said before, and its workers still run the round that is over.
+    view = JobView(members=members("a", "b"), round=round_of(2, "c", "d"))
+    assert view.waiting == view.training == ()
+
+
+def test_a_round_of_which_nobody_is_left_may_still_train_somewhere() -> None:
+    view = JobView(members=members("c", "d", waits_for=4), round=round_of(3, "a", "b"))
+    settings = Settings(min_nodes=1, max_nodes=2, blind_patience_s=600.0)
+    found = next_round(view, settings, 0.0, 100.0)
+    assert found == NotYet("No node of round 3 is left to say that it has ended: it may train, cut off.", 500.0)
+    assert isinstance(next_round(view, settings, 0.0, 600.0), Formed)
+    assert isinstance(next_round(replace(view, ended=frozenset({"a/1", "b/1"})), settings, 0.0), Formed)
+    assert isinstance(next_round(replace(view, ended=frozenset({"a/1"})), settings, 0.0), NotYet)
+    one_is_back = replace(view, members=(*view.members, *members("a", waits_for=4)))
+    assert isinstance(next_round(one_is_back, settings, 0.0), Formed)
+
+
+def test_a_target_leaves_spares() -> None:
+    settings = Settings(min_nodes=1, max_nodes=3, target_nodes=2)
+    found = next_round(JobView(members=members("a", "b", "c")), settings, 0.0)
+    assert isinstance(found, Formed)
+    assert hosts(found.round) == ["a", "b"]
+    view = JobView(members=(*members("a", "b"), *members("c", waits_for=2)), round=found.round)
+    assert nodes_waiting(view, settings) == 0
+    assert nodes_waiting(replace(view, members=view.members[1:]), settings) == 1
+    with pytest.raises(ValueError, match="target_nodes must be 2 to 3, not 4"):
+        Settings(min_nodes=2, max_nodes=3, target_nodes=4)
 
 
 def test_who_had_a_place_keeps_one_before_those_who_came_first() -> None:

@@ -137,12 +137,16 @@ class EvidenceGathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUnhealthy:
-    """A probe found a GPU of this node on which no work can rely."""
+    """No work can rely on this node: a probe's finding, or an operator's word.
+
+    ``why_stay``: why the job needs the node all the same, where that has changed since the workers started.
+    """
 
     at: float
     status: Status
     severity: Severity
     reason: str
+    why_stay: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

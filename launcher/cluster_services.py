@@ -1,0 +1,149 @@
+"""``unicron coordinator`` and ``unicron agent``: what belongs to a cluster and to no job, in the foreground."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Annotated, NoReturn
+
+import typer
+
+from unicron_elastic.launcher.etcd_arguments import (
+    Ca,
+    Cert,
+    Endpoint,
+    Key,
+    PasswordFile,
+    User,
+    given,
+    spelled,
+)
+from unicron_elastic.launcher.output import stamped
+from unicron_elastic.rendezvous.cluster_records import NodeRecord
+from unicron_elastic.rendezvous.etcd_options import etcd_address
+from unicron_elastic.rendezvous.store import Store, StoreError
+
+__all__ = ["agent", "coordinator"]
+
+FAILED, BAD_USAGE = 1, 2
+LEASE_TTL_S = 3.0
+CONNECT_TIMEOUT_S = 30.0
+
+_Address = Annotated[
+    str, typer.Option("--address", metavar="HOST", help="Where other nodes find this one; else its host name.")
+]
+_Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Its name [env: UNICRON_NODE_NAME].")]
+
+
+def coordinator(
+    *,
+    endpoint: Endpoint = None,
+    etcd_ca: Ca = None,
+    etcd_cert: Cert = None,
+    etcd_key: Key = None,
+    etcd_user: User = None,
+    etcd_password_file: PasswordFile = None,
+    address: _Address = "",
+    name: _Name = "",
+) -> None:
+    """Coordinate the cluster from a process without a node, until Ctrl-C or SIGTERM.
+
+    Without one, some agent does it beside its work. While several run, one coordinates and the others stand by.
+    """
+    from unicron_elastic.rendezvous.cluster_presence import ClusterPresence
+    from unicron_elastic.rendezvous.heartbeat_wire import Hello
+    from unicron_elastic.rendezvous.heartbeats import Heartbeats
+
+    stopped = _until_signal()
+    open_store = _opener(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file))
+    host = _name(name)
+    try:
+        hello = Hello(f"{host}/{uuid.uuid4().hex[:12]}", host, "")
+        heartbeats = Heartbeats(hello, address, address or socket.getfqdn(), is_dedicated=True, say=_say)
+        presence = ClusterPresence(open_store, LEASE_TTL_S, None)
+        presence.tells_sight = True
+        presence.enter(CONNECT_TIMEOUT_S)
+        heartbeats.start(presence)
+    except (StoreError, OSError) as error:
+        _fail(FAILED, f"the cluster cannot be joined: {error}.")
+    _say(f"{host} stands by to coordinate the cluster, at {heartbeats.address}.")
+    stopped.wait()
+    presence.leave()
+    heartbeats.close()
+
+
+def agent(
+    *,
+    endpoint: Endpoint = None,
+    etcd_ca: Ca = None,
+    etcd_cert: Cert = None,
+    etcd_key: Key = None,
+    etcd_user: User = None,
+    etcd_password_file: PasswordFile = None,
+    address: _Address = "",
+    name: _Name = "",
+) -> None:
+    """Join this node to the cluster as a spare, until Ctrl-C or SIGTERM.
+
+    It runs its part of a job as soon as one has fewer nodes than it wants, with the job's own command line.
+    """
+    from unicron_elastic.launcher.spare import Spare
+    from unicron_elastic.rendezvous.cluster_node import ClusterNode
+
+    open_store = _opener(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file))
+    host = _name(name)
+    record = NodeRecord(
+        node_id=f"{host}/{uuid.uuid4().hex[:12]}", host=host, job="", label="", pid=os.getpid(), is_spare=True
+    )
+    try:
+        node = ClusterNode(open_store, LEASE_TTL_S, record, bind=address, address=address or socket.getfqdn())
+        spare = Spare(node, open_store, host, address, _say)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda _number, _frame: spare.stop())
+        node.enter(CONNECT_TIMEOUT_S)
+        if why := node.why_kept_out():
+            _say(f"{why} It waits until that is over.")
+        _say(f"{host} is a spare of the cluster.")
+        spare.run()
+    except (StoreError, OSError) as error:
+        _fail(FAILED, f"the cluster cannot be joined: {error}.")
+    finally:
+        node.leave()
+
+
+def _opener(endpoint: str | None, options: dict[str, str]) -> Callable[[], Store]:
+    try:
+        address = etcd_address(endpoint, options, spell=spelled)
+    except ValueError as error:
+        _fail(BAD_USAGE, f"{error}.")
+    try:
+        from unicron_elastic.rendezvous.etcd_store import EtcdStore
+    except ImportError as error:
+        _fail(BAD_USAGE, f"{error}.")
+    logging.basicConfig(level=logging.WARNING, format="[unicron] %(asctime)s %(message)s", datefmt="%H:%M:%S")
+    return lambda: EtcdStore(address)
+
+
+def _name(name: str) -> str:
+    return name or os.environ.get("UNICRON_NODE_NAME", "").strip() or socket.gethostname()
+
+
+def _until_signal() -> threading.Event:
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: stopped.set())
+    return stopped
+
+
+def _say(sentence: str) -> None:
+    typer.echo(stamped(sentence), nl=False, err=True)
+
+
+def _fail(code: int, sentence: str) -> NoReturn:
+    typer.echo(f"unicron: {sentence}", err=True)
+    raise typer.Exit(code)

@@ -1,0 +1,40 @@
+"""What a job leaves in the cluster's store so that a spare node can run its part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+__all__ = ["PASSED_ON", "environment", "shared_arguments"]
+
+# What tells libraries and launchers how to work goes along; everything else, such as a token, is not the store's.
+PASSED_ON = ("PET_", "TORCH", "NCCL_", "GLOO_", "CUDA_", "OMP_", "MKL_", "UNICRON_", "PYTHON", "TRITON_", "HF_HOME")
+_KEPT_BACK = ("UNICRON_NODE_NAME", "UNICRON_ETCD_PASSWORD", "PET_LOCAL_ADDR", "PET_NODE_RANK")
+_SECRET = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY")
+SPEC_VARIABLE = "UNICRON_SPEC_ENV"  # names of further variables, with commas
+_OF_ONE_NODE = ("--local-addr", "--local_addr", "--node-rank", "--node_rank")
+
+
+def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables of this process that its job needs on other nodes, without what may be a secret."""
+    wanted = {name.strip() for name in environ.get(SPEC_VARIABLE, "").split(",")}
+    return {name: value for name, value in environ.items() if name in wanted or _is_passed_on(name)}
+
+
+def _is_passed_on(name: str) -> bool:
+    return name.startswith(PASSED_ON) and name not in _KEPT_BACK and not any(each in name for each in _SECRET)
+
+
+def shared_arguments(argv: Sequence[str], of_script: int) -> tuple[str, ...]:
+    """The launcher's arguments without those of one node; the last ``of_script`` are the script's own."""
+    own = len(argv) - of_script
+    kept: list[str] = []
+    skips = False
+    for argument in argv[:own]:
+        if skips:
+            skips = False
+        elif argument in _OF_ONE_NODE:
+            skips = True
+        elif not argument.startswith(tuple(f"{name}=" for name in _OF_ONE_NODE)):
+            kept.append(argument)
+    return (*kept, *argv[own:])

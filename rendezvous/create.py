@@ -1,0 +1,80 @@
+"""The rendezvous on etcd as a command line asks for it: for unicron-run and, by `torchrun.handlers`, for torchrun."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Callable
+
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from unicron_elastic.rendezvous.cluster_node import ClusterNode
+from unicron_elastic.rendezvous.cluster_records import NodeRecord
+from unicron_elastic.rendezvous.handler import ClusterRendezvous
+from unicron_elastic.rendezvous.job_presence import JobPresence
+from unicron_elastic.rendezvous.job_records import JobKeys
+from unicron_elastic.rendezvous.membership import Member, Settings
+
+__all__ = ["create_handler", "creator"]
+
+LEASE_TTL_S = 3.0
+_LONGEST_S = 86_400.0  # of all that may be waited for; a lease cannot be longer
+
+
+def creator() -> Callable[[RendezvousParameters], ClusterRendezvous]:
+    """What the entry point `torchrun.handlers` names."""
+    return create_handler
+
+
+def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
+    """As torch's registry wants it. Raises ValueError for what cannot be right, with what would be."""
+    from unicron_elastic.rendezvous.etcd_options import etcd_address
+    from unicron_elastic.rendezvous.etcd_store import EtcdStore
+
+    given = {name: str(value) for name, value in parameters.config.items()}
+    address = etcd_address(parameters.endpoint, given, spell=lambda name: f"--rdzv-conf {name}")
+    keys = JobKeys(parameters.run_id)
+    settings = Settings(
+        min_nodes=parameters.min_nodes,
+        max_nodes=parameters.max_nodes,
+        last_call_s=_seconds(parameters, "last_call_timeout", 30.0),
+        target_nodes=_target(parameters),
+        blind_patience_s=_seconds(parameters, "blind_patience", 600.0, 10.0),
+    )
+    host = os.environ.get("UNICRON_NODE_NAME", "").strip() or socket.gethostname()
+    node_id, label = f"{host}/{uuid.uuid4().hex[:12]}", str(parameters.get("label", ""))
+    record = NodeRecord(node_id=node_id, host=host, job=parameters.run_id, label=label, pid=os.getpid())
+    lease_ttl_s = _seconds(parameters, "lease_ttl", LEASE_TTL_S, 1.0)
+    bind, here = parameters.local_addr or "", parameters.local_addr or socket.getfqdn()
+    return ClusterRendezvous(
+        JobPresence(lambda: EtcdStore(address), keys, lease_ttl_s),
+        ClusterNode(lambda: EtcdStore(address), lease_ttl_s, record, bind=bind, address=here),
+        Member(node_id=node_id, host=host, label=label, waits_for=0),
+        keys,
+        run_id=parameters.run_id,
+        settings=settings,
+        address=here,
+        join_timeout_s=_seconds(parameters, "join_timeout", 600.0),
+        connect_timeout_s=_seconds(parameters, "connect_timeout", 30.0),
+    )
+
+
+def _target(parameters: RendezvousParameters) -> int | None:
+    value = parameters.get("target_nodes")
+    if value is None:
+        return None
+    if not str(value).isascii() or not str(value).isdecimal():
+        raise ValueError(f"--rdzv-conf target_nodes must be a number of nodes, not {value!r}")
+    return int(value)
+
+
+def _seconds(parameters: RendezvousParameters, name: str, default: float, least: float = 0.0) -> float:
+    value = parameters.get(name, default)
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not least <= seconds <= _LONGEST_S:
+        raise ValueError(f"--rdzv-conf {name} must be {least:g} to {_LONGEST_S:g} seconds, not {value!r}")
+    return seconds

@@ -1,0 +1,62 @@
+"""The store of one round, for its agents and their workers: its first node hosts it, and all wait there for each other.
+
+torch's agent asks this store for what the other agents say and waits for it, deaf to everything else. So nobody is let
+through before all have come: who is lost on the way is noticed here, and the others meet again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch.distributed import DistError, PrefixStore, TCPStore
+from torch.distributed import Store as TorchStore
+
+__all__ = ["RoundStoreError", "arrive", "host", "visit"]
+
+CONNECT_TIMEOUT_S = 15.0
+_ARRIVED = "arrived"
+_LOOK_S = 0.002
+_LOOK_PER_NODE_S = 0.0002  # or hundreds of nodes would keep the store busy with nothing else
+
+
+class RoundStoreError(Exception):
+    """The store's node is gone, or cannot be reached."""
+
+
+def host(timeout_s: float) -> TCPStore:
+    """A new store in this process. Its calls wait for up to ``timeout_s`` seconds for what others write."""
+    return TCPStore("0.0.0.0", 0, None, True, timedelta(seconds=timeout_s), wait_for_workers=False)
+
+
+def visit(address: str, timeout_s: float) -> tuple[TCPStore, str, int]:
+    """The store at HOST:PORT, and both. Raises ValueError for another text, and RoundStoreError."""
+    name, _, port = address.rpartition(":")
+    if not name or not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65536):
+        raise ValueError(f"should hold HOST:PORT, and holds {address[:80]!a}")
+    connect_timeout = timedelta(seconds=min(timeout_s, CONNECT_TIMEOUT_S))
+    try:
+        store = TCPStore(name, int(port), None, False, connect_timeout, wait_for_workers=False)
+    except (DistError, OSError, RuntimeError) as error:
+        raise RoundStoreError(str(error)) from error
+    store.set_timeout(timedelta(seconds=timeout_s))
+    return store, name, int(port)
+
+
+def arrive(store: TorchStore, size: int, is_off: Callable[[], bool]) -> bool:
+    """Waits until all ``size`` agents have come; False as soon as ``is_off`` says that this will not be.
+
+    Raises RoundStoreError.
+    """
+    shared = PrefixStore("unicron", store)
+    try:
+        count = shared.add(_ARRIVED, 1)
+        while count < size:
+            if is_off():
+                return False
+            time.sleep(max(_LOOK_S, _LOOK_PER_NODE_S * size))
+            count = shared.add(_ARRIVED, 0)
+    except (DistError, OSError, RuntimeError) as error:
+        raise RoundStoreError(str(error)) from error
+    return True

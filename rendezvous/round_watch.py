@@ -1,0 +1,84 @@
+"""What an agent hears of the round in which it trains, each word once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+from unicron_elastic.rendezvous.membership import Round
+
+__all__ = ["RoundListener", "RoundWatch"]
+
+
+class _Rounds(Protocol):
+    def why_over(self, this_round: Round) -> str:
+        """Why a round cannot go on, as a sentence; "": it can."""
+
+    def nodes_waiting(self, this_round: Round) -> int:
+        """For how many nodes it is worth to begin another round."""
+
+    def why_cancelled(self, this_round: Round) -> str:
+        """Why an operator ends the job; "": nobody does."""
+
+    def why_drained(self, this_round: Round) -> tuple[str, str]:
+        """Why an operator wants this node to leave its job, "": nobody does; and why it stays, "": it may leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundListener:
+    """What is called, each once a round at most.
+
+    ``on_fault``: why the round cannot go on; ``on_cancel``: the job is to end; ``on_drain``: why this node is to leave
+    and why it must stay, and again with "" for the latter if that changes; ``on_waiting``: how many nodes wait.
+    """
+
+    on_fault: Callable[[str], None]
+    on_cancel: Callable[[Exception], None] = lambda _error: None
+    on_drain: Callable[[str, str], None] = lambda _reason, _why_stay: None
+    on_waiting: Callable[[int], None] = lambda _nodes: None
+
+
+class RoundWatch:
+    """Looks at one round from the threads that hear of changes; each word is said once."""
+
+    def __init__(
+        self,
+        handler: _Rounds,
+        watched: Round,
+        listener: RoundListener,
+    ) -> None:
+        self._handler = handler
+        self._round = watched
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
+
+    def look(self) -> None:
+        """Asks whether there is anything to say."""
+        why = self._handler.why_over(self._round)
+        if why:
+            self._once("fault", lambda: self._listener.on_fault(why))
+        if cancelled := self._handler.why_cancelled(self._round):
+            self._once("cancel", lambda: self._listener.on_cancel(RendezvousClosedError(cancelled)))
+        drained, why_stay = self._handler.why_drained(self._round)
+        if drained:  # it may stay at first, and leave when another node has come
+            self._once("drain, but stay" if why_stay else "drain", lambda: self._listener.on_drain(drained, why_stay))
+
+        if (waiting := self._handler.nodes_waiting(self._round)) and not why:
+            self._once("waiting", lambda: self._listener.on_waiting(waiting))
+
+    def told(self, number: int, reason: str) -> None:
+        """Another node has told of a fault."""
+        if number == self._round.number:
+            self._once("fault", lambda: self._listener.on_fault(reason))
+
+    def _once(self, what: str, say: Callable[[], None]) -> None:
+        with self._lock:
+            if what in self._said:
+                return
+            self._said.add(what)
+        say()
