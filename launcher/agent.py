@@ -46,6 +46,7 @@ from unicron_elastic.rendezvous.round_watch import RoundListener
 __all__ = ["Agent"]
 
 KILL_NOW_TIMEOUT_S = 5
+PEERS_TIMEOUT_S = 1.0
 
 
 class Agent(LocalElasticAgent):  # type: ignore[misc]
@@ -339,11 +340,13 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _tell_peers(self, reason: str) -> None:
         handler = self._worker_group.spec.rdzv_handler
+        timeout_s = PEERS_TIMEOUT_S
         if hasattr(handler, "tell_fault"):  # which is faster; the round's store tells who has no connection
             handler.tell_fault(f"On {self._state.host}, {reason}")
+            timeout_s /= 10
         if self._worker_group.group_world_size > 1 and self._speaks_with_peers():
             try:
-                tell_peers(self._store, f"On {self._state.host}, {reason}")
+                tell_peers(self._store, f"On {self._state.host}, {reason}", timeout_s)
             except SignalException:
                 raise
             except Exception as error:  # the store's node may be the one that is gone: peers hear of it otherwise

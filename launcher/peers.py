@@ -18,13 +18,33 @@ from unicron_elastic.launcher.elsewhere import NEWS_KEY, Elsewhere, question_in
 __all__ = ["PeerWatch", "tell_peers"]
 
 
+TELL_TIMEOUT_S = 1.0
+STUCK_S = 0.1
 STORE_LOST_S = 10.0  # so long a better reason is waited for than that the round's store is gone
 
 
-def tell_peers(store: Store, reason: str) -> None:
-    """Lets every other agent of this round know of a fault. Raises what the store raises."""
+def tell_peers(store: Store, reason: str, timeout_s: float = TELL_TIMEOUT_S) -> None:
+    """Lets every other agent of this round know of a fault. Raises what the store raises, or TimeoutError.
+
+    A store whose host went silent keeps a call waiting for minutes, whatever its own time-out is.
+    """
     # The name of a file that is not UTF-8 comes with lone surrogates, which a store does not take.
-    store.set(NEWS_KEY, reason.encode(errors="backslashreplace").decode())
+    told = reason.encode(errors="backslashreplace").decode()
+    errors: list[BaseException] = []
+
+    def tell() -> None:
+        try:
+            store.set(NEWS_KEY, told)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=tell, name="unicron-tell", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        raise TimeoutError(f"the round's store did not answer within {timeout_s:g} s")
+    if errors:
+        raise errors[0]
 
 
 class PeerWatch:
@@ -69,7 +89,8 @@ class PeerWatch:
         self._stopped.set()
         self._wake.set()
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=self._interval_s + 1.0)
+            # Where the store's node may go silent, to wait for its answer would hold up the next round.
+            self._thread.join(timeout=STUCK_S if self._outlives_store else self._interval_s + 1.0)
 
     def _watch(self) -> None:
         while not self._is_stopped_after_pause():

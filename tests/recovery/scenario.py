@@ -26,7 +26,7 @@ from unicron_elastic.recovery.events import (
     WorkersHung,
     WorkersStarted,
 )
-from unicron_elastic.recovery.machine import JobState, handle
+from unicron_elastic.recovery.machine import JOIN_DELAY_S, JobState, handle
 from unicron_elastic.recovery.policy import Policy
 
 GLOO_CLOSED = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:44696"
@@ -134,7 +134,10 @@ class Job:
     def nodes_wait(
         self, nodes_waiting: int = 1, *, at: float | None = None, generation: int | None = None
     ) -> list[Command]:
-        return self.feed(MembershipChanged(at=self._at(at), nodes_waiting=nodes_waiting, generation=generation))
+        """And the moment after which they are let in."""
+        heard_at = self._at(at)
+        waits = self.feed(MembershipChanged(at=heard_at, nodes_waiting=nodes_waiting, generation=generation))
+        return self.feed(TimePassed(at=heard_at + JOIN_DELAY_S)) if waits else []
 
     def hung(
         self,

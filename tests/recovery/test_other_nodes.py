@@ -6,7 +6,8 @@ import pytest
 from scenario import CRASHED, GLOO_CLOSED, KILLED, PEERS_FAULT, TERMINATED, Job, none, only
 
 from unicron_elastic.recovery.commands import FailJob, StartWorkers, StopWorkers, TellPeers, WakeAt
-from unicron_elastic.recovery.events import TimePassed
+from unicron_elastic.recovery.events import MembershipChanged, TimePassed
+from unicron_elastic.recovery.machine import JOIN_DELAY_S
 
 
 def test_a_membership_change_restarts_without_counting() -> None:
@@ -16,7 +17,7 @@ def test_a_membership_change_restarts_without_counting() -> None:
     stop = only(commands, StopWorkers)
     assert stop.local_ranks == (0, 1)
     assert stop.reason == "2 nodes wait to join: all workers restart with the new membership."
-    assert only(commands, WakeAt).at == 40.0
+    assert only(commands, WakeAt).at == 40.0 + JOIN_DELAY_S
     job.exited(0, TERMINATED)
     commands = job.exited(1, 1)  # what a script does with SIGTERM is its own affair
     assert commands == [StartWorkers(restarts_used=0, reason=stop.reason)]
@@ -104,7 +105,7 @@ def test_our_own_sigkill_is_no_fault() -> None:
     job = Job(max_restarts=0)
     job.start()
     job.nodes_wait(at=10.0)
-    job.feed(TimePassed(at=40.0))
+    job.feed(TimePassed(at=40.0 + JOIN_DELAY_S))
     job.exited(0, KILLED)
     assert only(job.exited(1, KILLED), StartWorkers).restarts_used == 0
 
@@ -132,3 +133,23 @@ def test_how_many_wait_is_good_english(nodes_waiting: int, who: str) -> None:
     job.start()
     stop = only(job.nodes_wait(nodes_waiting), StopWorkers)
     assert stop.reason == f"{who} to join: all workers restart with the new membership."
+
+
+def test_the_end_of_a_peer_that_stopped_for_a_newcomer_costs_no_restart() -> None:
+    # The other node heard of it a moment before this one, and its workers' connections closed.
+    job = Job(max_restarts=0)
+    job.start()
+    assert job.feed(MembershipChanged(at=10.0, nodes_waiting=1)) == [WakeAt(at=10.0 + JOIN_DELAY_S)]
+    commands = job.raised(0, GLOO_CLOSED, at=10.1)
+    assert only(commands, StopWorkers).reason == "1 node waits to join: all workers restart with the new membership."
+    assert none(commands, TellPeers)
+    job.exited(0, 1)
+    assert only(job.exited(1, TERMINATED), StartWorkers).restarts_used == 0
+
+
+def test_a_fault_of_its_own_counts_although_somebody_waits() -> None:
+    job = Job()
+    job.start()
+    job.feed(MembershipChanged(at=10.0, nodes_waiting=1))
+    assert only(job.exited(0, KILLED, at=10.1), TellPeers).reason
+    assert only(job.exited(1, TERMINATED), StartWorkers).restarts_used == 1

@@ -25,6 +25,7 @@ from unicron_elastic.recovery.commands import (
     RecordIncident,
     StartWorkers,
     TellPeers,
+    WakeAt,
 )
 from unicron_elastic.recovery.events import (
     Event,
@@ -60,7 +61,9 @@ from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Phase, Worker
 from unicron_elastic.recovery.stopping import end_of_teardown, named, not_told, stop, stop_ending
 
-__all__ = ["JobState", "Phase", "Worker", "handle"]
+__all__ = ["JOIN_DELAY_S", "JobState", "Phase", "Worker", "handle"]
+
+JOIN_DELAY_S = 0.2  # more than nodes take to hear the same word, from a watch or at intervals of 0.1 s
 
 
 def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
@@ -89,7 +92,7 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
         case MembershipChanged():
             who = "1 node waits" if event.nodes_waiting == 1 else f"{event.nodes_waiting} nodes wait"
             reason = f"{who} to join: all workers restart with the new membership."
-            return _summoned(state, event.at, reason, counts=False)
+            return _nodes_wait(state, event.at, reason)
         case TimePassed():
             return _time_passed(state, event)
 
@@ -115,6 +118,8 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         workers=workers,
         faults=(),
         summons="",
+        newcomers="",
+        join_at=None,
         counts_as_restart=True,
         why_stay=event.why_stay,
         observed=None,
@@ -163,7 +168,7 @@ def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list
     commands: list[Command] = []
     if any(f.failure.local_rank == worker.local_rank for f in state.faults):
         state = _add_exit_code(state, worker.local_rank, event.exit_code)
-    elif event.exit_code != 0 and _is_fault(state.phase, worker, event):
+    elif event.exit_code != 0 and not _was_forgiven(state, worker) and _is_fault(state.phase, worker, event):
         state, commands = _ended_badly(state, worker, event)
     if state.running:
         return state, commands
@@ -186,6 +191,12 @@ def _ended_badly(state: JobState, worker: Worker, event: WorkerExited) -> tuple[
 
 def _came_before_stop(worker: Worker, at: float) -> bool:
     return worker.told_to_stop_at is None or at < worker.told_to_stop_at
+
+
+def _was_forgiven(state: JobState, worker: Worker) -> bool:
+    """Whether it raised for the end of a peer that stopped for a newcomer, and now ends for that."""
+    is_for_newcomers = state.phase is Phase.STOPPING and not state.counts_as_restart
+    return is_for_newcomers and worker.raised is not None and worker.told_to_stop_at is None
 
 
 def _is_fault(phase: Phase, worker: Worker, event: WorkerExited) -> bool:
@@ -232,6 +243,9 @@ def _fault_noticed(
 
     ``why_stop`` stands for the fault's reason where that was said before.
     """
+    if state.phase is Phase.RUNNING and state.newcomers and fault.is_consequence:
+        # Another node has stopped for those who wait a moment before this one.
+        return _summoned(state, at, state.newcomers, counts=False)
     is_first = not state.faults
     state = replace(state, faults=(*state.faults, fault))
     if not is_first or state.leaving is not None:
@@ -247,6 +261,14 @@ def _fault_noticed(
     if superseded is not None:
         commands.append(RecordIncident(incident=superseded))
     return state, commands
+
+
+def _nodes_wait(state: JobState, at: float, reason: str) -> tuple[JobState, list[Command]]:
+    """Goes on for a moment, until all nodes have heard of it: who stops makes the workers of the others fail."""
+    if state.phase is not Phase.RUNNING or state.newcomers:
+        return state, []
+    join_at = at + JOIN_DELAY_S
+    return replace(state, newcomers=reason, join_at=join_at), [WakeAt(at=join_at)]
 
 
 def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple[JobState, list[Command]]:
@@ -308,6 +330,8 @@ def _act_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
 
 
 def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Command]]:
+    if state.phase is Phase.RUNNING and state.join_at is not None and event.at >= state.join_at:
+        return _summoned(state, event.at, state.newcomers, counts=False)
     if state.phase is Phase.RUNNING:
         return _act_if_due(state, event.at)
     if state.kill_at is None:

@@ -87,6 +87,8 @@ class JobState:
     workers: tuple[Worker, ...] = ()
     faults: tuple[Fault, ...] = ()  # of the present generation, in the order in which they were noticed
     summons: str = ""  # why this generation is being stopped, if not for a fault of its own
+    newcomers: str = ""  # why this generation is soon to be stopped, if nodes wait to join
+    join_at: float | None = None  # ... which is then
     counts_as_restart: bool = True  # False while stopping for a membership change
     teardown_at: float | None = None
     kill_at: float | None = None

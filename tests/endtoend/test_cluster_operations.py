@@ -1,0 +1,212 @@
+"""What operators do to a cluster: spares, a coordinator of its own, drain, cancel, stop; and what is left of a job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unicron_elastic.rendezvous.cluster_records import CLUSTER, NODES
+from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.etcd_address import EtcdAddress
+from unicron_elastic.rendezvous.etcd_store import EtcdStore
+
+DEADLINE_S = 60.0
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def etcd() -> Iterator[EmbeddedEtcd]:
+    with EmbeddedEtcd() as server:
+        yield server
+
+
+@pytest.fixture
+def store(etcd: EmbeddedEtcd) -> Iterator[EtcdStore]:
+    with EtcdStore(EtcdAddress.parse(etcd.endpoint)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def start(launcher: Any, etcd: EmbeddedEtcd, node_options: list[str]) -> Start:
+    """Starts an agent of the job."""
+
+    def started(node: str, nnodes: str, conf: str = "") -> Any:
+        return launcher.start(
+            f"--nnodes={nnodes}", "--nproc-per-node=1", "--rdzv-backend=unicron", f"--rdzv-endpoint={etcd.endpoint}",
+            "--rdzv-id=job", f"--rdzv-conf=last_call_timeout=1,lease_ttl=30{conf}", "--max-restarts=3",
+            "--local-addr=127.0.0.1", node_options[-1], env={"UNICRON_NODE_NAME": node},
+        )  # fmt: skip
+
+    return started
+
+
+class Service:
+    """``unicron coordinator`` or ``agent`` in the background."""
+
+    def __init__(self, folder: Path, endpoint: str, what: str, name: str) -> None:
+        self.log = folder / f"{name}.log"
+        command = [str(Path(sys.executable).parent / "unicron"), what, "--address", "127.0.0.1"]
+        where = {"UNICRON_ETCD_ENDPOINT": endpoint, "UNICRON_NODE_NAME": name, "PROBE": str(folder)}
+        env = {**os.environ, **where}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
+
+    def until(self, words: str) -> None:
+        """Waits until it has said so."""
+        end = time.monotonic() + DEADLINE_S
+        while words not in self.log.read_text():
+            assert time.monotonic() < end, f"{words!r} is not in {self.log.read_text()}"
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.02)
+
+    def end(self) -> int:
+        """By SIGTERM."""
+        self.process.terminate()
+        return self.process.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def service(launcher: Any, etcd: EmbeddedEtcd) -> Iterator[Callable[[str, str], Service]]:
+    made: list[Service] = []
+
+    def begin(what: str, name: str) -> Service:
+        made.append(Service(launcher.folder, etcd.endpoint, what, name))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()
+
+
+def unicron(etcd: EmbeddedEtcd, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """One command of an operator."""
+    command = [str(Path(sys.executable).parent / "unicron"), *arguments, "--endpoint", etcd.endpoint]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
+def test_a_killed_agent_is_noticed_by_its_connection_not_by_its_lease(start: Start, launcher: Any) -> None:
+    runs = {name: start(name, "2:3") for name in "abc"}
+    for run in runs.values():
+        run.until_line(r"^GENERATION 0 of 3")
+    runs.pop("a").process.kill()
+    for rank, name in enumerate("cb"):
+        runs[name].until_line(rf"^GENERATION 1 of 2 rank {rank}")  # the lease would take 30 s
+        assert "a is lost: its process has ended." in runs[name].err
+    (launcher.folder / "stop").touch()
+    assert [run.wait() for run in runs.values()] == [0, 0]
+
+
+def test_an_agent_that_is_stopped_says_that_it_leaves(start: Start, launcher: Any) -> None:
+    runs = [start(name, "1:2") for name in "ab"]
+    for run in runs:
+        run.until_line(r"^GENERATION 0 of 2")
+    runs[0].process.terminate()
+    runs[1].until_line(r"^GENERATION 1 of 1")
+    assert runs[0].wait() == 1
+    assert "a has left." in runs[1].err
+    (launcher.folder / "stop").touch()
+    assert runs[1].wait() == 0
+
+
+def test_a_spare_takes_the_place_of_who_is_lost(start: Start, launcher: Any, etcd: EmbeddedEtcd) -> None:
+    first, second = (start(name, "2:3", ",target_nodes=2") for name in "ab")
+    for run in (first, second):
+        run.until_line(r"^GENERATION 0 of 2")
+    spare = start("c", "2:3", ",target_nodes=2")
+    spare.until(lambda: "waits" in unicron(etcd, "nodes").stdout, "a node that waits")
+    assert first.out.count("GENERATION") == 1  # it does not disturb
+    second.process.kill()
+    for run in (first, spare):
+        run.until_line(r"^GENERATION 1 of 2")
+    (launcher.folder / "stop").touch()
+    assert [first.wait(), spare.wait()] == [0, 0]
+
+
+def test_an_agent_without_a_job_is_lent_to_one_and_comes_back(
+    start: Start, launcher: Any, etcd: EmbeddedEtcd, service: Callable[[str, str], Service]
+) -> None:
+    runs = [start(name, "2:2") for name in "ab"]
+    for run in runs:
+        run.until_line(r"^GENERATION 0 of 2")
+    spare = service("agent", "s")
+    spare.until("s is a spare of the cluster")
+    assert "spare" in unicron(etcd, "nodes").stdout
+    runs[1].process.kill()
+    runs[0].until_line(r"^GENERATION 1 of 2")
+    spare.until("GENERATION 1 of 2 rank 1")
+    (launcher.folder / "stop").touch()
+    assert runs[0].wait() == 0, runs[0].err + spare.log.read_text()
+    spare.until("has ended with exit code 0: it is a spare again.")
+    assert spare.end() == 0
+
+
+def test_a_coordinator_without_a_node_goes_before_agents(
+    start: Start, launcher: Any, etcd: EmbeddedEtcd, service: Callable[[str, str], Service]
+) -> None:
+    runs = [start(name, "1:2") for name in "ab"]
+    for run in runs:
+        run.until_line(r"^GENERATION 0 of 2")
+    dedicated = service("coordinator", "co")
+    dedicated.until("co coordinates the cluster now.")
+    dedicated.process.kill()
+    dedicated.process.wait()
+    # Agents notice that, too, and one of them takes over.
+    runs[0].until(lambda: "coordinator" in unicron(etcd, "nodes").stdout.replace("co  ", ""), "another coordinator")
+    os.kill(runs[0].process.pid, signal.SIGKILL)
+    runs[1].until_line(r"^GENERATION 1 of 1")
+    (launcher.folder / "stop").touch()
+    assert runs[1].wait() == 0
+
+
+def test_a_drained_node_leaves_when_it_can_and_is_refused_until_lifted(
+    start: Start, launcher: Any, etcd: EmbeddedEtcd
+) -> None:
+    runs = {name: start(name, "1:2") for name in "ab"}
+    for run in runs.values():
+        run.until_line(r"^GENERATION 0 of 2")
+    assert "it leaves job" in unicron(etcd, "drain", "a", "--reason", "a loud fan").stdout
+    runs["b"].until_line(r"^GENERATION 1 of 1")
+    assert runs["a"].wait() == 1
+    assert "a loud fan" in runs["a"].err
+    refused = start("a", "1:2")
+    assert refused.wait() == 1
+    assert "a loud fan" in refused.err
+    assert "Traceback" not in refused.err
+    assert unicron(etcd, "undrain", "a").returncode == 0
+    back = start("a", "1:2")
+    back.until_line(r"^GENERATION \d of 2")
+    (launcher.folder / "stop").touch()
+    assert [runs["b"].wait(), back.wait()] == [0, 0]
+
+
+def test_a_cancelled_job_ends_on_all_nodes_also_where_it_waits(start: Start, etcd: EmbeddedEtcd) -> None:
+    training, waiting = start("a", "1:2", ",target_nodes=1"), start("b", "1:2", ",target_nodes=1")
+    training.until(lambda: "GENERATION 0" in training.out + waiting.out, "training")
+    training.until(lambda: "waits" in unicron(etcd, "nodes").stdout, "a node that waits")
+    assert unicron(etcd, "cancel", "job", "--reason", "enough is learned").returncode == 0
+    for run in (training, waiting):
+        assert run.wait() == 1
+        assert "the job 'job' was cancelled by" in run.err
+        assert "enough is learned" in run.err
+        assert "Traceback" not in run.err
+
+
+def test_of_a_finished_job_nothing_stays_but_with_a_lease(start: Start, launcher: Any, store: EtcdStore) -> None:
+    runs = [start(name, "1:2") for name in "ab"]
+    for run in runs:
+        run.until_line(r"^GENERATION 0 of 2")
+    (launcher.folder / "stop").touch()
+    assert [run.wait() for run in runs] == [0, 0]
+    left = store.read_prefix("").entries
+    assert {entry.key for entry in left if entry.lease_id is None} == {f"{CLUSTER}secret"}
+    assert not [entry.key for entry in left if entry.key.startswith(NODES) or "/members/" in entry.key]
