@@ -106,6 +106,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - torch's signature
         self._begin_runtime()
         self._reporter.show_while_running(self._view)
+        if self._runtime.is_alone:  # else it is the caller's business what is logged, and how
+            self._reporter.speak_for_library()
         isolation.offer_job(self._worker_group.spec, self._runtime.shared_arguments, self._reporter.say)
         self._start_generation(restarts_used=0)
         self._start_node_watch()

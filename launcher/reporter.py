@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,18 @@ from unicron_elastic.worker.pulse import PulseReading
 __all__ = ["Reporter", "job_view"]
 
 
+class _Spoken(logging.Handler):
+    """A handler that says what is logged."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One record."""
+        self._say(self.format(record))
+
+
 class Reporter:
     """Speaks for the agent; nothing it does can hold up or fail a recovery."""
 
@@ -35,6 +48,13 @@ class Reporter:
         self._has_said_plain = False
         self.last_said = ""
         self._is_closed = False
+        self._spoken = _Spoken(self.say)
+
+    def speak_for_library(self) -> None:
+        """What the library below would log is said as the agent's own words, until closed."""
+        logger = logging.getLogger("unicron_elastic")
+        logger.addHandler(self._spoken)
+        logger.propagate = False
 
     @property
     def farewell(self) -> str:
@@ -87,6 +107,10 @@ class Reporter:
     def close(self) -> None:
         """Takes the panel away."""
         self._is_closed = True
+        logger = logging.getLogger("unicron_elastic")
+        if self._spoken in logger.handlers:
+            logger.removeHandler(self._spoken)
+            logger.propagate = True
         self._console.close()
 
 
