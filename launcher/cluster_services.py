@@ -25,6 +25,7 @@ from unicron_elastic.launcher.etcd_arguments import (
 )
 from unicron_elastic.launcher.output import stamped
 from unicron_elastic.rendezvous.cluster_records import NodeRecord
+from unicron_elastic.rendezvous.etcd_address import EtcdAddress, own_address
 from unicron_elastic.rendezvous.etcd_options import etcd_address
 from unicron_elastic.rendezvous.store import Store, StoreError
 
@@ -60,11 +61,11 @@ def coordinator(
     from unicron_elastic.rendezvous.heartbeats import Heartbeats
 
     stopped = _until_signal()
-    open_store = _opener(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file))
+    open_store, where = _opener(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file))
     host = _name(name)
     try:
         hello = Hello(f"{host}/{uuid.uuid4().hex[:12]}", host, "")
-        heartbeats = Heartbeats(hello, address, address or socket.getfqdn(), is_dedicated=True, say=_say)
+        heartbeats = Heartbeats(hello, address, address or own_address(where), is_dedicated=True, say=_say)
         presence = ClusterPresence(open_store, LEASE_TTL_S, None)
         presence.tells_sight = True
         presence.enter(CONNECT_TIMEOUT_S)
@@ -95,13 +96,13 @@ def agent(
     from unicron_elastic.launcher.spare import Spare
     from unicron_elastic.rendezvous.cluster_node import ClusterNode
 
-    open_store = _opener(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file))
+    open_store, where = _opener(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file))
     host = _name(name)
     record = NodeRecord(
         node_id=f"{host}/{uuid.uuid4().hex[:12]}", host=host, job="", label="", pid=os.getpid(), is_spare=True
     )
     try:
-        node = ClusterNode(open_store, LEASE_TTL_S, record, bind=address, address=address or socket.getfqdn())
+        node = ClusterNode(open_store, LEASE_TTL_S, record, bind=address, address=address or own_address(where))
         spare = Spare(node, open_store, host, address, _say)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda _number, _frame: spare.stop())
@@ -116,7 +117,7 @@ def agent(
         node.leave()
 
 
-def _opener(endpoint: str | None, options: dict[str, str]) -> Callable[[], Store]:
+def _opener(endpoint: str | None, options: dict[str, str]) -> tuple[Callable[[], Store], EtcdAddress]:
     try:
         address = etcd_address(endpoint, options, spell=spelled)
     except ValueError as error:
@@ -126,7 +127,7 @@ def _opener(endpoint: str | None, options: dict[str, str]) -> Callable[[], Store
     except ImportError as error:
         _fail(BAD_USAGE, f"{error}.")
     logging.basicConfig(level=logging.WARNING, format="[unicron] %(asctime)s %(message)s", datefmt="%H:%M:%S")
-    return lambda: EtcdStore(address)
+    return lambda: EtcdStore(address), address
 
 
 def _name(name: str) -> str:

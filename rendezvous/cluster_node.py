@@ -59,15 +59,21 @@ class ClusterNode:
                 say=lambda words: logger.warning("%s", words),
             )
             presence = ClusterPresence(self._open_store, self._ttl_s, self._record, heartbeats.address)
-            presence.enter(timeout_s)
-            heartbeats.start(presence)
+            try:
+                presence.enter(timeout_s)
+                heartbeats.start(presence)
+            except BaseException:
+                presence.leave()
+                heartbeats.close()
+                raise
             heartbeats.on_change = self._changed
             self._presence, self._heartbeats = presence, heartbeats
 
     def tell_fault(self, number: int, reason: str) -> None:
         """Tells the other nodes of the job of a fault in its round ``number``."""
-        if self._heartbeats is not None:
-            self._heartbeats.tell_fault(number, reason)
+        heartbeats = self._heartbeats  # another thread may leave
+        if heartbeats is not None:
+            heartbeats.tell_fault(number, reason)
 
     def why_kept_out(self) -> str:
         """Why this node should be in no job, as a sentence; "" if nothing speaks against it."""

@@ -161,13 +161,16 @@ class ClusterPresence(Presence[ClusterMirror]):
     def lead(self, record: LeaderRecord, revision: int, deposes: Depose | None = None) -> bool:
         """Takes the leader's key, if it is at ``revision``, and removes who had it. Raises StoreError."""
         store, node = self._opened(), None if deposes is None else deposes.node
-        puts, deletes = (
-            ([], []) if deposes is None or node is None else _removal(store, node, deposes.reason, deposes.has_ended)
-        )
-        return (
-            store.commit({LEADER: revision}, [Put(LEADER, leader_text(record), self._lease_id), *puts], deletes)
-            is not None
-        )
+        lease_id = self._lease_id
+        if lease_id is None:
+            raise StoreError("this agent has no lease at the moment")  # without one the key would outlive it
+        guards, puts, deletes = {LEADER: revision}, [Put(LEADER, leader_text(record), lease_id)], list[str]()
+        if deposes is not None:
+            guards[node_key(deposes.by.node_id)] = deposes.by.revision
+        if deposes is not None and node is not None:
+            more, deletes = _removal(store, node, deposes.reason, deposes.has_ended)
+            puts += more
+        return store.commit(guards, puts, deletes) is not None
 
     def remove(self, told: Remove) -> bool:
         """Removes a node by the right of the leader's key. False if one or the other has changed. Raises StoreError."""

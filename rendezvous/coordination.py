@@ -34,6 +34,8 @@ RECONNECT_S = 0.5  # between two attempts to reach the coordinator
 MISSED_S = 2.0  # so long an agent may take to connect before it is probed
 LOOK_S = 1.0  # between two looks of the coordinator at the nodes that the store knows
 ACCUSER_LOOK_S = 0.25  # ... and of who accuses the coordinator
+ANSWERED_S = 0.25  # after which one that answered, and has just been lost, is probed again
+WITNESSES = 3  # other nodes that are probed if one is silent
 _ENDED = "its process has ended"
 _SILENT = "it answers neither on its connection nor on a new one"
 
@@ -201,6 +203,7 @@ class Depose:
 
     leader: Leader
     node: Node | None
+    by: Node  # of who deposes: one that was removed itself deposes nobody
     reason: str
     has_ended: bool
 
@@ -227,6 +230,8 @@ class CoordinationState:
     missed_since: Mapping[str, float] = field(default_factory=dict)  # nodes without a connection
     probing: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()  # nodes that did not answer and are not removed yet
+    is_cut_off: bool = False  # none of them answered, and none has since
+    doubted: frozenset[str] = frozenset()  # of probes that began then
     # of the others
     is_linked: bool = False
     was_linked: bool = False
@@ -250,6 +255,7 @@ def handle(state: CoordinationState, event: Event) -> Outcome:
         case CoordinatorSeen():
             return _coordinator_seen(state, event)
         case Sight():
+            state = replace(state, silent=frozenset(), is_cut_off=False)  # of before; who is missed is probed again
             return replace(state, blind=event.blind, looked_at=float("-inf")), []
         case Accused():
             is_of_this = state.leader is not None and event.leader == state.leader.node_id
@@ -277,7 +283,7 @@ def _coordinator_seen(state: CoordinationState, event: CoordinatorSeen) -> Outco
     if state.leads:
         return replace(state, looked_at=event.at), [*commands, LookAtNodes()]
     if state.is_dedicated and not now.is_dedicated:
-        return state, [*commands, BecomeCoordinator(now.revision)]
+        return replace(state, tried_at=event.at), [*commands, BecomeCoordinator(now.revision)]
     return replace(state, tried_at=event.at), [*commands, Connect(now)]
 
 
@@ -293,9 +299,12 @@ def _time_passed(state: CoordinationState, at: float) -> Outcome:
         return (replace(state, tried_at=at), [BecomeCoordinator(0)]) if is_due else (state, [])
     commands: list[Command] = []
     leader = state.leader
+    if state.is_dedicated and not leader.is_dedicated and at - state.tried_at >= RECONNECT_S:
+        commands.append(BecomeCoordinator(leader.revision))
     if not state.is_linked and at - state.tried_at >= RECONNECT_S:
-        state = replace(state, tried_at=at)
         commands.append(Connect(leader))
+    if commands:
+        state = replace(state, tried_at=at)
     if state.accusation and not state.blind and at - state.looked_at >= ACCUSER_LOOK_S:
         state = replace(state, looked_at=at)
         commands.append(LookAtNodes())
@@ -322,8 +331,13 @@ def _nodes_seen(state: CoordinationState, event: NodesSeen) -> Outcome:
     nodes = {node.node_id: node for node in event.nodes if node.node_id != state.me}
     missed = {n: state.missed_since.get(n, event.at) for n in nodes if n not in state.links}
     silent = frozenset(state.silent & nodes.keys())
+    unasked = sorted((nodes.keys() - state.nodes.keys()) & state.missed_since.keys() & state.linked_once)
     state = replace(state, nodes=nodes, missed_since=missed, silent=silent)
-    return _removed(state)
+    commands: list[Command] = []
+    for node_id in unasked:  # it was lost before its address was known
+        state, probe = _probe(state, node_id)
+        commands += probe
+    return state, commands
 
 
 def _of_node(state: CoordinationState, event: LinkOpened | LinkLost | Probed) -> Outcome:
@@ -334,18 +348,27 @@ def _of_node(state: CoordinationState, event: LinkOpened | LinkLost | Probed) ->
             missed.pop(node_id, None)
             links, silent = state.links | {node_id}, state.silent - {node_id}
             linked_once = state.linked_once | {node_id}
-            return replace(state, links=links, linked_once=linked_once, missed_since=missed, silent=silent), []
+            state = replace(state, links=links, linked_once=linked_once, missed_since=missed, silent=silent)
+            return _heard(state, node_id)
         case LinkLost():
             missed[node_id] = event.at
             return _probe(replace(state, links=state.links - {node_id}, missed_since=missed), node_id)
-    state = replace(state, probing=state.probing - {node_id})
-    if node_id in state.links or node_id not in state.nodes or event.answer is Answer.ANSWERS:
-        if node_id in missed:
-            missed[node_id] = event.at  # probed again if it does not come
-        return replace(state, missed_since=missed, silent=state.silent - {node_id}), []
+    is_doubted = node_id in state.doubted
+    state = replace(state, probing=state.probing - {node_id}, doubted=state.doubted - {node_id})
+    is_missed = node_id in state.nodes and node_id not in state.links
     if event.answer is Answer.SILENT:
-        return _removed(replace(state, silent=state.silent | {node_id}))
-    return _remove(state, node_id, _ENDED, has_ended=True)
+        if not is_missed:
+            return replace(state, silent=state.silent - {node_id}), []
+        return _probe(state, node_id) if is_doubted else _silent(state, node_id)
+    state, commands = _heard(replace(state, silent=state.silent - {node_id}), node_id)
+    if event.answer is Answer.REFUSED and is_missed:
+        state, remove = _remove(state, node_id, _ENDED, has_ended=True)
+        return state, commands + remove
+    if node_id in missed:  # probed again if it does not come; soon, as one that ends closes its port last
+        is_new = event.at - missed[node_id] < RECONNECT_S
+        again_at = event.at - MISSED_S + (ANSWERED_S if is_new else MISSED_S)
+        state = replace(state, missed_since={**state.missed_since, node_id: again_at})
+    return state, commands
 
 
 def _probe(state: CoordinationState, node_id: str) -> Outcome:
@@ -357,17 +380,39 @@ def _probe(state: CoordinationState, node_id: str) -> Outcome:
     return replace(state, probing=state.probing | {node_id}), [Probe(node_id, node.address)]
 
 
-def _removed(state: CoordinationState) -> Outcome:
-    """Removes who is silent, unless it is this node that seems to be cut off."""
-    is_cut_off = len(state.nodes) > 1 and state.silent >= state.nodes.keys()
-    if why_not(Decision.REMOVE_NODE, state.blind) or is_cut_off:
+def _silent(state: CoordinationState, node_id: str) -> Outcome:
+    """A silent node is removed once another one is heard: else it may be this node that is cut off."""
+    if why_not(Decision.REMOVE_NODE, state.blind):
         return state, []
+    state = replace(state, silent=state.silent | {node_id})
+    elsewhere = _elsewhere(state)
+    if not elsewhere - {node_id}:
+        return _remove(state, node_id, _SILENT, has_ended=False)
+    others = elsewhere - state.silent
     commands: list[Command] = []
-    for node_id in sorted(state.silent):
-        state, remove = _remove(
-            state, node_id, "it answers neither on its connection nor on a new one", has_ended=False
-        )
-        commands += remove
+    for witness in sorted(others, key=lambda each: (each not in state.links, each))[:WITNESSES]:
+        state, probe = _probe(state, witness)
+        commands += probe
+    return replace(state, is_cut_off=not others), commands
+
+
+def _elsewhere(state: CoordinationState) -> frozenset[str]:
+    """The nodes that only a network leads to: one on this host answers also if that is cut off."""
+    here = "" if state.leader is None else state.leader.host
+    return frozenset(node_id for node_id, node in state.nodes.items() if node.host != here)
+
+
+def _heard(state: CoordinationState, node_id: str) -> Outcome:
+    """Another host is reached. After a cut the silence of before says nothing."""
+    if node_id not in _elsewhere(state):
+        return state, []
+    was_cut_off, silent = state.is_cut_off, sorted(state.silent)
+    commands: list[Command] = []
+    if was_cut_off:
+        state = replace(state, is_cut_off=False, silent=frozenset(), doubted=state.probing)
+    for each in silent:
+        state, more = _probe(state, each) if was_cut_off else _remove(state, each, _SILENT, has_ended=False)
+        commands += more
     return state, commands
 
 
@@ -396,8 +441,10 @@ def _of_coordinator(state: CoordinationState, event: LinkOpened | LinkLost | Pro
         case LinkLost():
             probe: list[Command] = [Probe(leader.node_id, leader.address)] if state.was_linked else []
             return replace(state, is_linked=False, tried_at=event.at), probe
-    if state.is_linked or state.accusation or event.answer is Answer.ANSWERS:
+    if state.is_linked or state.accusation:
         return state, []
+    if event.answer is Answer.ANSWERS:  # tried again soon: one that ends closes its port last
+        return replace(state, tried_at=event.at - RECONNECT_S + ANSWERED_S / 2), []
     ended = event.answer is Answer.REFUSED
     why = _ENDED if ended else _SILENT
     state = replace(state, accusation=f"{leader.host} is lost: {why}.", has_ended=ended, looked_at=event.at)
@@ -412,5 +459,8 @@ def _tried(state: CoordinationState, event: NodesSeen) -> Outcome:
     accusers = (state.accusers | {state.me}) & others
     if 2 * len(accusers) <= len(others):
         return state, []
-    node = next((node for node in event.nodes if node.node_id == state.leader.node_id), None)
-    return state, [Depose(state.leader, node, state.accusation, state.has_ended)]
+    known = {node.node_id: node for node in event.nodes}
+    if state.me not in known:
+        return state, []
+    node = known.get(state.leader.node_id)
+    return state, [Depose(state.leader, node, known[state.me], state.accusation, state.has_ended)]

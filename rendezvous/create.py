@@ -11,6 +11,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from unicron_elastic.rendezvous.cluster_node import ClusterNode
 from unicron_elastic.rendezvous.cluster_records import NodeRecord
+from unicron_elastic.rendezvous.etcd_address import own_address
 from unicron_elastic.rendezvous.handler import ClusterRendezvous
 from unicron_elastic.rendezvous.job_presence import JobPresence
 from unicron_elastic.rendezvous.job_records import JobKeys
@@ -46,7 +47,7 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
     node_id, label = f"{host}/{uuid.uuid4().hex[:12]}", str(parameters.get("label", ""))
     record = NodeRecord(node_id=node_id, host=host, job=parameters.run_id, label=label, pid=os.getpid())
     lease_ttl_s = _seconds(parameters, "lease_ttl", LEASE_TTL_S, 1.0)
-    bind, here = parameters.local_addr or "", parameters.local_addr or socket.getfqdn()
+    bind, here = parameters.local_addr or "", parameters.local_addr or own_address(address)
     return ClusterRendezvous(
         JobPresence(lambda: EtcdStore(address), keys, lease_ttl_s),
         ClusterNode(lambda: EtcdStore(address), lease_ttl_s, record, bind=bind, address=here),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import socket
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-__all__ = ["EtcdAddress", "EtcdEndpoint", "TlsFiles"]
+__all__ = ["EtcdAddress", "EtcdEndpoint", "TlsFiles", "own_address"]
 
 DEFAULT_PORT = 2379
 
@@ -92,6 +95,33 @@ class EtcdAddress:
 
     def __str__(self) -> str:
         return ",".join(map(str, self.endpoints))
+
+
+def own_address(etcd: EtcdAddress) -> str:
+    """Where other hosts find this one: its full name, or if that leads nowhere else the address towards etcd."""
+    name = socket.getfqdn()
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        found = set()
+    if found and not any(_is_loopback(each) for each in found):
+        return name
+    for endpoint in etcd.endpoints:
+        with contextlib.suppress(OSError):
+            family, _, _, _, where = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(where)  # which sends nothing
+                address = str(probe.getsockname()[0])
+                if not _is_loopback(address):
+                    return address
+    return name
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def _check_security(endpoints: Sequence[EtcdEndpoint], tls: TlsFiles | None) -> None:

@@ -5,6 +5,7 @@ The store may keep a call waiting for seconds; connections must not wait that lo
 
 from __future__ import annotations
 
+import json
 import logging
 import queue
 import threading
@@ -18,7 +19,7 @@ from unicron_elastic.rendezvous import coordination
 from unicron_elastic.rendezvous.cluster_presence import ClusterPresence
 from unicron_elastic.rendezvous.cluster_records import LeaderRecord, unreachable_key
 from unicron_elastic.rendezvous.coordination import CoordinationState, Leader, handle
-from unicron_elastic.rendezvous.heartbeat_wire import Hello
+from unicron_elastic.rendezvous.heartbeat_wire import LINE_BYTES_MAX, Hello
 from unicron_elastic.rendezvous.links import Links
 from unicron_elastic.rendezvous.store import LeaseGoneError, StoreError
 
@@ -55,6 +56,7 @@ class Heartbeats:
         self._presence: ClusterPresence | None = None
         self.on_change: Callable[[], None] = lambda: None  # in the store, sometimes for nothing; from its thread
         self._state = CoordinationState(me=hello.node_id, is_dedicated=is_dedicated)
+        self._is_looking = False
         self._posted: deque[Callable[[], None]] = deque()
         self._links = Links(
             bind,
@@ -94,7 +96,7 @@ class Heartbeats:
 
     def tell_fault(self, number: int, reason: str) -> None:
         """Tells the other nodes of the job, through the coordinator, of a fault in its round ``number``."""
-        told = {"fault": {"job": self._hello.job, "round": number, "reason": reason[:_REASON_CHARACTERS]}}
+        told = {"fault": {"job": self._hello.job, "round": number, "reason": _bounded(reason)}}
 
         def tell() -> None:
             if self._state.leads:
@@ -126,13 +128,17 @@ class Heartbeats:
     def _run(self) -> None:
         ticked_at = 0.0
         while not self._is_over.is_set():
-            self._links.poll(TICK_S)
-            while self._posted:
-                self._posted.popleft()()
-            now = time.monotonic()
-            if now - ticked_at >= TICK_S:
-                ticked_at = now
-                self._handle(coordination.TimePassed(now))
+            try:
+                self._links.poll(TICK_S)
+                while self._posted:
+                    self._posted.popleft()()
+                now = time.monotonic()
+                if now - ticked_at >= TICK_S:
+                    ticked_at = now
+                    self._handle(coordination.TimePassed(now))
+            except Exception:  # without this thread nobody would hear of anything any more
+                logger.exception("An error in the heartbeats of this agent, which go on")
+                self._is_over.wait(TICK_S)
 
     def _post(self, call: Callable[[], None]) -> None:
         self._posted.append(call)
@@ -185,7 +191,10 @@ class Heartbeats:
                 return  # an agent speaks for its own job alone
             self._links.tell_nodes(job, told, but=node_id)
         if fault.get("job") == self._hello.job:
-            self._on_fault(number, shorten(one_line(reason), _REASON_CHARACTERS))
+            try:
+                self._on_fault(number, shorten(one_line(reason), _REASON_CHARACTERS))
+            except Exception:
+                logger.exception("A fault that another node has told could not be passed on")
 
     def _do(self, command: coordination.Command) -> None:
         match command:
@@ -193,6 +202,10 @@ class Heartbeats:
                 self._links.connect(command.leader.node_id, command.leader.address)
             case coordination.Probe():
                 self._links.probe(command.node_id, command.address)
+            case coordination.LookAtNodes():
+                if not self._is_looking:  # a slow store is not asked faster than it answers
+                    self._is_looking = True
+                    self._todo.put(self._look_at_nodes)
             case _:
                 self._todo.put(lambda: self._do_in_store(command))
 
@@ -204,6 +217,14 @@ class Heartbeats:
                 call()
             except (StoreError, LeaseGoneError) as error:
                 logger.debug("%s", error)  # decided again, when there is sight
+            except Exception:
+                logger.exception("An error in the coordination of the cluster, which goes on")
+
+    def _look_at_nodes(self) -> None:
+        assert self._presence is not None
+        self._is_looking = False
+        nodes = self._presence.nodes()
+        self._post(lambda: self._handle(coordination.NodesSeen(time.monotonic(), nodes)))
 
     def _make_secret(self) -> None:
         assert self._presence is not None
@@ -221,18 +242,21 @@ class Heartbeats:
         match command:
             case coordination.BecomeCoordinator():
                 presence.lead(record, command.revision)
-            case coordination.LookAtNodes():
-                nodes = presence.nodes()
-                self._post(lambda: self._handle(coordination.NodesSeen(time.monotonic(), nodes)))
             case coordination.Accuse():
                 presence.say(unreachable_key(self._hello.node_id), command.leader)
             case coordination.Withdraw():
                 presence.unsay(unreachable_key(self._hello.node_id))
             case coordination.Remove():
-                if presence.remove(command):
+                is_back = command.node.node_id in self._state.links  # while the store took its time
+                if not is_back and presence.remove(command):
                     self._say(command.reason)
             case coordination.Depose():
                 if presence.lead(record, command.leader.revision, command):
                     self._say(command.reason)
             case _:
                 raise AssertionError(command)
+
+
+def _bounded(reason: str) -> str:
+    """As much of it as a line has room for: JSON may take twelve bytes for a character."""
+    return reason[: _REASON_CHARACTERS if len(json.dumps(reason[:_REASON_CHARACTERS])) < LINE_BYTES_MAX // 2 else 500]

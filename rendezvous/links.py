@@ -13,7 +13,9 @@ import logging
 import os
 import selectors
 import socket
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,13 +39,15 @@ __all__ = ["Links"]
 BEAT_S = 0.1
 BEATS_PER_S_MAX = 1000  # of all links of one coordinator together
 GREETING_S = 2.0  # so long a connection may take until both sides have proven who they are
-PROBE_S = 0.25  # so long a host may take to answer, or three times as long as it took before
+PROBE_S = 0.2  # so long a host may take to answer, or three times as long as it took before
 PROBE_S_MAX = 2.0
 _PROBE_TRIES = 3  # at once: a single packet may get lost
 _GREETING_MAX = 256  # connections that have not proven anything yet
 _OUT_BYTES_MAX = 1024 * 1024  # that a link may wait to send
 _READ_BYTES = 65536
 _WAITING = (errno.EINPROGRESS, errno.EWOULDBLOCK)
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_Where = tuple[socket.AddressFamily, socket.SocketKind, int, Any]
 
 logger = logging.getLogger(__name__)
 
@@ -104,12 +108,16 @@ class Links:
         self._beat_s = BEAT_S  # as the coordinator wants it
         self.secret = ""  # of the cluster; "": not known yet, and nobody is let in
         self.leads = False
+        self._is_listening = True
         self._is_closed = False
+        self._closing = threading.Lock()
+        _all_links.add(self)
 
     def wake(self) -> None:
-        """Makes ``poll`` return soon. From any thread, but not after ``close``."""
-        with contextlib.suppress(OSError):
-            os.write(self._wake, b"\0")
+        """Makes ``poll`` return soon. From any thread, without effect after ``close``."""
+        with self._closing, contextlib.suppress(OSError):
+            if not self._is_closed:  # else the descriptor may be another one's by now
+                os.write(self._wake, b"\0")
 
     def poll(self, timeout_s: float) -> None:
         """Does what there is to do, for about ``timeout_s`` seconds at most."""
@@ -124,13 +132,20 @@ class Links:
             self._end_probe(probe, Answer.SILENT)
 
     def connect(self, node_id: str, address: str) -> None:
-        """Opens the link to the coordinator; a former one goes without a word."""
-        for link in [link for link in self._links if not link.comes_in]:
+        """Opens the link to the coordinator, unless one is about to open; a former one goes without a word."""
+        former = [link for link in self._links if not link.comes_in]
+        if any(link.node_id == node_id and link.is_connected and not link.is_open for link in former):
+            return  # GREETING_S bounds it
+        for link in former:
             self._close(link)
-        sock, failure = _begin_connection(address)
-        if sock is None or failure:
-            if sock is not None:
-                sock.close()
+        try:
+            sock, failure = _begin_connection(_find(address))
+        except OSError as error:
+            logger.debug("%s: %s", address, error)
+            self._on_lost(node_id)
+            return
+        if failure:
+            sock.close()
             self._on_lost(node_id)
             return
         link = _Link(sock, comes_in=False, since=time.monotonic(), node_id=node_id, is_connected=False)
@@ -138,15 +153,26 @@ class Links:
         self._selector.register(sock, selectors.EVENT_WRITE | selectors.EVENT_READ, lambda: self._ready(link))
 
     def probe(self, node_id: str, address: str) -> None:
-        """Asks whether somebody listens at ``address``."""
+        """Asks whether somebody listens at ``address``. Who could not be asked counts as one who answers."""
+        try:
+            where = _find(address)  # which may take seconds
+        except OSError as error:
+            logger.debug("%s: %s", address, error)
+            self._on_probed(node_id, Answer.ANSWERS)
+            return
         wait_s = min(max(PROBE_S, 3 * self._rtt_s.get(node_id, 0.0)), PROBE_S_MAX)
         probe = _Probe(node_id, time.monotonic() + wait_s, [])
         self._probes.add(probe)
         for _ in range(_PROBE_TRIES):
-            sock, failure = _begin_connection(address)
-            if sock is not None:
-                probe.socks.append(sock)
-                self._selector.register(sock, selectors.EVENT_WRITE, lambda: self._probe_ready(probe))
+            try:
+                sock, failure = _begin_connection(where)
+            except OSError as error:
+                logger.debug("%s: %s", address, error)
+                if not probe.socks:
+                    self._end_probe(probe, Answer.ANSWERS)
+                return
+            probe.socks.append(sock)
+            self._selector.register(sock, selectors.EVENT_WRITE, lambda: self._probe_ready(probe))
             if failure == errno.ECONNREFUSED:
                 self._end_probe(probe, Answer.REFUSED)
                 return
@@ -171,12 +197,28 @@ class Links:
 
     def close(self) -> None:
         """Ends everything. May come twice."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        _all_links.discard(self)
         self.drop()
         for probe in list(self._probes):
             self._forget_probe(probe)
+        self._selector.close()
+        self._listener.close()
+        os.close(self._woken)
+        os.close(self._wake)
+
+    def close_in_child(self) -> None:
+        """After a fork: a copy would hold connections open when this agent has long ended.
+
+        The selector's own list is shared with the parent, so nothing is unregistered.
+        """
+        self._is_closed = True
+        self._closing = threading.Lock()
+        for each in [link.sock for link in self._links] + [sock for probe in self._probes for sock in probe.socks]:
+            each.close()
         self._selector.close()
         self._listener.close()
         os.close(self._woken)
@@ -187,7 +229,10 @@ class Links:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in _NO_ROOM:  # it would be ready again at once, and for ever
+                self._selector.unregister(self._listener)
+                self._is_listening = False
             return
         sock.setblocking(False)
         greeting = sum(not link.is_open for link in self._links)
@@ -267,6 +312,9 @@ class Links:
                 del link.out[: link.sock.send(link.out)]
 
     def _beat(self, now: float) -> None:
+        if not self._is_listening:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._is_listening = True
         for link in list(self._links):
             if link.is_open and not link.out:
                 link.out += BEAT
@@ -328,22 +376,35 @@ class Links:
 
 
 def _listen(host: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, 0), family=family, backlog=1024)
+    """On "" for IPv4 and IPv6: a name of this host may stand for either. Raises OSError."""
+    listener = None
+    if not host and socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            listener = socket.create_server(("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    if listener is None:
+        family = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM)[0][0] if host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family, backlog=1024)
     listener.setblocking(False)
     return listener
 
 
-def _begin_connection(address: str) -> tuple[socket.socket | None, int]:
-    """A connection that is being made, and why it cannot be; 0: not known yet."""
+def _find(address: str) -> _Where:
+    """What HOST:PORT stands for. Raises OSError."""
     host, _, port = address.rpartition(":")
     try:
+        if not 0 < int(port) < 65536:
+            raise ValueError("no port")
         family, kind, proto, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-    except (OSError, ValueError):
-        return None, errno.EADDRNOTAVAIL
-    sock = socket.socket(family, kind, proto)
+    except ValueError as error:
+        raise OSError(errno.EADDRNOTAVAIL, str(error)) from None
+    return family, kind, proto, where
+
+
+def _begin_connection(where: _Where) -> tuple[socket.socket, int]:
+    """A connection that is being made, and why it cannot be; 0: not known yet. Raises OSError if there is no room."""
+    sock = socket.socket(*where[:3])
     sock.setblocking(False)
-    failure = sock.connect_ex(where)
+    failure = sock.connect_ex(where[3])
     return sock, 0 if failure in _WAITING else failure
 
 
@@ -353,3 +414,13 @@ def _is_connected(sock: socket.socket) -> bool:
     except OSError:
         return False
     return True
+
+
+def _close_all_in_child() -> None:
+    for each in list(_all_links):
+        each.close_in_child()
+    _all_links.clear()
+
+
+_all_links: weakref.WeakSet[Links] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_close_all_in_child)

@@ -77,6 +77,7 @@ class Presence(Generic[M]):
         self._mirror: M | None = None
         self._lease_id: int | None = None
         self._said: dict[str, bytes] = {}  # keys under this agent's lease
+        self._taken_back: set[str] = set()  # that may still be there
         self._must_reopen = False
         self._is_unsaid = False
         self._is_gone = threading.Event()
@@ -126,16 +127,20 @@ class Presence(Generic[M]):
     def say(self, key: str, text: str) -> None:
         """Writes a key that goes with this agent, now or when the store can be reached."""
         self._said[key] = text.encode()
+        store, lease_id = self._store, self._lease_id  # another thread may close them
         try:
-            if self._store is not None:
-                self._store.put(key, self._said[key], self._lease_id)
+            if store is not None and lease_id is not None:  # else they are being opened, and all is said then
+                store.put(key, text.encode(), lease_id)
         except (StoreError, LeaseGoneError):
             self._is_unsaid = True  # the next beat says it
 
     def claim(self, key: str, text: str) -> bool:
         """Writes a key that goes with this agent, if nobody has it. False also if the store cannot be reached."""
+        store, lease_id = self._store, self._lease_id
+        if store is None or lease_id is None:
+            return False
         try:
-            is_ours = self._store is not None and self._store.create(key, text.encode(), self._lease_id) is not None
+            is_ours = store.create(key, text.encode(), lease_id) is not None
         except (StoreError, LeaseGoneError):
             return False
         if is_ours:
@@ -144,9 +149,16 @@ class Presence(Generic[M]):
 
     def unsay(self, key: str) -> None:
         """Takes back what was said."""
-        if self._said.pop(key, None) is not None and self._store is not None:
-            with contextlib.suppress(StoreError):
-                self._store.delete(key)
+        if self._said.pop(key, None) is None:
+            return
+        self._taken_back.add(key)
+        store = self._store
+        try:
+            if store is not None:
+                store.delete(key)
+                self._taken_back.discard(key)
+        except StoreError:
+            self._is_unsaid = True  # the next beat takes it back
 
     def leave(self) -> None:
         """Takes back what this agent has said, and goes. May come twice."""
@@ -204,13 +216,15 @@ class Presence(Generic[M]):
             self._lease_id = self._store.grant(self._ttl_s).lease_id
         self._is_unsaid = False
         puts = [Put(key, text, self._lease_id) for key, text in self._said.copy().items()]
-        if puts:
-            self._commit(self._store, puts)
+        deletes = self._taken_back - self._said.keys()
+        if puts or deletes:
+            self._commit(self._store, puts, deletes)
+            self._taken_back -= deletes
         self._say_more(self._store)
 
-    def _commit(self, store: Store, puts: list[Put]) -> None:
+    def _commit(self, store: Store, puts: list[Put], deletes: set[str]) -> None:
         try:
-            store.commit({}, puts)
+            store.commit({}, puts, deletes)
         except StoreError:
             self._is_unsaid = True
             raise
@@ -231,8 +245,8 @@ class Presence(Generic[M]):
         """Keeps the leases alive until this agent goes."""
         pause_s = self._ttl_s / _BEATS_PER_LEASE
         while not self._is_gone.wait(pause_s):
-            self.on_change()  # time is a change, too
             try:
+                self.on_change()  # time is a change, too
                 self._beat()
                 pause_s = self._ttl_s / _BEATS_PER_LEASE
             except StoreReplacedError as error:
@@ -240,6 +254,9 @@ class Presence(Generic[M]):
                 pause_s = _RETRY_S
             except StoreError as error:
                 logger.debug("%s", error)
+                pause_s = _RETRY_S
+            except Exception:  # without this thread the lease would run out
+                logger.exception("An error in what keeps this agent's lease alive, which goes on")
                 pause_s = _RETRY_S
 
     def _beat(self) -> None:
