@@ -45,11 +45,12 @@ class ClusterNode:
         """Whether this agent coordinates."""
         return self._heartbeats is not None and self._heartbeats.leads
 
-    def enter(self, timeout_s: float) -> None:
-        """Says that this node is there, again if it was removed. Raises StoreError, and OSError for a bad address."""
+    def enter(self, timeout_s: float, *, again: bool = False) -> None:
+        """Says that this node is there; ``again``: although that was said. Raises StoreError, or OSError for a port."""
         with self._entering:
             if self._presence is not None:
-                self._presence.enter(timeout_s)
+                if again or not self._presence.is_up:
+                    self._presence.enter(timeout_s)
                 return
             heartbeats = Heartbeats(
                 self._hello,

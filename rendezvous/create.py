@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Callable
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
@@ -17,15 +16,10 @@ from unicron_elastic.rendezvous.job_presence import JobPresence
 from unicron_elastic.rendezvous.job_records import JobKeys
 from unicron_elastic.rendezvous.membership import Member, Settings
 
-__all__ = ["create_handler", "creator"]
+__all__ = ["create_handler"]
 
 LEASE_TTL_S = 3.0
 _LONGEST_S = 86_400.0  # of all that may be waited for; a lease cannot be longer
-
-
-def creator() -> Callable[[RendezvousParameters], ClusterRendezvous]:
-    """What the entry point `torchrun.handlers` names."""
-    return create_handler
 
 
 def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:

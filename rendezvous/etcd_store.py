@@ -25,7 +25,6 @@ from unicron_elastic.rendezvous.store import (
     Reading,
     Snapshot,
     Store,
-    StoreReplacedError,
     Watch,
     check_commit,
     check_key,
@@ -105,6 +104,9 @@ class EtcdStore(Store):
             request = messages.DeleteRangeRequest(key=self._full(key))
             operations.append(messages.RequestOp(request_delete_range=request))
         is_write = bool(operations)
+        if not is_write:  # a transaction that only reads is none for etcd 3.5.1, see EtcdConnection.read
+            nothing = messages.DeleteRangeRequest(key=self._full(".nothing"))
+            operations.append(messages.RequestOp(request_delete_range=nothing))
         answer = self._connection.transact(compare, operations, self._limit(timeout_s), is_write=is_write)
         return None if answer is None else int(answer.header.revision)
 
@@ -162,11 +164,8 @@ class EtcdStore(Store):
         return self._timeout_s if timeout_s is None else timeout_s
 
     def _range(self, request: Any, timeout_s: float) -> tuple[int, Any]:
-        operation = messages.RequestOp(request_range=request)
-        answer = self._connection.transact([], [operation], timeout_s, is_write=False)
-        if answer is None:  # it compares nothing but the incarnation, whose failure raises
-            raise StoreReplacedError("the store changed while it was read")
-        return int(answer.header.revision), answer.responses[0].response_range.kvs
+        answer = self._connection.read(request, timeout_s)
+        return int(answer.header.revision), answer.kvs
 
     def _full(self, key: str) -> bytes:
         return (self._root + key).encode()

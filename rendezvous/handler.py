@@ -40,13 +40,12 @@ from unicron_elastic.rendezvous.membership import (
     Settings,
     gone,
     lost,
-    may_train_unseen,
-    next_round,
     nodes_waiting,
 )
 from unicron_elastic.rendezvous.round_store import RoundStoreError
 from unicron_elastic.rendezvous.round_watch import RoundListener, RoundWatch
 from unicron_elastic.rendezvous.store import StoreError
+from unicron_elastic.rendezvous.waiting import Waiting
 
 __all__ = [
     "BACKEND",
@@ -56,6 +55,7 @@ __all__ = [
 BACKEND = "unicron"
 STORE_TIMEOUT_S = 30.0  # of a call to a round's store, where everybody is by then
 _PROPOSE_S = 0.5  # between two nodes' turns to write the next round, should the first not do it
+_SAID_S = 0.1  # for what was said to come back by the watch
 _LOOK_S = 1.0  # although nothing changes, as time is a reason, too
 
 
@@ -238,12 +238,14 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
     def _meet(self, deadline: float) -> Round:
         """Says that this node waits, and waits for a round with it."""
         self._join(deadline)
-        enough_since: float | None = None
-        unchanged_since = unattended_since = time.monotonic()
-        last_view = None
+        waiting = Waiting(self._settings, time.monotonic())
         while True:
             view, now = self._presence.view(), time.monotonic()
             self._refuse_if_unwanted(view)
+            if self._presence.why_lost(self._member.node_id):
+                self._say_that_it_waits(deadline)  # it was taken for lost
+                self._presence.wait(_SAID_S)
+                continue
             mine = next((member for member in view.training if member.node_id == self._member.node_id), None)
             if view.round is not None and view.round.number >= self._member.waits_for:
                 if mine is not None:
@@ -254,21 +256,15 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
                 raise RendezvousTimeoutError(
                     f"no round of the job {self._run_id!r} began within {self._join_timeout_s:g} s"
                 )
-            is_enough = len(view.waiting) >= self._settings.min_nodes
-            enough_since = (enough_since or now) if is_enough else None
-            unattended_since = unattended_since if may_train_unseen(view) else now
-            if view != last_view:
-                unchanged_since, last_view = now, view
-            enough_for_s = 0.0 if enough_since is None else now - enough_since
-            decided = next_round(view, self._settings, enough_for_s, now - unattended_since)
+            decided = waiting.decide(view, now, self._presence.blind)
             pause_s = _LOOK_S
             if view.round is not None and self._presence.unheard(view.round):
                 pass  # they may still train
             elif isinstance(decided, Formed):
                 turn = next((n for n, each in enumerate(view.waiting) if each.node_id == self._member.node_id), 0)
-                wait_s = unchanged_since + turn * _PROPOSE_S - now
+                wait_s = waiting.unchanged_since + turn * _PROPOSE_S - now
                 if wait_s <= 0:
-                    self._presence.propose(decided.round)
+                    self._presence.propose(decided.round, view)
                     pause_s = _PROPOSE_S
                 else:
                     pause_s = wait_s
@@ -337,9 +333,18 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
                 raise RendezvousClosedError(why)
             if not self._presence.is_up:
                 self._presence.enter(timeout_s)
-            before = self._presence.view().round
-            number = 0 if before is None else before.number
-            self._member = replace(self._member, waits_for=max(number, self._member.waits_for) + 1)
+        except (StoreError, OSError) as error:
+            raise RendezvousConnectionError(f"the job {self._run_id!r} cannot be joined: {error}") from error
+        before = self._presence.view().round
+        number = 0 if before is None else before.number
+        self._member = replace(self._member, waits_for=max(number, self._member.waits_for) + 1)
+        self._say_that_it_waits(deadline)
+
+    def _say_that_it_waits(self, deadline: float) -> None:
+        timeout_s = max(self._connect_timeout_s, deadline - time.monotonic())
+        try:
+            if self._presence.why_lost(self._member.node_id):
+                self._node.enter(timeout_s, again=True)
             self._presence.join(self._member, timeout_s)
         except (StoreError, OSError) as error:
             raise RendezvousConnectionError(f"the job {self._run_id!r} cannot be joined: {error}") from error
@@ -377,4 +382,4 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         view = self._presence.view()
         if self._presence.blind:
             return False
-        return view.round is None or view.round.number != found.number or bool(lost(view)) or bool(view.closed)
+        return view.round is None or view.round != found or bool(lost(view)) or bool(view.closed)

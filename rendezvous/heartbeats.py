@@ -26,6 +26,7 @@ from unicron_elastic.rendezvous.store import LeaseGoneError, StoreError
 __all__ = ["Heartbeats"]
 
 TICK_S = 0.1
+TELL_S = 1.0  # between two looks of who listens, as time is a change, too; the store may be deaf for longer
 _REASON_CHARACTERS = 2000
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Heartbeats:
         )
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._is_over = threading.Event()
+        self._is_look_due = False
         self._threads = [
             threading.Thread(target=self._run, name="unicron-heartbeats", daemon=True),
             threading.Thread(target=self._work, name="unicron-coordination", daemon=True),
@@ -88,7 +90,7 @@ class Heartbeats:
     def start(self, presence: ClusterPresence) -> None:
         """Begins, once the presence has entered."""
         self._presence = presence
-        self._links.secret = presence.secret()
+        self._links.secret = presence.known_secret() or presence.secret()
         presence.on_change = self._store_changed
         self._post(self._look)
         for thread in self._threads:
@@ -120,13 +122,15 @@ class Heartbeats:
             self._links.close()
 
     def _store_changed(self) -> None:
-        self._post(self._look)
+        if not self._is_look_due:  # many changes at once are looked at once
+            self._is_look_due = True
+            self._post(self._look)
         self.on_change()
 
     # -- the thread of the connections ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        ticked_at = 0.0
+        ticked_at = told_at = 0.0
         while not self._is_over.is_set():
             try:
                 self._links.poll(TICK_S)
@@ -136,6 +140,9 @@ class Heartbeats:
                 if now - ticked_at >= TICK_S:
                     ticked_at = now
                     self._handle(coordination.TimePassed(now))
+                if now - told_at >= TELL_S:
+                    told_at = now
+                    self.on_change()
             except Exception:  # without this thread nobody would hear of anything any more
                 logger.exception("An error in the heartbeats of this agent, which go on")
                 self._is_over.wait(TICK_S)
@@ -146,6 +153,7 @@ class Heartbeats:
 
     def _look(self) -> None:
         """What the store says now."""
+        self._is_look_due = False  # first, so that a change from now on is looked at again
         presence, now = self._presence, time.monotonic()
         assert presence is not None
         blind = presence.blind

@@ -17,6 +17,7 @@ __all__ = ["JobPresence"]
 JOB_LEASE_S = 60.0  # so long a job's own keys outlive its last agent
 CLOSED_FOR_S = 600.0  # so long it is known that a job is over
 FAREWELL_S = 600.0  # so long it is known why an agent has left
+_LEASE_ATTEMPTS = 3  # to hold the job's own lease, before a pause
 SAY_AGAIN_S = 5.0  # so long nodes may take to tell of themselves again to a store that lost its data
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class JobPresence(Presence[JobMirror]):
         super().__init__(open_store, keys.prefix, lambda snapshot: JobMirror(keys, snapshot), lease_ttl_s)
         self._keys = keys
         self._job_lease_id: int | None = None
+        self._job_lease_due_at = 0.0  # when it should be kept alive again: it is long, and all agents do that
         self._job_texts: dict[str, bytes] = {}  # what is the job's own and any of its agents may say
         self._round: Round | None = None  # the latest that was seen, to be said again to a store that forgot it
         self._seen: set[str] = set()  # nodes that have told of themselves since the store had lost its data
@@ -77,13 +79,15 @@ class JobPresence(Presence[JobMirror]):
                 return []
             return [place for place in found.places if place.node_id not in self._seen]
 
-    def propose(self, found: Round) -> bool:
-        """Writes the next round, unless somebody was faster or the job is over. Whether it surely was written."""
-        with self._changed:
-            mirror, store = self._mirror, self._store
-            if mirror is None or store is None:
-                return False
-            guards = {self._keys.round: mirror.revision(self._keys.round), self._keys.closed: 0}
+    def propose(self, found: Round, seen: JobView) -> bool:
+        """Writes the round that follows what was ``seen``, unless somebody was faster or the job is over.
+
+        Whether it surely was written.
+        """
+        store = self._store
+        if store is None:
+            return False
+        guards = {self._keys.round: seen.round_revision, self._keys.closed: 0}
         try:
             put = Put(self._keys.round, round_text(found), self._job_lease_id)
             return store.commit(guards, [put]) is not None
@@ -128,20 +132,27 @@ class JobPresence(Presence[JobMirror]):
         """Keeps the job's own lease alive, which any of its agents may have begun."""
         if self._job_lease_id is not None and store.keep_alive(self._job_lease_id) is not None:
             return
-        entry = store.read(self._keys.lease).entry
-        if entry is not None and entry.value.isdigit() and store.keep_alive(int(entry.value)) is not None:
-            self._job_lease_id = int(entry.value)
-            return
-        lease = store.grant(JOB_LEASE_S)
-        revision = 0 if entry is None else entry.revision
-        if store.compare_and_set(self._keys.lease, str(lease.lease_id).encode(), revision, lease.lease_id) is not None:
-            self._job_lease_id = lease.lease_id
-            return
-        store.revoke(lease.lease_id)
-        raise StoreError("another agent begins the job's lease at this moment")
+        for _ in range(_LEASE_ATTEMPTS):
+            entry = store.read(self._keys.lease).entry
+            if entry is not None and entry.value.isdigit() and store.keep_alive(int(entry.value)) is not None:
+                self._job_lease_id = int(entry.value)
+                return
+            lease = store.grant(JOB_LEASE_S)
+            revision = 0 if entry is None else entry.revision
+            text = str(lease.lease_id).encode()
+            if store.compare_and_set(self._keys.lease, text, revision, lease.lease_id) is not None:
+                self._job_lease_id = lease.lease_id
+                return
+            store.revoke(lease.lease_id)  # another agent was faster: its lease is there to be read at once
+        raise StoreError("other agents begin the job's lease at this moment")
 
     def _is_held(self, store: Store) -> bool:
-        return self._job_lease_id is not None and store.keep_alive(self._job_lease_id) is not None
+        if self._job_lease_id is None:
+            return False
+        if time.monotonic() < self._job_lease_due_at:
+            return True
+        self._job_lease_due_at = time.monotonic() + JOB_LEASE_S / 3
+        return store.keep_alive(self._job_lease_id) is not None
 
     def _let_go(self) -> None:
         self._job_lease_id = None

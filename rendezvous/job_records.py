@@ -142,8 +142,9 @@ class JobMirror:
         members = tuple(self._members[key] for key in sorted(self._members))
         closed = self._entries.get(self._keys.closed)
         reason = "" if closed is None else closed.value.decode(errors="replace") or "The job has ended."
+        revision = self.revision(self._keys.round)
         ended = frozenset(node_id for node_id, _, has_ended in self._lost.values() if has_ended)
-        return JobView(members=members, round=self._round, closed=reason, ended=ended)
+        return JobView(members=members, round=self._round, closed=reason, round_revision=revision, ended=ended)
 
     def why_lost(self, node_id: str) -> str:
         """Why an agent was removed, or left; "": it was not."""

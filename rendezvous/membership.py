@@ -25,6 +25,8 @@ __all__ = [
     "nodes_waiting",
 ]
 
+BLIND_MARGIN_S = 10.0  # until a blind node has noticed that it is, and its workers have ended
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -86,6 +88,7 @@ class JobView:
     members: tuple[Member, ...] = ()
     round: Round | None = None
     closed: str = ""
+    round_revision: int = 0  # of the store, at which the round was written
     ended: frozenset[str] = frozenset()  # agents of which it is certain that they, and their workers, are no more
 
     @property
@@ -153,9 +156,9 @@ def next_round(view: JobView, settings: Settings, enough_for_s: float, unseen_fo
     if view.round is None and len(waiting) < settings.most and enough_for_s < settings.last_call_s:
         left_s = settings.last_call_s - enough_for_s
         return NotYet(f"{_nodes(len(waiting))} wait{_s(waiting)} for up to {settings.most}.", left_s)
-    if may_train_unseen(view) and unseen_for_s < settings.blind_patience_s:
+    if may_train_unseen(view) and unseen_for_s < settings.blind_patience_s + BLIND_MARGIN_S:
         number = view.round.number if view.round is not None else 0
-        left_s = settings.blind_patience_s - unseen_for_s
+        left_s = settings.blind_patience_s + BLIND_MARGIN_S - unseen_for_s
         return NotYet(f"No node of round {number} is left to say that it has ended: it may train, cut off.", left_s)
     number = 1 if view.round is None else view.round.number + 1
     chosen = _chosen(view.round, waiting, settings.most)

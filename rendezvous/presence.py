@@ -276,7 +276,7 @@ class Presence(Generic[M]):
                 case Changes():
                     self._take(self._mirror, item.changes)
                 case Blind():
-                    self._blinded(item.reason)
+                    self._blinded(item.reason, item.silent_s)
                     self._tell_sight("The cluster's store cannot be seen: %s. Training goes on.", item.reason)
                 case Sighted():
                     self.blind = ""
@@ -286,9 +286,9 @@ class Presence(Generic[M]):
             self._changed.notify_all()
         self.on_change()
 
-    def _blinded(self, reason: str) -> None:
+    def _blinded(self, reason: str, silent_s: float = 0.0) -> None:
         if not self.blind:
-            self.blind_since = time.monotonic()
+            self.blind_since = time.monotonic() - silent_s
         self.blind = reason
 
     def _lost_data(self, reason: str) -> None:

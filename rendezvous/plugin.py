@@ -1,0 +1,19 @@
+"""What the entry point `torchrun.handlers` names. torch loads it while it is itself imported, so it imports nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["creator"]
+
+
+def creator() -> Callable[[Any], Any]:
+    """The function that makes a handler of torch's RendezvousParameters."""
+    return _create
+
+
+def _create(parameters: Any) -> Any:
+    from unicron_elastic.rendezvous.create import create_handler
+
+    return create_handler(parameters)
