@@ -240,6 +240,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._join(deadline)
         waiting = Waiting(self._settings, time.monotonic())
         while True:
+            changes = self._presence.changes
             view, now = self._presence.view(), time.monotonic()
             self._refuse_if_unwanted(view)
             if self._presence.why_lost(self._member.node_id):
@@ -270,8 +271,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
                     pause_s = wait_s
             elif decided.again_in_s is not None:
                 pause_s = min(pause_s, decided.again_in_s)
-            if self._presence.view() == view:
-                self._presence.wait(min(pause_s, max(0.0, deadline - now) + 0.01))
+            self._presence.wait(min(pause_s, max(0.0, deadline - now) + 0.01), changes)
 
     def why_over(self, this_round: Round) -> str:
         """Why ``this_round`` cannot go on, as a sentence; "": it can, or is over already, or this node is blind."""
@@ -365,10 +365,12 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             self._presence.say(key, f"{self._address}:{store.port}")
             where = RendezvousStoreInfo(self._address, store.port)
         else:
+            changes = self._presence.changes
             while (address := self._presence.get(key)) is None:
                 if self._is_off(found) or time.monotonic() > deadline:
                     return None
-                self._presence.wait(_LOOK_S)
+                self._presence.wait(_LOOK_S, changes)
+                changes = self._presence.changes
             try:
                 store, host, port = round_store.visit(address, STORE_TIMEOUT_S)
             except ValueError as error:

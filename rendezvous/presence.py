@@ -85,6 +85,7 @@ class Presence(Generic[M]):
         self.blind = ""  # why the store cannot be seen; "": it can
         self.blind_since = 0.0  # monotonic, while it cannot
         self._settling = threading.RLock()
+        self.changes = 0  # that were seen so far
         self.on_change: Callable[[], None] = lambda: None  # called from another thread, sometimes for nothing
         self._forgotten_at = -math.inf  # when the store had lost its data
 
@@ -113,10 +114,11 @@ class Presence(Generic[M]):
         """Whether the store is open, and what was said there is kept alive."""
         return self._store is not None and self._lease_id is not None and not self._must_reopen
 
-    def wait(self, timeout_s: float) -> None:
-        """Waits until something may have changed."""
+    def wait(self, timeout_s: float, since: int | None = None) -> None:
+        """Waits until something may have changed, ``since`` what ``changes`` was: else since now."""
         with self._changed:
-            self._changed.wait(timeout_s)
+            if since is None or since == self.changes:
+                self._changed.wait(timeout_s)
 
     def get(self, key: str) -> str | None:
         """What a key below the prefix holds."""
@@ -172,6 +174,7 @@ class Presence(Generic[M]):
             self._store.close()
         with self._changed:
             self._store = self._mirror = self._watch = self._lease_id = None
+            self.changes += 1
             self._changed.notify_all()
 
     # -- for those that hold more than one lease -------------------------------------------------------------------
@@ -239,6 +242,7 @@ class Presence(Generic[M]):
             self._mirror = self._make_mirror(snapshot)
             self.blind = ""
             self._watch = store.watch(snapshot, lambda item: self._heard(store, item))
+            self.changes += 1
             self._changed.notify_all()
 
     def _stay(self) -> None:
@@ -283,6 +287,7 @@ class Presence(Generic[M]):
                     self._tell_sight("The cluster's store can be seen again.")
                 case Replaced():
                     self._lost_data(item.reason)
+            self.changes += 1
             self._changed.notify_all()
         self.on_change()
 

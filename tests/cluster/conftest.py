@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hosts import Network, remove_leftovers, why_no_hosts, why_no_netem, why_no_one_way_cut
+from jobs import Cluster, Etcd, Training
 
 
 def need(why_not: str) -> None:
@@ -46,3 +48,23 @@ def one_way_cut() -> None:
 def netem() -> None:
     """For tests that make a link slow or lossy."""
     need(why_no_netem())
+
+
+@pytest.fixture
+def etcd(network: Network, tmp_path: Path) -> Etcd:
+    """An etcd on a host of its own, "store"."""
+    made = Etcd(network.add("store")[0], tmp_path)
+    made.start()
+    return made
+
+
+@pytest.fixture
+def training(etcd: Etcd, tmp_path: Path) -> Training:
+    """A job without agents so far."""
+    return Training(etcd, tmp_path)
+
+
+@pytest.fixture
+def cluster(network: Network, training: Training) -> Callable[..., Cluster]:
+    """A job that trains on hosts a, b and c, of which it needs two."""
+    return partial(Cluster, network, training)

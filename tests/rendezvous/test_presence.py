@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from unicron_elastic.rendezvous.create import create_handler
 from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress
 from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.create import create_handler
+from unicron_elastic.rendezvous.job_presence import JobPresence
 from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror, member_text
 from unicron_elastic.rendezvous.membership import Member
-from unicron_elastic.rendezvous.job_presence import JobPresence
 from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
 
 DEADLINE_S = 30.0
