@@ -119,6 +119,7 @@ class JobMirror:
         self._members: dict[str, Member] = {}
         self._round: Round | None = None
         self._lost: dict[str, tuple[str, str, bool]] = {}
+        self._view: JobView | None = None
         self.odd: dict[str, str] = {}
         for entry in snapshot.entries:
             self._take(entry.key, entry)
@@ -138,7 +139,12 @@ class JobMirror:
         return 0 if entry is None else entry.revision
 
     def view(self) -> JobView:
-        """What that means."""
+        """What that means. The same object as before while nothing has changed, as it is asked for often."""
+        if self._view is None:
+            self._view = self._make_view()
+        return self._view
+
+    def _make_view(self) -> JobView:
         members = tuple(self._members[key] for key in sorted(self._members))
         closed = self._entries.get(self._keys.closed)
         reason = "" if closed is None else closed.value.decode(errors="replace") or "The job has ended."
@@ -151,6 +157,7 @@ class JobMirror:
         return next((reason for lost, reason, _ in self._lost.values() if lost == node_id), "")
 
     def _take(self, key: str, entry: Entry | None) -> None:
+        self._view = None
         self.odd.pop(key, None)
         self._members.pop(key, None)
         self._lost.pop(key, None)

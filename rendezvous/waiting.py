@@ -33,7 +33,7 @@ class Waiting:
         is_unattended = may_train_unseen(view) and not blind
         if not is_unattended or self._unattended is None or self._unattended[0] != view.round:
             self._unattended = (view.round, now) if is_unattended else None
-        if view != self._last:
+        if view is not self._last and view != self._last:
             self.unchanged_since, self._last = now, view
         enough_for_s = 0.0 if self._enough_since is None else now - self._enough_since
         unseen_for_s = 0.0 if self._unattended is None else now - self._unattended[1]
