@@ -55,6 +55,9 @@ __all__ = [
 BACKEND = "unicron"
 STORE_TIMEOUT_S = 30.0  # of a call to a round's store, where everybody is by then
 _PROPOSE_S = 0.5  # between two nodes' turns to write the next round, should the first not do it
+_FEW = 32
+_CROWD_PER_NODE_S = 0.0005
+_CROWD_S = 0.2
 _SAID_S = 0.1  # for what was said to come back by the watch
 _LOOK_S = 1.0  # although nothing changes, as time is a reason, too
 
@@ -272,6 +275,8 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             elif decided.again_in_s is not None:
                 pause_s = min(pause_s, decided.again_in_s)
             self._presence.wait(min(pause_s, max(0.0, deadline - now) + 0.01), changes)
+            if len(view.members) > _FEW:  # they come in a crowd: one look for many changes
+                time.sleep(min(_CROWD_S, _CROWD_PER_NODE_S * len(view.members)))
 
     def why_over(self, this_round: Round) -> str:
         """Why ``this_round`` cannot go on, as a sentence; "": it can, or is over already, or this node is blind."""
