@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import threading
 import uuid
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from unicron_elastic.launcher.etcd_arguments import (
     given,
     spelled,
 )
+from unicron_elastic.launcher.isolation import node_name
 from unicron_elastic.launcher.output import stamped
 from unicron_elastic.rendezvous.cluster_records import NodeRecord
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress, own_address
@@ -62,7 +62,7 @@ def coordinator(
 
     stopped = _until_signal()
     open_store, where = _opener(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file))
-    host = _name(name)
+    host = name or node_name()
     try:
         hello = Hello(f"{host}/{uuid.uuid4().hex[:12]}", host, "")
         heartbeats = Heartbeats(hello, address, address or own_address(where), is_dedicated=True, say=_say)
@@ -97,15 +97,15 @@ def agent(
     from unicron_elastic.rendezvous.cluster_node import ClusterNode
 
     open_store, where = _opener(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file))
-    host = _name(name)
+    host = name or node_name()
     record = NodeRecord(
         node_id=f"{host}/{uuid.uuid4().hex[:12]}", host=host, job="", label="", pid=os.getpid(), is_spare=True
     )
+    node = ClusterNode(open_store, LEASE_TTL_S, record, bind=address, address=address or own_address(where))
+    spare = Spare(node, open_store, host, address, _say)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: spare.stop())
     try:
-        node = ClusterNode(open_store, LEASE_TTL_S, record, bind=address, address=address or own_address(where))
-        spare = Spare(node, open_store, host, address, _say)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda _number, _frame: spare.stop())
         node.enter(CONNECT_TIMEOUT_S)
         if why := node.why_kept_out():
             _say(f"{why} It waits until that is over.")
@@ -128,10 +128,6 @@ def _opener(endpoint: str | None, options: dict[str, str]) -> tuple[Callable[[],
         _fail(BAD_USAGE, f"{error}.")
     logging.basicConfig(level=logging.WARNING, format="[unicron] %(asctime)s %(message)s", datefmt="%H:%M:%S")
     return lambda: EtcdStore(address), address
-
-
-def _name(name: str) -> str:
-    return name or os.environ.get("UNICRON_NODE_NAME", "").strip() or socket.gethostname()
 
 
 def _until_signal() -> threading.Event:

@@ -47,17 +47,14 @@ from unicron_elastic.rendezvous.round_watch import RoundListener, RoundWatch
 from unicron_elastic.rendezvous.store import StoreError
 from unicron_elastic.rendezvous.waiting import Waiting
 
-__all__ = [
-    "BACKEND",
-    "ClusterRendezvous",
-]
+__all__ = ["BACKEND", "ClusterRendezvous"]
 
 BACKEND = "unicron"
 STORE_TIMEOUT_S = 30.0  # of a call to a round's store, where everybody is by then
 _PROPOSE_S = 0.5  # between two nodes' turns to write the next round, should the first not do it
-_FEW = 32
+_FEW = 32  # nodes; more are a crowd, whose changes are waited for a little and looked at together
 _CROWD_PER_NODE_S = 0.0005
-_CROWD_S = 0.2
+_CROWD_S = 0.2  # at most
 _SAID_S = 0.1  # for what was said to come back by the watch
 _LOOK_S = 1.0  # although nothing changes, as time is a reason, too
 
@@ -141,10 +138,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Ends the job for all nodes."""
         self._presence.close_job(f"The job was closed by {self._member.host}.")
 
-    def watch_nodes(
-        self,
-        listener: RoundListener,
-    ) -> None:
+    def watch_nodes(self, listener: RoundListener) -> None:
         """From now on the listener hears of what this round's nodes need to know, from other threads."""
         if self._round is not None:
             watch = RoundWatch(self, self._round, listener)
@@ -282,7 +276,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Why ``this_round`` cannot go on, as a sentence; "": it can, or is over already, or this node is blind."""
         if self._round is not this_round:
             return ""
-        if self._presence.blind:
+        if why_not(Decision.TAKE_FOR_LOST, self._presence.blind):
             return self._why_blind_too_long()
         if why := self._presence.why_lost(self._member.node_id):
             return f"This node was taken out of the job: {why}"
