@@ -8,11 +8,12 @@ import shlex
 import shutil
 import signal
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from unicron_elastic.faults.text import one_line
+from unicron_elastic.launcher.answers import fail
 from unicron_elastic.testing.chaos_parse import parse
 from unicron_elastic.testing.chaos_plan import Plan
 from unicron_elastic.testing.chaos_processes import LiveWorker, find_workers, send
@@ -93,7 +94,7 @@ def check(
         typer.echo(sentence)
     missing = parsed.missing_ranks(world_size) if world_size is not None else []
     if missing:
-        _fail(BAD_USAGE, f"A job of {world_size} has no rank {', '.join(map(str, missing))}.")
+        fail(BAD_USAGE, f"A job of {world_size} has no rank {', '.join(map(str, missing))}.")
 
 
 @app.command("list")
@@ -108,7 +109,7 @@ def list_command(
     elif found:
         typer.echo(_table(found))
     if not found:
-        _fail(NOTHING_FOUND, _nothing(run_id))
+        fail(NOTHING_FOUND, _nothing(run_id))
 
 
 @app.command()
@@ -139,7 +140,7 @@ def _parse(text: str) -> Plan:
     try:
         return parse(text)
     except ValueError as error:
-        _fail(BAD_USAGE, f"This plan is not possible: {error}.")
+        fail(BAD_USAGE, f"This plan is not possible: {error}.")
 
 
 def _signal(number: signal.Signals, what: str, rank: int, run_id: str | None) -> None:
@@ -147,9 +148,9 @@ def _signal(number: signal.Signals, what: str, rank: int, run_id: str | None) ->
     try:
         send(worker, number)
     except ProcessLookupError:
-        _fail(NOTHING_FOUND, f"Rank {rank} of run {worker.run_id} ended this moment.")
+        fail(NOTHING_FOUND, f"Rank {rank} of run {worker.run_id} ended this moment.")
     except PermissionError:
-        _fail(NOTHING_FOUND, f"Rank {rank} of run {worker.run_id} belongs to another user.")
+        fail(NOTHING_FOUND, f"Rank {rank} of run {worker.run_id} belongs to another user.")
     typer.echo(f"Rank {rank} of run {worker.run_id} (pid {worker.pid}) {what}.")
 
 
@@ -158,11 +159,11 @@ def _the_one(rank: int, run_id: str | None) -> LiveWorker:
     found = [worker for worker in workers if worker.rank == rank and run_id in (None, worker.run_id)]
     if len(found) > 1:
         runs = ", ".join(f"{one_line(worker.run_id)} (pid {worker.pid})" for worker in found)
-        _fail(BAD_USAGE, f"Rank {rank} is in several runs; choose with --run-id: {runs}.")
+        fail(BAD_USAGE, f"Rank {rank} is in several runs; choose with --run-id: {runs}.")
     if not found:
         of_run = sorted({worker.rank for worker in workers if run_id in (None, worker.run_id)})
         has = f"; there is rank {', '.join(map(str, of_run))}" if of_run else ""
-        _fail(NOTHING_FOUND, f"No rank {rank} runs here{has}." if of_run else _nothing(run_id))
+        fail(NOTHING_FOUND, f"No rank {rank} runs here{has}." if of_run else _nothing(run_id))
     return found[0]
 
 
@@ -182,8 +183,3 @@ def _table(workers: list[LiveWorker]) -> str:
         numbers = f"{rank.rjust(widths[1])}  {pid.rjust(widths[2])}"
         lines.append(f"{run.ljust(widths[0])}  {numbers}  {state.ljust(widths[3])}  {command}")
     return "\n".join(lines)
-
-
-def _fail(code: int, sentence: str) -> NoReturn:
-    typer.echo(f"unicron: {sentence}", err=True)
-    raise typer.Exit(code)

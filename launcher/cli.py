@@ -7,13 +7,14 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from unicron_elastic import __version__
 from unicron_elastic.incident import Incident
 from unicron_elastic.launcher import chaos_cli, cluster_cli, cluster_services, etcd_cli, quarantine_cli
+from unicron_elastic.launcher.answers import BAD_USAGE, NOTHING_FOUND, fail
 from unicron_elastic.launcher.ledger import find_ledgers, read_ledger, state_folder
 
 __all__ = ["app"]
@@ -28,8 +29,6 @@ app = typer.Typer(
 )
 app.add_typer(chaos_cli.app, name="chaos")
 app.add_typer(quarantine_cli.app, name="quarantine")
-
-NOTHING_FOUND, BAD_USAGE = 1, 2
 
 
 @app.command()
@@ -64,7 +63,7 @@ def incidents(
     if as_json:
         _print_json(found, one=wanted is not None)
     if not found:
-        _fail(NOTHING_FOUND, f"No incident {'is' if number is None else f'{number} is'} recorded in {source}.")
+        fail(NOTHING_FOUND, f"No incident {'is' if number is None else f'{number} is'} recorded in {source}.")
     if not as_json:
         _print_text(found, one=wanted is not None)
 
@@ -75,14 +74,14 @@ def _parse_number(text: str | None) -> tuple[str | None, int] | None:
         return None
     run_id, colon, digits = text.rpartition(":")
     if not (digits.isdecimal() and len(digits) < 10):
-        _fail(BAD_USAGE, f"{text!r} names no incident; give a number such as 3, or RUN:3.")
+        fail(BAD_USAGE, f"{text!r} names no incident; give a number such as 3, or RUN:3.")
     return run_id if colon else None, int(digits)
 
 
 def _load(log_dir: Path | None, ledger: Path | None) -> tuple[list[Incident], str]:
     """Every incident there is, and where it was looked for, in words."""
     if log_dir is not None and ledger is not None:
-        _fail(BAD_USAGE, "Give --ledger or --log-dir, not both.")
+        fail(BAD_USAGE, "Give --ledger or --log-dir, not both.")
     if log_dir is None and ledger is None:
         ledger = _path_from("UNICRON_LEDGER")
         log_dir = _path_from("PET_LOG_DIR") if ledger is None else None
@@ -104,7 +103,7 @@ def _read(path: Path) -> list[Incident]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        _fail(BAD_USAGE, f"{path} cannot be read: {error.strerror or error}.")
+        fail(BAD_USAGE, f"{path} cannot be read: {error.strerror or error}.")
     for problem in problems:
         typer.echo(f"Skipped {problem}", err=True)
     return found
@@ -136,11 +135,6 @@ def _print_text(found: list[Incident], *, one: bool) -> None:
     text = "\n".join(story(incident, width) for incident in found) if one else table(found, width)
     encoding = sys.stdout.encoding or "utf-8"
     typer.echo(text.encode(encoding, "replace").decode(encoding), nl=False)
-
-
-def _fail(code: int, sentence: str) -> NoReturn:
-    typer.echo(f"unicron: {sentence}", err=True)
-    raise typer.Exit(code)
 
 
 app.command("etcd")(etcd_cli.etcd)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import os
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from unicron_elastic.faults.text import one_line, shorten
+from unicron_elastic.launcher.answers import BAD_USAGE, NOTHING_FOUND, duration_s, fail, local_time, operator, say, show
 from unicron_elastic.launcher.cluster_view import (
     ClusterView,
     JobStatus,
@@ -25,7 +23,7 @@ from unicron_elastic.launcher.cluster_view import (
     read_cluster,
 )
 from unicron_elastic.launcher.etcd_arguments import Ca, Cert, Endpoint, Key, PasswordFile, User, given, spelled
-from unicron_elastic.recovery.quarantine import Quarantined, add, check_node, parse_duration, sentence
+from unicron_elastic.recovery.quarantine import Quarantined, add, check_node, sentence
 from unicron_elastic.rendezvous.cluster_records import (
     CANCELLED_FOR_S,
     parse_quarantined,
@@ -38,7 +36,6 @@ from unicron_elastic.rendezvous.store import LeaseGoneError, Put, Store, StoreEr
 
 __all__ = ["cancel", "drain", "jobs", "nodes", "undrain"]
 
-NOTHING_FOUND, BAD_USAGE = 1, 2
 TIMEOUT_S = 4.0  # for all that a command asks of etcd
 _REASON_CHARACTERS = 1000
 _ATTEMPTS = 10  # to be the first, while others change the same key
@@ -85,9 +82,9 @@ def jobs(
         if as_json:
             _print_json([job.to_json() for job in found])
         elif found:
-            _print(jobs_table(found, _width()))
+            show(jobs_table(found, _width()))
         if not found:
-            _fail(NOTHING_FOUND, f"No job is in the cluster at {cluster.where}.")
+            fail(NOTHING_FOUND, f"No job is in the cluster at {cluster.where}.")
 
 
 def nodes(
@@ -109,9 +106,9 @@ def nodes(
         if as_json:
             _print_json([node.to_json() for node in found])
         elif found:
-            _print(nodes_table(found, _local, _width()))
+            show(nodes_table(found, local_time, _width()))
         if not found:
-            _fail(NOTHING_FOUND, f"No node is in the cluster at {cluster.where}.")
+            fail(NOTHING_FOUND, f"No node is in the cluster at {cluster.where}.")
 
 
 def drain(
@@ -137,8 +134,8 @@ def drain(
     _check_node(node)
     text = _reason(reason)
     now = time.time()
-    until = None if duration is None else now + _seconds(duration)
-    entry = Quarantined(node=node, reason=text, since=now, until=until, by=_operator())
+    until = None if duration is None else now + duration_s(duration)
+    entry = Quarantined(node=node, reason=text, since=now, until=until, by=operator())
     with _open(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
         known = [each for each in cluster.read().nodes(now) if each.host == node and each.node_id]
         entry = _keep_out(cluster, entry)
@@ -146,10 +143,10 @@ def drain(
         _print_json(entry.to_json())
     else:
         leaves = ", ".join(dict.fromkeys(one_line(each.job) for each in known if each.job))
-        said = sentence(entry, now, _local)
-        _print(f"{said[:-1]}; it leaves {leaves}." if leaves else said)
+        said = sentence(entry, now, local_time)
+        show(f"{said[:-1]}; it leaves {leaves}." if leaves else said)
     if not known:
-        _say(f"No agent of node {node} is in the cluster now; the node is kept out when it comes.")
+        say(f"No agent of node {node} is in the cluster now; the node is kept out when it comes.")
 
 
 def undrain(
@@ -170,9 +167,9 @@ def undrain(
         if as_json:
             _print_json({"node": node, "was_in_quarantine": was_there})
         elif was_there:
-            _print(f"node {node} is no longer in quarantine.")
+            show(f"node {node} is no longer in quarantine.")
         if not was_there:
-            _fail(NOTHING_FOUND, f"Node {node} is not in the quarantine of the cluster at {cluster.where}.")
+            fail(NOTHING_FOUND, f"Node {node} is not in the quarantine of the cluster at {cluster.where}.")
 
 
 def cancel(
@@ -189,7 +186,7 @@ def cancel(
 ) -> None:
     """End a job on all its nodes. For ten minutes no node can begin one of the same id."""
     _check_job(job)
-    why = f"cancelled by {_operator()}" if reason is None else f"cancelled by {_operator()}: {_reason(reason)}"
+    why = f"cancelled by {operator()}" if reason is None else f"cancelled by {operator()}: {_reason(reason)}"
     with _open(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
         status = _cancel(cluster, job, why)
     count = len(status.view.members)
@@ -197,7 +194,7 @@ def cancel(
         _print_json({"job": job, "reason": why, "nodes": count})
     else:
         told = "1 node stops" if count == 1 else f"{count} nodes stop"
-        _print(f"job {one_line(job)} is {why.rstrip('.')}; {told}.")
+        show(f"job {one_line(job)} is {why.rstrip('.')}; {told}.")
 
 
 # -- what they ask of the store ----------------------------------------------------------------------------------------
@@ -209,16 +206,16 @@ def _open(endpoint: str | None, given: dict[str, str]) -> Iterator[_Cluster]:
     try:
         from unicron_elastic.rendezvous.etcd_store import EtcdStore
     except ImportError as error:
-        _fail(BAD_USAGE, f"{error}.")
+        fail(BAD_USAGE, f"{error}.")
     try:
         address = etcd_address(endpoint, given, spell=spelled)
     except ValueError as error:
-        _fail(BAD_USAGE, f"{error}.")
+        fail(BAD_USAGE, f"{error}.")
     try:
         with EtcdStore(address, timeout_s=TIMEOUT_S) as store:
             yield _Cluster(store, str(address))
     except (StoreError, LeaseGoneError) as error:
-        _fail(BAD_USAGE, f"{error}.")
+        fail(BAD_USAGE, f"{error}.")
 
 
 def _keep_out(cluster: _Cluster, entry: Quarantined) -> Quarantined:
@@ -256,14 +253,14 @@ def _cancel(cluster: _Cluster, job: str, why: str) -> JobStatus:
     status = job_status(job, cluster.store.read_prefix(keys.prefix, timeout_s=cluster.left_s()), odd)
     _tell_odd(odd)
     if status is None:
-        _fail(NOTHING_FOUND, f"No job {job!a} is in the cluster at {cluster.where}.")
+        fail(NOTHING_FOUND, f"No job {job!a} is in the cluster at {cluster.where}.")
     if status.is_over:
-        _fail(NOTHING_FOUND, f"The job {job!a} is over: {one_line(status.why).rstrip('.')}.")
+        fail(NOTHING_FOUND, f"The job {job!a} is over: {one_line(status.why).rstrip('.')}.")
     lease_id = cluster.store.grant(CANCELLED_FOR_S, timeout_s=cluster.left_s()).lease_id
     put = Put(keys.cancelled, why.encode(errors="replace"), lease_id)
     if not cluster.store.commit({keys.closed: 0}, [put], timeout_s=cluster.left_s()):
         cluster.store.revoke(lease_id, timeout_s=cluster.left_s())
-        _fail(NOTHING_FOUND, f"The job {job!a} is over: it ended at this moment.")
+        fail(NOTHING_FOUND, f"The job {job!a} is over: it ended at this moment.")
     return status
 
 
@@ -275,41 +272,20 @@ def _check_node(node: str) -> None:
         check_node(node)
         check_key(quarantine_key(node))
     except ValueError:
-        _fail(BAD_USAGE, f"{node[:80]!a} names no node; give a name without blanks, such as gpu-7.")
+        fail(BAD_USAGE, f"{node[:80]!a} names no node; give a name without blanks, such as gpu-7.")
 
 
 def _check_job(job: str) -> None:
     try:
         check_key(JobKeys(job).cancelled)
     except ValueError:
-        _fail(BAD_USAGE, f"{job[:80]!a} names no job; give an id such as unicron jobs shows.")
+        fail(BAD_USAGE, f"{job[:80]!a} names no job; give an id such as unicron jobs shows.")
 
 
 def _reason(text: str) -> str:
     if not one_line(text):
-        _fail(BAD_USAGE, "--reason is empty; say why, for whoever reads it.")
+        fail(BAD_USAGE, "--reason is empty; say why, for whoever reads it.")
     return shorten(one_line(text), _REASON_CHARACTERS)
-
-
-def _seconds(duration: str) -> float:
-    try:
-        return parse_duration(duration)
-    except ValueError as error:
-        _fail(BAD_USAGE, f"--for: {duration!a} is not possible here; it takes {error}.")
-
-
-def _operator() -> str:
-    """The user's name; the number of one who has none, as in many containers."""
-    try:
-        name = one_line(getpass.getuser())
-    except (KeyError, OSError):
-        name = ""
-    return name or f"uid {os.getuid()}"
-
-
-def _local(moment: float) -> datetime:
-    """Unix seconds as this machine's time of day."""
-    return datetime.fromtimestamp(moment, timezone.utc).astimezone()
 
 
 def _width() -> int | None:
@@ -318,22 +294,8 @@ def _width() -> int | None:
 
 def _tell_odd(odd: Iterable[str]) -> None:
     for problem in odd:
-        _say(f"Skipped: {shorten(one_line(problem), 300)}.")
+        say(f"Skipped: {shorten(one_line(problem), 300)}.")
 
 
 def _print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=2))
-
-
-def _print(text: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"
-    typer.echo(text.encode(encoding, "replace").decode(encoding))
-
-
-def _say(text: str) -> None:
-    typer.echo(f"unicron: {text}", err=True)
-
-
-def _fail(code: int, text: str) -> NoReturn:
-    _say(text)
-    raise typer.Exit(code)

@@ -8,10 +8,11 @@ import signal
 import threading
 import uuid
 from collections.abc import Callable
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from unicron_elastic.launcher.answers import fail
 from unicron_elastic.launcher.etcd_arguments import (
     Ca,
     Cert,
@@ -71,7 +72,7 @@ def coordinator(
         presence.enter(CONNECT_TIMEOUT_S)
         heartbeats.start(presence)
     except (StoreError, OSError) as error:
-        _fail(FAILED, f"the cluster cannot be joined: {error}.")
+        fail(FAILED, f"the cluster cannot be joined: {error}.")
     _say(f"{host} stands by to coordinate the cluster, at {heartbeats.address}.")
     stopped.wait()
     presence.leave()
@@ -112,7 +113,7 @@ def agent(
         _say(f"{host} is a spare of the cluster.")
         spare.run()
     except (StoreError, OSError) as error:
-        _fail(FAILED, f"the cluster cannot be joined: {error}.")
+        fail(FAILED, f"the cluster cannot be joined: {error}.")
     finally:
         node.leave()
 
@@ -121,11 +122,11 @@ def _opener(endpoint: str | None, options: dict[str, str]) -> tuple[Callable[[],
     try:
         address = etcd_address(endpoint, options, spell=spelled)
     except ValueError as error:
-        _fail(BAD_USAGE, f"{error}.")
+        fail(BAD_USAGE, f"{error}.")
     try:
         from unicron_elastic.rendezvous.etcd_store import EtcdStore
     except ImportError as error:
-        _fail(BAD_USAGE, f"{error}.")
+        fail(BAD_USAGE, f"{error}.")
     logging.basicConfig(level=logging.WARNING, format="[unicron] %(asctime)s %(message)s", datefmt="%H:%M:%S")
     return lambda: EtcdStore(address), address
 
@@ -139,8 +140,3 @@ def _until_signal() -> threading.Event:
 
 def _say(sentence: str) -> None:
     typer.echo(stamped(sentence), nl=False, err=True)
-
-
-def _fail(code: int, sentence: str) -> NoReturn:
-    typer.echo(f"unicron: {sentence}", err=True)
-    raise typer.Exit(code)

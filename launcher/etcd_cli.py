@@ -6,9 +6,11 @@ import os
 import select
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from unicron_elastic.launcher.answers import fail
 
 if TYPE_CHECKING:
     from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
@@ -39,7 +41,7 @@ def etcd(
     try:
         server.start()
     except EmbeddedEtcdError as error:
-        _fail(BAD_USAGE, f"{error}.")
+        fail(BAD_USAGE, f"{error}.")
     try:
         kept = f"keeps its data in {server.data_dir}" if data_dir is not None else "keeps nothing when it ends"
         typer.echo(f"etcd {server.version} serves {server.endpoint} and {kept}; it logs to {server.log_path}.")
@@ -47,7 +49,7 @@ def etcd(
     finally:
         server.stop()
     if has_ended:
-        _fail(ENDED, "etcd ended by itself.")
+        fail(ENDED, "etcd ended by itself.")
 
 
 def _wait(server: EmbeddedEtcd, stopping: int) -> bool:
@@ -68,8 +70,3 @@ def _wake(stop: int) -> None:
         os.write(stop, b"x")
     except BlockingIOError:  # woken often enough
         pass
-
-
-def _fail(code: int, text: str) -> NoReturn:
-    typer.echo(f"unicron: {text}", err=True)
-    raise typer.Exit(code)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import os
 import shutil
 import sys
 import textwrap
 import time
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.launcher import quarantine
+from unicron_elastic.launcher.answers import BAD_USAGE, NOTHING_FOUND, duration_s, fail, local_time, operator, say, show
 from unicron_elastic.launcher.quarantine import QuarantineFileError
-from unicron_elastic.recovery.quarantine import Quarantined, active, check_node, is_active, parse_duration, sentence
+from unicron_elastic.recovery.quarantine import Quarantined, active, check_node, is_active, sentence
 
 __all__ = ["app", "table"]
 
-NOTHING_FOUND, BAD_USAGE = 1, 2
 _COLUMNS = ("node", "since", "until", "by")
 _GAP = "  "
 _INDENT = "     "
@@ -54,9 +51,9 @@ def list_command(
     if as_json:
         typer.echo(json.dumps([{**each.to_json(), "active": is_active(each, now)} for each in shown], indent=2))
     elif shown:
-        _print(table(shown, now, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+        show(table(shown, now, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     if not shown:
-        _fail(NOTHING_FOUND, "No node is in quarantine.")
+        fail(NOTHING_FOUND, "No node is in quarantine.")
 
 
 @app.command("add")
@@ -71,15 +68,15 @@ def add_command(
     """Put a node into quarantine. One that is there already gets the new reason, and the later end of the two."""
     _check(node)
     if not one_line(reason):
-        _fail(BAD_USAGE, "--reason is empty; say why, for whoever reads the list.")
+        fail(BAD_USAGE, "--reason is empty; say why, for whoever reads the list.")
     now = time.time()
-    until = None if duration is None else now + _seconds(duration)
-    entry = Quarantined(node=node, reason=reason, since=now, until=until, by=_operator())
+    until = None if duration is None else now + duration_s(duration)
+    entry = Quarantined(node=node, reason=reason, since=now, until=until, by=operator())
     try:
-        entry = quarantine.add(_path(file), entry, _say)
+        entry = quarantine.add(_path(file), entry, say)
     except QuarantineFileError as error:
-        _fail(BAD_USAGE, f"{error}.")
-    _print(sentence(entry, now, _local))
+        fail(BAD_USAGE, f"{error}.")
+    show(sentence(entry, now, local_time))
 
 
 @app.command("lift")
@@ -93,16 +90,16 @@ def lift_command(
     absent = []
     for node in dict.fromkeys(nodes):
         try:
-            was_there = quarantine.lift(_path(file), node, _say)
+            was_there = quarantine.lift(_path(file), node, say)
         except QuarantineFileError as error:
-            _fail(BAD_USAGE, f"{error}.")
+            fail(BAD_USAGE, f"{error}.")
         if was_there:
-            _print(f"node {node} is no longer in quarantine.")
+            show(f"node {node} is no longer in quarantine.")
         else:
             absent.append(node)
     if absent:
         who = f"Node {absent[0]} is" if len(absent) == 1 else f"Nodes {', '.join(absent)} are"
-        _fail(NOTHING_FOUND, f"{who} not in quarantine.")
+        fail(NOTHING_FOUND, f"{who} not in quarantine.")
 
 
 def table(entries: Sequence[Quarantined], now: float, width: int | None) -> str:
@@ -117,20 +114,15 @@ def table(entries: Sequence[Quarantined], now: float, width: int | None) -> str:
 
 
 def _cells(entry: Quarantined, now: float) -> tuple[str, ...]:
-    until = "lifted by hand" if entry.until is None else f"{_local(entry.until):%Y-%m-%d %H:%M}"
+    until = "lifted by hand" if entry.until is None else f"{local_time(entry.until):%Y-%m-%d %H:%M}"
     over = "" if is_active(entry, now) else " (over)"
-    return entry.node, f"{_local(entry.since):%Y-%m-%d %H:%M}", until + over, one_line(entry.by)
+    return entry.node, f"{local_time(entry.since):%Y-%m-%d %H:%M}", until + over, one_line(entry.by)
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:
     if width is None:
         return [_INDENT + text]
     return textwrap.wrap(text, max(width, _NARROWEST), initial_indent=_INDENT, subsequent_indent=_INDENT)
-
-
-def _local(moment: float) -> datetime:
-    """Unix seconds as this machine's time of day, with the offset of that day."""
-    return datetime.fromtimestamp(moment, timezone.utc).astimezone()
 
 
 def _path(file: Path | None) -> Path:
@@ -141,41 +133,11 @@ def _read(path: Path) -> Iterable[Quarantined]:
     try:
         return quarantine.read(path)
     except QuarantineFileError as error:
-        _fail(BAD_USAGE, f"{error}.")
+        fail(BAD_USAGE, f"{error}.")
 
 
 def _check(node: str) -> None:
     try:
         check_node(node)
     except ValueError:
-        _fail(BAD_USAGE, f"{node!a} names no node; give a name without blanks, such as gpu-7.")
-
-
-def _seconds(duration: str) -> float:
-    try:
-        return parse_duration(duration)
-    except ValueError as error:
-        _fail(BAD_USAGE, f"--for: {duration!a} is not possible here; it takes {error}.")
-
-
-def _operator() -> str:
-    """The user's name; the number of one who has none, as in many containers."""
-    try:
-        name = one_line(getpass.getuser())
-    except (KeyError, OSError):
-        name = ""
-    return name or f"uid {os.getuid()}"
-
-
-def _print(text: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"
-    typer.echo(text.encode(encoding, "replace").decode(encoding))
-
-
-def _say(text: str) -> None:
-    typer.echo(f"unicron: {text}", err=True)
-
-
-def _fail(code: int, text: str) -> NoReturn:
-    _say(text)
-    raise typer.Exit(code)
+        fail(BAD_USAGE, f"{node!a} names no node; give a name without blanks, such as gpu-7.")

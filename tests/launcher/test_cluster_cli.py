@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from unicron_elastic.launcher import cluster_cli
+from unicron_elastic.launcher.answers import local_time
 from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.cluster_view import (
     ClusterView,
@@ -230,7 +230,7 @@ def test_nodes_of_every_kind(store: Store) -> None:
         entry = Quarantined(node=host, reason="It\nsmells", since=1000.0, until=until, by="ada")
         store.put(quarantine_key(host), quarantine_text(entry))
     lines = _output("nodes").splitlines()
-    until_z = f"{cluster_cli._local(SINCE * 2):%Y-%m-%d %H:%M}"
+    until_z = f"{local_time(SINCE * 2):%Y-%m-%d %H:%M}"
     assert lines == [
         "host  job   rank   role",
         "a     job1  1      in quarantine",
@@ -268,7 +268,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     quarantined = Quarantined(node=hosts[0], reason="It smells. " * 20, since=SINCE, until=None, by="ada")
     leader = LeaderRecord(node_id=hosts[0], host=hosts[0], address="a:1")
     view = ClusterView(agents=(), leader=leader, quarantine=(quarantined,), jobs=(job,), odd=())
-    jobs, nodes = jobs_table(view.jobs, width), nodes_table(view.nodes(SINCE), cluster_cli._local, width)
+    jobs, nodes = jobs_table(view.jobs, width), nodes_table(view.nodes(SINCE), local_time, width)
     assert max(map(len, [*jobs.splitlines(), *nodes.splitlines()])) <= width
     assert "and 84 more" in " ".join(jobs.split())
     if width >= 60:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import subprocess
 import sys
@@ -204,7 +205,7 @@ def test_a_user_without_a_name_is_known_by_number(path: Path, monkeypatch: pytes
     def nameless() -> str:
         raise KeyError("getpwuid(): uid not found")
 
-    monkeypatch.setattr(quarantine_cli.getpass, "getuser", nameless)
+    monkeypatch.setattr(getpass, "getuser", nameless)
     _quarantine("add", "gpu-7", "--reason", "It smells")
     assert read(path)[0].by.startswith("uid ")
 
