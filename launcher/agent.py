@@ -38,6 +38,7 @@ from unicron_elastic.launcher.reporter import Reporter, job_view
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.view import JobView
 from unicron_elastic.launcher.workers import WorkersContext
+from unicron_elastic.launcher.worlds import Worlds
 from unicron_elastic.recovery import commands, events
 from unicron_elastic.recovery.machine import JobState, handle
 from unicron_elastic.rendezvous.restarts import agree_on_restarts
@@ -74,6 +75,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._node = NodeWatch(self._runtime.loop, say, self._events.append)
         keep = self._reporter.keep_evidence
         self._hangs = HangWatch(self._runtime.loop, say, keep, self._events.append, self._node.gpu_lines)
+        self._worlds = Worlds(self._events.append)
         self._state = JobState(
             policy=policy_of(spec, self._options, self._shutdown_timeout),
             run_id=spec.rdzv_handler.get_run_id(),
@@ -154,6 +156,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         if self._pcontext is not None:  # what the last generation held has to be free
             self._node.wait_until_gpus_are_free(self._pcontext.pids().values(), self._runtime.processes.token)
         self._pcontext = context
+        self._worlds.begin(self._state.generation + 1, context)
+        happenings.on_serving = self._worlds.serving
         self._reporter.folder = run_folder(self._logs_specs, self._error_file())
         folder = temporary_folder(self._logs_specs, self._error_file())
         self._runtime.processes.remember(paths=[folder] if folder else [], farewell=self._reporter.farewell)
@@ -324,12 +328,43 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 self._start_generation(command.restarts_used)
             case commands.FinishJob():
                 self._finish(WorkerState.SUCCEEDED, self._succeeded())
-            case commands.AskToLeave():
-                group = self._worker_group
-                why_not = isolation.why_not_now(group.spec.rdzv_handler, group.group_world_size)
-                self._events.append(events.LeaveAnswered(at=time.monotonic(), why_not=why_not))
-            case commands.FailJob() | commands.LeaveJob():
-                self._fail(command)
+            case commands.ChangeWorld() | commands.TellWorld() | commands.InviteMember() | commands.ReplaceWorker():
+                self._about_world(command)
+            case commands.FailJob() | commands.LeaveJob() | commands.AskToLeave():
+                self._leave_or_fail(command)
+
+    def _about_world(
+        self,
+        command: commands.ChangeWorld | commands.TellWorld | commands.InviteMember | commands.ReplaceWorker,
+    ) -> None:
+        match command:
+            case commands.ReplaceWorker():
+                self._replace_worker(command)
+            case commands.ChangeWorld():
+                self._worlds.change(command)
+                if command.reason:
+                    self._reporter.say(command.reason)
+            case _:
+                self._worlds.do(command)
+
+    def _replace_worker(self, command: commands.ReplaceWorker) -> None:
+        """Starts a process in the place of a lost one; one that cannot be started has ended."""
+        self._reporter.say(command.reason)
+        assert isinstance(self._pcontext, WorkersContext)
+        worker = self._worker_group.workers[command.local_rank]
+        self._remaining_restarts = self._worker_group.spec.max_restarts - command.restarts_used
+        env = {"TORCHELASTIC_RESTART_COUNT": str(command.restarts_used)}
+        process = self._pcontext.replace(command.local_rank, env)
+        worker.id = process.pid
+        started = events.StartedWorker(local_rank=command.local_rank, rank=worker.global_rank, pid=process.pid)
+        self._handle(
+            events.WorkerReplaced(
+                at=time.monotonic(),
+                worker=started,
+                restarts_used=command.restarts_used,
+                generation=self._state.generation,
+            )
+        )
 
     def _end_workers(self, command: commands.StopWorkers | commands.KillWorkers) -> None:
         self._reporter.say(command.reason)
@@ -362,8 +397,13 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             self._hangs.look_now()
         self._events.append(events.TimePassed(at=time.monotonic()))
 
-    def _fail(self, command: commands.FailJob | commands.LeaveJob) -> None:
-        """Ends the job on this node, or everywhere."""
+    def _leave_or_fail(self, command: commands.FailJob | commands.LeaveJob | commands.AskToLeave) -> None:
+        """Ends the job on this node, or everywhere, or finds out whether it may."""
+        if isinstance(command, commands.AskToLeave):
+            group = self._worker_group
+            why_not = isolation.why_not_now(group.spec.rdzv_handler, group.group_world_size)
+            self._events.append(events.LeaveAnswered(at=time.monotonic(), why_not=why_not))
+            return
         self._reporter.say(with_stack(command))
         self._stop_workers(self._worker_group)
         self._stop_watches()

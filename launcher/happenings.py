@@ -15,7 +15,18 @@ from unicron_elastic.launcher import failures
 from unicron_elastic.launcher.processes import Exit
 from unicron_elastic.launcher.whereabouts import parse_arrivals, parse_limits
 from unicron_elastic.launcher.workers import WorkerProcess
-from unicron_elastic.recovery.events import Event, FirstStepDone, WorkerEnding, WorkerExited, WorkerRaised
+from unicron_elastic.recovery.events import (
+    Event,
+    FirstStepDone,
+    MemberEntered,
+    MemberParted,
+    MemberWentOn,
+    StateFetched,
+    WorkerEnding,
+    WorkerExited,
+    WorkerRaised,
+    WorldBroke,
+)
 from unicron_elastic.worker.channel import Message
 
 __all__ = ["Happenings"]
@@ -44,6 +55,7 @@ class Happenings:
         self._say = say
         self._why_killed = why_killed
         self.error_files: Mapping[int, str] = {}  # where torchrun has them, by local rank
+        self.on_serving: Callable[[Message], None] = lambda _message: None
 
     def exited(self, worker: WorkerProcess, ended: Exit) -> None:
         """A worker process ended."""
@@ -85,6 +97,8 @@ class Happenings:
         elif "overdue" in message:
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 self._say(_overdue(self._rank(worker), message["overdue"]))
+        elif self._about_world(worker, message, now):
+            pass
         elif "workload_control" in message:
             wish = shorten(one_line(str(message["workload_control"])), _NAME_CHARACTERS)
             self._say(
@@ -92,6 +106,41 @@ class Happenings:
             )
         elif message.get("is_final") and isinstance(message.get("exception"), Mapping):
             self._post(WorkerRaised(at=now, failure=self._raised(worker, message, now)))
+
+    def _about_world(self, worker: WorkerProcess, message: Message, now: float) -> bool:
+        """Whether a worker speaks of the world that it trains in; all is checked, for the script may write it."""
+        local_rank, generation = worker.local_rank, self._generation
+        match message:
+            case {"member": _}:
+                self._post(MemberEntered(at=now, local_rank=local_rank, generation=generation))
+            case {"ready": {"state": int(state)}}:
+                self._post(StateFetched(at=now, local_rank=local_rank, state=state, generation=generation))
+            case {"broke": {"world": int(world), "error": str(error)}}:
+                kind, _, text = error.partition(": ")
+                described = {"type": kind, "message": text}
+                failure = self._failure(local_rank, now, described, self._step(worker))
+                self._post(WorldBroke(at=now, world=world, failure=failure, generation=generation))
+            case {"went_on": {"world": int(world), "reused": int(reused), "recomputed": int(recomputed)}}:
+                went_on = MemberWentOn(
+                    at=now,
+                    local_rank=local_rank,
+                    world=world,
+                    reused=reused,
+                    recomputed=recomputed,
+                    generation=generation,
+                )
+                self._post(went_on)
+            case {"parted": _}:
+                self._post(MemberParted(at=now, local_rank=local_rank, generation=generation))
+            case {"serving": _}:
+                self.on_serving(message)
+            case _:
+                return False
+        return True
+
+    def _step(self, worker: WorkerProcess) -> int | None:
+        reading = worker.reading()
+        return reading.step if reading else None
 
     def functions_ended(self, result: RunResult) -> None:
         """torch has ended all function workers when it tells of a failure."""

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SubprocessContext
@@ -137,6 +137,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         self._on_ending = on_ending
         self._early_exits: dict[int, Exit] = {}
         self._is_released = False
+        self._appends: set[int] = set()  # whose log files have what an earlier process wrote
         runtime.on_exit = self._exited
 
     @property
@@ -154,6 +155,28 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         """Ends those of these workers that still run."""
         for worker in self._running(local_ranks):
             worker.close(signal.SIGKILL)
+
+    def replace(self, local_rank: int, env: Mapping[str, str]) -> WorkerProcess:
+        """Starts another process in the place of a worker that has ended, with ``env`` on top of that one's.
+
+        It goes on in the same log files. Raises OSError if it cannot be started.
+        """
+        self.workers[local_rank].release()
+        self.envs[local_rank].update(env)
+        self._appends.add(local_rank)
+        worker = WorkerProcess(self._runtime, local_rank)
+        warm = self._runtime.ready_warm() if self._numa_options is None else None
+        try:
+            number = self._request_start(worker) if warm is None else self._request_fork(warm, worker)
+            worker.pid = self._runtime.processes.wait_for_pid(number, self.entrypoint)
+        except BaseException:
+            worker.release()
+            raise
+        self.workers[local_rank] = worker
+        early = self._early_exits.pop(worker.pid, None)
+        if early is not None:
+            self._exited(early)
+        return worker
 
     def _running(self, local_ranks: Iterable[int]) -> list[WorkerProcess]:
         workers = [self.workers[local_rank] for local_rank in local_ranks]
@@ -267,7 +290,8 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             outputs = {fd: fd for fd in open_streams()}
             for fd, path in ((1, self.stdouts[local_rank]), (2, self.stderrs[local_rank])):
                 if path:
-                    outputs[fd] = files.enter_context(open(path, "w")).fileno()
+                    mode = "a" if local_rank in self._appends else "w"
+                    outputs[fd] = files.enter_context(open(path, mode)).fileno()
             yield outputs
 
     def _exited(self, ended: Exit) -> None:

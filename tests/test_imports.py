@@ -31,6 +31,10 @@ DECISIONS = (
     "unicron_elastic.testing.chaos_parse",
     "unicron_elastic.testing.chaos_plan",
     "unicron_elastic.testing.chaos_words",
+    "unicron_elastic.training.agreement",
+    "unicron_elastic.training.shares",
+    "unicron_elastic.training.tree",
+    "unicron_elastic.world",
 )
 HEAVY = {"megatron", "numpy", "psutil", "pynvml", "rich", "torch", "typer"}
 

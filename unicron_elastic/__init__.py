@@ -5,9 +5,10 @@ Importing this package costs milliseconds: it imports neither torch nor anything
 
 TYPE_CHECKING = False  # to import typing would take longer than all of this
 if TYPE_CHECKING:
+    from unicron_elastic.training.run import Run
     from unicron_elastic.worker.phases import phase
 
-__all__ = ["__version__", "phase"]
+__all__ = ["Run", "__version__", "phase"]
 
 __version__ = "0.1.0"
 
@@ -17,4 +18,8 @@ def __getattr__(name: str) -> object:
         from unicron_elastic.worker.phases import phase
 
         return phase
+    if name == "Run":
+        from unicron_elastic.training.run import Run
+
+        return Run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

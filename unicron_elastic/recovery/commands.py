@@ -7,20 +7,25 @@ from typing import TypeAlias
 
 from unicron_elastic.faults import RootCause
 from unicron_elastic.incident import Incident
+from unicron_elastic.world import Member
 
 __all__ = [
     "AskToLeave",
+    "ChangeWorld",
     "Command",
     "FailJob",
     "FinishJob",
     "GatherEvidence",
+    "InviteMember",
     "KillWorkers",
     "LeaveJob",
     "RecordIncident",
+    "ReplaceWorker",
     "StartWorkers",
     "StopWorkers",
     "Tell",
     "TellPeers",
+    "TellWorld",
     "WakeAt",
 ]
 
@@ -117,6 +122,42 @@ class TellPeers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeWorld:
+    """Have the agents agree on a next world, tell its members here, and post ``WorldChanged``.
+
+    Without anybody ``lost`` (by name) or ``joined`` the same members connect anew.
+    """
+
+    lost: tuple[str, ...] = ()
+    joined: tuple[Member, ...] = ()
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellWorld:
+    """Tell this worker the present world."""
+
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteMember:
+    """Have one of ``sources`` serve the training state to this newcomer."""
+
+    local_rank: int
+    sources: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceWorker:
+    """Start a process in the place of one that has ended, and post ``WorkerReplaced``."""
+
+    local_rank: int
+    restarts_used: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WakeAt:
     """Post ``TimePassed`` at this monotonic time."""
 
@@ -135,5 +176,9 @@ Command: TypeAlias = (
     | AskToLeave
     | LeaveJob
     | RecordIncident
+    | ChangeWorld
+    | TellWorld
+    | InviteMember
+    | ReplaceWorker
     | WakeAt
 )

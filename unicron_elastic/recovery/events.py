@@ -10,24 +10,32 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from unicron_elastic.faults import Failure, HangKind, Severity, Status
+from unicron_elastic.world import World
 
 __all__ = [
     "Event",
     "EvidenceGathered",
     "FirstStepDone",
     "LeaveAnswered",
+    "MemberEntered",
+    "MemberParted",
+    "MemberWentOn",
     "MembershipChanged",
     "NodeUnhealthy",
     "PeerFailed",
     "StartedWorker",
+    "StateFetched",
     "TimePassed",
     "WorkerEnding",
     "WorkerExited",
     "WorkerOutOfStep",
     "WorkerRaised",
+    "WorkerReplaced",
     "WorkersGoOn",
     "WorkersHung",
     "WorkersStarted",
+    "WorldBroke",
+    "WorldChanged",
 ]
 
 
@@ -176,6 +184,79 @@ class MembershipChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReplaced:
+    """A process was started in the place of a lost one; ``restarts_used`` is the job's count."""
+
+    at: float
+    worker: StartedWorker
+    restarts_used: int
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberEntered:
+    """A worker can go on in its process when others are lost, and asks which world it belongs to."""
+
+    at: float
+    local_rank: int
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFetched:
+    """A newcomer has the training state after ``state`` optimizer steps."""
+
+    at: float
+    local_rank: int
+    state: int
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldChanged:
+    """The agents have agreed on this world."""
+
+    at: float
+    world: World
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldBroke:
+    """The collectives of world number ``world`` failed in a worker, which goes on when there is another."""
+
+    at: float
+    world: int
+    failure: Failure
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberWentOn:
+    """A worker has made its first optimizer step in world number ``world``.
+
+    Of the micro-batches of that step it ``reused`` those that it had computed before, and ``recomputed`` some that
+    others had held.
+    """
+
+    at: float
+    local_rank: int
+    world: int
+    reused: int
+    recomputed: int
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberParted:
+    """A worker has made its last step, and nobody needs it any more."""
+
+    at: float
+    local_rank: int
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
     """The time asked for by ``WakeAt`` has come."""
 
@@ -196,5 +277,12 @@ Event: TypeAlias = (
     | LeaveAnswered
     | PeerFailed
     | MembershipChanged
+    | WorkerReplaced
+    | MemberEntered
+    | StateFetched
+    | WorldChanged
+    | WorldBroke
+    | MemberWentOn
+    | MemberParted
     | TimePassed
 )

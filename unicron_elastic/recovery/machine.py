@@ -16,6 +16,7 @@ import signal
 from dataclasses import replace
 
 from unicron_elastic.faults import Failure, Fault, classify, root_cause
+from unicron_elastic.recovery import in_place
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     Command,
@@ -77,10 +78,8 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
             return _about_worker(state, event)
         case FirstStepDone():
             return _first_step_done(state, event)
-        case WorkersHung():
-            return workers_hung(state, event)
-        case WorkersGoOn():
-            return workers_go_on(state, event)
+        case WorkersHung() | WorkersGoOn():
+            return workers_hung(state, event) if isinstance(event, WorkersHung) else workers_go_on(state, event)
         case WorkerOutOfStep():
             return _worker_out_of_step(state, event)
         case EvidenceGathered():
@@ -95,6 +94,8 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
             return _nodes_wait(state, event.at, reason)
         case TimePassed():
             return _time_passed(state, event)
+        case _:
+            return in_place.about_world(state, event)
 
 
 def _is_too_late(state: JobState, event: Event) -> bool:
@@ -123,6 +124,10 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         counts_as_restart=True,
         why_stay=event.why_stay,
         observed=None,
+        world=None,
+        broke=None,
+        reattempts=0,
+        replace_at=None,
     )
     commands: list[Command] = []
     if state.incident is not None and state.incident.regrouped_at is None:
@@ -166,7 +171,11 @@ def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list
     step = worker.step if event.step is None else event.step
     state = state.with_worker(replace(worker, exit_code=event.exit_code, step=step))
     commands: list[Command] = []
-    if any(f.failure.local_rank == worker.local_rank for f in state.faults):
+    if worker.is_lost and state.phase is Phase.RUNNING:
+        state, commands = in_place.lost_ended(state, worker, event)
+    elif event.exit_code == 0 and state.phase is Phase.RUNNING:
+        state, commands = in_place.member_ended(state, worker)
+    elif any(f.failure.local_rank == worker.local_rank for f in state.faults):
         state = _add_exit_code(state, worker.local_rank, event.exit_code)
     elif event.exit_code != 0 and not _was_forgiven(state, worker) and _is_fault(state.phase, worker, event):
         state, commands = _ended_badly(state, worker, event)
@@ -246,6 +255,9 @@ def _fault_noticed(
     if state.phase is Phase.RUNNING and state.newcomers and fault.is_consequence:
         # Another node has stopped for those who wait a moment before this one.
         return _summoned(state, at, state.newcomers, counts=False)
+    gone_on = in_place.go_on(state, fault, at, method)
+    if gone_on is not None:
+        return gone_on
     is_first = not state.faults
     state = replace(state, faults=(*state.faults, fault))
     if not is_first or state.leaving is not None:
@@ -333,7 +345,7 @@ def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Com
     if state.phase is Phase.RUNNING and state.join_at is not None and event.at >= state.join_at:
         return _summoned(state, event.at, state.newcomers, counts=False)
     if state.phase is Phase.RUNNING:
-        return _act_if_due(state, event.at)
+        return _while_running(state, event.at)
     if state.kill_at is None:
         return state, []
     policy = state.policy
@@ -349,8 +361,17 @@ def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Com
     return state, []
 
 
+def _while_running(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    state, commands = in_place.replace_if_due(state, at)
+    for due in (in_place.end_lost, in_place.reattempt_if_due):
+        state, more = due(state, at)
+        commands += more
+    state, more = _act_if_due(state, at)
+    return state, commands + more
+
+
 def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
-    state = replace(state, kill_at=None, teardown_at=None, hang=None)
+    state = replace(state, kill_at=None, teardown_at=None, hang=None, broke=None, replace_at=None)
     if state.phase is Phase.RUNNING:
         return replace(state, phase=Phase.FINISHED), [FinishJob(reason="All workers of this node ended well.")]
     used = restarts_after_progress(state.policy, state.restarts_used, (w.step for w in state.workers))

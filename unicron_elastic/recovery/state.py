@@ -7,11 +7,12 @@ from enum import Enum
 
 from unicron_elastic.faults import Failure, Fault, HangKind, RootCause
 from unicron_elastic.incident import Incident
-from unicron_elastic.recovery.events import EvidenceGathered, NodeUnhealthy
+from unicron_elastic.recovery.events import EvidenceGathered, NodeUnhealthy, WorldBroke
 from unicron_elastic.recovery.ladder import Attempt
 from unicron_elastic.recovery.policy import Policy, Repeats, Verdict
+from unicron_elastic.world import World
 
-__all__ = ["Departure", "Hang", "JobState", "Phase", "Worker"]
+__all__ = ["Departure", "Hang", "JobState", "Part", "Phase", "Worker"]
 
 
 class Phase(Enum):
@@ -22,6 +23,17 @@ class Phase(Enum):
     STOPPING = "stopping"
     LEAVING = "leaving"  # no workers, and not known yet whether this node may leave
     FINISHED = "finished"
+
+
+class Part(Enum):
+    """What part a worker has in the world of those who train together and can go on without one another."""
+
+    NONE = "none"  # it has not asked for one
+    NEWCOMER = "newcomer"  # it has asked, and gets the state from a member
+    MEMBER = "member"
+    PARTED = "parted"  # it has made its last step
+    LOST = "lost"  # the others go on without it; its process may still have to end
+    REPLACING = "replacing"  # another process is being started in its place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +50,16 @@ class Worker:
     was_killed: bool = False  # we sent SIGKILL
     has_stepped: bool = False
     step: int | None = None  # optimizer steps it had done when it ended
+    part: Part = Part.NONE
+    takes_place: int = 0  # of how many that were lost
+    went_on_in: int = 0  # the number of the latest world in which it has made a step
+    reused: int = 0  # micro-batches of that step that it had computed before
+    recomputed: int = 0  # ... and that others had held
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the others go on without it."""
+        return self.part is Part.LOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +123,10 @@ class JobState:
     leaving: NodeUnhealthy | None = None  # for which the workers are being stopped
     departure: Departure | None = None
     observed: Incident | None = None  # of a finding, of which nothing was done
+    world: World | None = None  # of those who can go on without one another; None: nobody asked for one
+    broke: WorldBroke | None = None  # and nobody is known to be gone
+    reattempts: int = 0  # since the world last went on
+    replace_at: float | None = None  # when lost workers are replaced, if the others have not gone on before
     incident: Incident | None = None  # open until the first step after it
     incidents: int = 0
 
@@ -131,6 +157,7 @@ class JobState:
         assert self.restarts_used >= 0, self
         assert len({w.local_rank for w in self.workers}) == len(self.workers), self
         assert bool(self.running) == (self.phase in (Phase.RUNNING, Phase.STOPPING)), self
+        assert self.phase is Phase.RUNNING or (self.broke is None and self.replace_at is None), self
         assert (self.kill_at is not None) == (self.phase is Phase.STOPPING), self
         assert self.hang is None or self.phase is Phase.RUNNING, self
         assert self.leaving is None or self.phase is Phase.STOPPING, self

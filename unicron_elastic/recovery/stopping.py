@@ -20,6 +20,7 @@ def stop(state: JobState, at: float, reason: str, *, is_anyone_gone: bool = True
     kill_at = at + policy.stop_timeout_s
     teardown_at = _teardown_at(state, to_stop, at)
     state = replace(state.told_to_stop(to_stop, at), phase=Phase.STOPPING, kill_at=kill_at, teardown_at=teardown_at)
+    state = replace(state, broke=None, replace_at=None)
     told = StopWorkers(local_ranks=to_stop, reason=reason, is_anyone_gone=is_anyone_gone)
     commands: list[Command] = [told, WakeAt(at=kill_at)]
     if teardown_at is not None:

@@ -25,6 +25,7 @@ from unicron_elastic.worker.rank_monitor.finder import offer_rank_monitor
 from unicron_elastic.worker.shadows import show_hidden
 from unicron_elastic.worker.stacks import offer_stacks
 from unicron_elastic.worker.steps import count_steps
+from unicron_elastic.worker.worlds import offer
 
 __all__ = ["attach", "start"]
 
@@ -80,6 +81,7 @@ def _attach(control_fd: int | None, pulse_fd: int | None) -> None:
     answer = _once(lambda: None if control is None else answer_questions(control))
     if control is not None:
         _guarded("collective breaker", lambda: watch_groups(answer))
+        _guarded("word of new worlds", lambda: offer(control, answer))
 
     def first_step_done(step: int) -> None:
         _first_step_done(control, step, answer)

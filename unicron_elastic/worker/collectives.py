@@ -91,7 +91,7 @@ def free_to_stop(reason: str) -> Broken:
     return break_collectives(reason, only_gloo=True)
 
 
-def break_collectives(reason: str, *, only_gloo: bool = False) -> Broken:
+def break_collectives(reason: str, *, only_gloo: bool = False, is_quiet: bool = False) -> Broken:
     """Breaks all process groups of this worker and says why on stderr. Never raises, returns at once, from any thread.
 
     A group that is still being made is none yet. Gloo's receive from any rank (``recv`` without ``src``) does not end,
@@ -107,7 +107,8 @@ def break_collectives(reason: str, *, only_gloo: bool = False) -> Broken:
     if only_gloo and not sockets:
         return Broken()
     broken = Broken(groups=tuple(_name(group) for group in groups), sockets=sockets, aborts=aborts)
-    _say(f"the collectives of this worker are broken off: {reason}")
+    if not is_quiet:
+        _say(f"the collectives of this worker are broken off: {reason}")
     return broken
 
 

@@ -19,6 +19,7 @@ from unicron_elastic.worker.arrivals import arrivals
 from unicron_elastic.worker.channel import ChannelClosed, Message
 from unicron_elastic.worker.collectives import break_collectives, free_to_stop
 from unicron_elastic.worker.control import Control
+from unicron_elastic.worker.worlds import hear
 
 __all__ = ["THREAD_NAME", "answer_questions", "position"]
 
@@ -51,6 +52,8 @@ def _answer(control: Control) -> None:
             elif "abort" in question:
                 broken = break_collectives(str(question["abort"]))
                 control.send({"aborted": {"groups": broken.groups[:GROUPS_MAX], "sockets": broken.sockets}})
+            else:
+                hear(question)
         except TimeoutError:
             continue  # the agent was stopped, and its questions come when it goes on
         except (ChannelClosed, OSError, ValueError):

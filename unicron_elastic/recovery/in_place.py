@@ -1,0 +1,342 @@
+"""Going on in place: those who can stay in their processes go on from the failed step, the lost are replaced.
+
+It takes workers that have asked for it (they use ``unicron_elastic.Run``). The world is the set of those who train
+together; whoever is lost is left out of the next world, is replaced, gets the state from a member, and joins. What
+cannot be answered so is answered as ever: all workers of the node stop and begin again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unicron_elastic.faults import Fault, RootCause, Severity, classify
+from unicron_elastic.recovery.commands import (
+    ChangeWorld,
+    Command,
+    InviteMember,
+    KillWorkers,
+    RecordIncident,
+    ReplaceWorker,
+    Tell,
+    TellWorld,
+    WakeAt,
+)
+from unicron_elastic.recovery.events import (
+    MemberEntered,
+    MemberParted,
+    MemberWentOn,
+    StateFetched,
+    WorkerExited,
+    WorkerReplaced,
+    WorldBroke,
+    WorldChanged,
+)
+from unicron_elastic.recovery.hangs import METHOD as HANG_METHOD
+from unicron_elastic.recovery.ladder import climb
+from unicron_elastic.recovery.policy import Verdict, count_repeats, judge
+from unicron_elastic.recovery.records import judged, open_incident
+from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
+from unicron_elastic.world import Member
+
+__all__ = [
+    "AboutWorld",
+    "about_world",
+    "end_lost",
+    "go_on",
+    "lost_ended",
+    "member_ended",
+    "reattempt_if_due",
+    "replace_if_due",
+]
+
+REPLACE_AFTER_S = 0.25  # the survivors step first, if they do within this time: they need the processors
+BROKE_METHOD = "exception propagation"
+BREAK_GRACE_S = 0.1  # within which a death is known that explains why collectives failed
+
+AboutWorld = WorkerReplaced | MemberEntered | StateFetched | WorldChanged | WorldBroke | MemberWentOn | MemberParted
+
+
+def about_world(state: JobState, event: AboutWorld) -> tuple[JobState, list[Command]]:
+    """Books what happened to the world and its members."""
+    if state.phase is not Phase.RUNNING:
+        return state, []
+    match event:
+        case WorkerReplaced():
+            return _replaced(state, event), []
+        case WorldChanged():
+            return _world_changed(state, event)
+        case WorldBroke():
+            return _world_broke(state, event)
+        case _:
+            pass
+    worker = state.find(event.local_rank)
+    if worker is None or worker.exit_code is not None or worker.is_lost:
+        return state, []
+    match event:
+        case MemberEntered():
+            return _entered(state, worker)
+        case StateFetched():
+            return _fetched(state, worker)
+        case MemberWentOn():
+            return _went_on(state, worker, event)
+        case MemberParted():
+            return _parted(state, worker)
+
+
+# -- members ----------------------------------------------------------------------------------------------------------
+
+
+def _name(state: JobState, worker: Worker) -> str:
+    """Of the member that a worker is or will be; nobody else in this run of the job has it."""
+    return f"{state.generation}.{worker.rank}.{worker.takes_place}"
+
+
+def _member(state: JobState, worker: Worker) -> Member:
+    return Member(name=_name(state, worker), node=state.host, local_rank=worker.local_rank)
+
+
+def _entered(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
+    if worker.takes_place:
+        state = state.with_worker(replace(worker, part=Part.NEWCOMER))
+        sources = tuple(each.local_rank for each in _members(state))
+        return state, [InviteMember(local_rank=worker.local_rank, sources=sources)]
+    state = state.with_worker(replace(worker, part=Part.MEMBER))
+    if state.world is not None:
+        return state, [TellWorld(local_rank=worker.local_rank)]
+    if any(each.part is Part.MEMBER for each in state.workers if each is not state.find(worker.local_rank)):
+        return state, []  # the first world is being agreed on
+    return state, [ChangeWorld(joined=tuple(_member(state, each) for each in state.workers), reason="")]
+
+
+def _fetched(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
+    if worker.part is not Part.NEWCOMER:
+        return state, []
+    reason = f"rank {worker.rank} has its state and joins."
+    return state, [ChangeWorld(joined=(_member(state, worker),), reason=reason)]
+
+
+def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list[Command]]:
+    if state.world is not None and event.world.number <= state.world.number:
+        return state, []
+    state = replace(state, world=event.world, broke=None)
+    commands: list[Command] = []
+    for worker in state.running:
+        is_in = event.world.rank_of(_name(state, worker)) is not None
+        if is_in and worker.part is Part.NEWCOMER:
+            state = state.with_worker(replace(worker, part=Part.MEMBER))
+            commands.append(Tell(reason=f"rank {worker.rank} is back: {event.world.size} ranks train together."))
+        if is_in and worker.part in (Part.MEMBER, Part.NEWCOMER):
+            commands.insert(0, TellWorld(local_rank=worker.local_rank))
+    return state, commands
+
+
+def _went_on(state: JobState, worker: Worker, event: MemberWentOn) -> tuple[JobState, list[Command]]:
+    counted = replace(worker, went_on_in=event.world, reused=event.reused, recomputed=event.recomputed)
+    state = replace(state.with_worker(counted), reattempts=0)
+    world = state.world
+    members = _members(state)
+    if world is None or state.incident is None or any(each.went_on_in < world.number for each in members):
+        return state, []
+    incident = replace(
+        state.incident,
+        first_step_at=event.at,
+        regrouped_at=state.incident.regrouped_at or event.at,
+        micro_batches_reused=sum(each.reused for each in members),
+        micro_batches_recomputed=sum(each.recomputed for each in members),
+    )
+    state, commands = _replace_lost(replace(state, incident=None))
+    return state, [*commands, RecordIncident(incident=incident)]
+
+
+def _members(state: JobState) -> list[Worker]:
+    return [worker for worker in state.running if worker.part is Part.MEMBER]
+
+
+# -- losses -----------------------------------------------------------------------------------------------------------
+
+
+def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobState, list[Command]] | None:
+    """Leaves out whom this fault took, if the others can go on without; None if all workers have to begin again."""
+    lost = _taken(state, fault, method)
+    if not lost or not _can_others_go_on(state, lost):
+        return None
+    cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
+    repeats = count_repeats(state.repeats, cause)
+    verdict = judge(state.policy, state.restarts_used, repeats, (fault.failure,))
+    attempts, rung = climb(state.attempts, fault, at, state.policy)
+    if not verdict.restart or rung.severity is Severity.SEV1:
+        return None
+    if fault.is_consequence and state.incident is not None:  # of the loss that is being answered
+        verdict = replace(verdict, restarts_used=state.restarts_used)
+    verdict = replace(verdict, severity=rung.severity, reason=f"{_who_goes_on(state, lost)} {verdict.reason}")
+    state = replace(state, attempts=attempts, repeats=repeats, restarts_used=verdict.restarts_used, broke=None)
+    state, booked = _book(state, cause, verdict, at=at, method=method, action="go on")
+    state, commands = _leave_out(state, lost, at, f"{fault.reason} {verdict.reason}")
+    return replace(state, hang=None), [*commands, *booked]
+
+
+def _taken(state: JobState, fault: Fault, method: str) -> tuple[Worker, ...]:
+    """Whom the fault took: the worker that failed, and all who hang if that is the fault."""
+    hung = state.hang.local_ranks if state.hang is not None and method == HANG_METHOD else ()
+    taken = {fault.failure.local_rank, *hung}
+    return tuple(worker for worker in state.workers if worker.local_rank in taken and not _is_gone(worker))
+
+
+def _is_gone(worker: Worker) -> bool:
+    return worker.part in (Part.LOST, Part.REPLACING)
+
+
+def _can_others_go_on(state: JobState, lost: tuple[Worker, ...]) -> bool:
+    """Whether somebody with the training state is left, and nobody who cannot go on in place."""
+    if state.phase is not Phase.RUNNING or state.world is None or state.newcomers:
+        return False
+    if any(worker.part is Part.NONE and not worker.takes_place for worker in lost):
+        return False
+    others = [worker for worker in state.running if worker not in lost]
+    if any(worker.part in (Part.NONE, Part.PARTED) and not worker.takes_place for worker in others):
+        return False
+    return any(worker.part is Part.MEMBER for worker in others)
+
+
+def _who_goes_on(state: JobState, lost: tuple[Worker, ...]) -> str:
+    assert state.world is not None
+    left = state.world.size - sum(state.world.rank_of(_name(state, worker)) is not None for worker in lost)
+    return f"{'1 rank goes' if left == 1 else f'{left} ranks go'} on from the failed step."
+
+
+def _book(
+    state: JobState, cause: RootCause, verdict: Verdict, *, at: float, method: str, action: str
+) -> tuple[JobState, list[Command]]:
+    """The state with an incident whose verdict is passed already."""
+    state, superseded = open_incident(state, cause.fault, at, method)
+    assert state.incident is not None
+    incident = replace(judged(state.incident, cause, at, verdict), action=action)
+    commands: list[Command] = [] if superseded is None else [RecordIncident(incident=superseded)]
+    return replace(state, incident=incident), [*commands, RecordIncident(incident=incident)]
+
+
+def _leave_out(state: JobState, lost: tuple[Worker, ...], at: float, reason: str) -> tuple[JobState, list[Command]]:
+    """Has the others go on without them, ends those who still run, and has them replaced soon."""
+    names = tuple(_name(state, worker) for worker in lost if worker.part is not Part.NONE)
+    running = [worker for worker in lost if worker.exit_code is None]
+    hung = tuple(worker.local_rank for worker in running if worker.raised is None)
+    for worker in lost:
+        was_killed = worker.local_rank in hung
+        state = state.with_worker(replace(worker, part=Part.LOST, told_to_stop_at=at, was_killed=was_killed))
+    replace_at = at + REPLACE_AFTER_S
+    # Who waited for a newcomer that is gone has to hear of it, and who never asked for a part is not missed.
+    commands: list[Command] = [ChangeWorld(lost=names, reason=reason)] if names else [Tell(reason=reason)]
+    if hung:
+        commands.append(KillWorkers(local_ranks=hung, reason=f"{_named(hung)} may not hear SIGTERM: SIGKILL at once."))
+    if len(hung) < len(running):  # who raised still tears down, and prints its traceback
+        commands.append(WakeAt(at=at + state.policy.teardown_timeout_s))
+    return replace(state, replace_at=replace_at), [*commands, WakeAt(at=replace_at)]
+
+
+def _named(local_ranks: tuple[int, ...]) -> str:
+    return f"{'Worker' if len(local_ranks) == 1 else 'Workers'} {', '.join(map(str, local_ranks))}"
+
+
+def end_lost(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Ends the lost whose time for an end of their own is over."""
+    given_s = state.policy.teardown_timeout_s
+    late = tuple(
+        worker
+        for worker in state.running
+        if worker.is_lost and not worker.was_killed and at >= (worker.told_to_stop_at or at) + given_s
+    )
+    if not late:
+        return state, []
+    for worker in late:
+        state = state.with_worker(replace(worker, was_killed=True))
+    local_ranks = tuple(worker.local_rank for worker in late)
+    reason = f"The {given_s:g} s for an end of its own are over: SIGKILL to {_named(local_ranks).lower()}."
+    return state, [KillWorkers(local_ranks=local_ranks, reason=reason)]
+
+
+def lost_ended(state: JobState, worker: Worker, event: WorkerExited) -> tuple[JobState, list[Command]]:
+    """The process of a lost worker has ended; it is replaced if the others have had their time."""
+    state = state.with_worker(replace(worker, exit_code=event.exit_code))
+    return (state, []) if state.replace_at is not None else _replace_lost(state)
+
+
+def replace_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Replaces those whose time has come."""
+    if state.replace_at is None or at < state.replace_at:
+        return state, []
+    return _replace_lost(state)
+
+
+def _replace_lost(state: JobState) -> tuple[JobState, list[Command]]:
+    """Replaces the lost whose processes have ended, unless all others have made their last step."""
+    state = replace(state, replace_at=None)
+    if not _members(state):
+        return state, []
+    commands: list[Command] = []
+    for worker in state.workers:
+        if worker.is_lost and worker.exit_code is not None:
+            state = state.with_worker(replace(worker, part=Part.REPLACING))
+            reason = f"rank {worker.rank} restarts."
+            commands.append(
+                ReplaceWorker(local_rank=worker.local_rank, restarts_used=state.restarts_used, reason=reason)
+            )
+    return state, commands
+
+
+def _replaced(state: JobState, event: WorkerReplaced) -> JobState:
+    before = state.find(event.worker.local_rank)
+    if before is None or before.part is not Part.REPLACING:
+        return state
+    started = event.worker
+    times = before.takes_place + 1
+    worker = Worker(local_rank=started.local_rank, rank=started.rank, pid=started.pid, takes_place=times)
+    return state.with_worker(worker)
+
+
+def member_ended(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
+    """A member ended well before the others did: they go on without it."""
+    if worker.part is not Part.MEMBER or len(_members(state)) == 0:
+        return state, []
+    reason = f"rank {worker.rank} has ended by itself: the others go on without it."
+    return state, [ChangeWorld(lost=(_name(state, worker),), reason=reason)]
+
+
+def _parted(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
+    """When the last member has made its last step, newcomers are not needed any more."""
+    state = state.with_worker(replace(worker, part=Part.PARTED))
+    late = tuple(w.local_rank for w in state.running if w.takes_place and w.part in (Part.NONE, Part.NEWCOMER))
+    if _members(state) or not late:
+        return state, []
+    for local_rank in late:
+        each = state.find(local_rank)
+        assert each is not None
+        state = state.with_worker(replace(each, part=Part.LOST, was_killed=True))
+    return state, [KillWorkers(local_ranks=late, reason="The training is over: newcomers end.")]
+
+
+# -- the same world once more -----------------------------------------------------------------------------------------
+
+
+def _world_broke(state: JobState, event: WorldBroke) -> tuple[JobState, list[Command]]:
+    """Waits a moment: a death explains it, most of the time."""
+    if state.world is None or event.world < state.world.number or state.broke is not None:
+        return state, []
+    return replace(state, broke=event), [WakeAt(at=event.at + BREAK_GRACE_S)]
+
+
+def reattempt_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Has the same members connect anew if nobody is gone; who complains too often is taken to be the cause (SEV2)."""
+    broke = state.broke
+    if broke is None or at < broke.at + BREAK_GRACE_S:
+        return state, []
+    state = replace(state, broke=None)
+    fault = classify(broke.failure)
+    if state.reattempts >= state.policy.retries:
+        gone_on = go_on(state, replace(fault, is_consequence=False, severity=Severity.SEV2), at, BROKE_METHOD)
+        return (state, []) if gone_on is None else gone_on
+    state = replace(state, reattempts=state.reattempts + 1)
+    decision = f"All ranks connect anew (attempt {state.reattempts} of {state.policy.retries})."
+    verdict = Verdict(restart=True, restarts_used=state.restarts_used, reason=decision, severity=Severity.SEV3)
+    cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
+    state, booked = _book(state, cause, verdict, at=at, method=BROKE_METHOD, action="reattempt")
+    return state, [ChangeWorld(reason=f"{fault.reason} {decision}"), *booked]

@@ -1,0 +1,187 @@
+"""The members of a world, assembled: they have met, agreed on where they are, and can reduce gradients together.
+
+Whatever happens on the way, another loss included, begins again with the newest world.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import Work
+
+from unicron_elastic.training.agreement import Agreement, Said, agree
+from unicron_elastic.training.gradients import Gradients
+from unicron_elastic.training.meeting import Meeting, Superseded
+from unicron_elastic.training.membership import Membership
+from unicron_elastic.training.shares import from_ranges, to_ranges
+from unicron_elastic.world import World
+
+__all__ = ["Assembly", "MismatchError"]
+
+BROKEN = (RuntimeError, ValueError)  # as which torch raises what befalls a collective; DistError is a RuntimeError
+
+
+class MismatchError(RuntimeError):
+    """The members do not run the same training."""
+
+
+class Assembly:
+    """Meets the members of each world in turn and keeps its process group. ``terms`` must be the same for all."""
+
+    def __init__(
+        self, membership: Membership, gradients: Gradients, backend: str, timeout_s: float, terms: str
+    ) -> None:
+        self._membership = membership
+        self._gradients = gradients
+        self._backend = backend
+        self._timeout_s = timeout_s
+        self._terms = terms
+        self._meeting: Meeting | None = None
+        self._former: list[Any] = []  # groups of earlier worlds, whose end takes gloo some 20 ms
+        self.world: World | None = None
+        self.rank = 0
+        self.is_connected = False
+        self.holdings: list[frozenset[int]] = []  # by rank, the micro-batches of this step that it has or will compute
+        self.on_connect: Callable[[], None] = lambda: None
+
+    @property
+    def world_size(self) -> int:
+        """How many members there are; 1 before the first meeting."""
+        return 1 if self.world is None else self.world.size
+
+    def needs_meeting(self) -> bool:
+        """Whether there is a world that has not met, or has not connected."""
+        return not self.is_connected or self._membership.is_newer()
+
+    def meet(self, say: Callable[[], Said]) -> Agreement:
+        """Meets the members of the newest world; ``say`` tells where this one is.
+
+        Afterwards the group is connected, and buckets that some had and others need are filled. Raises NoStateLeft,
+        MismatchError, or what broke a world after which none came.
+        """
+        while True:
+            try:
+                return self._meet(say())
+            except Superseded:
+                continue
+            except MismatchError:
+                raise
+            except BROKEN as error:
+                self._membership.broke(error)
+
+    def _meet(self, said: Said) -> Agreement:
+        if self._meeting is None or self._membership.is_newer():
+            self._leave_group()
+            self.world, self.rank, store = self._membership.adopt()
+            self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer)
+        assert self.world is not None
+        heard = self._meeting.exchange(_written(said, self._terms))
+        gradients = self._gradients
+        everybody = [_read(text, self._terms, gradients, rank) for rank, text in enumerate(heard)]
+        agreement = agree(everybody, micro_batches=gradients.micro_batches, buckets=len(gradients.buckets))
+        self.holdings = [each.held for each in everybody]
+        if not self.is_connected:
+            self._connect()
+        self._give_gradients(agreement)
+        self._fill(agreement)
+        return agreement
+
+    # -- the process group --------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        assert self._meeting is not None
+        device = self._gradients.buckets[-1].local.device
+        self._meeting.connect(self._backend, self._timeout_s, device)
+        self.is_connected = True
+        self.on_connect()
+
+    def _leave_group(self) -> None:
+        self.is_connected = False
+        if dist.is_initialized():
+            self._former.append(dist.group.WORLD)
+            dist.destroy_process_group()
+
+    # -- collectives --------------------------------------------------------------------------------------------------
+
+    def reduce(self, *, is_held: bool) -> bool:
+        """Reduces all buckets that are not done; false if the world broke on the way, and a newer one has come."""
+        gradients = self._gradients
+        works: dict[int, Work | None] = {}
+        try:
+            for number in range(len(gradients.buckets)):
+                if number not in gradients.done:
+                    works[number] = gradients.reduce(number, self.holdings, is_held=is_held)
+            self._former.clear()
+            for number, work in works.items():
+                if work is not None:
+                    work.wait()
+                gradients.done.add(number)
+        except BROKEN as error:
+            self._membership.broke(error)
+            _let_end(works.values())
+            return False
+        return True
+
+    def _give_gradients(self, agreement: Agreement) -> None:
+        """Those who are late get the reduced gradients of the step that others have made already."""
+        for source, destination in agreement.gradients:
+            if self.rank in (source, destination):
+                for number, bucket in enumerate(self._gradients.buckets):
+                    if self.rank == source:
+                        dist.send(bucket.reduced, destination)
+                    else:
+                        dist.recv(bucket.reduced, source)
+                        self._gradients.done.add(number)
+
+    def _fill(self, agreement: Agreement) -> None:
+        for number, source in agreement.fill:
+            dist.broadcast(self._gradients.buckets[number].reduced, source)
+            self._gradients.done.add(number)
+
+    def together(self, collective: Callable[[], None]) -> bool:
+        """Does what all members do; false if the world broke on the way, and a newer one has come."""
+        try:
+            collective()
+        except BROKEN as error:
+            self._membership.broke(error)
+            return False
+        return True
+
+
+def _let_end(works: Any) -> None:
+    """Waits for the end of collectives that were broken: until then they may write into their buckets."""
+    for work in works:
+        try:
+            if work is not None:
+                work.wait()
+        except BROKEN:
+            pass
+
+
+def _written(said: Said, terms: str) -> str:
+    message = {
+        "terms": terms,
+        "state": said.state,
+        "held": to_ranges(said.held),
+        "done": to_ranges(said.done),
+        "keeps_last": said.keeps_last,
+        "start": said.start,
+    }
+    return json.dumps(message, separators=(",", ":"))
+
+
+def _read(text: str, terms: str, gradients: Gradients, rank: int) -> Said:
+    """Raises MismatchError if that member trains something else."""
+    message = json.loads(text)
+    if message["terms"] != terms:
+        raise MismatchError(f"rank {rank} trains something else: it has {message['terms']}, this rank has {terms}")
+    return Said(
+        state=message["state"],
+        held=from_ranges(message["held"], gradients.micro_batches),
+        done=from_ranges(message["done"], len(gradients.buckets)),
+        keeps_last=bool(message["keeps_last"]),
+        start=message["start"],
+    )

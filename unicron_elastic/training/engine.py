@@ -1,0 +1,259 @@
+"""What goes on inside a run: micro-batches, reductions, and meetings with the members of each new world."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from unicron_elastic.training.agreement import Agreement, Said
+from unicron_elastic.training.assembly import Assembly
+from unicron_elastic.training.gradients import Gradients
+from unicron_elastic.training.joining import HasState, Servant, fetch_state, give_state, take_state
+from unicron_elastic.training.membership import membership
+from unicron_elastic.training.randomness import Randomness
+from unicron_elastic.training.rest import Rest
+from unicron_elastic.training.tree import shares
+from unicron_elastic.training.tree_gradients import TreeGradients
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """One process's part in the training; ``state`` counts the optimizer steps that its parameters have behind them.
+
+    A rank that must meet does nothing together with others before it has: at the beginning, in a new world, and after
+    a step that the others had made already.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        scaler: Any,
+        state: HasState,
+        randomness: Randomness,
+        is_reproducible: bool,
+        backend: str,
+        timeout_s: float,
+        join_patience_s: float,
+        on_regroup: Callable[[], None],
+    ) -> None:
+        self.state = 0
+        self._model = model
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._scaler = scaler
+        self._registered = state
+        self._randomness = randomness
+        self._is_reproducible = is_reproducible
+        self._backend = backend
+        self._timeout_s = timeout_s
+        self._join_patience_s = join_patience_s
+        self._on_regroup = on_regroup
+        self._rest = Rest()
+        self._membership = membership(Servant(state, self._rest).serve)
+        self._has_state = False  # whether others may rely on this rank's parameters
+        self._must_meet = True
+        self._held: set[int] = set()  # micro-batches of this step that this rank has computed or will
+        self._computed: set[int] = set()
+        self._news: dict[str, Any] | None = None  # of a new world, to be told after the step
+        self._gradients: Gradients | None = None
+        self._assembly: Assembly | None = None
+
+    @property
+    def rank(self) -> int:
+        """In the present world."""
+        return self._assembly.rank if self._assembly is not None else 0
+
+    @property
+    def world_size(self) -> int:
+        """Of the present world."""
+        return self._assembly.world_size if self._assembly is not None else 1
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> list[int]:
+        """The micro-batches with which this rank begins the step."""
+        gradients, assembly = self._parts()
+        self._clear()
+        self._randomness.keep()
+        if not self._must_meet:
+            assembly.holdings = [frozenset(each) for each in shares(gradients.micro_batches, assembly.world_size)]
+            self._held.update(assembly.holdings[assembly.rank])
+        if self._must_meet or assembly.needs_meeting():
+            self._meet()
+        return sorted(self._held)
+
+    def begin_micro_batch(self, step: int, index: int) -> None:
+        """Right before the script computes it."""
+        self._randomness.seed(step, index)
+
+    def backward(self, index: int, loss: Tensor) -> None:
+        """Adds the gradients of a micro-batch."""
+        gradients, _ = self._parts()
+        mean = loss / gradients.micro_batches
+        (mean if self._scaler is None else self._scaler.scale(mean)).backward()
+        gradients.add(index, loss.detach())
+        self._computed.add(index)
+
+    def reduce(self) -> list[int] | None:
+        """Reduces the gradients. None when that is complete, else more micro-batches that this rank is to compute."""
+        gradients, assembly = self._parts()
+        gradients.check()
+        while True:
+            if self._must_meet and gradients.is_complete:
+                return None  # the others are one step ahead, and wait
+            if self._must_meet or assembly.needs_meeting():
+                self._meet()
+                if to_do := sorted(self._held - self._computed):
+                    return to_do
+            elif not gradients.is_complete:
+                assembly.reduce(is_held=self._rest.is_held)
+            elif self._may_leave():
+                return None
+
+    def end_step(self) -> Tensor:
+        """Puts the reduced gradients in place; returns the losses of all micro-batches, (micro_batches,)."""
+        gradients, _ = self._parts()
+        gradients.settle()
+        self._randomness.give_back()
+        return gradients.losses()
+
+    def end_optimizer_step(self) -> None:
+        """The script has made it."""
+        self.state += 1
+        if self._news is not None and not self._must_meet:
+            self._membership.tell({"went_on": self._news})
+            self._news = None
+
+    def _may_leave(self) -> bool:
+        """Waits for newcomers that copy a state which is about to change; false if a new world came meanwhile."""
+        gradients, _ = self._parts()
+        if gradients.any_held() and self._membership.wait_for_newer(self._join_patience_s):
+            return False
+        return self._rest.end(self._join_patience_s, lambda: not self._membership.is_newer())
+
+    def _clear(self) -> None:
+        """Nothing of the step that begins is done."""
+        gradients, _ = self._parts()
+        gradients.begin()
+        self._held.clear()
+        self._computed.clear()
+        self._rest.begin(self.state)
+
+    # -- the world ----------------------------------------------------------------------------------------------------
+
+    def join(self, micro_batches: int) -> None:
+        """Becomes a member of the job, with the state of those who train already, if there are any.
+
+        Raises ValueError if this run has another number of micro-batches already.
+        """
+        if self._gradients is not None:
+            if (was := self._gradients.micro_batches) != micro_batches:
+                raise ValueError(
+                    f"all steps of a run have the same number of micro-batches: {was}, not {micro_batches}"
+                )
+            return
+        kind = TreeGradients if self._is_reproducible else Gradients
+        self._gradients = kind(self._parameters, micro_batches)
+        terms = _terms(self._parameters, micro_batches, self._is_reproducible)
+        self._assembly = Assembly(self._membership, self._gradients, self._backend, self._timeout_s, terms)
+        self._assembly.on_connect = self._on_regroup
+        while (invitation := self._membership.enter()) is not None:
+            fetched = fetch_state(self._registered, invitation)
+            if fetched is not None:
+                self._has_state = True
+                self._membership.is_ready(self.state)
+                fetched.release()
+                return
+
+    def part(self) -> None:
+        """Stays until nobody needs this rank any more: another may have missed the end of the last reduction."""
+        _, assembly = self._parts()
+        self._clear()
+        nothing = torch.zeros(1, device=self._device)
+        while True:
+            if self._must_meet or assembly.needs_meeting():
+                self._meet()
+            elif assembly.together(lambda: dist.all_reduce(nothing)):
+                break
+        self._membership.tell({"parted": True})
+
+    def _meet(self) -> None:
+        """Agrees with the members of the newest world on where they are, until all are even or this rank is late.
+
+        It is late if the others made the step already in which it was interrupted: then it has the gradients of that
+        step now, and meets them again after it.
+        """
+        _, assembly = self._parts()
+        self._must_meet = True
+        agreement = assembly.meet(self._said)
+        while not agreement.is_even:
+            if assembly.rank in agreement.advance:
+                return
+            if agreement.pull:
+                assembly.together(partial(self._give_or_take, agreement))
+            agreement = assembly.meet(self._said)
+        self._must_meet = False
+        was_begun = any(assembly.holdings)
+        dealt = agreement.dealt[assembly.rank]
+        self._held.update(dealt)
+        assembly.holdings = [
+            before | frozenset(more) for before, more in zip(assembly.holdings, agreement.dealt, strict=True)
+        ]
+        assert assembly.world is not None
+        if assembly.world.number > 1:
+            self._news = {
+                "world": assembly.world.number,
+                "reused": len(self._computed),
+                "recomputed": len(dealt) if was_begun else 0,
+            }
+
+    def _said(self) -> Said:
+        gradients, _ = self._parts()
+        if not self._has_state:
+            return Said(state=None, start=self.state)
+        return Said(
+            state=self.state,
+            held=frozenset(self._held),
+            done=frozenset(gradients.done),
+            keeps_last=gradients.has_last,
+        )
+
+    def _give_or_take(self, agreement: Agreement) -> None:
+        """Gives the state to those who have none, or takes it."""
+        _, assembly = self._parts()
+        source = agreement.sources[0]
+        if agreement.begins:
+            for tensor in (*self._model.parameters(), *self._model.buffers()):
+                dist.broadcast(tensor.detach(), source)
+            self.state = agreement.step
+        elif assembly.rank == source:
+            give_state(self._registered, agreement.pull, self._device)
+        elif assembly.rank in agreement.pull:
+            take_state(self._registered, source, self._device)
+        if agreement.begins or assembly.rank in agreement.pull:
+            self._has_state = True
+            self._clear()
+
+    @property
+    def _device(self) -> torch.device:
+        return self._parameters[0].device if self._parameters else torch.device("cpu")
+
+    def _parts(self) -> tuple[Gradients, Assembly]:
+        assert self._gradients is not None
+        assert self._assembly is not None
+        return self._gradients, self._assembly
+
+
+def _terms(parameters: list[nn.Parameter], micro_batches: int, is_reproducible: bool) -> str:
+    """What must be the same for all members, in a few words."""
+    shapes = hashlib.sha256(repr([(tuple(p.shape), str(p.dtype)) for p in parameters]).encode()).hexdigest()[:12]
+    numbers = sum(parameter.numel() for parameter in parameters)
+    how = ", reproducible" if is_reproducible else ""
+    return f"{micro_batches} micro-batches and {len(parameters)} parameters of {numbers} numbers ({shapes}){how}"

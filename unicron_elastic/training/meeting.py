@@ -1,0 +1,118 @@
+"""Where the members of a new world say where they are and hear the others, before they connect; and how they connect.
+
+All of it can be broken off: if another member is lost meanwhile, a newer world comes, and to wait for the lost one
+would be in vain.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
+
+from unicron_elastic.world import World
+
+__all__ = ["Meeting", "Superseded", "connect_store"]
+
+LOOK_MIN_S, LOOK_MAX_S = 0.0005, 0.05  # between two looks, a tenth of the time that has passed
+STORE_TIMEOUT_S = 30.0
+
+
+class Superseded(Exception):
+    """A newer world has come."""
+
+
+def connect_store(address: str) -> Store:
+    """The store at "host:port". Raises DistError if nobody answers there."""
+    host, _, port = address.rpartition(":")
+    return TCPStore(
+        host.strip("[]"),
+        int(port),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=STORE_TIMEOUT_S),
+    )
+
+
+class Meeting:
+    """The members of one world, as ``rank`` of it. ``is_superseded`` tells that a newer one has come."""
+
+    def __init__(self, store: Store, world: World, rank: int, is_superseded: Callable[[], bool]) -> None:
+        self._store = PrefixStore(f"unicron/world/{world.number}", store)
+        self._world = world
+        self._rank = rank
+        self._is_superseded = is_superseded
+        self._round = 0
+
+    def exchange(self, said: str) -> list[str]:
+        """What each member says, by rank, once all have spoken. Raises Superseded, or DistError if the store is gone.
+
+        Each call is another round, for all members alike.
+        """
+        self._round += 1
+        store = PrefixStore(str(self._round), self._store)
+        store.set(str(self._rank), said)
+        if store.add("count", 1) == self._world.size:
+            store.set("all", "")
+        _wait(store, ["all"], self._is_superseded)
+        return [bytes(text).decode() for text in store.multi_get([str(rank) for rank in range(self._world.size)])]
+
+    def connect(self, backend: str, timeout_s: float, device: Any) -> None:
+        """Makes the default process group of this world. Raises Superseded, or DistError.
+
+        ``timeout_s`` is that of its collectives.
+        """
+        store: Store = PrefixStore("group", self._store)
+        if "nccl" not in backend:  # which reads its store in ways of its own
+            store = _Interruptible(store, self._is_superseded)
+        options = {"device_id": device} if device is not None and device.type == "cuda" else {}
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=self._rank,
+            world_size=self._world.size,
+            timeout=timedelta(seconds=timeout_s),
+            **options,
+        )
+
+
+class _Interruptible(Store):  # type: ignore[misc]
+    """A store whose waiting ends when a newer world comes: gloo waits in it for peers that may have died."""
+
+    def __init__(self, store: Store, is_superseded: Callable[[], bool]) -> None:
+        super().__init__()
+        self._store = store
+        self._is_superseded = is_superseded
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        _wait(self._store, [key], self._is_superseded)
+        return bytes(self._store.get(key))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        limit_s = STORE_TIMEOUT_S if timeout is None else timeout.total_seconds()
+        _wait(self._store, list(keys), self._is_superseded, limit_s)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return bool(self._store.check(list(keys)))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._store.add(key, amount))
+
+
+def _wait(store: Store, keys: list[str], is_superseded: Callable[[], bool], limit_s: float | None = None) -> None:
+    """Looks again and again: a TCPStore's own waiting cannot be broken off, and complains when its time is over."""
+    begin = time.monotonic()
+    while not store.check(keys):
+        if is_superseded():
+            raise Superseded
+        waited_s = time.monotonic() - begin
+        if limit_s is not None and waited_s > limit_s:
+            raise DistStoreError(f"{', '.join(keys)} did not come within {limit_s:g} s")
+        time.sleep(min(max(waited_s / 10, LOOK_MIN_S), LOOK_MAX_S))

@@ -1,0 +1,130 @@
+"""The run: what a training script says once, so that it survives the loss of ranks.
+
+One script works alone, under torchrun and under unicron-run. Only under unicron-run do survivors go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from unicron_elastic.training.engine import Engine
+from unicron_elastic.training.randomness import Randomness
+from unicron_elastic.training.step import Step
+
+__all__ = ["Run", "Stateful"]
+
+
+class Stateful(Protocol):
+    """What can be registered, as torch.distributed.checkpoint's Stateful."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, as nested dicts and lists of tensors, numbers and strings."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Takes it over."""
+
+
+class Run:
+    """Registers the training state, joins the job, and hands out steps.
+
+    ``model``, ``optimizer``, ``scheduler``, ``scaler`` and whatever else is given by name are the state that a
+    replacement of a lost rank gets from its peers. The gradients of ``model``'s parameters are summed up over the
+    micro-batches of a step and reduced over all ranks: do not wrap it in DistributedDataParallel.
+
+    ``reproducible``: the parameters and losses are bitwise those of any other run with the same micro-batches, however
+    many ranks there are and whichever of them are lost. ``seed`` seeds torch's random numbers before each micro-batch,
+    by step and index, so that dropout does not depend on who computes it; None leaves them alone. ``backend`` is nccl
+    for a model on GPUs, else gloo. ``timeout_s`` is that of collectives, ``join_patience_s`` how long a step is held
+    up for a newcomer that copies its state. ``on_regroup`` is called each time the process group was made anew.
+
+    Raises TypeError for what cannot be registered.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: Stateful | None = None,
+        scheduler: Stateful | None = None,
+        scaler: Any = None,
+        reproducible: bool = False,
+        seed: int | None = 0,
+        backend: str | None = None,
+        timeout_s: float = 600.0,
+        join_patience_s: float = 5.0,
+        on_regroup: Callable[[], None] | None = None,
+        **state: Stateful,
+    ) -> None:
+        named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **state}
+        self._stateful: dict[str, Stateful] = {name: each for name, each in named.items() if each is not None}
+        _check(self._stateful)
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self._randomness = Randomness(seed, device)
+        self._engine = Engine(
+            model=model,
+            scaler=scaler,
+            state=self,
+            randomness=self._randomness,
+            is_reproducible=reproducible,
+            backend=backend or ("nccl" if device.type == "cuda" else "gloo"),
+            timeout_s=timeout_s,
+            join_patience_s=join_patience_s,
+            on_regroup=on_regroup or (lambda: None),
+        )
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the present world; 0 before the first step."""
+        return self._engine.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks train together now; 1 before the first step."""
+        return self._engine.world_size
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps the parameters have behind them."""
+        return self._engine.state
+
+    def steps(self, total: int, micro_batches: int) -> Iterator[Step]:
+        """Yields the steps that are left of ``total``, each of ``micro_batches`` micro-batches.
+
+        A newcomer begins with the step that the others are in. Raises ValueError for numbers below 1, and RuntimeError
+        if the members of the job do not train the same.
+        """
+        if total < 1 or micro_batches < 1:
+            raise ValueError(f"total and micro_batches must be 1 or more, got {total} and {micro_batches}")
+        engine = self._engine
+        engine.join(micro_batches)
+        while engine.state < total:
+            yield Step(engine, engine.state)
+            engine.end_optimizer_step()
+        engine.part()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is registered, and how far the run has come."""
+        state = {name: each.state_dict() for name, each in self._stateful.items()}
+        return {"state": state, "steps": self._engine.state, "random": self._randomness.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what ``state_dict`` gave. Raises ValueError if something else is registered here."""
+        state = state_dict["state"]
+        if set(state) != set(self._stateful):
+            raise ValueError(f"the state has {sorted(state)}, and here {sorted(self._stateful)} are registered")
+        for name, each in self._stateful.items():
+            each.load_state_dict(state[name])
+        self._randomness.load_state_dict(state_dict["random"])
+        self._engine.state = int(state_dict["steps"])
+
+
+def _check(stateful: dict[str, Stateful]) -> None:
+    for name, each in stateful.items():
+        if isinstance(each, nn.parallel.DistributedDataParallel):
+            raise TypeError("model must not be wrapped in DistributedDataParallel: the run reduces its gradients")
+        if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+            raise TypeError(f"{name} must have state_dict and load_state_dict, and a {type(each).__name__} has not")

@@ -1,0 +1,53 @@
+"""Gradients whose sum is bitwise the same whoever computed what: added by a fixed tree over the micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Work
+
+from unicron_elastic.training.gradients import BUCKET_BYTES, Gradients
+from unicron_elastic.training.tree import maximal
+from unicron_elastic.training.tree_sum import TreeSum
+
+__all__ = ["TreeGradients"]
+
+
+class TreeGradients(Gradients):
+    """What this rank has summed up are sums of whole subtrees; the flat buffers are for the reduced gradients alone."""
+
+    def __init__(self, parameters: Sequence[Tensor], micro_batches: int, *, bucket_bytes: int = BUCKET_BYTES) -> None:
+        super().__init__(parameters, micro_batches, bucket_bytes=bucket_bytes)
+        self._sum = TreeSum(self.parameters, micro_batches)
+
+    def begin(self) -> None:
+        """Begins a step with no gradients at all: autograd then leaves those of each micro-batch as they are."""
+        super().begin()
+        self._sum.drop()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def add(self, index: int, loss: Tensor) -> None:
+        """Takes the gradients of a micro-batch."""
+        super().add(index, loss)
+        self._sum.add(index)
+
+    def check(self) -> None:
+        """Raises RuntimeError if gradients came from elsewhere."""
+        if any(parameter.grad is not None for parameter in self.parameters):
+            raise RuntimeError("gradients came from elsewhere than step.backward(loss)")
+
+    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_held: bool) -> Work | None:
+        """Done when it returns: each rank adds one segment in the tree's order, and the sums are gathered."""
+        each = self.buckets[bucket]
+        self.stage(bucket, is_held=is_held)
+        notes = each.reduced[each.reduced.numel() - each.notes :]
+        work = dist.all_reduce(notes, async_op=True) if each.notes else None
+        if each.parameters:
+            held = {rank: maximal(indices, self.micro_batches) for rank, indices in enumerate(holdings)}
+            of = [self.parameters[position] for position in each.parameters]
+            total = self._sum.reduce(of, dist.group.WORLD, held, dist.get_rank())
+            each.reduced[: total.numel()].copy_(total)
+        return work

@@ -1,0 +1,135 @@
+"""The worker's part in the worlds of its job: what the agent says of them reaches the training loop.
+
+The thread that answers the agent's questions also hears of new worlds. It breaks the collectives of the world before at
+once, so that whoever waits in one goes on to the new world; the training loop looks here whenever it may change.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from unicron_elastic.worker.channel import Message
+from unicron_elastic.worker.collectives import break_collectives
+from unicron_elastic.worker.control import Control
+from unicron_elastic.world import World
+
+__all__ = ["Link", "hear", "link", "offer"]
+
+
+class Link:
+    """Speaks with the agent about worlds; used by the training loop and by the thread that hears the agent."""
+
+    def __init__(self, control: Control, listen: Callable[[], None]) -> None:
+        self._control = control
+        self._listen = listen
+        self._changed = threading.Condition()
+        self._world: World | None = None
+        self._adopted = 0
+        self._words: dict[str, Message] = {}
+        self.on_serve: Callable[[str], Message] | None = None  # begins to serve this replica's state; returns where
+        self.name = ""  # of this member
+
+    # -- from the training loop ---------------------------------------------------------------------------------------
+
+    def say(self, message: Message) -> None:
+        """Tells the agent. Raises ChannelClosed, TimeoutError or OSError if it cannot hear."""
+        self._listen()
+        self._control.send(message)
+
+    def ask(self, message: Message, answers: tuple[str, ...], timeout_s: float) -> tuple[str, Message]:
+        """Says ``message`` and waits for one of the ``answers``: its key and content.
+
+        Raises TimeoutError, and what ``say`` raises.
+        """
+        with self._changed:
+            for key in answers:
+                self._words.pop(key, None)
+        self.say(message)
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                for key in answers:
+                    if key in self._words:
+                        return key, self._words.pop(key)
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise TimeoutError(f"the agent did not answer within {timeout_s:g} s")
+
+    def newest(self) -> World | None:
+        """The newest world the agent told of; None before the first."""
+        return self._world
+
+    def is_newer(self, number: int) -> bool:
+        """Whether there is a world after this one."""
+        world = self._world
+        return world is not None and world.number > number
+
+    def wait_for_newer(self, number: int, timeout_s: float) -> bool:
+        """Waits for a world after this one; false if none came in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.is_newer(number), timeout_s)
+
+    def adopt(self) -> World:
+        """The newest world; its connections are not broken for having come. There must be one."""
+        with self._changed:  # the hearing thread may be breaking those of the world before
+            assert self._world is not None
+            self._adopted = self._world.number
+            return self._world
+
+    # -- from the thread that hears the agent -------------------------------------------------------------------------
+
+    def heard(self, message: Message) -> bool:
+        """Takes what the agent said, if it is about worlds."""
+        if "world" in message:
+            self._hear_world(World.from_message(message["world"]), str(message["you"]))
+        elif "join" in message:
+            self._keep("join", message)
+        elif "serve" in message:
+            self._serve(message)
+        else:
+            return False
+        return True
+
+    def _hear_world(self, world: World, name: str) -> None:
+        with self._changed:
+            if self.is_newer(world.number - 1):
+                return  # told twice
+            self._world, self.name = world, name
+            if self._adopted:
+                break_collectives(world.reason, is_quiet=True)
+            self._words["world"] = {}
+            self._changed.notify_all()
+
+    def _keep(self, key: str, message: Message) -> None:
+        with self._changed:
+            self._words[key] = message
+            self._changed.notify_all()
+
+    def _serve(self, message: Message) -> None:
+        answer: Message = {"serving": None, "for": message["serve"]}
+        if self.on_serve is not None:
+            try:
+                answer["serving"] = self.on_serve(str(message["key"]))
+            except Exception as error:  # another replica may serve
+                answer["why_not"] = f"{type(error).__name__}: {error}"
+        self._control.send(answer)
+
+
+_links: list[Link] = []
+
+
+def offer(control: Control, listen: Callable[[], None]) -> None:
+    """Lets the training loop of this process speak with the agent; ``listen`` begins to hear it."""
+    _links[:] = [Link(control, listen)]
+
+
+def link() -> Link | None:
+    """The way to the agent; None if this process was not started by one."""
+    return _links[0] if _links else None
+
+
+def hear(message: Message) -> bool:
+    """Whether this was about worlds. Raises ValueError for what is malformed, ChannelClosed or OSError."""
+    found = link()
+    return found is not None and found.heard(message)

@@ -1,0 +1,108 @@
+"""The world: the replicas that train together, in the order of their ranks. A value that agents agree on.
+
+A world replaces the one before whenever a replica is lost, joins, or its connections have to be made anew. Its number
+grows by one each time and is never used again within a run of the job.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Member", "World"]
+
+_MEMBERS_MAX = 1_000_000
+_TEXT_MAX = 4096
+_STORE = re.compile(r"\S{1,255}:[0-9]{1,5}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One replica: a process that no other one is ever confused with, also not the one that takes its place."""
+
+    name: str
+    node: str
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Who trains together. ``store`` is "host:port" of the TCPStore where the members meet.
+
+    ``reason`` says, as a sentence, why this world came; "": it is the first.
+    """
+
+    number: int
+    members: tuple[Member, ...]
+    store: str
+    reason: str = ""
+
+    @property
+    def size(self) -> int:
+        """How many replicas there are."""
+        return len(self.members)
+
+    def rank_of(self, name: str) -> int | None:
+        """The rank of a member; None if it is not one."""
+        return next((rank for rank, member in enumerate(self.members) if member.name == name), None)
+
+    def after(self, *, store: str, reason: str, lost: Collection[str] = (), joined: Iterable[Member] = ()) -> World:
+        """The next world: without the ``lost`` members, by name, and with those who ``joined``.
+
+        Ranks follow nodes and local ranks, so that a replica which takes the place of another gets its rank.
+        """
+        stay = [member for member in self.members if member.name not in lost]
+        order = {node: number for number, node in reversed(list(enumerate(member.node for member in self.members)))}
+        members = {member.name: member for member in (*stay, *joined)}.values()
+        ranked = sorted(members, key=lambda m: (order.get(m.node, len(order)), m.node, m.local_rank, m.name))
+        return World(number=self.number + 1, members=tuple(ranked), store=store, reason=reason)
+
+    def to_message(self) -> dict[str, Any]:
+        """As plain data."""
+        members = [[member.name, member.node, member.local_rank] for member in self.members]
+        return {"number": self.number, "members": members, "store": self.store, "reason": self.reason}
+
+    def to_json(self) -> str:
+        """As a text that ``parse`` takes."""
+        return json.dumps(self.to_message(), separators=(",", ":"))
+
+    @classmethod
+    def from_message(cls, data: Any) -> World:
+        """What ``to_message`` made. Raises ValueError naming what is wrong."""
+        if not isinstance(data, dict):
+            raise ValueError("a world must be an object")
+        number, store, reason = data.get("number"), data.get("store"), data.get("reason", "")
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ValueError(f"a world's number must be 1 or more, got {number!r}")
+        if not isinstance(store, str) or not _STORE.fullmatch(store):
+            raise ValueError(f"a world's store must be host:port, got {store!r}")
+        if not isinstance(reason, str) or len(reason) > _TEXT_MAX:
+            raise ValueError("a world's reason must be a sentence")
+        return cls(number=number, members=_members(data.get("members")), store=store, reason=reason)
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> World:
+        """What ``to_json`` made. Raises ValueError naming what is wrong."""
+        try:
+            return cls.from_message(json.loads(text))
+        except RecursionError:
+            raise ValueError("a world must be an object") from None
+
+
+def _members(data: Any) -> tuple[Member, ...]:
+    if not isinstance(data, list) or not 0 < len(data) <= _MEMBERS_MAX:
+        raise ValueError("a world must have members")
+    members = tuple(map(_member, data))
+    if len({member.name for member in members}) < len(members):
+        raise ValueError("a world must not have a member twice")
+    return members
+
+
+def _member(data: Any) -> Member:
+    match data:
+        case [str(name), str(node), int(local_rank)] if 0 < len(name) <= _TEXT_MAX and local_rank >= 0:
+            return Member(name=name, node=node, local_rank=local_rank)
+    raise ValueError(f"a member must be [name, node, local rank], got {str(data)[:100]}")
