@@ -36,11 +36,14 @@ from unicron_elastic.launcher.peers import PeerWatch, tell_peers
 from unicron_elastic.launcher.processes import TOKEN
 from unicron_elastic.launcher.reporter import Reporter, job_view
 from unicron_elastic.launcher.runtime import Runtime
+from unicron_elastic.launcher.snapshots import Snapshots
 from unicron_elastic.launcher.view import JobView
 from unicron_elastic.launcher.workers import WorkersContext
-from unicron_elastic.launcher.worlds import Worlds
+from unicron_elastic.launcher.worlds import Round, Worlds
 from unicron_elastic.recovery import commands, events
+from unicron_elastic.recovery.in_place import first_members
 from unicron_elastic.recovery.machine import JobState, handle
+from unicron_elastic.recovery.state import Part
 from unicron_elastic.rendezvous.restarts import agree_on_restarts
 from unicron_elastic.rendezvous.round_watch import RoundListener
 
@@ -69,13 +72,16 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._return_values: dict[int, Any] = {}
         self._peers: PeerWatch | None = None
         self._functions: FunctionWatch | None = None
+        self._elsewhere_of_round: Elsewhere | None = None
+        self._has_lost_nodes = False  # of the present round
         # None of these holds the agent: it holds the rendezvous, whose port must be free when run's caller goes on.
         self._reporter = Reporter(self._options, self._runtime.loop, spec.rdzv_handler.get_run_id())
         say = self._reporter.say
         self._node = NodeWatch(self._runtime.loop, say, self._events.append)
         keep = self._reporter.keep_evidence
         self._hangs = HangWatch(self._runtime.loop, say, keep, self._events.append, self._node.gpu_lines)
-        self._worlds = Worlds(self._events.append)
+        self._snapshots = Snapshots(self._runtime.loop, say)
+        self._worlds = Worlds(self._runtime.loop, self._events.append, say)
         self._state = JobState(
             policy=policy_of(spec, self._options, self._shutdown_timeout),
             run_id=spec.rdzv_handler.get_run_id(),
@@ -98,6 +104,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             if (folder := temporary_folder(self._logs_specs, self._error_file())) is not None:
                 remove_if_empty(folder)
             self._stop_watches()
+            self._snapshots.close()
             self._node.stop()
             self._reporter.close()
             if self._owns_runtime:
@@ -158,6 +165,10 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._pcontext = context
         self._worlds.begin(self._state.generation + 1, context)
         happenings.on_serving = self._worlds.serving
+        happenings.on_snapshot = self._snapshots.said
+        store = self._store if self._speaks_with_peers() else None
+        self._snapshots.begin(store, worker_group.group_rank, worker_group.group_world_size, worker_group.master_addr)
+        happenings.may_enter = self._worlds.may_enter
         self._reporter.folder = run_folder(self._logs_specs, self._error_file())
         folder = temporary_folder(self._logs_specs, self._error_file())
         self._runtime.processes.remember(paths=[folder] if folder else [], farewell=self._reporter.farewell)
@@ -194,8 +205,29 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         )
         used = group.spec.max_restarts - self._remaining_restarts
         why_stay = isolation.why_stay(group.spec.rdzv_handler, group.group_world_size)
-        self._handle(events.WorkersStarted(at=time.monotonic(), restarts_used=used, workers=started, why_stay=why_stay))
+        node = self._node_in_world()
+        self._has_lost_nodes = False
+        begun = events.WorkersStarted(
+            at=time.monotonic(), restarts_used=used, workers=started, why_stay=why_stay, node=node
+        )
+        self._handle(begun)
+        self._join_worlds(node)
         self._start_watches()
+
+    def _node_in_world(self) -> str:
+        """What this node is called in the worlds of this round: as the rendezvous calls it, or by its place there."""
+        return str(getattr(self._worker_group.spec.rdzv_handler, "node_id", f"node {self._worker_group.group_rank}"))
+
+    def _join_worlds(self, node: str) -> None:
+        group = self._worker_group
+        handler = group.spec.rdzv_handler
+        this_round = None
+        if group.group_world_size == 1 or self._speaks_with_peers():
+            log = handler.world_log() if hasattr(handler, "world_log") else None
+            this_round = Round(
+                rank=group.group_rank, size=group.group_world_size, node=node, store=self._store, log=log
+            )
+        self._worlds.join(this_round, first_members(self._state))
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         while True:
@@ -267,6 +299,16 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         event = events.PeerFailed(at=time.monotonic(), reason=reason, generation=generation)
         self._runtime.loop.call_soon(lambda: self._events.append(event))
 
+    def _exit_barrier(self) -> None:
+        # Who is lost would be waited for in vain; nobody needs this round's store when the last step is made.
+        if not self._has_lost_nodes:
+            super()._exit_barrier()
+
+    def _nodes_lost(self, generation: int, nodes: tuple[str, ...], reason: str) -> None:
+        self._has_lost_nodes = True
+        event = events.NodesLost(at=time.monotonic(), nodes=nodes, reason=reason, generation=generation)
+        self._runtime.loop.call_soon(lambda: self._events.append(event))
+
     def _nodes_wait(self, generation: int, nodes_waiting: int) -> None:
         now = time.monotonic()
         event = events.MembershipChanged(at=now, nodes_waiting=nodes_waiting, generation=generation)
@@ -289,6 +331,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._runtime.loop.call_soon(lambda: self._events.append(event))
 
     def _rendezvous_failed(self, generation: int, error: Exception) -> None:
+        if self._worlds.log_outlives_store:
+            return  # the members meet in other stores, and the loss of its node is told otherwise
         if self._outlives_stores():
             self._peer_failed(generation, f"the node that hosts this round's store is gone: {error}".split("\n")[0])
             return
@@ -305,6 +349,14 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._state, todo = handle(self._state, event)
         for command in todo:
             self._do(command)
+        if isinstance(event, events.WorldChanged):
+            self._world_changed(event)
+
+    def _world_changed(self, event: events.WorldChanged) -> None:
+        """Says why, and watches who trains now, after its members have been told."""
+        if event.world.reason and event.generation == self._state.generation:
+            self._reporter.say(event.world.reason)
+            self._watch_hangs()
 
     def _do(self, command: commands.Command) -> None:
         match command:
@@ -342,8 +394,6 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 self._replace_worker(command)
             case commands.ChangeWorld():
                 self._worlds.change(command)
-                if command.reason:
-                    self._reporter.say(command.reason)
             case _:
                 self._worlds.do(command)
 
@@ -354,6 +404,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         worker = self._worker_group.workers[command.local_rank]
         self._remaining_restarts = self._worker_group.spec.max_restarts - command.restarts_used
         env = {"TORCHELASTIC_RESTART_COUNT": str(command.restarts_used)}
+        self._snapshots.replaced(command.local_rank)
         process = self._pcontext.replace(command.local_rank, env)
         worker.id = process.pid
         started = events.StartedWorker(local_rank=command.local_rank, rank=worker.global_rank, pid=process.pid)
@@ -448,13 +499,15 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     def _start_watches(self) -> None:
         spec = self._worker_group.spec
         generation = self._state.generation
-        elsewhere = self._elsewhere()
+        elsewhere = self._elsewhere_of_round = self._elsewhere()
         if hasattr(spec.rdzv_handler, "watch_nodes"):
             listener = RoundListener(
                 on_fault=partial(self._peer_failed, generation),
                 on_cancel=self._cancelled,
                 on_drain=self._drained,
                 on_waiting=partial(self._nodes_wait, generation),
+                on_lost=partial(self._nodes_lost, generation),
+                on_change=self._worlds.look,
             )
             spec.rdzv_handler.watch_nodes(listener)
         if self._speaks_with_peers():
@@ -469,12 +522,23 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 elsewhere=elsewhere,
             )
             self._peers.start()
-        if isinstance(self._pcontext, WorkersContext) and self._options.on_hang != "off":
-            ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
-            workers = {ranks[local_rank]: worker for local_rank, worker in self._pcontext.workers.items()}
-            whole_job = self._worker_group.group_world_size == 1
-            tell_after_s = min(self._state.policy.hang_tell_s, self._state.policy.hang_patience_s)
-            self._hangs.start(generation, workers, whole_job=whole_job, elsewhere=elsewhere, tell_after_s=tell_after_s)
+        self._watch_hangs()
+
+    def _watch_hangs(self) -> None:
+        """Of the workers that train; newcomers are not in step yet."""
+        if not isinstance(self._pcontext, WorkersContext) or self._options.on_hang == "off":
+            return
+        late = {w.local_rank for w in self._state.workers if w.takes_place and w.part is not Part.MEMBER}
+        ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
+        workers = {ranks[each]: worker for each, worker in self._pcontext.workers.items() if each not in late}
+        tell_after_s = min(self._state.policy.hang_tell_s, self._state.policy.hang_patience_s)
+        self._hangs.start(
+            self._state.generation,
+            workers,
+            whole_job=self._worker_group.group_world_size == 1,
+            elsewhere=self._elsewhere_of_round,
+            tell_after_s=tell_after_s,
+        )
 
     def _speaks_with_peers(self) -> bool:
         """Whether this job has a store for each round: what was said in one must not be heard in the next.
@@ -515,6 +579,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             self._functions.stop()
             self._functions = None
         self._hangs.stop()
+        self._worlds.stop()
 
     def _view(self) -> JobView:
         processes = self._pcontext.workers if isinstance(self._pcontext, WorkersContext) else {}

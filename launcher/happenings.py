@@ -32,6 +32,7 @@ from unicron_elastic.worker.channel import Message
 __all__ = ["Happenings"]
 
 _NAME_CHARACTERS = 80  # of what a script calls its sections
+_SENTENCE_CHARACTERS = 600  # of what a run says of the state from which it goes on
 
 
 class Happenings:
@@ -55,7 +56,9 @@ class Happenings:
         self._say = say
         self._why_killed = why_killed
         self.error_files: Mapping[int, str] = {}  # where torchrun has them, by local rank
+        self.may_enter: Callable[[int], bool] = lambda _local_rank: True  # as a member of a world that may change
         self.on_serving: Callable[[Message], None] = lambda _message: None
+        self.on_snapshot: Callable[[WorkerProcess, Message], bool] = lambda _worker, _message: False
 
     def exited(self, worker: WorkerProcess, ended: Exit) -> None:
         """A worker process ended."""
@@ -97,8 +100,11 @@ class Happenings:
         elif "overdue" in message:
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 self._say(_overdue(self._rank(worker), message["overdue"]))
-        elif self._about_world(worker, message, now):
+        elif self._about_world(worker, message, now) or self.on_snapshot(worker, message):
             pass
+        elif "restored" in message:
+            with contextlib.suppress(KeyError, TypeError):
+                self._say(shorten(one_line(str(message["restored"]["sentence"])), _SENTENCE_CHARACTERS))
         elif "workload_control" in message:
             wish = shorten(one_line(str(message["workload_control"])), _NAME_CHARACTERS)
             self._say(
@@ -112,7 +118,8 @@ class Happenings:
         local_rank, generation = worker.local_rank, self._generation
         match message:
             case {"member": _}:
-                self._post(MemberEntered(at=now, local_rank=local_rank, generation=generation))
+                if self.may_enter(local_rank):
+                    self._post(MemberEntered(at=now, local_rank=local_rank, generation=generation))
             case {"ready": {"state": int(state)}}:
                 self._post(StateFetched(at=now, local_rank=local_rank, state=state, generation=generation))
             case {"broke": {"world": int(world), "error": str(error)}}:

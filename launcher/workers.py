@@ -27,7 +27,7 @@ from unicron_elastic.launcher.streams import open_streams
 from unicron_elastic.launcher.warm import WarmProcess, injected
 from unicron_elastic.launcher.whereabouts import Whereabouts, parse_groups
 from unicron_elastic.worker import bootstrap
-from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
+from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
 from unicron_elastic.worker.pulse import PulsePage, PulseReading, page_name
 
 __all__ = ["WorkerProcess", "WorkersContext"]
@@ -333,8 +333,10 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             worker.control.close()
             worker.control = None
             return False
-        for fd in fds:
-            os.close(fd)
+        if "snapshot" in message:
+            message["fds"] = fds  # which belong to whoever takes the message
+        else:
+            close_all(fds)
         if "ending" in message:
             self._on_ending(worker)
             return True

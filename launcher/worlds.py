@@ -3,49 +3,128 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
+import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed import TCPStore
+from torch.distributed import Store, TCPStore
 
+from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.workers import WorkerProcess, WorkersContext
+from unicron_elastic.launcher.world_log import StoreLog, WorldLog, WorldWatch
 from unicron_elastic.recovery.commands import ChangeWorld, InviteMember, TellWorld
 from unicron_elastic.recovery.events import Event, WorldChanged
 from unicron_elastic.worker.channel import ChannelClosed, Message
-from unicron_elastic.world import World
+from unicron_elastic.world import Member, World
 
-__all__ = ["Worlds"]
+__all__ = ["Round", "Worlds"]
+
+_MEMBERS = "unicron/members"  # of each node, in the round's store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """The agents that have met: this one's ``rank`` among ``size``, what its ``node`` is called, and their store.
+
+    ``log`` is where worlds are written if not in that store, as it may be lost with its node.
+    """
+
+    rank: int
+    size: int
+    node: str
+    store: Store
+    log: WorldLog | None = None
 
 
 class Worlds:
-    """Of one agent. ``post`` takes events."""
+    """Of one agent. ``post`` takes events, in the loop."""
 
-    def __init__(self, post: Callable[[Event], None]) -> None:
+    def __init__(self, loop: Loop, post: Callable[[Event], None], say: Callable[[str], None]) -> None:
+        self._loop = loop
         self._post = post
+        self._say = say
+        self._round: Round | None = None
+        self._watch: WorldWatch | None = None
         self._store: Any = None  # where members meet; it outlives them all
         self._key = secrets.token_hex(32)  # with which state is asked for
         self._generation = 0
-        self._number = 0  # of the newest world; it grows from one generation to the next
         self._world: World | None = None
         self._context: WorkersContext | None = None
         self._sources: dict[int, list[int]] = {}  # by newcomer: who else could serve it
+        self._is_fixed = False
+
+    @property
+    def log_outlives_store(self) -> bool:
+        """Whether the worlds go on when the round's store is lost."""
+        return self._world is not None and self._round is not None and self._round.log is not None
 
     def begin(self, generation: int, context: WorkersContext) -> None:
-        """Forgets the world of the generation before."""
+        """Forgets the worlds of the generation before. Numbers begin anew, and so do the stores where members meet."""
+        self.stop()
         self._generation, self._context = generation, context
-        self._world = None
+        self._world = self._store = self._round = None
         self._sources = {}
+
+    def join(self, this_round: Round | None, members: tuple[Member, ...]) -> None:
+        """The agents of a new generation have met; ``members`` may come to be of its workers here.
+
+        None: they have no store of their own in which they could agree. Raises DistError if it cannot be reached.
+        """
+        self._round = this_round
+        self._is_fixed = this_round is None
+        if this_round is None or this_round.size == 1:
+            return
+        own = [[member.name, member.node, member.local_rank] for member in members]
+        this_round.store.set(f"{_MEMBERS}/{this_round.rank}", json.dumps(own))
+        generation = self._generation
+
+        def told(world: World) -> None:
+            self._loop.call_soon(lambda: self._adopt(world, generation))
+
+        def trouble(reason: str) -> None:
+            self._loop.call_soon(lambda: self._say(f"The worlds of the job cannot be read: {reason}"))
+
+        log = this_round.log or StoreLog(this_round.store)
+        self._watch = WorldWatch(log, self._make, told, trouble)
+        self._watch.start()
+
+    def stop(self) -> None:
+        """Agrees on nothing any more."""
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+
+    def look(self) -> None:
+        """Something may have changed in the log."""
+        if self._watch is not None:
+            self._watch.look()
+
+    def change(self, command: ChangeWorld) -> None:
+        """Has the agents agree on the next world."""
+        if self._watch is not None:
+            self._watch.change(command)
+        else:
+            world = self._make(self._world, command)
+            if world is not None:
+                self._adopt(world, self._generation)
 
     def do(self, command: TellWorld | InviteMember) -> None:
         """What the state machine decided."""
-        match command:
-            case TellWorld():
-                self._tell(command.local_rank)
-            case InviteMember():
-                self._sources[command.local_rank] = list(command.sources)
-                self._ask_next(command.local_rank)
+        if isinstance(command, TellWorld):
+            self._tell(command.local_rank)
+        else:
+            self._sources[command.local_rank] = list(command.sources)
+            self._ask_next(command.local_rank)
+
+    def may_enter(self, local_rank: int) -> bool:
+        """Whether a worker may be a member; where agents cannot agree it is told that the world is fixed."""
+        if self._is_fixed:
+            self._send(local_rank, {"fixed": True})
+        return not self._is_fixed
 
     def serving(self, message: Message) -> None:
         """A member serves its state to a newcomer, or cannot."""
@@ -53,38 +132,66 @@ class Worlds:
         if not isinstance(newcomer, int) or newcomer not in self._sources:
             return
         if isinstance(message["serving"], dict):
-            self._say(newcomer, {"join": {"sources": [message["serving"]], "key": self._key}})
+            self._send(newcomer, {"join": {"sources": [message["serving"]], "key": self._key}})
         else:
             self._ask_next(newcomer)
 
-    def change(self, command: ChangeWorld) -> None:
-        """Makes the next world."""
-        if self._world is None:
-            world = World(number=self._number + 1, members=command.joined, store=self._address(), reason="")
-        else:
-            world = self._world.after(
-                store=self._address(), reason=command.reason, lost=command.lost, joined=command.joined
-            )
-        self._world, self._number = world, world.number
-        self._post(WorldChanged(at=time.monotonic(), world=world, generation=self._generation))
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _make(self, before: World | None, wanted: ChangeWorld) -> World | None:
+        """The world after a change; None if another agent has made it so. Called from the watching thread, too."""
+        assert self._round is not None
+        if before is None:
+            return self._make_first(wanted) if self._round.rank == 0 else None
+        if wanted.of is not None and before.number > wanted.of:
+            return None
+        names = {member.name for member in before.members}
+        is_new = bool(names & set(wanted.lost)) or any(member.name not in names for member in wanted.joined)
+        if (wanted.lost or wanted.joined) and not is_new:
+            return None
+        return before.after(
+            store=self._address(),
+            reason=wanted.reason,
+            lost=wanted.lost,
+            joined=wanted.joined,
+            restarts_used=wanted.restarts_used,
+        )
+
+    def _make_first(self, wanted: ChangeWorld) -> World:
+        assert self._round is not None
+        members = list(wanted.joined)
+        if self._round.size > 1:
+            keys = [f"{_MEMBERS}/{rank}" for rank in range(self._round.size)]
+            texts = self._round.store.multi_get(keys)
+            members = [Member(name=n, node=d, local_rank=r) for text in texts for n, d, r in json.loads(bytes(text))]
+        return World(number=1, members=tuple(members), store=self._address(), restarts_used=wanted.restarts_used)
+
+    def _adopt(self, world: World, generation: int) -> None:
+        if generation == self._generation:
+            self._world = world
+            self._post(WorldChanged(at=time.monotonic(), world=world, generation=generation))
 
     def _address(self) -> str:
+        assert self._round is not None
         if self._store is None:
-            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        return f"127.0.0.1:{self._store.port}"
+            host = "127.0.0.1" if self._round.size == 1 else "0.0.0.0"
+            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return f"{_own_address(self._round)}:{self._store.port}"
 
     def _tell(self, local_rank: int) -> None:
         assert self._world is not None
-        name = next(member.name for member in self._world.members if member.local_rank == local_rank)
-        self._say(local_rank, {"world": self._world.to_message(), "you": name})
+        assert self._round is not None
+        for member in self._world.members:
+            if (member.node, member.local_rank) == (self._round.node, local_rank):
+                self._send(local_rank, {"world": self._world.to_message(), "you": member.name})
 
     def _ask_next(self, newcomer: int) -> None:
         """Asks the next source; when there is none, the newcomer asks again after a while."""
         sources = self._sources.get(newcomer, [])
         if sources:
-            self._say(sources.pop(0), {"serve": newcomer, "key": self._key})
+            self._send(sources.pop(0), {"serve": newcomer, "key": self._key})
 
-    def _say(self, local_rank: int, message: Message) -> None:
+    def _send(self, local_rank: int, message: Message) -> None:
         worker = self._workers().get(local_rank)
         if worker is not None and worker.control is not None:
             with contextlib.suppress(ChannelClosed, OSError):
@@ -92,3 +199,25 @@ class Worlds:
 
     def _workers(self) -> dict[int, WorkerProcess]:
         return self._context.workers if self._context is not None else {}
+
+
+def _own_address(this_round: Round) -> str:
+    """Where the other nodes reach this one: what it is called on the way to the store where they have met."""
+    if this_round.size == 1:
+        return "127.0.0.1"
+    host, port = _where(this_round.store)
+    with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        found: str = probe.getsockname()[0]
+    return found
+
+
+def _where(store: Any) -> tuple[str, int]:
+    """Of a TCPStore, below the prefixes."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return str(store.host), int(store.port)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.getaddrinfo(host, None)[0][0]

@@ -62,6 +62,22 @@ _LOOK_S = 1.0  # although nothing changes, as time is a reason, too
 logger = logging.getLogger(__name__)
 
 
+class RoundWorlds:
+    """The worlds of one round, in the cluster's store."""
+
+    def __init__(self, presence: JobPresence, round_number: int) -> None:
+        self._presence = presence
+        self._number = round_number
+
+    def write(self, number: int, text: str) -> str:
+        """Writes world ``number`` unless it is there; returns what is there. Raises StoreError."""
+        return self._presence.write_world(self._number, number, text)
+
+    def read(self, number: int) -> str | None:
+        """World ``number``, if it has been seen."""
+        return self._presence.read_world(self._number, number)
+
+
 class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
     """One agent's part in one job."""
 
@@ -146,6 +162,15 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             self._presence.on_change = self._node.on_change = watch.look
             self._node.on_fault = watch.told
             watch.look()
+
+    @property
+    def node_id(self) -> str:
+        """What this node is called among those of the job."""
+        return self._member.node_id
+
+    def world_log(self) -> RoundWorlds | None:
+        """Where the worlds of the present round are written; it outlives the round's store."""
+        return None if self._round is None else RoundWorlds(self._presence, self._round.number)
 
     def tell_fault(self, reason: str) -> None:
         """Tells the other nodes of the round of a fault here, at once."""
@@ -289,6 +314,16 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             are = "is" if len(silent) == 1 else "are"
             words.append(f"{', '.join(silent)} {are} lost: the lease in the cluster's store is gone.")
         return " ".join(words)
+
+    def nodes_gone(self, this_round: Round) -> tuple[str, ...]:
+        """The nodes of a round that are gone, if that is all that is the matter: the others could go on."""
+        is_all = (
+            self._round is this_round
+            and not why_not(Decision.TAKE_FOR_LOST, self._presence.blind)
+            and not self._presence.why_lost(self._member.node_id)
+            and not self._presence.get(self._keys.failed)
+        )
+        return tuple(place.node_id for place in self._gone(this_round)) if is_all else ()
 
     def _why_blind_too_long(self) -> str:
         blind_for_s = time.monotonic() - self._presence.blind_since

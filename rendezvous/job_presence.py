@@ -94,6 +94,25 @@ class JobPresence(Presence[JobMirror]):
         except (StoreError, LeaseGoneError):
             return False
 
+    def write_world(self, round_number: int, number: int, text: str) -> str:
+        """Writes a world of a round unless it is there; returns what is there. Raises StoreError."""
+        store, key = self._store, self._keys.world(round_number, number)
+        if store is None:
+            raise StoreError("the cluster's store is not open")
+        try:
+            if store.create(key, text.encode(), self._job_lease_id) is not None:
+                return text
+        except LeaseGoneError as error:
+            raise StoreError(f"the job's lease has run out: {error}") from None
+        entry = store.read(key).entry
+        if entry is None:
+            raise StoreError(f"{key} was there, and is gone")
+        return entry.value.decode()
+
+    def read_world(self, round_number: int, number: int) -> str | None:
+        """A world of a round, if it has been seen."""
+        return self.get(self._keys.world(round_number, number))
+
     def close_job(self, reason: str, *, has_failed: bool = False) -> None:
         """Ends the job for all its nodes, if the store can be reached."""
         try:

@@ -44,6 +44,10 @@ class JobKeys:
         """Why the coordinator has removed an agent."""
         return f"{self.prefix}lost/{quote(node_id, safe='')}"
 
+    def world(self, round_number: int, number: int) -> str:
+        """Of those who train together in a round, one after the other."""
+        return f"{self.prefix}worlds/{round_number}/{number}"
+
     def store(self, number: int) -> str:
         """Where the workers of a round find their store."""
         return f"{self.prefix}stores/{number}"

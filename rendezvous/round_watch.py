@@ -18,6 +18,9 @@ class _Rounds(Protocol):
     def why_over(self, this_round: Round) -> str:
         """Why a round cannot go on, as a sentence; "": it can."""
 
+    def nodes_gone(self, this_round: Round) -> tuple[str, ...]:
+        """The nodes of a round that are gone, if that is all that is the matter."""
+
     def nodes_waiting(self, this_round: Round) -> int:
         """For how many nodes it is worth to begin another round."""
 
@@ -34,9 +37,13 @@ class RoundListener:
 
     ``on_fault``: why the round cannot go on; ``on_cancel``: the job is to end; ``on_drain``: why this node is to leave
     and why it must stay, and again with "" for the latter if that changes; ``on_waiting``: how many nodes wait.
+    ``on_lost``: which nodes are gone, each time that more are, and why: it is called instead of ``on_fault`` if that is
+    all there is. ``on_change`` is called whenever something may have changed.
     """
 
     on_fault: Callable[[str], None]
+    on_lost: Callable[[tuple[str, ...], str], None] | None = None
+    on_change: Callable[[], None] = lambda: None
     on_cancel: Callable[[Exception], None] = lambda _error: None
     on_drain: Callable[[str, str], None] = lambda _reason, _why_stay: None
     on_waiting: Callable[[int], None] = lambda _nodes: None
@@ -59,9 +66,10 @@ class RoundWatch:
 
     def look(self) -> None:
         """Asks whether there is anything to say."""
+        self._listener.on_change()
         why = self._handler.why_over(self._round)
         if why:
-            self._once("fault", lambda: self._listener.on_fault(why))
+            self._say_why_over(why)
         if cancelled := self._handler.why_cancelled(self._round):
             self._once("cancel", lambda: self._listener.on_cancel(RendezvousClosedError(cancelled)))
         drained, why_stay = self._handler.why_drained(self._round)
@@ -70,6 +78,14 @@ class RoundWatch:
 
         if (waiting := self._handler.nodes_waiting(self._round)) and not why:
             self._once("waiting", lambda: self._listener.on_waiting(waiting))
+
+    def _say_why_over(self, why: str) -> None:
+        nodes = self._handler.nodes_gone(self._round)
+        on_lost = self._listener.on_lost
+        if nodes and on_lost is not None:
+            self._once(f"lost {' '.join(nodes)}", lambda: on_lost(nodes, why))
+        else:
+            self._once("fault", lambda: self._listener.on_fault(why))
 
     def told(self, number: int, reason: str) -> None:
         """Another node has told of a fault."""

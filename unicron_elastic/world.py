@@ -32,13 +32,14 @@ class Member:
 class World:
     """Who trains together. ``store`` is "host:port" of the TCPStore where the members meet.
 
-    ``reason`` says, as a sentence, why this world came; "": it is the first.
+    ``reason`` says, as a sentence, why this world came; "": it is the first. ``restarts_used`` is the job's count.
     """
 
     number: int
     members: tuple[Member, ...]
     store: str
     reason: str = ""
+    restarts_used: int = 0
 
     @property
     def size(self) -> int:
@@ -49,7 +50,15 @@ class World:
         """The rank of a member; None if it is not one."""
         return next((rank for rank, member in enumerate(self.members) if member.name == name), None)
 
-    def after(self, *, store: str, reason: str, lost: Collection[str] = (), joined: Iterable[Member] = ()) -> World:
+    def after(
+        self,
+        *,
+        store: str,
+        reason: str,
+        lost: Collection[str] = (),
+        joined: Iterable[Member] = (),
+        restarts_used: int = 0,
+    ) -> World:
         """The next world: without the ``lost`` members, by name, and with those who ``joined``.
 
         Ranks follow nodes and local ranks, so that a replica which takes the place of another gets its rank.
@@ -58,12 +67,24 @@ class World:
         order = {node: number for number, node in reversed(list(enumerate(member.node for member in self.members)))}
         members = {member.name: member for member in (*stay, *joined)}.values()
         ranked = sorted(members, key=lambda m: (order.get(m.node, len(order)), m.node, m.local_rank, m.name))
-        return World(number=self.number + 1, members=tuple(ranked), store=store, reason=reason)
+        return World(
+            number=self.number + 1,
+            members=tuple(ranked),
+            store=store,
+            reason=reason,
+            restarts_used=max(self.restarts_used, restarts_used),
+        )
 
     def to_message(self) -> dict[str, Any]:
         """As plain data."""
         members = [[member.name, member.node, member.local_rank] for member in self.members]
-        return {"number": self.number, "members": members, "store": self.store, "reason": self.reason}
+        return {
+            "number": self.number,
+            "members": members,
+            "store": self.store,
+            "reason": self.reason,
+            "restarts_used": self.restarts_used,
+        }
 
     def to_json(self) -> str:
         """As a text that ``parse`` takes."""
@@ -75,13 +96,17 @@ class World:
         if not isinstance(data, dict):
             raise ValueError("a world must be an object")
         number, store, reason = data.get("number"), data.get("store"), data.get("reason", "")
+        restarts_used = data.get("restarts_used", 0)
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ValueError(f"a world's number must be 1 or more, got {number!r}")
+        if not isinstance(restarts_used, int) or isinstance(restarts_used, bool) or restarts_used < 0:
+            raise ValueError(f"a world's count of restarts must be 0 or more, got {restarts_used!r}")
         if not isinstance(store, str) or not _STORE.fullmatch(store):
             raise ValueError(f"a world's store must be host:port, got {store!r}")
         if not isinstance(reason, str) or len(reason) > _TEXT_MAX:
             raise ValueError("a world's reason must be a sentence")
-        return cls(number=number, members=_members(data.get("members")), store=store, reason=reason)
+        members = _members(data.get("members"))
+        return cls(number=number, members=members, store=store, reason=reason, restarts_used=restarts_used)
 
     @classmethod
     def parse(cls, text: str | bytes) -> World:

@@ -125,11 +125,14 @@ class TellPeers:
 class ChangeWorld:
     """Have the agents agree on a next world, tell its members here, and post ``WorldChanged``.
 
-    Without anybody ``lost`` (by name) or ``joined`` the same members connect anew.
+    Without anybody ``lost`` (by name) or ``joined`` the same members connect anew. ``of``: only if that is the number
+    of the newest world.
     """
 
     lost: tuple[str, ...] = ()
     joined: tuple[Member, ...] = ()
+    restarts_used: int = 0
+    of: int | None = None
     reason: str
 
 

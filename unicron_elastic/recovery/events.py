@@ -22,6 +22,7 @@ __all__ = [
     "MemberWentOn",
     "MembershipChanged",
     "NodeUnhealthy",
+    "NodesLost",
     "PeerFailed",
     "StartedWorker",
     "StateFetched",
@@ -52,13 +53,15 @@ class StartedWorker:
 class WorkersStarted:
     """All workers of a generation run on this node. ``restarts_used`` is the job's count, not this agent's.
 
-    ``why_stay`` says why the job cannot go on without this node, as a sentence; "": it can.
+    ``why_stay`` says why the job cannot go on without this node, as a sentence; "": it can. ``node`` is what this node
+    is called in the worlds of this generation.
     """
 
     at: float
     restarts_used: int
     workers: tuple[StartedWorker, ...]
     why_stay: str = "it is the only node of the job."
+    node: str = "here"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +178,16 @@ class PeerFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodesLost:
+    """Other nodes of the job are gone; ``nodes`` is what they are called in its worlds."""
+
+    at: float
+    nodes: tuple[str, ...]
+    reason: str
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipChanged:
     """Nodes wait to join the job."""
 
@@ -276,6 +289,7 @@ Event: TypeAlias = (
     | NodeUnhealthy
     | LeaveAnswered
     | PeerFailed
+    | NodesLost
     | MembershipChanged
     | WorkerReplaced
     | MemberEntered

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unicron_elastic.faults import Fault, RootCause, Severity, classify
+from unicron_elastic.faults import Fault, RootCause, Severity, Status, classify
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -25,6 +25,8 @@ from unicron_elastic.recovery.events import (
     MemberEntered,
     MemberParted,
     MemberWentOn,
+    NodesLost,
+    NodeUnhealthy,
     StateFetched,
     WorkerExited,
     WorkerReplaced,
@@ -33,7 +35,8 @@ from unicron_elastic.recovery.events import (
 )
 from unicron_elastic.recovery.hangs import METHOD as HANG_METHOD
 from unicron_elastic.recovery.ladder import climb
-from unicron_elastic.recovery.policy import Verdict, count_repeats, judge
+from unicron_elastic.recovery.node import open_node_incident
+from unicron_elastic.recovery.policy import Verdict, count_repeats, judge, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
 from unicron_elastic.world import Member
@@ -42,7 +45,9 @@ __all__ = [
     "AboutWorld",
     "about_world",
     "end_lost",
+    "first_members",
     "go_on",
+    "go_on_without",
     "lost_ended",
     "member_ended",
     "reattempt_if_due",
@@ -52,6 +57,7 @@ __all__ = [
 REPLACE_AFTER_S = 0.25  # the survivors step first, if they do within this time: they need the processors
 BROKE_METHOD = "exception propagation"
 BREAK_GRACE_S = 0.1  # within which a death is known that explains why collectives failed
+BREAK_GRACE_NODES_S = 0.5  # ... if it may be that of a node
 
 AboutWorld = WorkerReplaced | MemberEntered | StateFetched | WorldChanged | WorldBroke | MemberWentOn | MemberParted
 
@@ -86,45 +92,53 @@ def about_world(state: JobState, event: AboutWorld) -> tuple[JobState, list[Comm
 # -- members ----------------------------------------------------------------------------------------------------------
 
 
-def _name(state: JobState, worker: Worker) -> str:
-    """Of the member that a worker is or will be; nobody else in this run of the job has it."""
-    return f"{state.generation}.{worker.rank}.{worker.takes_place}"
+def _name(worker: Worker) -> str:
+    """Of the member that a worker is or will be; nobody else in this generation of the job has it."""
+    return f"{worker.rank}.{worker.takes_place}"
 
 
 def _member(state: JobState, worker: Worker) -> Member:
-    return Member(name=_name(state, worker), node=state.host, local_rank=worker.local_rank)
+    return Member(name=_name(worker), node=state.node, local_rank=worker.local_rank)
 
 
 def _entered(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
     if worker.takes_place:
         state = state.with_worker(replace(worker, part=Part.NEWCOMER))
         sources = tuple(each.local_rank for each in _members(state))
+        if not sources:  # those on other nodes give it the state in the group
+            return _fetched(state, worker)
         return state, [InviteMember(local_rank=worker.local_rank, sources=sources)]
     state = state.with_worker(replace(worker, part=Part.MEMBER))
     if state.world is not None:
         return state, [TellWorld(local_rank=worker.local_rank)]
     if any(each.part is Part.MEMBER for each in state.workers if each is not state.find(worker.local_rank)):
         return state, []  # the first world is being agreed on
-    return state, [ChangeWorld(joined=tuple(_member(state, each) for each in state.workers), reason="")]
+    return state, [ChangeWorld(joined=first_members(state), restarts_used=state.restarts_used, reason="")]
+
+
+def first_members(state: JobState) -> tuple[Member, ...]:
+    """What the workers of a new generation on this node will be."""
+    return tuple(_member(state, worker) for worker in state.workers)
 
 
 def _fetched(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
-    if worker.part is not Part.NEWCOMER:
+    worker = state.find(worker.local_rank) or worker
+    if worker.part is not Part.NEWCOMER or state.world is None:
         return state, []
-    reason = f"rank {worker.rank} has its state and joins."
+    reason = f"rank {worker.rank} is back: {state.world.size + 1} ranks train together."
     return state, [ChangeWorld(joined=(_member(state, worker),), reason=reason)]
 
 
 def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list[Command]]:
     if state.world is not None and event.world.number <= state.world.number:
         return state, []
-    state = replace(state, world=event.world, broke=None)
+    used = max(state.restarts_used, event.world.restarts_used)
+    state = replace(state, world=event.world, broke=None, restarts_used=used)
     commands: list[Command] = []
     for worker in state.running:
-        is_in = event.world.rank_of(_name(state, worker)) is not None
+        is_in = event.world.rank_of(_name(worker)) is not None
         if is_in and worker.part is Part.NEWCOMER:
             state = state.with_worker(replace(worker, part=Part.MEMBER))
-            commands.append(Tell(reason=f"rank {worker.rank} is back: {event.world.size} ranks train together."))
         if is_in and worker.part in (Part.MEMBER, Part.NEWCOMER):
             commands.insert(0, TellWorld(local_rank=worker.local_rank))
     return state, commands
@@ -195,13 +209,44 @@ def _can_others_go_on(state: JobState, lost: tuple[Worker, ...]) -> bool:
     others = [worker for worker in state.running if worker not in lost]
     if any(worker.part in (Part.NONE, Part.PARTED) and not worker.takes_place for worker in others):
         return False
-    return any(worker.part is Part.MEMBER for worker in others)
+    return any(worker.part is Part.MEMBER for worker in others) or _is_anyone_elsewhere(state)
+
+
+def _is_anyone_elsewhere(state: JobState) -> bool:
+    return state.world is not None and any(member.node != state.node for member in state.world.members)
+
+
+def go_on_without(state: JobState, event: NodesLost) -> tuple[JobState, list[Command]] | None:
+    """Leaves out the members of nodes that are gone; None if all workers here have to begin again."""
+    world = state.world
+    if world is None or not _can_others_go_on(state, ()):
+        return None
+    lost = tuple(member.name for member in world.members if member.node in event.nodes)
+    if not lost:
+        return state, []
+    if why_none_left(state.policy, state.restarts_used) is not None:
+        return None
+    used = state.restarts_used + 1
+    decision = f"{_ranks_go(world.size - len(lost))} Restart {used} of {state.policy.max_restarts}."
+    found = NodeUnhealthy(
+        at=event.at, status=Status.LOST_CONNECTION, severity=Severity.SEV1, reason=event.reason, why_stay=None
+    )
+    state, superseded = open_node_incident(state, found)
+    assert state.incident is not None
+    incident = replace(state.incident, action="go on", decision=decision, stopped_at=event.at, restarts_used=used)
+    commands: list[Command] = [ChangeWorld(lost=lost, restarts_used=used, reason=f"{event.reason} {decision}")]
+    commands += [] if superseded is None else [RecordIncident(incident=superseded)]
+    return replace(state, incident=incident, broke=None), [*commands, RecordIncident(incident=incident)]
+
+
+def _ranks_go(left: int) -> str:
+    return f"{'1 rank goes' if left == 1 else f'{left} ranks go'} on from the failed step."
 
 
 def _who_goes_on(state: JobState, lost: tuple[Worker, ...]) -> str:
     assert state.world is not None
-    left = state.world.size - sum(state.world.rank_of(_name(state, worker)) is not None for worker in lost)
-    return f"{'1 rank goes' if left == 1 else f'{left} ranks go'} on from the failed step."
+    left = state.world.size - sum(state.world.rank_of(_name(worker)) is not None for worker in lost)
+    return _ranks_go(left)
 
 
 def _book(
@@ -217,7 +262,10 @@ def _book(
 
 def _leave_out(state: JobState, lost: tuple[Worker, ...], at: float, reason: str) -> tuple[JobState, list[Command]]:
     """Has the others go on without them, ends those who still run, and has them replaced soon."""
-    names = tuple(_name(state, worker) for worker in lost if worker.part is not Part.NONE)
+    assert state.world is not None
+    of_lost = (_name(worker) for worker in lost)
+    names = tuple(name for name in of_lost if state.world.rank_of(name) is not None)
+    is_awaited = any(worker.part is Part.NEWCOMER for worker in lost)
     running = [worker for worker in lost if worker.exit_code is None]
     hung = tuple(worker.local_rank for worker in running if worker.raised is None)
     for worker in lost:
@@ -225,7 +273,10 @@ def _leave_out(state: JobState, lost: tuple[Worker, ...], at: float, reason: str
         state = state.with_worker(replace(worker, part=Part.LOST, told_to_stop_at=at, was_killed=was_killed))
     replace_at = at + REPLACE_AFTER_S
     # Who waited for a newcomer that is gone has to hear of it, and who never asked for a part is not missed.
-    commands: list[Command] = [ChangeWorld(lost=names, reason=reason)] if names else [Tell(reason=reason)]
+    if _is_anyone_elsewhere(state):
+        reason = f"On {state.host}, {reason}"
+    change = ChangeWorld(lost=names, restarts_used=state.restarts_used, reason=reason)
+    commands: list[Command] = [change if names or is_awaited else Tell(reason=reason)]
     if hung:
         commands.append(KillWorkers(local_ranks=hung, reason=f"{_named(hung)} may not hear SIGTERM: SIGKILL at once."))
     if len(hung) < len(running):  # who raised still tears down, and prints its traceback
@@ -270,7 +321,7 @@ def replace_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]
 def _replace_lost(state: JobState) -> tuple[JobState, list[Command]]:
     """Replaces the lost whose processes have ended, unless all others have made their last step."""
     state = replace(state, replace_at=None)
-    if not _members(state):
+    if not _members(state) and not _is_anyone_elsewhere(state):
         return state, []
     commands: list[Command] = []
     for worker in state.workers:
@@ -298,7 +349,7 @@ def member_ended(state: JobState, worker: Worker) -> tuple[JobState, list[Comman
     if worker.part is not Part.MEMBER or len(_members(state)) == 0:
         return state, []
     reason = f"rank {worker.rank} has ended by itself: the others go on without it."
-    return state, [ChangeWorld(lost=(_name(state, worker),), reason=reason)]
+    return state, [ChangeWorld(lost=(_name(worker),), reason=reason)]
 
 
 def _parted(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
@@ -321,13 +372,17 @@ def _world_broke(state: JobState, event: WorldBroke) -> tuple[JobState, list[Com
     """Waits a moment: a death explains it, most of the time."""
     if state.world is None or event.world < state.world.number or state.broke is not None:
         return state, []
-    return replace(state, broke=event), [WakeAt(at=event.at + BREAK_GRACE_S)]
+    return replace(state, broke=event), [WakeAt(at=event.at + _grace_s(state))]
+
+
+def _grace_s(state: JobState) -> float:
+    return BREAK_GRACE_NODES_S if _is_anyone_elsewhere(state) else BREAK_GRACE_S
 
 
 def reattempt_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     """Has the same members connect anew if nobody is gone; who complains too often is taken to be the cause (SEV2)."""
     broke = state.broke
-    if broke is None or at < broke.at + BREAK_GRACE_S:
+    if broke is None or at < broke.at + _grace_s(state):
         return state, []
     state = replace(state, broke=None)
     fault = classify(broke.failure)
@@ -339,4 +394,4 @@ def reattempt_if_due(state: JobState, at: float) -> tuple[JobState, list[Command
     verdict = Verdict(restart=True, restarts_used=state.restarts_used, reason=decision, severity=Severity.SEV3)
     cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
     state, booked = _book(state, cause, verdict, at=at, method=BROKE_METHOD, action="reattempt")
-    return state, [ChangeWorld(reason=f"{fault.reason} {decision}"), *booked]
+    return state, [ChangeWorld(of=broke.world, reason=f"{fault.reason} {decision}"), *booked]

@@ -34,6 +34,7 @@ from unicron_elastic.recovery.events import (
     FirstStepDone,
     LeaveAnswered,
     MembershipChanged,
+    NodesLost,
     NodeUnhealthy,
     PeerFailed,
     TimePassed,
@@ -86,8 +87,8 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
             return _evidence_gathered(state, event)
         case NodeUnhealthy() | LeaveAnswered():
             return _about_node(state, event)
-        case PeerFailed():
-            return _summoned(state, event.at, event.reason, counts=True)
+        case PeerFailed() | NodesLost():
+            return _about_peers(state, event)
         case MembershipChanged():
             who = "1 node waits" if event.nodes_waiting == 1 else f"{event.nodes_waiting} nodes wait"
             reason = f"{who} to join: all workers restart with the new membership."
@@ -123,6 +124,7 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         join_at=None,
         counts_as_restart=True,
         why_stay=event.why_stay,
+        node=event.node,
         observed=None,
         world=None,
         broke=None,
@@ -291,6 +293,11 @@ def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple
         return state, []
     state = replace(state, summons=reason, counts_as_restart=counts)
     return stop(state, at, reason, is_anyone_gone=counts)
+
+
+def _about_peers(state: JobState, event: PeerFailed | NodesLost) -> tuple[JobState, list[Command]]:
+    gone_on = in_place.go_on_without(state, event) if isinstance(event, NodesLost) else None
+    return gone_on or _summoned(state, event.at, event.reason, counts=True)
 
 
 def _worker_out_of_step(state: JobState, event: WorkerOutOfStep) -> tuple[JobState, list[Command]]:

@@ -13,7 +13,7 @@ from unicron_elastic.recovery.policy import Verdict, restart, why_none_left
 from unicron_elastic.recovery.records import EXPLAINS_S
 from unicron_elastic.recovery.state import Departure, JobState, Phase
 
-__all__ = ["explained", "leave_answered", "left", "may_leave", "node_unhealthy", "weigh"]
+__all__ = ["explained", "leave_answered", "left", "may_leave", "node_unhealthy", "open_node_incident", "weigh"]
 
 METHOD = "node health"
 LEAVES = "This node leaves the job."
@@ -49,7 +49,7 @@ def node_unhealthy(state: JobState, event: NodeUnhealthy) -> tuple[JobState, lis
         return state, [], False  # faults are judged soon, with this in hand
     why = _why_not_leave(state)
     if not why:
-        state, superseded = _open_incident(state, event)
+        state, superseded = open_node_incident(state, event)
         state = replace(state, leaving=event, summons=event.reason, counts_as_restart=True)
         closed = [] if superseded is None else [RecordIncident(incident=superseded)]
         return state, [TellPeers(reason=event.reason), *closed], True
@@ -96,7 +96,7 @@ def leave_answered(state: JobState, event: LeaveAnswered) -> tuple[JobState, lis
     return state, [recorded, StartWorkers(restarts_used=verdict.restarts_used, reason=reason)]
 
 
-def _open_incident(state: JobState, event: NodeUnhealthy) -> tuple[JobState, Incident | None]:
+def open_node_incident(state: JobState, event: NodeUnhealthy) -> tuple[JobState, Incident | None]:
     """The state with a new incident for what was found, and the incident that it closes."""
     number = state.incidents + 1
     incident = Incident(
@@ -124,7 +124,7 @@ def _open_incident(state: JobState, event: NodeUnhealthy) -> tuple[JobState, Inc
 
 def _observed(state: JobState, event: NodeUnhealthy, why: str) -> tuple[JobState, list[Command]]:
     """Records the finding and lets the workers go on; a failure that follows soon is told in the same incident."""
-    state, superseded = _open_incident(state, event)
+    state, superseded = open_node_incident(state, event)
     assert state.incident is not None
     incident = replace(state.incident, action="observe", decision=why)
     commands: list[Command] = [] if superseded is None else [RecordIncident(incident=superseded)]

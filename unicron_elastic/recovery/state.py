@@ -123,6 +123,7 @@ class JobState:
     leaving: NodeUnhealthy | None = None  # for which the workers are being stopped
     departure: Departure | None = None
     observed: Incident | None = None  # of a finding, of which nothing was done
+    node: str = "here"  # what this node is called in the worlds of this generation
     world: World | None = None  # of those who can go on without one another; None: nobody asked for one
     broke: WorldBroke | None = None  # and nobody is known to be gone
     reattempts: int = 0  # since the world last went on

@@ -13,13 +13,14 @@ import zlib
 
 import torch
 
-__all__ = ["SUM_BYTES", "Checksum"]
+__all__ = ["PIECE_BYTES", "SUM_BYTES", "Checksum"]
 
 SUM_BYTES = 16
 _ROW_WORDS = 512
 _ROW_BYTES = 8 * _ROW_WORDS
-# A piece stays in the cache, and has fewer than the 32,768 elements from which torch would sum with threads of its own:
-# a pool of them for each thread that calls would take the cores from the training.
+# A piece is moved and then summed while it is in the cache; four at a time take a fifth longer. It has fewer than the
+# 32,768 elements from which torch would sum with threads of its own: a pool of them for each thread that calls would
+# take the cores from the training.
 PIECE_BYTES = 60 * _ROW_BYTES
 _SMALL_BYTES = 4 * _ROW_BYTES  # below this, torch's calls cost more than the CRC of the bytes
 
@@ -32,10 +33,11 @@ class Checksum:
 
     def add(self, view: memoryview) -> None:
         """Adds writable memory, of bytes, cut into pieces of ``PIECE_BYTES``."""
-        for start in range(0, len(view), PIECE_BYTES):
-            self.add_piece(view[start : start + PIECE_BYTES])
+        with torch.inference_mode():  # a third less time for each of torch's calls
+            for start in range(0, len(view), PIECE_BYTES):
+                self._add_piece(view[start : start + PIECE_BYTES])
 
-    def add_piece(self, piece: memoryview) -> None:
+    def _add_piece(self, piece: memoryview) -> None:
         """Adds at most ``PIECE_BYTES``."""
         self._bytes += len(piece)
         whole = 0 if len(piece) < _SMALL_BYTES else len(piece) // _ROW_BYTES * _ROW_BYTES

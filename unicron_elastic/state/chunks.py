@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 __all__ = ["CHUNK_BYTES", "Chunks", "Run", "Segment"]
 
-CHUNK_BYTES = 4 * 1024 * 1024
+CHUNK_BYTES = 8 * 1024 * 1024
 ALIGNMENT_BYTES = 64
 SEGMENTS_MAX = 64  # in a chunk that is sent tensor by tensor
 

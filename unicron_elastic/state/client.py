@@ -24,6 +24,7 @@ from unicron_elastic.state.wire import Gone, WireError
 
 __all__ = ["Pulled", "SourcesLost", "pull"]
 
+RELEASE_S = 1.0  # for a source to end its hold
 SOURCES_MAX = 16  # of the nearest that are asked
 
 logger = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ class _Pull:
         took_s = time.monotonic() - self._began
         uses = session.uses()
         notes = tuple(session.notes)
-        return Pulled(chosen.step, layout, tensors, took_s, layout.total_bytes, uses, notes, self._close)
+        return Pulled(chosen.step, layout, tensors, took_s, layout.total_bytes, uses, notes, self._let_go)
 
     def _decide(self) -> tuple[Offer, Layout]:
         """The state to take, and its layout. Raises SourcesLost."""
@@ -200,6 +201,12 @@ class _Pull:
     def _told(self, source: int) -> str:
         """What happened to a source, in one sentence without full stop."""
         return f"{self._links[source].address.name} {self._failures.get(source, 'did not answer in time')}"
+
+    def _let_go(self) -> None:
+        """Has all sources end their holds; they have when this returns, but for those that do not answer."""
+        self._is_closed = True
+        for link in self._links:
+            link.end(RELEASE_S)
 
     def _close(self) -> None:
         """Ends all connections, and with them all holds."""

@@ -111,6 +111,11 @@ class Link:
         if self._stream is not None:
             self._stream.close()
 
+    def end(self, timeout_s: float) -> None:
+        """Ends the connection; when it returns the source has ended the hold, if it does so within ``timeout_s``."""
+        if self._stream is not None:
+            self._stream.end(timeout_s)
+
     def _connect(self, timeout_s: float) -> Stream:
         """A connection within the host if there can be one, else over TCP. Raises Gone."""
         if is_local(self.distance):
@@ -172,14 +177,14 @@ class Link:
         checksum = Checksum()
         for index, run in enumerate(landing.runs):
             for start in range(0, run.bytes, PIECE_BYTES):
-                self._receive_piece(landing, index, start, min(start + PIECE_BYTES, run.bytes))
+                self._receive_part(landing, index, start, min(start + PIECE_BYTES, run.bytes))
                 if not landing.is_moved:
-                    checksum.add_piece(landing.views[index][start : start + PIECE_BYTES])
+                    checksum.add(landing.views[index][start : start + PIECE_BYTES])
         wanted = bytearray(SUM_BYTES)
         self.stream.receive_into(memoryview(wanted))
         return landing.is_moved or checksum.digest() == wanted
 
-    def _receive_piece(self, landing: Landing, index: int, start: int, end: int) -> None:
+    def _receive_part(self, landing: Landing, index: int, start: int, end: int) -> None:
         """Receives a part of a run. The landing may be moved while we wait, and never while we write."""
         until = time.monotonic() + STALL_S
         while start < end:
@@ -192,7 +197,7 @@ class Link:
                 self.stream.wait(select.POLLIN, until)
 
     def _read(self, landing: Landing, block_at: int, wanted: str) -> bool:
-        """Reads a chunk from the source's memory, piece by piece, so that each is checked while it is in the cache."""
+        """Reads a chunk from the source's memory, in pieces that are checked while they are in the cache."""
         checksum = Checksum()
         for index, run in enumerate(landing.runs):
             if block_at:
@@ -202,9 +207,9 @@ class Link:
                 address = self._addresses[segment.tensor] + segment.start
             for start in range(0, run.bytes, PIECE_BYTES):
                 with landing.lock:
-                    piece = landing.views[index][start : start + PIECE_BYTES]
-                    read_memory(self._pid, [(address + start, piece)])
-                checksum.add_piece(piece)
+                    part = landing.views[index][start : start + PIECE_BYTES]
+                    read_memory(self._pid, [(address + start, part)])
+                checksum.add(part)
         return landing.is_moved or checksum.digest().hex() == wanted
 
     def _copy(self, landing: Landing, slot: int, wanted: str) -> bool:

@@ -89,7 +89,7 @@ class Dismantler:
         if tensor.is_quantized or tensor.is_meta or str(tensor.dtype).removeprefix("torch.") not in self._dtypes:
             raise _unsupported(tensor, path)
         tensor = tensor.detach()
-        place = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
+        place: tuple[Any, ...] = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
         place = (*place, tensor.is_conj(), tensor.is_neg())
         number = self._numbers.get(place, len(self.tensors)) if tensor.numel() else len(self.tensors)
         if number == len(self.tensors):

@@ -134,11 +134,11 @@ class Serving:
         return self._blocks[slot]
 
     def _send(self, views: Sequence[memoryview]) -> None:
-        """Sends bytes and their checksum, which is made piece by piece, while they are in the cache anyway."""
+        """Sends bytes and their checksum, which brings them to the cache just before they are sent."""
         checksum = Checksum()
         for view in views:
             for start in range(0, len(view), PIECE_BYTES):
-                piece = view[start : start + PIECE_BYTES]
-                checksum.add_piece(piece)
-                self._stream.send(piece)
+                part = view[start : start + PIECE_BYTES]
+                checksum.add(part)
+                self._stream.send(part)
         self._stream.send(checksum.digest())

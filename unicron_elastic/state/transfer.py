@@ -250,8 +250,8 @@ def _next(state: Transfer, source: int, serving: list[int]) -> tuple[Transfer, l
     todo = state.sources[source].todo
     if todo:
         return _ask(_with(state, source, todo[1:]), source, todo[0], is_copy=False)
-    chunk = _sent_by_one_other(state, source)
-    return (state, []) if chunk is None else _ask(state, source, chunk, is_copy=True)
+    copied = _sent_by_one_other(state, source)
+    return (state, []) if copied is None else _ask(state, source, copied, is_copy=True)
 
 
 def _ask(state: Transfer, source: int, chunk: int, *, is_copy: bool) -> tuple[Transfer, list[Fetch]]:

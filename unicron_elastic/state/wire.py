@@ -57,6 +57,19 @@ class Stream:
         except OSError:
             pass  # it has ended already
 
+    def end(self, timeout_s: float) -> None:
+        """Says that nothing more comes, and waits for the other side to end the connection, up to ``timeout_s``."""
+        until = time.monotonic() + timeout_s
+        try:
+            self.socket.shutdown(socket.SHUT_WR)
+            rest = memoryview(bytearray(4096))
+            while True:
+                self.try_receive(rest)
+                self.wait(select.POLLIN, until)
+        except OSError:
+            pass
+        self.close()
+
     def __del__(self) -> None:
         self.socket.close()
 

@@ -20,6 +20,7 @@ from unicron_elastic.training.randomness import Randomness
 from unicron_elastic.training.rest import Rest
 from unicron_elastic.training.tree import shares
 from unicron_elastic.training.tree_gradients import TreeGradients
+from unicron_elastic.worker.steps import made_before
 
 __all__ = ["Engine"]
 
@@ -168,8 +169,9 @@ class Engine:
             fetched = fetch_state(self._registered, invitation)
             if fetched is not None:
                 self._has_state = True
+                made_before(self.state)
                 self._membership.is_ready(self.state)
-                fetched.release()
+                fetched.release()  # before any reduction with this rank, which would find the state held
                 return
 
     def part(self) -> None:
@@ -238,6 +240,7 @@ class Engine:
         elif assembly.rank in agreement.pull:
             take_state(self._registered, source, self._device)
         if agreement.begins or assembly.rank in agreement.pull:
+            made_before(self.state)
             self._has_state = True
             self._clear()
 

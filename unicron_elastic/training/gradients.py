@@ -92,13 +92,16 @@ class Gradients:
         """
         return dist.all_reduce(self.stage(bucket, is_held=is_held), async_op=True)
 
-    def stage(self, bucket: int, *, is_held: bool) -> Tensor:
-        """What is to be reduced in place: a copy of this rank's sum. ``is_held``: a newcomer copies its state."""
+    def stage(self, bucket: int, part: slice = slice(None), *, is_held: bool) -> Tensor:
+        """What is to be reduced in place: a copy of this rank's sum, or a part of it.
+
+        ``is_held``: a newcomer copies this rank's state.
+        """
         self.has_last = False
         each = self.buckets[bucket]
         if each.notes:
             self._note_touched(is_held)
-        return each.reduced.copy_(each.local)
+        return each.reduced[part].copy_(each.local[part])
 
     def settle(self) -> None:
         """Puts the reduced gradients into ``p.grad``; None for a parameter that no micro-batch gave one."""

@@ -92,11 +92,15 @@ class AgentMembership:
         self._link = to_agent
         self._world: World | None = None
         self._stores: dict[str, Store] = {}
+        self._fixed: FixedMembership | None = None  # where agents cannot agree on worlds
 
     def enter(self) -> Invitation | None:
         """Asks the agent. Raises TimeoutError if it does not answer."""
-        key, message = self._link.ask({"member": {"pid": os.getpid()}}, ("world", "join"), ANSWER_TIMEOUT_S)
-        return None if key == "world" else Invitation(message["join"])
+        answers = ("world", "join", "fixed")
+        key, message = self._link.ask({"member": {"pid": os.getpid()}}, answers, ANSWER_TIMEOUT_S)
+        if key == "fixed":
+            self._fixed = FixedMembership()
+        return Invitation(message["join"]) if key == "join" else None
 
     def is_ready(self, state: int) -> None:
         """Raises TimeoutError if no world comes."""
@@ -108,6 +112,8 @@ class AgentMembership:
 
     def adopt(self) -> tuple[World, int, Store]:
         """Raises RuntimeError if this process is not in it, and DistError if the members' store is not there."""
+        if self._fixed is not None:
+            return self._fixed.adopt()
         world = self._world = self._link.adopt()
         rank = world.rank_of(self._link.name)
         if rank is None:
@@ -123,6 +129,8 @@ class AgentMembership:
 
     def broke(self, error: Exception) -> None:
         """Lets the other members know by breaking all connections to them, and the agent by its word."""
+        if self._fixed is not None:
+            raise error
         assert self._world is not None
         if not self.is_newer():
             break_collectives(str(error), is_quiet=True)

@@ -5,6 +5,7 @@ One script works alone, under torchrun and under unicron-run. Only under unicron
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from unicron_elastic.training.engine import Engine
+from unicron_elastic.training.keeping import Keeper
 from unicron_elastic.training.randomness import Randomness
 from unicron_elastic.training.step import Step
 
@@ -41,6 +43,10 @@ class Run:
     for a model on GPUs, else gloo. ``timeout_s`` is that of collectives, ``join_patience_s`` how long a step is held
     up for a newcomer that copies its state. ``on_regroup`` is called each time the process group was made anew.
 
+    ``snapshot_every`` and ``peer_snapshot_every``: ``steps()`` keeps a snapshot in memory at each step that one of them
+    divides, and those of the latter are copied to a neighbouring node; 0: none. ``replicated``: all ranks have the same
+    state, and one may go on from another's; by default those with a model in DistributedDataParallel or ``steps()``.
+
     Raises TypeError for what cannot be registered.
     """
 
@@ -57,8 +63,13 @@ class Run:
         timeout_s: float = 600.0,
         join_patience_s: float = 5.0,
         on_regroup: Callable[[], None] | None = None,
+        snapshot_every: int = 0,
+        peer_snapshot_every: int = 0,
+        replicated: bool | None = None,
         **state: Stateful,
     ) -> None:
+        self._is_wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
+        model = model.module if self._is_wrapped else model
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **state}
         self._stateful: dict[str, Stateful] = {name: each for name, each in named.items() if each is not None}
         _check(self._stateful)
@@ -75,6 +86,10 @@ class Run:
             join_patience_s=join_patience_s,
             on_regroup=on_regroup or (lambda: None),
         )
+        is_replicated = self._is_wrapped if replicated is None else replicated
+        self._snapshot_every = snapshot_every
+        self._peer_snapshot_every = peer_snapshot_every
+        self._keeper = Keeper(self, self._stateful, is_replicated=is_replicated, peer_every=peer_snapshot_every)
 
     @property
     def rank(self) -> int:
@@ -99,20 +114,66 @@ class Run:
         """
         if total < 1 or micro_batches < 1:
             raise ValueError(f"total and micro_batches must be 1 or more, got {total} and {micro_batches}")
+        if self._is_wrapped:
+            raise TypeError("model must not be wrapped in DistributedDataParallel: the run reduces its gradients")
+        self._keeper.is_replicated = True
         engine = self._engine
         engine.join(micro_batches)
         while engine.state < total:
             yield Step(engine, engine.state)
             engine.end_optimizer_step()
+            if self._snapshot_every or self._peer_snapshot_every:
+                self.snapshot(engine.state, every=self._snapshot_every)
         engine.part()
+
+    # -- state that outlives this process -----------------------------------------------------------------------------
+
+    def restore(self, folder: str | os.PathLike[str] | None = None) -> int:
+        """Takes over the newest state that all ranks have; returns how many steps it has behind it, 0 if there is none.
+
+        It comes from this host's memory, from a neighbouring node's, or from ``folder``, where ``save`` put it. All
+        ranks call it, after ``init_process_group`` if there is one; a replacement in ``steps()`` gets 0, and its state
+        from the others. Raises ValueError if the state is of something else than is registered here.
+        """
+        return self._keeper.restore(folder)
+
+    def snapshot(self, step: int, every: int = 1) -> bool:
+        """Begins to copy the state after ``step`` optimizer steps to memory that survives this process.
+
+        That is done at steps that ``every`` or ``peer_snapshot_every`` divide (0: at none), while the next step
+        computes: the next ``optimizer.step()`` waits for it. Between this call and that one, only the optimizers may
+        change what they optimise. False if nothing was begun: without unicron-run nobody keeps it. All ranks call it.
+        Raises ValueError for negative numbers, and TypeError for a state that cannot be kept.
+        """
+        if step < 0 or every < 0:
+            raise ValueError(f"step and every must be 0 or more, got {step} and {every}")
+        if not any(each and step % each == 0 for each in (every, self._peer_snapshot_every)):
+            return False
+        self._engine.state = step
+        return self._keeper.snapshot(step)
+
+    def save(self, folder: str | os.PathLike[str], step: int, keep: int = 3) -> None:
+        """Begins to write the state after ``step`` optimizer steps to ``folder``, of which the newest ``keep`` stay.
+
+        All ranks call it. What goes wrong there is said once, and ends nothing. Raises ValueError for a ``keep`` below
+        1, and TypeError for a state that cannot be written.
+        """
+        self._engine.state = step
+        self._keeper.save(folder, keep)
 
     def state_dict(self) -> dict[str, Any]:
         """All that is registered, and how far the run has come."""
         state = {name: each.state_dict() for name, each in self._stateful.items()}
-        return {"state": state, "steps": self._engine.state, "random": self._randomness.state_dict()}
+        return {
+            "state": state,
+            "steps": self._engine.state,
+            "random": self._randomness.state_dict(),
+            "lineage": self._keeper.lineage,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what ``state_dict`` gave. Raises ValueError if something else is registered here."""
+        self._keeper.wait()
         state = state_dict["state"]
         if set(state) != set(self._stateful):
             raise ValueError(f"the state has {sorted(state)}, and here {sorted(self._stateful)} are registered")
@@ -120,11 +181,10 @@ class Run:
             each.load_state_dict(state[name])
         self._randomness.load_state_dict(state_dict["random"])
         self._engine.state = int(state_dict["steps"])
+        self._keeper.lineage = int(state_dict["lineage"])
 
 
 def _check(stateful: dict[str, Stateful]) -> None:
     for name, each in stateful.items():
-        if isinstance(each, nn.parallel.DistributedDataParallel):
-            raise TypeError("model must not be wrapped in DistributedDataParallel: the run reduces its gradients")
         if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
             raise TypeError(f"{name} must have state_dict and load_state_dict, and a {type(each).__name__} has not")

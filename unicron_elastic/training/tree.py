@@ -86,9 +86,9 @@ def merge(held: Collection[Node], index: int, micro_batches: int) -> tuple[Addit
         ValueError: the index does not exist, or is covered by a node that is held.
     """
     _check_index(index, micro_batches)
-    for node in held:
-        if index in covers(node, micro_batches):
-            raise ValueError(f"micro-batch {index} is already in the sum")
+    above = (Node(level, index >> level) for level in range(root(micro_batches).level + 1))
+    if any(_lowest(node, micro_batches) in held for node in above):
+        raise ValueError(f"micro-batch {index} is already in the sum")
     return _climb(held, Node(0, index), micro_batches)
 
 
@@ -98,13 +98,17 @@ def maximal(indices: Iterable[int], micro_batches: int) -> tuple[Node, ...]:
     Raises:
         ValueError: an index does not exist or occurs twice.
     """
-    held: set[Node] = set()
-    for index in indices:
-        additions = merge(held, index, micro_batches)
-        for addition in additions:
-            held -= {addition.left, addition.right}
-        held.add(additions[-1].total if additions else Node(0, index))
-    return tuple(sorted(held, key=_start))
+    top = root(micro_batches)
+    nodes: list[Node] = []
+    for first, end in _runs(indices, micro_batches):
+        start = first
+        limit = top.size if end == micro_batches else end  # beyond the last leaf nothing is missing
+        while start < end:
+            aligned = (start & -start).bit_length() - 1 if start else top.level
+            level = min(aligned, (limit - start).bit_length() - 1)
+            nodes.append(_lowest(Node(level, start >> level), micro_batches))
+            start += 1 << level
+    return tuple(nodes)
 
 
 def shares(micro_batches: int, world_size: int) -> list[range]:
@@ -212,6 +216,20 @@ def _blocks(indices: Sequence[int], count: int) -> list[Sequence[int]]:
         blocks.append(indices[start:end])
         start = end
     return blocks
+
+
+def _runs(indices: Iterable[int], micro_batches: int) -> list[tuple[int, int]]:
+    """Each run of neighbours as its first index and the one after its last, in rising order."""
+    runs: list[tuple[int, int]] = []
+    for index in sorted(indices):
+        _check_index(index, micro_batches)
+        if runs and index < runs[-1][1]:
+            raise ValueError(f"micro-batch {index} is named twice; each must be named once")
+        if runs and index == runs[-1][1]:
+            runs[-1] = (runs[-1][0], index + 1)
+        else:
+            runs.append((index, index + 1))
+    return runs
 
 
 def _check_index(index: int, micro_batches: int) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from unicron_elastic.training.gradients import BUCKET_BYTES, Gradients
-from unicron_elastic.training.tree import maximal
+from unicron_elastic.training.tree import Node, maximal
 from unicron_elastic.training.tree_sum import TreeSum
 
 __all__ = ["TreeGradients"]
@@ -21,6 +21,8 @@ class TreeGradients(Gradients):
     def __init__(self, parameters: Sequence[Tensor], micro_batches: int, *, bucket_bytes: int = BUCKET_BYTES) -> None:
         super().__init__(parameters, micro_batches, bucket_bytes=bucket_bytes)
         self._sum = TreeSum(self.parameters, micro_batches)
+        self._holdings: list[frozenset[int]] = []
+        self._nodes: dict[int, tuple[Node, ...]] = {}
 
     def begin(self) -> None:
         """Begins a step with no gradients at all: autograd then leaves those of each micro-batch as they are."""
@@ -39,15 +41,26 @@ class TreeGradients(Gradients):
         if any(parameter.grad is not None for parameter in self.parameters):
             raise RuntimeError("gradients came from elsewhere than step.backward(loss)")
 
+    def settle(self) -> None:
+        """Nobody needs the partial sums any more."""
+        super().settle()
+        self._sum.drop()
+
     def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_held: bool) -> Work | None:
         """Done when it returns: each rank adds one segment in the tree's order, and the sums are gathered."""
         each = self.buckets[bucket]
-        self.stage(bucket, is_held=is_held)
-        notes = each.reduced[each.reduced.numel() - each.notes :]
+        elements = each.reduced.numel() - each.notes
+        notes = self.stage(bucket, slice(elements, None), is_held=is_held)
         work = dist.all_reduce(notes, async_op=True) if each.notes else None
-        if each.parameters:
-            held = {rank: maximal(indices, self.micro_batches) for rank, indices in enumerate(holdings)}
+        if elements:
             of = [self.parameters[position] for position in each.parameters]
-            total = self._sum.reduce(of, dist.group.WORLD, held, dist.get_rank())
-            each.reduced[: total.numel()].copy_(total)
+            held = self._nodes_of(holdings)
+            self._sum.reduce(of, dist.group.WORLD, held, dist.get_rank(), out=each.reduced[:elements])
         return work
+
+    def _nodes_of(self, holdings: Sequence[frozenset[int]]) -> dict[int, tuple[Node, ...]]:
+        """By rank; the buckets of a step ask for the same, and mostly those of the next one, too."""
+        if holdings != self._holdings:
+            self._holdings = list(holdings)
+            self._nodes = {rank: maximal(indices, self.micro_batches) for rank, indices in enumerate(holdings)}
+        return self._nodes

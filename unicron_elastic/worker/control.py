@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+from collections.abc import Sequence
 
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
 
@@ -22,11 +23,14 @@ class Control:
         self._channel.settimeout(SEND_TIMEOUT_S)
         self._identity = _identity(fd)
 
-    def send(self, message: Message) -> None:
-        """Says ``message``. Raises ChannelClosed if nobody can hear it, TimeoutError if the agent does not listen."""
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Says ``message``, with copies of ``fds``.
+
+        Raises ChannelClosed if nobody can hear it, TimeoutError if the agent does not listen.
+        """
         if not self._is_ours():
             raise ChannelClosed("the script closed the control channel")
-        self._channel.send(message)
+        self._channel.send(message, fds)
 
     def wait(self) -> Message:
         """The next thing the agent says; sleeps until there is one. Raises ChannelClosed and ValueError as Channel."""
@@ -38,7 +42,10 @@ class Control:
         if not self._is_ours():
             raise ChannelClosed("the script closed the control channel")
         message, fds = self._channel.receive()
-        close_all(fds)
+        if "snapshots" in message:
+            message["fds"] = fds  # which belong to whoever takes the message
+        else:
+            close_all(fds)
         return message
 
     def close(self) -> None:

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 from unicron_elastic.worker.imports import after_import
 
-__all__ = ["Beating", "count_steps"]
+__all__ = ["Beating", "count_steps", "made_before"]
+
+_before = [0]  # steps that this process has not made itself
 
 
 class Beating(Protocol):
@@ -30,6 +32,11 @@ def count_steps(pulse: Beating, on_first_step: Callable[[int], None]) -> None:
     after_import("torch.optim.optimizer", lambda module: module.register_optimizer_step_post_hook(hook))
 
 
+def made_before(steps: int) -> None:
+    """The state that this process trains had so many optimizer steps behind it already, and the count goes on there."""
+    _before[0] = steps
+
+
 def _step_hook(pulse: Beating, on_first_step: Callable[[int], None]) -> Callable[..., None]:
     stepped: set[int] = set()  # who has in this step; an optimizer made anew under a reused id is one that steps again
     count = 0
@@ -46,7 +53,7 @@ def _step_hook(pulse: Beating, on_first_step: Callable[[int], None]) -> Callable
             stepped.clear()
             stepped.add(key)
         count += 1
-        beat(count)
+        beat(count + _before[0])
         if count == 1:
             on_first_step(count)
 

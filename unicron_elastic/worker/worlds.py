@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from unicron_elastic.worker.channel import Message
 from unicron_elastic.worker.collectives import break_collectives
@@ -33,10 +33,10 @@ class Link:
 
     # -- from the training loop ---------------------------------------------------------------------------------------
 
-    def say(self, message: Message) -> None:
-        """Tells the agent. Raises ChannelClosed, TimeoutError or OSError if it cannot hear."""
+    def say(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Tells the agent, with copies of ``fds``. Raises ChannelClosed, TimeoutError or OSError if it cannot hear."""
         self._listen()
-        self._control.send(message)
+        self._control.send(message, fds)
 
     def ask(self, message: Message, answers: tuple[str, ...], timeout_s: float) -> tuple[str, Message]:
         """Says ``message`` and waits for one of the ``answers``: its key and content.
@@ -83,8 +83,10 @@ class Link:
         """Takes what the agent said, if it is about worlds."""
         if "world" in message:
             self._hear_world(World.from_message(message["world"]), str(message["you"]))
-        elif "join" in message:
-            self._keep("join", message)
+        elif "join" in message or "fixed" in message:
+            self._keep("join" if "join" in message else "fixed", message)
+        elif "snapshots" in message:
+            self._keep("snapshots", message)
         elif "serve" in message:
             self._serve(message)
         else:
@@ -93,11 +95,10 @@ class Link:
 
     def _hear_world(self, world: World, name: str) -> None:
         with self._changed:
-            if self.is_newer(world.number - 1):
-                return  # told twice
-            self._world, self.name = world, name
-            if self._adopted:
-                break_collectives(world.reason, is_quiet=True)
+            if not self.is_newer(world.number - 1):  # else it is told once more
+                self._world, self.name = world, name
+                if self._adopted:
+                    break_collectives(world.reason, is_quiet=True)
             self._words["world"] = {}
             self._changed.notify_all()
 
