@@ -186,10 +186,12 @@ class Worlds:
                 self._send(local_rank, {"world": self._world.to_message(), "you": member.name})
 
     def _ask_next(self, newcomer: int) -> None:
-        """Asks the next source; when there is none, the newcomer asks again after a while."""
+        """Asks the next source; a newcomer that hears of none asks again."""
         sources = self._sources.get(newcomer, [])
         if sources:
             self._send(sources.pop(0), {"serve": newcomer, "key": self._key})
+        else:
+            self._send(newcomer, {"join": {"sources": [], "key": self._key}})
 
     def _send(self, local_rank: int, message: Message) -> None:
         worker = self._workers().get(local_rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,11 +19,14 @@ from unicron_elastic.training.joining import HasState, Servant, fetch_state, giv
 from unicron_elastic.training.membership import membership
 from unicron_elastic.training.randomness import Randomness
 from unicron_elastic.training.rest import Rest
+from unicron_elastic.training.statistics import Statistics
 from unicron_elastic.training.tree import shares
 from unicron_elastic.training.tree_gradients import TreeGradients
 from unicron_elastic.worker.steps import made_before
 
 __all__ = ["Engine"]
+
+ASK_AGAIN_S = 0.1  # after a newcomer found no source of the state
 
 
 class Engine:
@@ -63,6 +67,7 @@ class Engine:
         self._held: set[int] = set()  # micro-batches of this step that this rank has computed or will
         self._computed: set[int] = set()
         self._news: dict[str, Any] | None = None  # of a new world, to be told after the step
+        self._statistics: Statistics | None = None
         self._gradients: Gradients | None = None
         self._assembly: Assembly | None = None
 
@@ -93,12 +98,16 @@ class Engine:
     def begin_micro_batch(self, step: int, index: int) -> None:
         """Right before the script computes it."""
         self._randomness.seed(step, index)
+        if self._statistics is not None:
+            self._statistics.begin_micro_batch()
 
     def backward(self, index: int, loss: Tensor) -> None:
         """Adds the gradients of a micro-batch."""
         gradients, _ = self._parts()
         mean = loss / gradients.micro_batches
         (mean if self._scaler is None else self._scaler.scale(mean)).backward()
+        if self._statistics is not None:
+            self._statistics.end_micro_batch()
         gradients.add(index, loss.detach())
         self._computed.add(index)
 
@@ -122,6 +131,8 @@ class Engine:
         """Puts the reduced gradients in place; returns the losses of all micro-batches, (micro_batches,)."""
         gradients, _ = self._parts()
         gradients.settle()
+        if self._statistics is not None:
+            self._statistics.settle()
         self._randomness.give_back()
         return gradients.losses()
 
@@ -145,7 +156,24 @@ class Engine:
         gradients.begin()
         self._held.clear()
         self._computed.clear()
+        if self._statistics is not None:
+            self._statistics.begin()
         self._rest.begin(self.state)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean of what all ranks have; if some are lost on the way, of those that are left."""
+        _, assembly = self._parts()
+        total = value.detach().clone()
+        while not assembly.together(partial(dist.all_reduce, total)):
+            self._meet()
+            total = value.detach().clone()
+            if self._must_meet:  # the others have it already, and are ahead
+                return total
+        return total / assembly.world_size
+
+    def at_rest(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The model's state_dict as it was when the step began."""
+        return state if self._statistics is None else self._statistics.at_rest(state)
 
     # -- the world ----------------------------------------------------------------------------------------------------
 
@@ -161,13 +189,16 @@ class Engine:
                 )
             return
         kind = TreeGradients if self._is_reproducible else Gradients
-        self._gradients = kind(self._parameters, micro_batches)
+        self._statistics = Statistics(self._model, micro_batches)
+        self._gradients = kind([*self._parameters, *self._statistics.changes], micro_batches)
         terms = _terms(self._parameters, micro_batches, self._is_reproducible)
         self._assembly = Assembly(self._membership, self._gradients, self._backend, self._timeout_s, terms)
         self._assembly.on_connect = self._on_regroup
         while (invitation := self._membership.enter()) is not None:
             fetched = fetch_state(self._registered, invitation)
-            if fetched is not None:
+            if fetched is None:
+                time.sleep(ASK_AGAIN_S)
+            else:
                 self._has_state = True
                 made_before(self.state)
                 self._membership.is_ready(self.state)

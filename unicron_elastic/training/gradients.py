@@ -50,8 +50,9 @@ class Gradients:
         self._flats: list[Tensor] = []
         self.buckets = self._make_buckets(bucket_bytes)
         for parameter in self.parameters:
-            # Called for each gradient that autograd adds: a set's own method is the least that this can cost.
-            parameter.register_post_accumulate_grad_hook(self._touched.add)
+            if parameter.requires_grad:  # else its gradient is not autograd's, and always there
+                # Called for each gradient that autograd adds: a set's own method is the least that this can cost.
+                parameter.register_post_accumulate_grad_hook(self._touched.add)
 
     # -- accumulation -------------------------------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class Gradients:
         return bool(self.buckets[-1].reduced[-1] > 0)
 
     def _note_touched(self, is_held: bool) -> None:
-        flags = [float(parameter in self._touched) for parameter in self.parameters]
+        flags = [float(each in self._touched or not each.requires_grad) for each in self.parameters]
         self._notes[self.micro_batches :].copy_(torch.tensor([*flags, float(is_held)], dtype=_NOTES_DTYPE))
 
     # -- layout -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unicron_elastic.training.engine import Engine
 from unicron_elastic.training.keeping import Keeper
@@ -161,9 +161,17 @@ class Run:
         self._engine.state = step
         self._keeper.save(folder, keep)
 
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean of ``value`` over all ranks, which must all ask for it, as for a loss on held-out data.
+
+        If ranks are lost on the way it is the mean of those that are left. For use between steps.
+        """
+        return self._engine.mean(value)
+
     def state_dict(self) -> dict[str, Any]:
         """All that is registered, and how far the run has come."""
         state = {name: each.state_dict() for name, each in self._stateful.items()}
+        state["model"] = self._engine.at_rest(state["model"])
         return {
             "state": state,
             "steps": self._engine.state,

@@ -1,0 +1,117 @@
+"""What the members of a new world agree on, whatever each of them says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unicron_elastic.training.agreement import Agreement, NoStateLeft, Said, agree
+
+
+@st.composite
+def steps_under_way(draw: st.DrawFn) -> tuple[list[Said], int, int]:
+    """Any world that can come to be: survivors at most one step apart, and newcomers with an older state or none."""
+    micro_batches, buckets = draw(st.integers(1, 20)), draw(st.integers(1, 5))
+    size, step = draw(st.integers(1, 6)), draw(st.integers(1, 9))
+    states = draw(st.lists(st.sampled_from([step, step, step - 1, max(step - 2, 0), None]), min_size=size, max_size=size))
+    if step not in states:
+        states[draw(st.integers(0, size - 1))] = step
+    # Nobody leaves a step before somebody has all of its gradients, so those of a rank behind may be partial.
+    owner = draw(st.lists(st.integers(0, size), min_size=micro_batches, max_size=micro_batches))
+    said = []
+    for rank, state in enumerate(states):
+        held = frozenset(index for index, of in enumerate(owner) if of == rank)
+        done = frozenset(draw(st.sets(st.integers(0, buckets - 1))))
+        keeps_last = draw(st.booleans())
+        if state is None:
+            said.append(Said(state=None, start=0))
+        else:
+            said.append(Said(state=state, held=held, done=done, keeps_last=keeps_last, start=None))
+    return said, micro_batches, buckets
+
+
+def _open_micro_batches(agreement: Agreement, said: list[Said], micro_batches: int) -> list[int]:
+    """Those of open buckets, as often as somebody holds them afterwards."""
+    assert agreement.open
+    before = [index for each in said for index in each.held]
+    return sorted(before + [index for dealt in agreement.dealt for index in dealt])
+
+
+@given(steps_under_way())
+def test_each_micro_batch_of_an_open_bucket_is_held_exactly_once(case: tuple[list[Said], int, int]) -> None:
+    said, micro_batches, buckets = case
+    agreement = agree(said, micro_batches=micro_batches, buckets=buckets)
+    if agreement.is_even and agreement.open:
+        assert _open_micro_batches(agreement, said, micro_batches) == list(range(micro_batches))
+
+
+@given(steps_under_way())
+def test_nothing_is_computed_again_if_every_bucket_is_done_somewhere(case: tuple[list[Said], int, int]) -> None:
+    said, micro_batches, buckets = case
+    agreement = agree(said, micro_batches=micro_batches, buckets=buckets)
+    if not agreement.is_even:
+        return
+    done = frozenset().union(*(each.done for each in said))
+    assert set(agreement.open) == set(range(buckets)) - done
+    assert agreement.recomputed == (micro_batches - len(frozenset().union(*(s.held for s in said))) if agreement.open else 0)
+
+
+@given(steps_under_way())
+def test_the_lost_micro_batches_are_dealt_evenly(case: tuple[list[Said], int, int]) -> None:
+    said, micro_batches, buckets = case
+    agreement = agree(said, micro_batches=micro_batches, buckets=buckets)
+    if not agreement.is_even:
+        return
+    after = [len(each.held) + len(more) for each, more in zip(said, agreement.dealt, strict=True)]
+    for rank, more in enumerate(agreement.dealt):
+        if more:  # who got one could not have passed it on to anybody with two fewer
+            assert after[rank] <= min(after) + 1
+
+
+@given(steps_under_way())
+def test_who_lacks_a_bucket_gets_it_from_one_that_has_it(case: tuple[list[Said], int, int]) -> None:
+    said, micro_batches, buckets = case
+    agreement = agree(said, micro_batches=micro_batches, buckets=buckets)
+    if not agreement.is_even:
+        return
+    filled = dict(agreement.fill)
+    for bucket, source in filled.items():
+        assert bucket in said[source].done
+    for each in said:
+        assert each.done | set(filled) | set(agreement.open) == set(range(buckets))
+        assert not set(agreement.open) & (each.done | set(filled))
+
+
+@given(steps_under_way())
+def test_whoever_is_behind_pulls_from_a_rank_that_is_not_or_gets_the_gradients(
+    case: tuple[list[Said], int, int],
+) -> None:
+    said, micro_batches, buckets = case
+    agreement = agree(said, micro_batches=micro_batches, buckets=buckets)
+    step = max(each.state for each in said if each.state is not None)
+    behind = {rank for rank, each in enumerate(said) if each.state != step}
+    assert agreement.step == step
+    assert set(agreement.pull) | set(agreement.advance) == behind
+    assert not set(agreement.pull) & set(agreement.advance)
+    assert not agreement.pull or agreement.sources
+    assert all(said[source].state == step for source in agreement.sources)
+    for rank in agreement.advance:
+        assert said[rank].state == step - 1
+        givers = [source for source, destination in agreement.gradients if destination == rank]
+        if len(said[rank].done) == buckets:
+            assert not givers
+        else:
+            assert len(givers) == 1
+            giver = said[givers[0]]
+            assert (giver.state == step and giver.keeps_last) or (giver.state == step - 1 and len(giver.done) == buckets)
+
+
+def test_all_begin_with_what_the_first_has_if_nobody_has_trained() -> None:
+    agreement = agree([Said(state=None, start=3), Said(state=None, start=0)], micro_batches=4, buckets=1)
+    assert (agreement.begins, agreement.step, agreement.pull, agreement.sources) == (True, 3, (0, 1), (0,))
+
+
+def test_without_state_anywhere_there_is_nothing_to_agree_on() -> None:
+    with pytest.raises(NoStateLeft, match="no member"):
+        agree([Said(state=None), Said(state=None)], micro_batches=4, buckets=1)

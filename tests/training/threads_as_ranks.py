@@ -1,0 +1,353 @@
+"""Ranks that are threads: the real run and engine over fake agents, stores and collectives, with losses anywhere.
+
+A rank dies at one of the points it passes, which are counted. Whether another's collective then fails or still succeeds
+is drawn, as it is chance in real life. All gradients are whole numbers in float64, so that sums are exact.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import HashStore
+
+from unicron_elastic.training.meeting import Superseded
+from unicron_elastic.training.run import Run
+from unicron_elastic.world import Member, World
+
+DEADLINE_S = 20.0
+FEATURES = 5
+
+
+class Died(BaseException):
+    """This thread's process is no more."""
+
+
+class Group:
+    """The collectives of one world; whoever waits in one that cannot end gets an exception."""
+
+    def __init__(self, job: Job, world: World) -> None:
+        self.job, self.world = job, world
+        self.arrived: dict[tuple[Any, int], dict[int, Tensor]] = {}
+
+    def is_broken(self) -> bool:
+        """Whether somebody is gone, or a newer world is known."""
+        dead = any(member.name in self.job.dead for member in self.world.members)
+        return dead or self.job.newest.number > self.world.number or self.world.number in self.job.broken
+
+    def exchange(self, key: Any, count: int, rank: int, size: int, tensor: Tensor) -> dict[int, Tensor]:
+        """What ``size`` ranks gave to their ``count``-th collective of this kind. Raises RuntimeError."""
+        with self.job.changed:
+            if self.is_broken():
+                raise RuntimeError("Connection closed by peer")
+            slot = self.arrived.setdefault((key, count), {})
+            slot[rank] = tensor.clone()
+            self.job.changed.notify_all()
+            self.job.wait(lambda: len(slot) == size or self.is_broken())
+            if len(slot) < size or (self.is_broken() and self.job.dice.random() < 0.5):
+                raise RuntimeError("Connection closed by peer")
+            return dict(slot)
+
+
+class Work:
+    """A collective that was begun; it has ended already, well or badly."""
+
+    def __init__(self, error: RuntimeError | None) -> None:
+        self.error = error
+
+    def wait(self) -> None:
+        """Raises how it ended."""
+        if self.error is not None:
+            raise self.error
+
+
+class Rank:
+    """One thread: its membership, and torch.distributed as far as the product uses it."""
+
+    def __init__(self, job: Job, name: str, local_rank: int, dies_at: int | None) -> None:
+        self.job, self.name, self.local_rank, self.dies_at = job, name, local_rank, dies_at
+        self.points = 0
+        self.world: World | None = None
+        self.group: Group | None = None
+        self.counts: dict[Any, int] = {}
+        self.run: Run | None = None
+        self.error: BaseException | None = None
+        self.parameters: list[Tensor] = []
+
+    def point(self) -> None:
+        """One of the places where this rank may die."""
+        self.points += 1
+        if self.points == self.dies_at:
+            self.job.die(self)
+
+    # -- membership ---------------------------------------------------------------------------------------------------
+
+    def enter(self) -> dict[str, Any] | None:
+        return {} if "'" in self.name else None
+
+    def is_ready(self, _state: int) -> None:
+        self.point()
+        self.job.change(joined=(Member(name=self.name, node="n", local_rank=self.local_rank),))
+
+    def is_newer(self) -> bool:
+        return self.job.newest.number > (self.world.number if self.world is not None else 0)
+
+    def adopt(self) -> tuple[World, int, Any]:
+        self.point()
+        world = self.world = self.job.newest
+        rank = world.rank_of(self.name)
+        assert rank is not None, (self.name, world)
+        return world, rank, self.job.store
+
+    def wait_for_newer(self, timeout_s: float) -> bool:
+        with self.job.changed:
+            return self.job.changed.wait_for(self.is_newer, timeout_s)
+
+    def broke(self, error: Exception) -> None:
+        assert self.world is not None
+        self.job.broke(self.world)
+        if not self.wait_for_newer(DEADLINE_S):
+            raise error
+
+    def tell(self, message: dict[str, Any]) -> None:
+        self.job.told.append((self.name, message))
+
+    # -- torch.distributed --------------------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """As Meeting.connect."""
+        self.point()
+        assert self.world is not None
+        if self.is_newer():
+            raise Superseded
+        self.group = self.job.group_of(self.world)
+        self.counts = {}
+
+    def is_initialized(self) -> bool:
+        return self.group is not None
+
+    def destroy_process_group(self) -> None:
+        self.group = None
+
+    def exchange(self, key: Any, size: int, tensor: Tensor) -> dict[int, Tensor]:
+        assert self.group is not None and self.world is not None
+        self.point()
+        count = self.counts[key] = self.counts.get(key, 0) + 1
+        rank = self.group.world.rank_of(self.name)
+        assert rank is not None
+        result = self.group.exchange(key, count, rank, size, tensor)
+        self.point()
+        return result
+
+    def all_reduce(self, tensor: Tensor, async_op: bool = False) -> Work | None:
+        assert self.group is not None
+        try:
+            given = self.exchange("all", self.group.world.size, tensor)
+            tensor.copy_(torch.stack(list(given.values())).sum(0))
+        except RuntimeError as error:
+            tensor.fill_(-7.0)  # a broken collective leaves anything
+            if async_op:
+                return Work(error)
+            raise
+        return Work(None)
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        assert self.group is not None
+        tensor.copy_(self.exchange("all", self.group.world.size, tensor)[source])
+
+    def send(self, tensor: Tensor, destination: int) -> None:
+        assert self.group is not None
+        self.exchange((self.group.world.rank_of(self.name), destination), 2, tensor)
+
+    def recv(self, tensor: Tensor, source: int) -> None:
+        assert self.group is not None
+        given = self.exchange((source, self.group.world.rank_of(self.name)), 2, tensor)
+        tensor.copy_(given[source])
+
+
+here = threading.local()
+
+
+class Distributed:
+    """Stands for the module torch.distributed; each thread has its own."""
+
+    class group:
+        """As the module has it."""
+
+        WORLD = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(here.rank, name)
+
+
+class Job:
+    """Some ranks and their agent."""
+
+    def __init__(self, seed: int, *, ranks: int, deaths: int, newcomers: bool, steps: int, micro_batches: int) -> None:
+        self.dice = random.Random(seed)
+        self.steps, self.micro_batches = steps, micro_batches
+        self.newcomers = newcomers
+        self.changed = threading.Condition(threading.RLock())
+        self.store = HashStore()
+        self.dead: set[str] = set()
+        self.broken: set[int] = set()
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.groups: dict[int, Group] = {}
+        self.deaths_left = deaths
+        self.end = time.monotonic() + DEADLINE_S
+        self.ranks = [Rank(self, str(number), number, self._draw()) for number in range(ranks)]
+        members = tuple(Member(name=rank.name, node="n", local_rank=rank.local_rank) for rank in self.ranks)
+        self.newest = World(number=1, members=members, store="h:1")
+        self.threads: list[threading.Thread] = []
+
+    def _draw(self) -> int | None:
+        return self.dice.randint(1, 90) if self.dice.random() < 0.7 else None
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """With the lock held. Raises TimeoutError when the test is over its time."""
+        if not self.changed.wait_for(condition, max(0.0, self.end - time.monotonic())):
+            raise TimeoutError("this job does not go on")
+
+    def group_of(self, world: World) -> Group:
+        with self.changed:
+            return self.groups.setdefault(world.number, Group(self, world))
+
+    def change(self, *, lost: tuple[str, ...] = (), joined: tuple[Member, ...] = ()) -> None:
+        """As the agent: the next world, of which all hear at once."""
+        with self.changed:
+            self.newest = self.newest.after(store="h:1", reason="so", lost=lost, joined=joined)
+            self.changed.notify_all()
+
+    def broke(self, world: World) -> None:
+        """As the agent: the same members connect anew, if nobody is gone."""
+        with self.changed:
+            self.broken.add(world.number)
+            self.changed.notify_all()
+            if self.newest.number == world.number:
+                self.change()
+
+    def die(self, rank: Rank) -> None:
+        """Unless the job could not go on then."""
+        with self.changed:
+            alive = [each for each in self.ranks if each.name not in self.dead and self.newest.rank_of(each.name) is not None]
+            others = [each for each in alive if each is not rank and each.run is not None and each.run._engine._has_state]
+            if not others or not self.deaths_left:
+                return
+            self.deaths_left -= 1
+            self.dead.add(rank.name)
+            self.change(lost=(rank.name,))
+            if self.newcomers:
+                self._start(Rank(self, rank.name + "'", rank.local_rank, self._draw()))
+        raise Died
+
+    def _start(self, rank: Rank) -> None:
+        if rank not in self.ranks:
+            self.ranks.append(rank)
+        self.threads.append(threading.Thread(target=train, args=(rank,), daemon=True))
+        self.threads[-1].start()
+
+    def finish(self) -> None:
+        """Runs all to the end. Raises what a rank raised, or AssertionError if one does not end."""
+        for rank in list(self.ranks):
+            self._start(rank)
+        for thread in self.threads:  # grows meanwhile
+            thread.join(max(0.1, self.end + 1.0 - time.monotonic()))
+            assert not thread.is_alive(), "a rank does not end"
+        for rank in self.ranks:
+            if rank.error is not None:
+                raise AssertionError(f"rank {rank.name}: {rank.error!r}") from rank.error
+
+
+class Fetched:
+    """As ``pull`` returns it: the source stays in its step until this is released."""
+
+    def __init__(self, source: Rank) -> None:
+        self.source = source
+
+    def release(self) -> None:
+        assert self.source.run is not None
+        self.source.run._engine._rest.release()
+
+
+def fetch_state(run: Run, _invitation: dict[str, Any]) -> Fetched | None:
+    """Copies the state of somebody who lives, tensor by tensor while that one may go on."""
+    rank = here.rank
+    job = rank.job
+    with job.changed:
+        alive = [
+            each
+            for each in job.ranks
+            if each.name not in job.dead and job.newest.rank_of(each.name) is not None and each.run is not None
+        ]
+        source = job.dice.choice(alive)
+    rank.point()
+    try:
+        source.run._engine._rest.hold(0.5)
+    except TimeoutError:
+        return None
+    state = source.run.state_dict()
+    rank.point()
+    time.sleep(job.dice.choice([0.0, 0.002]))
+    state = copy.deepcopy(state)
+    if source.name in job.dead:
+        return None
+    run.load_state_dict(state)
+    return Fetched(source)
+
+
+def coefficients(step: int, index: int) -> Tensor:
+    """The gradient of one micro-batch: (2, FEATURES) whole numbers."""
+    generator = torch.Generator().manual_seed(1000 * step + index)
+    return torch.randint(-50, 50, (2, FEATURES), generator=generator).double()
+
+
+def gradient_of_step(step: int, micro_batches: int) -> Tensor:
+    """The mean over all micro-batches; exact for powers of two."""
+    return torch.stack([coefficients(step, index) for index in range(micro_batches)]).sum(0) / micro_batches
+
+
+class Model(nn.Module):
+    """Two parameters whose gradients are the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(FEATURES, dtype=torch.float64))
+        self.second = nn.Parameter(torch.zeros(FEATURES, dtype=torch.float64))
+
+
+def train(rank: Rank) -> None:
+    """What a script does, with all that it sees checked."""
+    here.rank = rank
+    try:
+        _train(rank)
+    except Died:
+        pass
+    except BaseException as error:
+        if rank.name not in rank.job.dead:
+            rank.error = error
+
+
+def _train(rank: Rank) -> None:
+    job = rank.job
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    run = rank.run = Run(model=model, optimizer=optimizer, seed=None, join_patience_s=0.3)
+    for step in run.steps(job.steps, job.micro_batches):
+        rank.point()
+        for index in step:
+            rank.point()
+            values = coefficients(step.number, index)
+            step.backward((model.first * values[0]).sum() + (model.second * values[1]).sum())
+            rank.point()
+        assert step.number == run.step, f"step {step.number} is step {run.step}"
+        found = torch.stack([model.first.grad, model.second.grad])
+        assert torch.equal(found, gradient_of_step(step.number, job.micro_batches)), f"gradients of step {step.number}"
+        optimizer.step()
+        rank.point()
+    rank.parameters = [model.first.detach(), model.second.detach()]

@@ -1,0 +1,103 @@
+"""The folders of states in storage: ``step-120`` is whole if it has a manifest, which is written last.
+
+The manifest has the size and the checksum of each file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from unicron_elastic.state.checksum import Checksum
+
+__all__ = ["check", "finish", "folder_of", "remove", "steps_in", "to_remove"]
+
+MANIFEST = "unicron.json"
+READ_BYTES = 4 * 1024 * 1024
+
+
+def folder_of(folder: Path, step: int) -> Path:
+    """Where the state of a step is."""
+    return folder / f"step-{step}"
+
+
+def steps_in(folder: Path, *, finished: bool = True) -> list[int]:
+    """The steps whose states are there, the oldest first; with ``finished`` false, those that were not finished."""
+    found = [
+        (int(match[1]), path) for path in _entries(folder) if (match := re.fullmatch(r"step-(\d{1,15})", path.name))
+    ]
+    return sorted(step for step, path in found if (path / MANIFEST).exists() == finished)
+
+
+def finish(path: Path) -> None:
+    """Writes the manifest of a folder whose files are all written, so that it counts from now on. Raises OSError."""
+    files = {each.name: _described(each) for each in _files(path)}
+    unfinished = path / f"{MANIFEST}.{os.getpid()}"
+    with unfinished.open("w") as file:
+        json.dump({"files": files}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path / MANIFEST)
+    _sync_folder(path)
+
+
+def check(path: Path) -> None:
+    """Raises ValueError that names the file which is not what was written, if there is one."""
+    try:
+        told = json.loads((path / MANIFEST).read_text())
+        files = dict(told["files"])
+        for name, described in files.items():
+            if _described(path / Path(name).name) != described:
+                raise ValueError(f"the file {path / Path(name).name} is not what was written: its checksum is wrong")
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not whole: {error}") from error
+
+
+def to_remove(finished: Collection[int], unfinished: Collection[int], keep: int) -> list[int]:
+    """Which steps go: of those that are whole all but the newest ``keep``, and what was never finished before them."""
+    newest = max(finished, default=-1)
+    return sorted(finished)[: -keep or None] + [step for step in sorted(unfinished) if step < newest]
+
+
+def remove(path: Path) -> None:
+    """Removes a folder, its manifest first, so that half of it does not count. Errors are left to the next time."""
+    try:
+        (path / MANIFEST).unlink(missing_ok=True)
+    except OSError:
+        return
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith(MANIFEST))
+
+
+def _described(path: Path) -> dict[str, int | str]:
+    checksum, size = Checksum(), 0
+    room = memoryview(bytearray(READ_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(room):
+            while count < READ_BYTES and (more := file.readinto(room[count:])):
+                count += more
+            checksum.add(room[:count])
+            size += count
+    return {"bytes": size, "sum": checksum.digest().hex()}
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
