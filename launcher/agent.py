@@ -8,6 +8,7 @@ in the loop.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import time
 from collections import deque
@@ -215,8 +216,32 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._start_watches()
 
     def _node_in_world(self) -> str:
-        """What this node is called in the worlds of this round: as the rendezvous calls it, or by its place there."""
-        return str(getattr(self._worker_group.spec.rdzv_handler, "node_id", f"node {self._worker_group.group_rank}"))
+        """What this node is called in the worlds of this generation, and no other ever."""
+        name = getattr(self._worker_group.spec.rdzv_handler, "node_id", self._state.host)
+        return f"{name}#{secrets.token_hex(4)}"
+
+    def _meet_nodes(self, command: commands.MeetNodes) -> None:
+        """Meets the nodes of another round; the workers do not notice."""
+        self._reporter.say(command.reason)
+        group = self._worker_group
+        pids = {worker.local_rank: worker.id for worker in group.workers}
+        self._stop_watches()
+        self._remaining_restarts = group.spec.max_restarts - self._state.restarts_used
+        self._rendezvous(group)
+        for worker in group.workers:
+            worker.id = pids[worker.local_rank]
+        assert isinstance(self._pcontext, WorkersContext)
+        _, envs, _ = describe_workers(
+            group,
+            restarts_used=self._state.restarts_used,
+            log_line_prefix_template=None,
+            set_local_rank=self._set_local_rank_env,
+        )
+        for local_rank, env in envs.items():  # for those who take the place of others
+            self._pcontext.envs[local_rank].update(env)
+        self._has_lost_nodes = False
+        self._join_worlds(self._state.node)
+        self._start_watches()
 
     def _join_worlds(self, node: str) -> None:
         group = self._worker_group
@@ -346,16 +371,12 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     # -- what to do ------------------------------------------------------------------------------------------------
 
     def _handle(self, event: events.Event) -> None:
+        before = self._state.world
         self._state, todo = handle(self._state, event)
         for command in todo:
             self._do(command)
-        if isinstance(event, events.WorldChanged):
-            self._world_changed(event)
-
-    def _world_changed(self, event: events.WorldChanged) -> None:
-        """Says why, and watches who trains now, after its members have been told."""
-        if event.world.reason and event.generation == self._state.generation:
-            self._reporter.say(event.world.reason)
+        if before is not None and self._state.world is not None and self._state.world.number > before.number:
+            self._reporter.say(self._state.world.reason)  # when its members have been told
             self._watch_hangs()
 
     def _do(self, command: commands.Command) -> None:
@@ -380,20 +401,32 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 self._start_generation(command.restarts_used)
             case commands.FinishJob():
                 self._finish(WorkerState.SUCCEEDED, self._succeeded())
-            case commands.ChangeWorld() | commands.TellWorld() | commands.InviteMember() | commands.ReplaceWorker():
+            case (
+                commands.ChangeWorld()
+                | commands.TellWorld()
+                | commands.InviteMember()
+                | commands.ReplaceWorker()
+                | commands.MeetNodes()
+            ):
                 self._about_world(command)
             case commands.FailJob() | commands.LeaveJob() | commands.AskToLeave():
                 self._leave_or_fail(command)
 
     def _about_world(
         self,
-        command: commands.ChangeWorld | commands.TellWorld | commands.InviteMember | commands.ReplaceWorker,
+        command: commands.ChangeWorld
+        | commands.TellWorld
+        | commands.InviteMember
+        | commands.ReplaceWorker
+        | commands.MeetNodes,
     ) -> None:
         match command:
             case commands.ReplaceWorker():
                 self._replace_worker(command)
             case commands.ChangeWorld():
                 self._worlds.change(command)
+            case commands.MeetNodes():
+                self._meet_nodes(command)
             case _:
                 self._worlds.do(command)
 

@@ -22,51 +22,56 @@ RETRY_S = 0.2  # after it could not be reached
 
 
 class WorldLog(Protocol):
-    """Where the worlds of one generation are written."""
+    """Where the worlds of one round are written, in places that count from 1: the first to write a place decides."""
 
-    def write(self, number: int, text: str) -> str:
-        """Writes world ``number`` unless it is there; returns what is there now. Raises if that is not known."""
+    def write(self, place: int, text: str) -> str:
+        """Writes a world unless there is one in its place; returns what is there now. Raises if that is not known."""
 
-    def read(self, number: int) -> str | None:
-        """World ``number``, if it is there. Raises if that is not known."""
+    def read(self, place: int) -> str | None:
+        """The world in a place, if there is one. Raises if that is not known."""
 
 
 class StoreLog:
-    """In the store of the present round, which every generation has anew."""
+    """In the store of the present round."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def write(self, number: int, text: str) -> str:
+    def write(self, place: int, text: str) -> str:
         """Raises DistError."""
-        return bytes(self._store.compare_set(_key(number), "", text)).decode()
+        return bytes(self._store.compare_set(_key(place), "", text)).decode()
 
-    def read(self, number: int) -> str | None:
+    def read(self, place: int) -> str | None:
         """Raises DistError."""
-        key = _key(number)
+        key = _key(place)
         return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
 
 
-def _key(number: int) -> str:
-    return f"unicron/worlds/{number}"
+def _key(place: int) -> str:
+    return f"unicron/worlds/{place}"
 
 
 class WorldWatch:
     """Follows one log and adds to it, from ``start`` to ``stop``.
 
-    ``make`` makes the world that follows one after a change, or None if there is nothing left to change. ``on_world``
-    is called with each new one, from the thread; ``on_trouble`` once, when the log could not be reached.
+    ``first`` gives the world with which this agent begins the log, if it does. ``make`` makes the world that follows
+    one after a change, or None if there is nothing left to change. ``on_world`` is called with each new one, from the
+    thread; ``on_trouble`` once, when the log could not be reached.
     """
 
     def __init__(
         self,
         log: WorldLog,
+        first: Callable[[], World | None],
         make: Callable[[World | None, ChangeWorld], World | None],
         on_world: Callable[[World], None],
         on_trouble: Callable[[str], None],
     ) -> None:
         self._log = log
+        self._first = first
         self._make = make
+        self._has_begun = False
+        self._place = 0
         self._on_world = on_world
         self._on_trouble = on_trouble
         self._world: World | None = None
@@ -98,6 +103,7 @@ class WorldWatch:
         while not self._is_stopped:
             pause_s = LOOK_S
             try:
+                self._begin()
                 self._read_new()
                 while self._changes and not self._is_stopped:
                     self._write(self._changes[0])
@@ -110,23 +116,28 @@ class WorldWatch:
             self._wake.wait(pause_s)
             self._wake.clear()
 
+    def _begin(self) -> None:
+        if not self._has_begun:
+            world = self._first()
+            if world is not None:
+                self._adopt(self._log.write(1, world.to_json()))
+            self._has_begun = True
+
     def _read_new(self) -> None:
-        while (text := self._log.read(self._next())) is not None:
+        while (text := self._log.read(self._place + 1)) is not None:
             self._adopt(text)
 
     def _write(self, wanted: ChangeWorld) -> None:
         """Tries until this change is in the newest world, made by whomever."""
         while (world := self._make(self._world, wanted)) is not None:
             text = world.to_json()
-            stands = self._log.write(world.number, text)
+            stands = self._log.write(self._place + 1, text)
             self._adopt(stands)
             if stands == text:
                 return
 
-    def _next(self) -> int:
-        return 1 if self._world is None else self._world.number + 1
-
     def _adopt(self, text: str) -> None:
         self._world = World.parse(text)
+        self._place += 1
         if not self._is_stopped:
             self._on_world(self._world)

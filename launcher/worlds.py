@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch.distributed import Store, TCPStore
@@ -55,7 +56,10 @@ class Worlds:
         self._world: World | None = None
         self._context: WorkersContext | None = None
         self._sources: dict[int, list[int]] = {}  # by newcomer: who else could serve it
+        self._asked: dict[int, int] = {}  # by newcomer: who is to serve it, and has not answered
         self._is_fixed = False
+        self._leads = True  # begins the log of this round
+        self._told_of: list[dict[str, Any]] = []  # by each agent of the round, when they met
 
     @property
     def log_outlives_store(self) -> bool:
@@ -67,7 +71,8 @@ class Worlds:
         self.stop()
         self._generation, self._context = generation, context
         self._world = self._store = self._round = None
-        self._sources = {}
+        self._sources, self._asked = {}, {}
+        self._leads = True
 
     def join(self, this_round: Round | None, members: tuple[Member, ...]) -> None:
         """The agents of a new generation have met; ``members`` may come to be of its workers here.
@@ -78,8 +83,13 @@ class Worlds:
         self._is_fixed = this_round is None
         if this_round is None or this_round.size == 1:
             return
-        own = [[member.name, member.node, member.local_rank] for member in members]
-        this_round.store.set(f"{_MEMBERS}/{this_round.rank}", json.dumps(own))
+        claims = [] if self._world is None else [m.name for m in self._world.members if m.node == this_round.node]
+        told_of = {
+            "first": [[member.name, member.node, member.local_rank] for member in members],
+            "claims": claims,
+            "world": None if self._world is None else self._world.to_message(),
+        }
+        this_round.store.set(f"{_MEMBERS}/{this_round.rank}", json.dumps(told_of))
         generation = self._generation
 
         def told(world: World) -> None:
@@ -89,7 +99,7 @@ class Worlds:
             self._loop.call_soon(lambda: self._say(f"The worlds of the job cannot be read: {reason}"))
 
         log = this_round.log or StoreLog(this_round.store)
-        self._watch = WorldWatch(log, self._make, told, trouble)
+        self._watch = WorldWatch(log, partial(self._begin_log, this_round), self._make, told, trouble)
         self._watch.start()
 
     def stop(self) -> None:
@@ -129,8 +139,9 @@ class Worlds:
     def serving(self, message: Message) -> None:
         """A member serves its state to a newcomer, or cannot."""
         newcomer = message.get("for")
-        if not isinstance(newcomer, int) or newcomer not in self._sources:
+        if not isinstance(newcomer, int) or newcomer not in self._asked:
             return
+        del self._asked[newcomer]
         if isinstance(message["serving"], dict):
             self._send(newcomer, {"join": {"sources": [message["serving"]], "key": self._key}})
         else:
@@ -142,7 +153,7 @@ class Worlds:
         """The world after a change; None if another agent has made it so. Called from the watching thread, too."""
         assert self._round is not None
         if before is None:
-            return self._make_first(wanted) if self._round.rank == 0 else None
+            return self._make_first(wanted) if self._leads else None
         if wanted.of is not None and before.number > wanted.of:
             return None
         names = {member.name for member in before.members}
@@ -157,18 +168,38 @@ class Worlds:
             restarts_used=wanted.restarts_used,
         )
 
+    def _begin_log(self, this_round: Round) -> World | None:
+        """The world of before without those whose agents have not come, if this agent is the one to say so.
+
+        Called from the watching thread. Raises DistError.
+        """
+        keys = [f"{_MEMBERS}/{rank}" for rank in range(this_round.size)]
+        self._told_of = [json.loads(bytes(text)) for text in this_round.store.multi_get(keys)]
+        numbers = [each["world"]["number"] if each["world"] else 0 for each in self._told_of]
+        self._leads = numbers.index(max(numbers)) == this_round.rank
+        world = self._world
+        if not self._leads or world is None:
+            return None
+        claimed = {name for each in self._told_of for name in each["claims"]}
+        gone = [member.name for member in world.members if member.name not in claimed]
+        if not gone:
+            return world
+        reason = "Other nodes have met, and members whose nodes have not come are left out."
+        return world.after(store=self._address(), reason=reason, lost=gone)
+
     def _make_first(self, wanted: ChangeWorld) -> World:
         assert self._round is not None
         members = list(wanted.joined)
         if self._round.size > 1:
-            keys = [f"{_MEMBERS}/{rank}" for rank in range(self._round.size)]
-            texts = self._round.store.multi_get(keys)
-            members = [Member(name=n, node=d, local_rank=r) for text in texts for n, d, r in json.loads(bytes(text))]
+            members = [Member(name=n, node=d, local_rank=r) for each in self._told_of for n, d, r in each["first"]]
         return World(number=1, members=tuple(members), store=self._address(), restarts_used=wanted.restarts_used)
 
     def _adopt(self, world: World, generation: int) -> None:
-        if generation == self._generation:
+        if generation == self._generation and (self._world is None or world.number >= self._world.number):
             self._world = world
+            for newcomer, source in tuple(self._asked.items()):
+                if not self._is_up(source):  # it cannot answer any more
+                    self._ask_next(newcomer)
             self._post(WorldChanged(at=time.monotonic(), world=world, generation=generation))
 
     def _address(self) -> str:
@@ -188,10 +219,18 @@ class Worlds:
     def _ask_next(self, newcomer: int) -> None:
         """Asks the next source; a newcomer that hears of none asks again."""
         sources = self._sources.get(newcomer, [])
+        self._asked.pop(newcomer, None)
+        while sources and not self._is_up(sources[0]):
+            sources.pop(0)
         if sources:
-            self._send(sources.pop(0), {"serve": newcomer, "key": self._key})
+            self._asked[newcomer] = sources.pop(0)
+            self._send(self._asked[newcomer], {"serve": newcomer, "key": self._key})
         else:
             self._send(newcomer, {"join": {"sources": [], "key": self._key}})
+
+    def _is_up(self, local_rank: int) -> bool:
+        worker = self._workers().get(local_rank)
+        return worker is not None and worker.returncode is None and worker.control is not None
 
     def _send(self, local_rank: int, message: Message) -> None:
         worker = self._workers().get(local_rank)

@@ -14,7 +14,9 @@ def steps_under_way(draw: st.DrawFn) -> tuple[list[Said], int, int]:
     """Any world that can come to be: survivors at most one step apart, and newcomers with an older state or none."""
     micro_batches, buckets = draw(st.integers(1, 20)), draw(st.integers(1, 5))
     size, step = draw(st.integers(1, 6)), draw(st.integers(1, 9))
-    states = draw(st.lists(st.sampled_from([step, step, step - 1, max(step - 2, 0), None]), min_size=size, max_size=size))
+    states = draw(
+        st.lists(st.sampled_from([step, step, step - 1, max(step - 2, 0), None]), min_size=size, max_size=size)
+    )
     if step not in states:
         states[draw(st.integers(0, size - 1))] = step
     # Nobody leaves a step before somebody has all of its gradients, so those of a rank behind may be partial.
@@ -31,7 +33,7 @@ def steps_under_way(draw: st.DrawFn) -> tuple[list[Said], int, int]:
     return said, micro_batches, buckets
 
 
-def _open_micro_batches(agreement: Agreement, said: list[Said], micro_batches: int) -> list[int]:
+def _open_micro_batches(agreement: Agreement, said: list[Said]) -> list[int]:
     """Those of open buckets, as often as somebody holds them afterwards."""
     assert agreement.open
     before = [index for each in said for index in each.held]
@@ -43,7 +45,7 @@ def test_each_micro_batch_of_an_open_bucket_is_held_exactly_once(case: tuple[lis
     said, micro_batches, buckets = case
     agreement = agree(said, micro_batches=micro_batches, buckets=buckets)
     if agreement.is_even and agreement.open:
-        assert _open_micro_batches(agreement, said, micro_batches) == list(range(micro_batches))
+        assert _open_micro_batches(agreement, said) == list(range(micro_batches))
 
 
 @given(steps_under_way())
@@ -54,7 +56,9 @@ def test_nothing_is_computed_again_if_every_bucket_is_done_somewhere(case: tuple
         return
     done = frozenset().union(*(each.done for each in said))
     assert set(agreement.open) == set(range(buckets)) - done
-    assert agreement.recomputed == (micro_batches - len(frozenset().union(*(s.held for s in said))) if agreement.open else 0)
+    assert agreement.recomputed == (
+        micro_batches - len(frozenset().union(*(s.held for s in said))) if agreement.open else 0
+    )
 
 
 @given(steps_under_way())
@@ -104,7 +108,9 @@ def test_whoever_is_behind_pulls_from_a_rank_that_is_not_or_gets_the_gradients(
         else:
             assert len(givers) == 1
             giver = said[givers[0]]
-            assert (giver.state == step and giver.keeps_last) or (giver.state == step - 1 and len(giver.done) == buckets)
+            assert (giver.state == step and giver.keeps_last) or (
+                giver.state == step - 1 and len(giver.done) == buckets
+            )
 
 
 def test_all_begin_with_what_the_first_has_if_nobody_has_trained() -> None:

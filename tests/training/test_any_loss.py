@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threads_as_ranks
 import pytest
+import threads_as_ranks
 import torch
 from threads_as_ranks import Distributed, Job, fetch_state, gradient_of_step
 
@@ -21,14 +21,24 @@ def _ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting.Meeting, "connect", lambda *_: threads_as_ranks.here.rank.connect())
     make = gradients.Gradients.__init__
     monkeypatch.setattr(
-        gradients.Gradients, "__init__", lambda self, parameters, count, **_: make(self, parameters, count, bucket_bytes=40)
+        gradients.Gradients,
+        "__init__",
+        lambda self, parameters, count, **_: make(self, parameters, count, bucket_bytes=40),
     )
 
 
-def _trained(seed: int, *, ranks: int, deaths: int, newcomers: bool) -> None:
-    job = Job(seed, ranks=ranks, deaths=deaths, newcomers=newcomers, steps=STEPS, micro_batches=MICRO_BATCHES)
+def _trained(seed: int, *, ranks: int, deaths: int, newcomers: bool, steps: int = STEPS, steps_behind: int = 0) -> None:
+    job = Job(
+        seed,
+        ranks=ranks,
+        deaths=deaths,
+        newcomers=newcomers,
+        steps=steps,
+        micro_batches=MICRO_BATCHES,
+        steps_behind=steps_behind,
+    )
     job.finish()
-    total = -sum(gradient_of_step(step, MICRO_BATCHES) for step in range(STEPS))
+    total = -sum(gradient_of_step(step, MICRO_BATCHES) for step in range(steps))
     ended = [rank for rank in job.ranks if rank.name not in job.dead]
     assert ended
     for rank in ended:
@@ -43,3 +53,8 @@ def test_survivors_of_any_losses_train_as_if_nothing_had_happened(seed: int) -> 
 @pytest.mark.parametrize("seed", range(40))
 def test_newcomers_train_as_if_nothing_had_happened(seed: int) -> None:
     _trained(seed, ranks=2 + seed % 3, deaths=1 + seed % 3, newcomers=True)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_newcomer_that_is_many_steps_behind_gets_the_state_in_the_group(seed: int) -> None:
+    _trained(seed, ranks=3, deaths=1, newcomers=True, steps=12, steps_behind=3)

@@ -21,7 +21,7 @@ from unicron_elastic.training.meeting import Superseded
 from unicron_elastic.training.run import Run
 from unicron_elastic.world import Member, World
 
-DEADLINE_S = 20.0
+DEADLINE_S = 10.0
 FEATURES = 5
 
 
@@ -117,6 +117,8 @@ class Rank:
 
     def tell(self, message: dict[str, Any]) -> None:
         self.job.told.append((self.name, message))
+        if "parted" in message:
+            self.job.parted(self)
 
     # -- torch.distributed --------------------------------------------------------------------------------------------
 
@@ -136,7 +138,7 @@ class Rank:
         self.group = None
 
     def exchange(self, key: Any, size: int, tensor: Tensor) -> dict[int, Tensor]:
-        assert self.group is not None and self.world is not None
+        assert self.group is not None
         self.point()
         count = self.counts[key] = self.counts.get(key, 0) + 1
         rank = self.group.world.rank_of(self.name)
@@ -189,13 +191,26 @@ class Distributed:
 class Job:
     """Some ranks and their agent."""
 
-    def __init__(self, seed: int, *, ranks: int, deaths: int, newcomers: bool, steps: int, micro_batches: int) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        ranks: int,
+        deaths: int,
+        newcomers: bool,
+        steps: int,
+        micro_batches: int,
+        steps_behind: int = 0,
+    ) -> None:
+        """``steps_behind``: how many steps the others make while a newcomer takes over the state that it has copied."""
         self.dice = random.Random(seed)
+        self.steps_behind = steps_behind
         self.steps, self.micro_batches = steps, micro_batches
         self.newcomers = newcomers
         self.changed = threading.Condition(threading.RLock())
         self.store = HashStore()
         self.dead: set[str] = set()
+        self.over: set[str] = set()  # who has parted
         self.broken: set[int] = set()
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.groups: dict[int, Group] = {}
@@ -219,10 +234,26 @@ class Job:
             return self.groups.setdefault(world.number, Group(self, world))
 
     def change(self, *, lost: tuple[str, ...] = (), joined: tuple[Member, ...] = ()) -> None:
-        """As the agent: the next world, of which all hear at once."""
+        """As the agent: the next world, of which all hear at once. Those who have parted are not in it.
+
+        Raises Died in a newcomer that nobody needs any more.
+        """
         with self.changed:
+            lost = (*lost, *self.over)
+            if not any(member.name not in lost for member in self.newest.members):
+                self.dead |= {member.name for member in joined}
+                if joined:
+                    raise Died
+                return
             self.newest = self.newest.after(store="h:1", reason="so", lost=lost, joined=joined)
             self.changed.notify_all()
+
+    def parted(self, rank: Rank) -> None:
+        """As the agent: whoever is told of a world with this rank in it would wait in vain."""
+        with self.changed:
+            self.over.add(rank.name)
+            if rank.world is not self.newest:
+                self.change()
 
     def broke(self, world: World) -> None:
         """As the agent: the same members connect anew, if nobody is gone."""
@@ -235,8 +266,12 @@ class Job:
     def die(self, rank: Rank) -> None:
         """Unless the job could not go on then."""
         with self.changed:
-            alive = [each for each in self.ranks if each.name not in self.dead and self.newest.rank_of(each.name) is not None]
-            others = [each for each in alive if each is not rank and each.run is not None and each.run._engine._has_state]
+            alive = [
+                each for each in self.ranks if each.name not in self.dead and self.newest.rank_of(each.name) is not None
+            ]
+            others = [
+                each for each in alive if each is not rank and each.run is not None and each.run._engine._has_state
+            ]
             if not others or not self.deaths_left:
                 return
             self.deaths_left -= 1
@@ -287,18 +322,43 @@ def fetch_state(run: Run, _invitation: dict[str, Any]) -> Fetched | None:
         ]
         source = job.dice.choice(alive)
     rank.point()
+    rest, expired = source.run._engine._rest, []
+    rest.on_expire = lambda: expired.append(True)
     try:
-        source.run._engine._rest.hold(0.5)
+        rest.hold(0.5)
     except TimeoutError:
         return None
-    state = source.run.state_dict()
-    rank.point()
-    time.sleep(job.dice.choice([0.0, 0.002]))
-    state = copy.deepcopy(state)
-    if source.name in job.dead:
+    try:
+        state = source.run.state_dict()
+        rank.point()
+        time.sleep(job.dice.choice([0.0, 0.002]))
+        state = copy.deepcopy(state)
+    except Died:  # its connection is closed then
+        rest.release()
+        raise
+    if source.name in job.dead or expired:
+        rest.release()
         return None
     run.load_state_dict(state)
+    if job.steps_behind:
+        return Late(source, int(state["steps"]))
     return Fetched(source)
+
+
+class Late(Fetched):
+    """The source did not wait: it has made some steps since."""
+
+    def __init__(self, source: Rank, state: int) -> None:
+        super().__init__(source)
+        super().release()
+        wanted = min(state + source.job.steps_behind, source.job.steps - 1)
+        assert source.run is not None
+        while source.run.step < wanted and source.name not in source.job.dead:
+            assert time.monotonic() < source.job.end, "the source does not go on"
+            time.sleep(0.001)
+
+    def release(self) -> None:
+        """Done."""
 
 
 def coefficients(step: int, index: int) -> Tensor:

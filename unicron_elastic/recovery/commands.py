@@ -19,6 +19,7 @@ __all__ = [
     "InviteMember",
     "KillWorkers",
     "LeaveJob",
+    "MeetNodes",
     "RecordIncident",
     "ReplaceWorker",
     "StartWorkers",
@@ -144,6 +145,13 @@ class TellWorld:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeetNodes:
+    """Meet the other nodes, and those that wait to join, while the workers go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InviteMember:
     """Have one of ``sources`` serve the training state to this newcomer."""
 
@@ -182,6 +190,7 @@ Command: TypeAlias = (
     | ChangeWorld
     | TellWorld
     | InviteMember
+    | MeetNodes
     | ReplaceWorker
     | WakeAt
 )

@@ -15,6 +15,7 @@ from unicron_elastic.recovery.commands import (
     Command,
     InviteMember,
     KillWorkers,
+    MeetNodes,
     RecordIncident,
     ReplaceWorker,
     Tell,
@@ -36,24 +37,28 @@ from unicron_elastic.recovery.events import (
 from unicron_elastic.recovery.hangs import METHOD as HANG_METHOD
 from unicron_elastic.recovery.ladder import climb
 from unicron_elastic.recovery.node import open_node_incident
-from unicron_elastic.recovery.policy import Verdict, count_repeats, judge, why_none_left
+from unicron_elastic.recovery.policy import Repeats, Verdict, count_repeats, judge, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
-from unicron_elastic.world import Member
+from unicron_elastic.world import Member, World
 
 __all__ = [
+    "FOR_NODES",
     "AboutWorld",
     "about_world",
     "end_lost",
     "first_members",
     "go_on",
     "go_on_without",
+    "is_in_place",
     "lost_ended",
+    "meet_nodes",
     "member_ended",
     "reattempt_if_due",
     "replace_if_due",
 ]
 
+FOR_NODES = "the nodes meet, and the workers go on."
 REPLACE_AFTER_S = 0.25  # the survivors step first, if they do within this time: they need the processors
 BROKE_METHOD = "exception propagation"
 BREAK_GRACE_S = 0.1  # within which a death is known that explains why collectives failed
@@ -92,28 +97,33 @@ def about_world(state: JobState, event: AboutWorld) -> tuple[JobState, list[Comm
 # -- members ----------------------------------------------------------------------------------------------------------
 
 
-def _name(worker: Worker) -> str:
-    """Of the member that a worker is or will be; nobody else in this generation of the job has it."""
-    return f"{worker.rank}.{worker.takes_place}"
+def _name(state: JobState, worker: Worker) -> str:
+    """Of the member that a worker is or will be; nobody else in this job has it, as nodes are called differently."""
+    return f"{worker.rank}.{worker.takes_place}#{state.node.rpartition('#')[2]}"
 
 
 def _member(state: JobState, worker: Worker) -> Member:
-    return Member(name=_name(worker), node=state.node, local_rank=worker.local_rank)
+    return Member(name=_name(state, worker), node=state.node, local_rank=worker.local_rank)
 
 
 def _entered(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
-    if worker.takes_place:
-        state = state.with_worker(replace(worker, part=Part.NEWCOMER))
-        sources = tuple(each.local_rank for each in _members(state))
-        if not sources:  # those on other nodes give it the state in the group
-            return _fetched(state, worker)
-        return state, [InviteMember(local_rank=worker.local_rank, sources=sources)]
+    if state.world is not None and state.world.rank_of(_name(state, worker)) is None:
+        return _came_late(state, worker)
     state = state.with_worker(replace(worker, part=Part.MEMBER))
     if state.world is not None:
         return state, [TellWorld(local_rank=worker.local_rank)]
     if any(each.part is Part.MEMBER for each in state.workers if each is not state.find(worker.local_rank)):
         return state, []  # the first world is being agreed on
     return state, [ChangeWorld(joined=first_members(state), restarts_used=state.restarts_used, reason="")]
+
+
+def _came_late(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
+    """A newcomer gets the state from a member here, or else from one elsewhere, in the group."""
+    state = state.with_worker(replace(worker, part=Part.NEWCOMER))
+    sources = tuple(each.local_rank for each in _members(state))
+    if not sources:
+        return _fetched(state, worker)
+    return state, [InviteMember(local_rank=worker.local_rank, sources=sources)]
 
 
 def first_members(state: JobState) -> tuple[Member, ...]:
@@ -132,16 +142,36 @@ def _fetched(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
 def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list[Command]]:
     if state.world is not None and event.world.number <= state.world.number:
         return state, []
+    before = state.world
     used = max(state.restarts_used, event.world.restarts_used)
     state = replace(state, world=event.world, broke=None, restarts_used=used)
-    commands: list[Command] = []
+    told: list[Command] = []
+    late: list[Command] = []
     for worker in state.running:
-        is_in = event.world.rank_of(_name(worker)) is not None
-        if is_in and worker.part is Part.NEWCOMER:
-            state = state.with_worker(replace(worker, part=Part.MEMBER))
+        is_in = event.world.rank_of(_name(state, worker)) is not None
         if is_in and worker.part in (Part.MEMBER, Part.NEWCOMER):
-            commands.insert(0, TellWorld(local_rank=worker.local_rank))
-    return state, commands
+            state = state.with_worker(replace(worker, part=Part.MEMBER))
+            told.append(TellWorld(local_rank=worker.local_rank))
+        elif not is_in and worker.part is Part.MEMBER:
+            was_in = before is not None and before.rank_of(_name(state, worker)) is not None
+            state, more = _left_out(state, worker, event.at) if was_in else _came_late(state, worker)
+            late += more
+    return state, told + late + _leave_to_the_others(state, event.world)
+
+
+def _leave_to_the_others(state: JobState, world: World) -> list[Command]:
+    """Who has made its last step does not come to meet the others any more."""
+    over = [worker for worker in state.workers if worker.part is Part.PARTED]
+    names = tuple(name for name in (_name(state, worker) for worker in over) if world.rank_of(name) is not None)
+    reason = "The training is over: those who still make their last step do so without the others."
+    return [ChangeWorld(lost=names, reason=reason)] if names and world.number > 1 else []
+
+
+def _left_out(state: JobState, worker: Worker, at: float) -> tuple[JobState, list[Command]]:
+    """Others took it for lost; it begins again."""
+    state = state.with_worker(replace(worker, part=Part.LOST, told_to_stop_at=at, was_killed=True))
+    reason = f"The others go on without rank {worker.rank}: SIGKILL, and it begins again."
+    return state, [KillWorkers(local_ranks=(worker.local_rank,), reason=reason)]
 
 
 def _went_on(state: JobState, worker: Worker, event: MemberWentOn) -> tuple[JobState, list[Command]]:
@@ -176,17 +206,29 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
         return None
     cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
     repeats = count_repeats(state.repeats, cause)
-    verdict = judge(state.policy, state.restarts_used, repeats, (fault.failure,))
+    is_same = _is_being_answered(state, fault, repeats)
+    repeats = state.repeats if is_same else repeats
+    verdict = judge(state.policy, state.restarts_used - is_same, repeats, (fault.failure,))
     attempts, rung = climb(state.attempts, fault, at, state.policy)
     if not verdict.restart or rung.severity is Severity.SEV1:
         return None
-    if fault.is_consequence and state.incident is not None:  # of the loss that is being answered
-        verdict = replace(verdict, restarts_used=state.restarts_used)
     verdict = replace(verdict, severity=rung.severity, reason=f"{_who_goes_on(state, lost)} {verdict.reason}")
     state = replace(state, attempts=attempts, repeats=repeats, restarts_used=verdict.restarts_used, broke=None)
     state, booked = _book(state, cause, verdict, at=at, method=method, action="go on")
     state, commands = _leave_out(state, lost, at, f"{fault.reason} {verdict.reason}")
     return replace(state, hang=None), [*commands, *booked]
+
+
+def _is_being_answered(state: JobState, fault: Fault, repeats: Repeats | None) -> bool:
+    """Whether it follows from the fault that is being answered, or is the same on another rank at the same step."""
+    gone = state.find(fault.failure.local_rank)
+    if state.incident is None or state.incident.action != "go on" or gone is None or state.restarts_used == 0:
+        return False
+    if fault.is_consequence:
+        return True
+    before = state.repeats
+    is_same = before is not None and repeats is not None and before.signature == repeats.signature
+    return is_same and before is not None and before.step == fault.failure.step and not gone.takes_place
 
 
 def _taken(state: JobState, fault: Fault, method: str) -> tuple[Worker, ...]:
@@ -202,12 +244,12 @@ def _is_gone(worker: Worker) -> bool:
 
 def _can_others_go_on(state: JobState, lost: tuple[Worker, ...]) -> bool:
     """Whether somebody with the training state is left, and nobody who cannot go on in place."""
-    if state.phase is not Phase.RUNNING or state.world is None or state.newcomers:
+    if state.phase is not Phase.RUNNING or state.world is None:
         return False
-    if any(worker.part is Part.NONE and not worker.takes_place for worker in lost):
+    if any(worker.part is Part.PARTED or (worker.part is Part.NONE and not worker.takes_place) for worker in lost):
         return False
     others = [worker for worker in state.running if worker not in lost]
-    if any(worker.part in (Part.NONE, Part.PARTED) and not worker.takes_place for worker in others):
+    if any(worker.part is Part.PARTED or (worker.part is Part.NONE and not worker.takes_place) for worker in others):
         return False
     return any(worker.part is Part.MEMBER for worker in others) or _is_anyone_elsewhere(state)
 
@@ -221,7 +263,7 @@ def go_on_without(state: JobState, event: NodesLost) -> tuple[JobState, list[Com
     world = state.world
     if world is None or not _can_others_go_on(state, ()):
         return None
-    lost = tuple(member.name for member in world.members if member.node in event.nodes)
+    lost = tuple(member.name for member in world.members if member.node.rpartition("#")[0] in event.nodes)
     if not lost:
         return state, []
     if why_none_left(state.policy, state.restarts_used) is not None:
@@ -239,13 +281,25 @@ def go_on_without(state: JobState, event: NodesLost) -> tuple[JobState, list[Com
     return replace(state, incident=incident, broke=None), [*commands, RecordIncident(incident=incident)]
 
 
+def is_in_place(state: JobState) -> bool:
+    """Whether all workers here can go on without, and with, others."""
+    return _can_others_go_on(state, ())
+
+
+def meet_nodes(state: JobState) -> tuple[JobState, list[Command]] | None:
+    """Has the nodes meet while the workers go on; None if all workers here have to begin again for it."""
+    if not is_in_place(state):
+        return None
+    return replace(state, newcomers="", join_at=None), [MeetNodes(reason=state.newcomers)]
+
+
 def _ranks_go(left: int) -> str:
     return f"{'1 rank goes' if left == 1 else f'{left} ranks go'} on from the failed step."
 
 
 def _who_goes_on(state: JobState, lost: tuple[Worker, ...]) -> str:
     assert state.world is not None
-    left = state.world.size - sum(state.world.rank_of(_name(worker)) is not None for worker in lost)
+    left = state.world.size - sum(state.world.rank_of(_name(state, worker)) is not None for worker in lost)
     return _ranks_go(left)
 
 
@@ -263,7 +317,7 @@ def _book(
 def _leave_out(state: JobState, lost: tuple[Worker, ...], at: float, reason: str) -> tuple[JobState, list[Command]]:
     """Has the others go on without them, ends those who still run, and has them replaced soon."""
     assert state.world is not None
-    of_lost = (_name(worker) for worker in lost)
+    of_lost = (_name(state, worker) for worker in lost)
     names = tuple(name for name in of_lost if state.world.rank_of(name) is not None)
     is_awaited = any(worker.part is Part.NEWCOMER for worker in lost)
     running = [worker for worker in lost if worker.exit_code is None]
@@ -321,7 +375,7 @@ def replace_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]
 def _replace_lost(state: JobState) -> tuple[JobState, list[Command]]:
     """Replaces the lost whose processes have ended, unless all others have made their last step."""
     state = replace(state, replace_at=None)
-    if not _members(state) and not _is_anyone_elsewhere(state):
+    if _has_anyone_parted(state) or not (_members(state) or _is_anyone_elsewhere(state)):
         return state, []
     commands: list[Command] = []
     for worker in state.workers:
@@ -346,23 +400,32 @@ def _replaced(state: JobState, event: WorkerReplaced) -> JobState:
 
 def member_ended(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
     """A member ended well before the others did: they go on without it."""
-    if worker.part is not Part.MEMBER or len(_members(state)) == 0:
+    world = state.world
+    if world is None or worker.part is Part.PARTED or world.rank_of(_name(state, worker)) is None:
         return state, []
+    if not _members(state) and not _is_anyone_elsewhere(state):
+        return _end_newcomers(state)
     reason = f"rank {worker.rank} has ended by itself: the others go on without it."
-    return state, [ChangeWorld(lost=(_name(worker),), reason=reason)]
+    return state, [ChangeWorld(lost=(_name(state, worker),), reason=reason)]
 
 
 def _parted(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
-    """When the last member has made its last step, newcomers are not needed any more."""
-    state = state.with_worker(replace(worker, part=Part.PARTED))
+    """One member that has made its last step proves that all have: newcomers are not needed any more."""
+    return _end_newcomers(state.with_worker(replace(worker, part=Part.PARTED)))
+
+
+def _end_newcomers(state: JobState) -> tuple[JobState, list[Command]]:
     late = tuple(w.local_rank for w in state.running if w.takes_place and w.part in (Part.NONE, Part.NEWCOMER))
-    if _members(state) or not late:
-        return state, []
     for local_rank in late:
         each = state.find(local_rank)
         assert each is not None
         state = state.with_worker(replace(each, part=Part.LOST, was_killed=True))
-    return state, [KillWorkers(local_ranks=late, reason="The training is over: newcomers end.")]
+    state = replace(state, replace_at=None)
+    return state, [KillWorkers(local_ranks=late, reason="The training is over: newcomers end.")] if late else []
+
+
+def _has_anyone_parted(state: JobState) -> bool:
+    return any(worker.part is Part.PARTED for worker in state.workers)
 
 
 # -- the same world once more -----------------------------------------------------------------------------------------

@@ -91,8 +91,8 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
             return _about_peers(state, event)
         case MembershipChanged():
             who = "1 node waits" if event.nodes_waiting == 1 else f"{event.nodes_waiting} nodes wait"
-            reason = f"{who} to join: all workers restart with the new membership."
-            return _nodes_wait(state, event.at, reason)
+            what = in_place.FOR_NODES if in_place.is_in_place(state) else "all workers restart with the new membership."
+            return _nodes_wait(state, event.at, f"{who} to join: {what}")
         case TimePassed():
             return _time_passed(state, event)
         case _:
@@ -254,12 +254,12 @@ def _fault_noticed(
 
     ``why_stop`` stands for the fault's reason where that was said before.
     """
-    if state.phase is Phase.RUNNING and state.newcomers and fault.is_consequence:
-        # Another node has stopped for those who wait a moment before this one.
-        return _summoned(state, at, state.newcomers, counts=False)
     gone_on = in_place.go_on(state, fault, at, method)
     if gone_on is not None:
         return gone_on
+    if state.phase is Phase.RUNNING and state.newcomers and fault.is_consequence:
+        # Another node has stopped for those who wait a moment before this one.
+        return _summoned(state, at, state.newcomers, counts=False)
     is_first = not state.faults
     state = replace(state, faults=(*state.faults, fault))
     if not is_first or state.leaving is not None:
@@ -350,7 +350,7 @@ def _act_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
 
 def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Command]]:
     if state.phase is Phase.RUNNING and state.join_at is not None and event.at >= state.join_at:
-        return _summoned(state, event.at, state.newcomers, counts=False)
+        return in_place.meet_nodes(state) or _summoned(state, event.at, state.newcomers, counts=False)
     if state.phase is Phase.RUNNING:
         return _while_running(state, event.at)
     if state.kill_at is None:

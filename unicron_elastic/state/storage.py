@@ -30,7 +30,7 @@ from unicron_elastic.state.snapshot_shards import Shards, has_shards
 __all__ = ["Storage", "Stored"]
 
 # torch warns of what is meant: that one process writes for itself.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
+warnings.filterwarnings("ignore", message="torch.distributed is disabled", module=r"torch\.distributed\.checkpoint")
 
 _FULL_SHARE = 1.05  # of a state's bytes that must be free for it
 

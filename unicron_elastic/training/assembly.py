@@ -40,7 +40,10 @@ class Assembly:
         self._timeout_s = timeout_s
         self._terms = terms
         self._meeting: Meeting | None = None
-        self._former: list[Any] = []  # groups of earlier worlds, whose end takes gloo some 20 ms
+        # Groups of earlier worlds. Who drops one waits for gloo's threads, some 20 ms, and holds the interpreter: none
+        # of them may be waiting for it then, to let go of a tensor. So they have two more reductions' time.
+        self._former: list[Any] = []
+        self._retired: list[Any] = []
         self.world: World | None = None
         self.rank = 0
         self.is_connected = False
@@ -114,7 +117,6 @@ class Assembly:
             for number in range(len(gradients.buckets)):
                 if number not in gradients.done:
                     works[number] = gradients.reduce(number, self.holdings, is_held=is_held)
-            self._former.clear()
             for number, work in works.items():
                 if work is not None:
                     work.wait()
@@ -123,6 +125,7 @@ class Assembly:
             self._membership.broke(error)
             _let_end(works.values())
             return False
+        self._retired, self._former = self._former, []
         return True
 
     def _give_gradients(self, agreement: Agreement) -> None:
@@ -137,6 +140,8 @@ class Assembly:
                         self._gradients.done.add(number)
 
     def _fill(self, agreement: Agreement) -> None:
+        if agreement.fill:
+            self._gradients.has_last = False
         for number, source in agreement.fill:
             dist.broadcast(self._gradients.buckets[number].reduced, source)
             self._gradients.done.add(number)

@@ -27,6 +27,7 @@ from unicron_elastic.worker.steps import made_before
 __all__ = ["Engine"]
 
 ASK_AGAIN_S = 0.1  # after a newcomer found no source of the state
+FETCHES_MAX = 5
 
 
 class Engine:
@@ -64,6 +65,7 @@ class Engine:
         self._membership = membership(Servant(state, self._rest).serve)
         self._has_state = False  # whether others may rely on this rank's parameters
         self._must_meet = True
+        self._has_parted = False
         self._held: set[int] = set()  # micro-batches of this step that this rank has computed or will
         self._computed: set[int] = set()
         self._news: dict[str, Any] | None = None  # of a new world, to be told after the step
@@ -95,9 +97,9 @@ class Engine:
             self._meet()
         return sorted(self._held)
 
-    def begin_micro_batch(self, step: int, index: int) -> None:
+    def begin_micro_batch(self, index: int) -> None:
         """Right before the script computes it."""
-        self._randomness.seed(step, index)
+        self._randomness.seed(self.state, index)
         if self._statistics is not None:
             self._statistics.begin_micro_batch()
 
@@ -117,6 +119,7 @@ class Engine:
         gradients.check()
         while True:
             if self._must_meet and gradients.is_complete:
+                self._rest.end(self._join_patience_s, lambda: True)
                 return None  # the others are one step ahead, and wait
             if self._must_meet or assembly.needs_meeting():
                 self._meet()
@@ -183,6 +186,7 @@ class Engine:
         Raises ValueError if this run has another number of micro-batches already.
         """
         if self._gradients is not None:
+            self._enter_again()
             if (was := self._gradients.micro_batches) != micro_batches:
                 raise ValueError(
                     f"all steps of a run have the same number of micro-batches: {was}, not {micro_batches}"
@@ -194,16 +198,31 @@ class Engine:
         terms = _terms(self._parameters, micro_batches, self._is_reproducible)
         self._assembly = Assembly(self._membership, self._gradients, self._backend, self._timeout_s, terms)
         self._assembly.on_connect = self._on_regroup
-        while (invitation := self._membership.enter()) is not None:
+        if self._scaler is not None:  # which makes its scale when it is first asked, and a newcomer may not ask in time
+            self._scaler.scale(torch.zeros((), device=self._device))
+        self._enter()
+
+    def _enter(self) -> None:
+        """Gets the state while the others train; if that fails again and again, in the group while they wait."""
+        for _ in range(FETCHES_MAX):
+            invitation = self._membership.enter()
+            if invitation is None:
+                return
             fetched = fetch_state(self._registered, invitation)
-            if fetched is None:
-                time.sleep(ASK_AGAIN_S)
-            else:
+            if fetched is not None:
                 self._has_state = True
                 made_before(self.state)
                 self._membership.is_ready(self.state)
                 fetched.release()  # before any reduction with this rank, which would find the state held
                 return
+            time.sleep(ASK_AGAIN_S)
+        self._membership.is_ready(self.state)
+
+    def _enter_again(self) -> None:
+        """A script may go on after the last step, with more of them."""
+        if self._has_parted:
+            self._has_parted = False
+            self._membership.enter()
 
     def part(self) -> None:
         """Stays until nobody needs this rank any more: another may have missed the end of the last reduction."""
@@ -215,6 +234,7 @@ class Engine:
                 self._meet()
             elif assembly.together(lambda: dist.all_reduce(nothing)):
                 break
+        self._has_parted = True
         self._membership.tell({"parted": True})
 
     def _meet(self) -> None:
@@ -233,7 +253,6 @@ class Engine:
                 assembly.together(partial(self._give_or_take, agreement))
             agreement = assembly.meet(self._said)
         self._must_meet = False
-        was_begun = any(assembly.holdings)
         dealt = agreement.dealt[assembly.rank]
         self._held.update(dealt)
         assembly.holdings = [
@@ -241,11 +260,9 @@ class Engine:
         ]
         assert assembly.world is not None
         if assembly.world.number > 1:
-            self._news = {
-                "world": assembly.world.number,
-                "reused": len(self._computed),
-                "recomputed": len(dealt) if was_begun else 0,
-            }
+            before = self._news or {"reused": len(self._computed), "recomputed": 0}
+            again = len(dealt) if self._computed else 0  # else the step had not begun
+            self._news = {**before, "world": assembly.world.number, "recomputed": before["recomputed"] + again}
 
     def _said(self) -> Said:
         gradients, _ = self._parts()

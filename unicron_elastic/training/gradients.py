@@ -47,6 +47,7 @@ class Gradients:
         self.done: set[int] = set()  # buckets whose reduced sum is complete
         self.has_last = False  # whether ``reduced`` still is that of the step before
         self._touched: set[Tensor] = set()
+        self._staged: dict[int, Tensor] = {}
         self._flats: list[Tensor] = []
         self.buckets = self._make_buckets(bucket_bytes)
         for parameter in self.parameters:
@@ -102,7 +103,10 @@ class Gradients:
         each = self.buckets[bucket]
         if each.notes:
             self._note_touched(is_held)
-        return each.reduced[part].copy_(each.local[part])
+        if part == slice(None):
+            return each.reduced.copy_(each.local)
+        staged = self._staged[bucket] = each.reduced[part]  # kept, so that no thread of gloo's is the last to have it
+        return staged.copy_(each.local[part])
 
     def settle(self) -> None:
         """Puts the reduced gradients into ``p.grad``; None for a parameter that no micro-batch gave one."""

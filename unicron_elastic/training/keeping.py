@@ -138,6 +138,11 @@ class Keeper:
         state = self._run.state_dict()
         self.storage.save(folder, state, keep=keep, is_replicated=self.is_replicated, rank=rank)
 
+    def wait_saved(self) -> None:
+        """Waits until what was begun is written, or could not be."""
+        if self._storage is not None:
+            self._storage.wait()
+
     # -- back ---------------------------------------------------------------------------------------------------------
 
     def restore(self, folder: str | os.PathLike[str] | None) -> int:

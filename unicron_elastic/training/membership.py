@@ -147,9 +147,14 @@ class AgentMembership:
 
 
 def membership(serve: Callable[[str], dict[str, Any]]) -> Membership:
-    """This process's. ``serve`` begins to offer its state to newcomers that know a key, and returns where."""
+    """This process's. ``serve`` begins to offer its state to newcomers that know a key, and returns where.
+
+    Raises RuntimeError for the second time under unicron-run.
+    """
     to_agent = link()
     if to_agent is None:
         return FixedMembership()
+    if to_agent.on_serve is not None:
+        raise RuntimeError("a process has one Run: register what else there is with it, by name")
     to_agent.on_serve = serve
     return AgentMembership(to_agent)

@@ -120,7 +120,12 @@ class Run:
         engine = self._engine
         engine.join(micro_batches)
         while engine.state < total:
-            yield Step(engine, engine.state)
+            step = Step(engine)
+            yield step
+            if not step.is_over:
+                raise RuntimeError(
+                    f"step {step.number} was left before 'for index in step' had ended: its gradients are not reduced"
+                )
             engine.end_optimizer_step()
             if self._snapshot_every or self._peer_snapshot_every:
                 self.snapshot(engine.state, every=self._snapshot_every)
@@ -160,6 +165,10 @@ class Run:
         """
         self._engine.state = step
         self._keeper.save(folder, keep)
+
+    def wait_saved(self) -> None:
+        """Waits until what ``save`` began is written: for sharded states, before ``destroy_process_group``."""
+        self._keeper.wait_saved()
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of ``value`` over all ranks, which must all ask for it, as for a loss on held-out data.

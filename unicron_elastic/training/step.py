@@ -16,9 +16,9 @@ __all__ = ["Step"]
 class Step:
     """Iterate over it for the micro-batches that this rank is to compute; when that ends, ``p.grad`` is reduced."""
 
-    def __init__(self, engine: Engine, number: int) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.number = number  # 0 for the first
+        self._number: int | None = None
         self._index: int | None = None
         self._losses: Tensor | None = None
 
@@ -32,7 +32,7 @@ class Step:
         while True:
             while queue:
                 self._index = queue.popleft()
-                engine.begin_micro_batch(self.number, self._index)
+                engine.begin_micro_batch(self._index)
                 yield self._index
                 if self._index is not None:
                     raise RuntimeError(f"step.backward(loss) was not called for micro-batch {self._index}")
@@ -40,7 +40,18 @@ class Step:
             if more is None:
                 break
             queue.extend(more)
+        self._number = engine.state
         self._losses = engine.end_step()
+
+    @property
+    def number(self) -> int:
+        """0 for the first. It grows while a rank that has missed some steps takes the state of others."""
+        return self._engine.state if self._number is None else self._number
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its gradients are reduced."""
+        return self._losses is not None
 
     def backward(self, loss: Tensor) -> None:
         """Computes the gradients of the micro-batch that was yielded last.

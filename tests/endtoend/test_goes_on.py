@@ -1,0 +1,137 @@
+"""Workers that use ``unicron_elastic.Run`` lose one another at every point, and train to the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = str(Path(__file__).with_name("train_in_place.py"))
+END_S = 40.0
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process comes to by itself."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    environ = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    environ |= {"PROBE": str(folder), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, SCRIPT], env=environ, check=True, timeout=END_S)
+    return _final(folder, 0)
+
+
+def _final(folder: Path, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"final-{rank}.json").read_text())
+    return found
+
+
+def _incidents(folder: Path) -> list[dict[str, Any]]:
+    last: dict[int, dict[str, Any]] = {}
+    for line in (folder / "ledger").read_text().splitlines():
+        record = json.loads(line)
+        last[record["number"]] = record
+    return [last[number] for number in sorted(last)]
+
+
+def _train(launcher: Any, ranks: int, *strikes: str, worlds: int = 1, more: tuple[str, ...] = ()) -> Path:
+    """Trains to a good end; the last step waits for that many worlds, so that all replacements have joined."""
+    given = [argument for strike in strikes for argument in ("--strike", strike)]
+    run = launcher.start(
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        "--max-restarts=5",
+        "--unicron-ledger=ledger",
+        SCRIPT,
+        f"--wait-for-worlds={worlds}",
+        *given,
+        *more,
+        fast=False,
+    )
+    assert run.wait(END_S) == 0, run.err
+    return launcher.folder
+
+
+def _assert_same(folder: Path, undisturbed: dict[str, Any], ranks: list[int]) -> None:
+    for rank in ranks:
+        found = _final(folder, rank)
+        assert found["parameters"] == undisturbed["parameters"], f"rank {rank}"
+        assert found["losses"].items() <= undisturbed["losses"].items()  # a newcomer has seen the later ones
+
+
+@pytest.mark.parametrize(
+    "strike",
+    ["0:2:accumulate:kill", "1:2:reduce:exit", "2:2:reduced:kill", "1:2:optimizer:kill", "1:2:between:raise"],
+)
+def test_the_others_go_on_and_the_replacement_joins(launcher: Any, undisturbed: Any, strike: str) -> None:
+    folder = _train(launcher, 3, strike, worlds=3)
+    _assert_same(folder, undisturbed, [0, 1, 2])
+    (incident,) = _incidents(folder)
+    assert (incident["action"], incident["restarts_used"]) == ("go on", 1)
+
+
+def test_only_the_lost_micro_batches_are_computed_again(launcher: Any, undisturbed: Any) -> None:
+    folder = _train(launcher, 3, "1:2:reduce:kill", worlds=3)
+    _assert_same(folder, undisturbed, [0, 1, 2])
+    (incident,) = _incidents(folder)
+    assert (incident["micro_batches_reused"], incident["micro_batches_recomputed"]) == (5, 3)
+
+
+def test_one_is_enough(launcher: Any, undisturbed: Any) -> None:
+    folder = _train(launcher, 3, "0:2:accumulate:kill", "2:2:accumulate:kill", worlds=5)
+    _assert_same(folder, undisturbed, [0, 1, 2])
+    assert [incident["restarts_used"] for incident in _incidents(folder)] == [1, 2]
+
+
+@pytest.mark.parametrize("point", ["fetch", "fetched"])
+def test_a_newcomer_may_be_lost_too(launcher: Any, undisturbed: Any, point: str) -> None:
+    folder = _train(launcher, 2, "1:2:accumulate:kill", f"1:-1:{point}:kill", worlds=4)
+    _assert_same(folder, undisturbed, [0, 1])
+    assert [incident["action"] for incident in _incidents(folder)] == ["go on", "go on"]
+
+
+@pytest.mark.parametrize("point", ["meet", "connect", "published", "connected"])
+def test_another_may_be_lost_while_the_members_meet(launcher: Any, undisturbed: Any, point: str) -> None:
+    folder = _train(launcher, 3, "2:2:accumulate:kill", f"1:2:{point}:kill", worlds=5)
+    _assert_same(folder, undisturbed, [0, 1, 2])
+
+
+@pytest.mark.parametrize("step", [0, STEPS - 1])
+def test_it_may_be_the_first_step_or_the_last(launcher: Any, undisturbed: Any, step: int) -> None:
+    folder = _train(launcher, 2, f"1:{step}:accumulate:kill")
+    _assert_same(folder, undisturbed, [0])
+
+
+def test_the_same_members_connect_anew_when_a_collective_fails(launcher: Any, undisturbed: Any) -> None:
+    folder = _train(launcher, 3, "1:2:reduce:fail", worlds=2)
+    _assert_same(folder, undisturbed, [0, 1, 2])
+    (incident,) = _incidents(folder)
+    assert (incident["action"], incident["restarts_used"]) == ("reattempt", 0)
+
+
+def test_the_others_go_on_without_one_that_ends_early(launcher: Any, undisturbed: Any) -> None:
+    folder = _train(launcher, 3, "1:2:between:leave")
+    _assert_same(folder, undisturbed, [0, 2])
+    assert not (folder / "final-1.json").exists()
+
+
+def test_a_failure_at_the_very_end_leaves_nobody_waiting(launcher: Any, undisturbed: Any) -> None:
+    folder = _train(launcher, 3, f"1:{STEPS - 1}:even:fail")
+    _assert_same(folder, undisturbed, [0, 1, 2])
+
+
+def test_a_newcomer_that_takes_long_begins_with_the_step_that_the_others_are_in(launcher: Any) -> None:
+    more = ("--steps=20", "--step-s=0.02", "--slow-load-s=1", "--join-patience-s=0.2")
+    folder = _train(launcher, 2, "1:2:accumulate:kill", worlds=3, more=more)
+    assert _final(folder, 0)["parameters"] == _final(folder, 1)["parameters"]
+
+
+def test_a_gradient_scaler_is_ready_in_a_newcomer(launcher: Any) -> None:
+    folder = _train(launcher, 2, "1:3:reduce:kill", worlds=3, more=("--scaler",))
+    assert _final(folder, 0)["parameters"] == _final(folder, 1)["parameters"]
+    assert len(_incidents(folder)) == 1

@@ -1,0 +1,236 @@
+"""Trains a small model through ``unicron_elastic.Run`` and breaks ranks at chosen points.
+
+    train_in_place.py --steps 6 --micro-batches 8 --strike RANK:STEP:POINT:HOW ...
+
+Each strike happens once, to whichever process has that rank in the launcher's environment. At the end each rank writes
+the digest of its parameters and losses to ``PROBE/final-RANK.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import unicron_elastic
+from unicron_elastic.training import engine, gradients, joining, meeting, tree_gradients
+
+FOLDER = Path(os.environ["PROBE"])
+RANK = int(os.environ.get("RANK", "0"))
+DEADLINE_S = 30.0
+HOWS: dict[str, Callable[[], Any]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "exit": lambda: os._exit(1),
+    "leave": lambda: sys.exit(0),
+}
+
+
+class Strikes:
+    """What is to go wrong here. ``step`` is the one that the script is in; -1 before the first."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.step = -1
+        self._left = [text.split(":") for text in texts]
+        for rank, *_ in self._left:
+            assert rank.isdigit(), rank
+
+    def at(self, point: str) -> None:
+        """Strikes if this is the point, and nobody has struck here before."""
+        for rank, step, where, how in self._left:
+            if (int(rank), int(step), where) == (RANK, self.step, point):
+                self._strike(f"{rank}-{step}-{where}", how)
+
+    def _strike(self, name: str, how: str) -> None:
+        try:
+            (FOLDER / f"struck-{name}").touch(exist_ok=False)
+        except FileExistsError:
+            return
+        if how == "raise":
+            raise OSError(f"struck at {name.rpartition('-')[2]}")
+        if how == "fail":  # as gloo complains
+            raise RuntimeError("Connection closed by peer [127.0.0.1]:44696")
+        HOWS[how]()
+
+
+def wrapped(owner: Any, name: str, before: Callable[..., object] | None, after: Callable[..., object] | None) -> None:
+    """Has ``before`` and ``after`` called around a function of the product."""
+    function = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(*args, **kwargs)
+        result = function(*args, **kwargs)
+        if after is not None:
+            after(*args, **kwargs)
+        return result
+
+    setattr(owner, name, call)
+
+
+def arm(strikes: Strikes) -> None:
+    """Puts the points that are inside of the product in place."""
+
+    def bucket(_gradients: Any, number: int, *_: Any, **__: Any) -> None:
+        if number == 1:
+            strikes.at("reduce")
+
+    wrapped(gradients.Gradients, "reduce", None, bucket)
+    wrapped(tree_gradients.TreeGradients, "reduce", None, bucket)
+    wrapped(engine.Engine, "_may_leave", lambda _: strikes.at("reduced"), None)
+    wrapped(engine.Engine, "_meet", lambda _: strikes.at("meet"), None)
+    wrapped(engine.Engine, "part", lambda _: strikes.at("part"), lambda _: strikes.at("parted"))
+    wrapped(meeting.Meeting, "connect", lambda *_: strikes.at("connect"), lambda *_: strikes.at("connected"))
+    wrapped(meeting._Interruptible, "set", None, lambda *_: strikes.at("published"))
+    wrapped(joining.Servant, "serve", lambda *_: strikes.at("serve"), None)
+    wrapped(
+        torch.distributed, "all_reduce", None, lambda tensor, **_: strikes.at("even" if tensor.numel() == 1 else "")
+    )
+    wrapped(joining, "pull", lambda *_, **__: strikes.at("fetch"), lambda *_, **__: strikes.at("fetched"))
+
+
+class Net(nn.Module):
+    """With dropout, tied weights, a frozen parameter and one that is used in no step."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, width)
+        self.second = nn.Linear(width, width, bias=False)
+        self.tied = nn.Linear(width, width, bias=False)
+        self.tied.weight = self.second.weight
+        self.frozen = nn.Linear(width, width).requires_grad_(False)
+        self.unused = nn.Linear(4, 4)
+        self.last = nn.Linear(width, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.dropout(torch.relu(self.first(x)), 0.2, self.training)
+        result: torch.Tensor = self.last(self.frozen(torch.tanh(self.tied(self.second(x)))))
+        return result
+
+
+def batch(step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(4, 8) and (4, 1), of the step and index alone."""
+    generator = torch.Generator().manual_seed(1000 * step + index)
+    x = torch.randn(4, 8, generator=generator)
+    return x, x.sum(1, keepdim=True).sin()
+
+
+def options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--strike", action="append", default=[])
+    parser.add_argument("--step-s", type=float, default=0.0, help="how long a micro-batch takes at least")
+    parser.add_argument("--plain", action="store_true", help="not reproducible")
+    parser.add_argument("--bucket-bytes", type=int, default=600)
+    parser.add_argument("--scaler", action="store_true")
+    parser.add_argument("--wait-for-worlds", type=int, default=1, help="the last step waits for that many worlds")
+    parser.add_argument("--join-patience-s", type=float, default=5.0)
+    parser.add_argument("--slow-load-s", type=float, default=0.0)
+    return parser.parse_args()
+
+
+class Slow:
+    """Something that takes its time to load."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, _state: dict[str, Any]) -> None:
+        """Slowly."""
+        time.sleep(self.seconds)
+
+
+def main() -> None:
+    """Trains."""
+    asked = options()
+    strikes = Strikes(asked.strike)
+    arm(strikes)
+    for owner in (gradients.Gradients, tree_gradients.TreeGradients):
+        owner.__init__.__kwdefaults__["bucket_bytes"] = asked.bucket_bytes
+    torch.set_num_threads(1)
+    torch.manual_seed(RANK)  # the first world begins with what rank 0 has
+    model = Net(16)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    optimizer.register_step_pre_hook(lambda *_: strikes.at("optimizer"))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2) if asked.scaler else None
+    strikes.at("before")
+    run = unicron_elastic.Run(
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        scaler=scaler,
+        reproducible=not asked.plain,
+        join_patience_s=asked.join_patience_s,
+        slow=Slow(asked.slow_load_s),
+    )
+    losses: dict[int, float] = {}
+    strikes.at("made")
+    for step in run.steps(total=asked.steps, micro_batches=asked.micro_batches):
+        strikes.step = step.number
+        strikes.at("begin")
+        for done, index in enumerate(step):
+            if step.number == asked.steps - 1:
+                wait_for_world(run, asked.wait_for_worlds)
+            with torch.autocast("cpu", torch.bfloat16, enabled=asked.scaler):
+                x, y = batch(step.number, index)
+                loss = nn.functional.mse_loss(model(x), y)
+            if asked.step_s:
+                time.sleep(asked.step_s)
+            strikes.at("forward")
+            step.backward(loss)
+            if done == 0:
+                strikes.at("accumulate")
+        strikes.at("settled")
+        assert step.number == run.step, f"step {step.number} is step {run.step}"
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if scaler is not None:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        scheduler.step()
+        losses[step.number] = step.loss
+        strikes.at("between")
+    tell(run, model, losses)
+
+
+def wait_for_world(run: unicron_elastic.Run, number: int) -> None:
+    """Waits until the agent has told of that world; within a step, for between steps no state is copied."""
+    found = run._engine._membership
+    end = time.monotonic() + DEADLINE_S
+    while number > 1 and not found._link.is_newer(number - 1):
+        assert time.monotonic() < end, f"world {number} has not come"
+        time.sleep(0.005)
+
+
+def tell(run: unicron_elastic.Run, model: nn.Module, losses: dict[int, float]) -> None:
+    """Writes what came out."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode() + parameter.detach().numpy().tobytes())
+    result = {"parameters": digest.hexdigest()[:16], "losses": losses, "world_size": run.world_size}
+    (FOLDER / f"written-{RANK}").write_text(json.dumps(result))
+    (FOLDER / f"written-{RANK}").rename(FOLDER / f"final-{RANK}.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,387 @@
+"""What is decided when workers can go on in their processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from scenario import CRASHED, FIRST_RANK, GLOO_CLOSED, KILLED, Job, none, only
+
+from unicron_elastic.faults import Failure, HangKind
+from unicron_elastic.recovery.commands import (
+    ChangeWorld,
+    Command,
+    FailJob,
+    FinishJob,
+    InviteMember,
+    KillWorkers,
+    ReplaceWorker,
+    StartWorkers,
+    StopWorkers,
+    TellWorld,
+    WakeAt,
+)
+from unicron_elastic.recovery.events import (
+    Event,
+    MemberEntered,
+    MemberParted,
+    MemberWentOn,
+    StartedWorker,
+    StateFetched,
+    TimePassed,
+    WorkerReplaced,
+    WorldBroke,
+    WorldChanged,
+)
+from unicron_elastic.recovery.in_place import BREAK_GRACE_S, REPLACE_AFTER_S
+from unicron_elastic.recovery.state import Part, Phase
+from unicron_elastic.world import World
+
+
+class InPlace(Job):
+    """A job that makes worlds and starts replacements when told to, as the agent does."""
+
+    def __init__(self, workers: int = 3, *, entered: bool = True, **policy: Any) -> None:
+        super().__init__(workers, **policy)
+        self.replaced: list[int] = []
+        self._pids: dict[int, int] = {}
+        self._number = 0
+        self.start()
+        if entered:
+            for local_rank in range(workers):
+                self.entered(local_rank)
+
+    def feed(self, event: Event) -> list[Command]:
+        commands = super().feed(event)
+        for command in list(commands):
+            if isinstance(command, ChangeWorld):
+                commands += self._change(command)
+            elif isinstance(command, ReplaceWorker):
+                commands += self._replace(command)
+        return commands
+
+    def _change(self, command: ChangeWorld) -> list[Command]:
+        self._number += 1
+        if self.state.world is None:
+            world = World(number=self._number, members=command.joined, store="h:1")
+        else:
+            world = self.state.world.after(store="h:1", reason=command.reason, lost=command.lost, joined=command.joined)
+        return self.feed(WorldChanged(at=self._at(None), world=world, generation=self.state.generation))
+
+    def _replace(self, command: ReplaceWorker) -> list[Command]:
+        self.replaced.append(command.local_rank)
+        self._pids[command.local_rank] = 10_000 + len(self.replaced)
+        started = StartedWorker(
+            local_rank=command.local_rank,
+            rank=FIRST_RANK + command.local_rank,
+            pid=self._pids[command.local_rank],
+        )
+        return self.feed(
+            WorkerReplaced(
+                at=self._at(None),
+                worker=started,
+                restarts_used=command.restarts_used,
+                generation=self.state.generation,
+            )
+        )
+
+    def pid(self, local_rank: int, generation: int | None = None) -> int:
+        return getattr(self, "_pids", {}).get(local_rank) or super().pid(local_rank, generation)
+
+    def start(self, *args: Any, **kwargs: Any) -> list[Command]:
+        self._pids = {}
+        return super().start(*args, **kwargs)
+
+    def entered(self, local_rank: int) -> list[Command]:
+        return self.feed(MemberEntered(at=self._at(None), local_rank=local_rank, generation=self.state.generation))
+
+    def fetched(self, local_rank: int) -> list[Command]:
+        event = StateFetched(at=self._at(None), local_rank=local_rank, state=7, generation=self.state.generation)
+        return self.feed(event)
+
+    def went_on(self, local_rank: int, *, reused: int = 0, recomputed: int = 0) -> list[Command]:
+        world = self.state.world.number if self.state.world is not None else 1
+        event = MemberWentOn(
+            at=self._at(None),
+            local_rank=local_rank,
+            world=world,
+            reused=reused,
+            recomputed=recomputed,
+            generation=self.state.generation,
+        )
+        return self.feed(event)
+
+    def parted(self, local_rank: int) -> list[Command]:
+        return self.feed(MemberParted(at=self._at(None), local_rank=local_rank, generation=self.state.generation))
+
+    def broke(self, local_rank: int) -> list[Command]:
+        at = self._at(None)
+        failure = Failure(
+            at=at,
+            rank=FIRST_RANK + local_rank,
+            local_rank=local_rank,
+            pid=self.pid(local_rank),
+            exception_type="RuntimeError",
+            message=GLOO_CLOSED,
+        )
+        world = self.state.world.number if self.state.world is not None else 1
+        return self.feed(WorldBroke(at=at, world=world, failure=failure, generation=self.state.generation))
+
+    def later(self, seconds: float) -> list[Command]:
+        return self.time(self.now + seconds)
+
+    def part(self, local_rank: int) -> Part:
+        worker = self.state.find(local_rank)
+        assert worker is not None
+        return worker.part
+
+    def names(self) -> list[str]:
+        """Of the present world's members, by rank."""
+        assert self.state.world is not None
+        return short(member.name for member in self.state.world.members)
+
+
+def short(names: Iterable[str]) -> list[str]:
+    """The rank, and of how many it takes the place: the end of each name."""
+    return [".".join(name.partition("#")[0].split(".")[-2:]) for name in names]
+
+
+def test_the_first_world_has_all_workers_and_each_hears_of_it() -> None:
+    job = InPlace(3, entered=False)
+    assert only(job.entered(1), ChangeWorld).lost == ()
+    assert only(job.entered(0), TellWorld).local_rank == 0
+    assert job.names() == ["4.0", "5.0", "6.0"]
+
+
+def test_the_others_go_on_without_a_killed_worker_and_it_is_replaced() -> None:
+    job = InPlace(3)
+    commands = job.exited(1, KILLED)
+    assert short(only(commands, ChangeWorld).lost) == ["5.0"]
+    assert none(commands, StopWorkers, StartWorkers, ReplaceWorker)
+    assert {c.local_rank for c in commands if isinstance(c, TellWorld)} == {0, 2}
+    assert only(job.later(REPLACE_AFTER_S), ReplaceWorker).local_rank == 1
+    assert only(job.entered(1), InviteMember).sources == (0, 2)
+    assert only(job.fetched(1), ChangeWorld).joined[0].local_rank == 1
+    assert job.names() == ["4.0", "5.1", "6.0"]
+    assert job.state.restarts_used == 1
+
+
+def test_it_is_replaced_at_once_when_the_others_have_stepped() -> None:
+    job = InPlace(3)
+    job.exited(1, KILLED)
+    assert none(job.went_on(0, reused=2, recomputed=1), ReplaceWorker)
+    assert only(job.went_on(2, reused=3, recomputed=2), ReplaceWorker).local_rank == 1
+    closed = job.records(1)[-1]
+    assert (closed.micro_batches_reused, closed.micro_batches_recomputed) == (5, 3)
+    assert none(job.later(REPLACE_AFTER_S), ReplaceWorker)
+
+
+def test_who_raised_may_tear_down_before_it_is_killed_and_replaced() -> None:
+    job = InPlace(2, teardown_timeout_s=5.0)
+    assert none(job.raised(0), KillWorkers)
+    assert none(job.later(1.0), ReplaceWorker, KillWorkers)
+    assert only(job.later(5.0), KillWorkers).local_ranks == (0,)
+    assert only(job.exited(0, KILLED), ReplaceWorker).local_rank == 0
+
+
+def test_who_hangs_is_killed_at_once() -> None:
+    job = InPlace(3)
+    job.hung(1, kind=HangKind.STOPPED)
+    commands = job.evidence(1)
+    assert short(only(commands, ChangeWorld).lost) == ["5.0"]
+    assert only(commands, KillWorkers).local_ranks == (1,)
+    assert only(job.exited(1, KILLED) + job.later(REPLACE_AFTER_S), ReplaceWorker).local_rank == 1
+
+
+def test_without_restarts_left_the_job_ends() -> None:
+    job = InPlace(2, max_restarts=1)
+    job.exited(1, KILLED)
+    job.later(REPLACE_AFTER_S)
+    job.entered(1)
+    job.fetched(1)
+    assert only(job.exited(0, KILLED), StopWorkers).local_ranks == (1,)
+    assert "all" in only(job.terminated(1), FailJob).reason or "only restart is used" in job.log[-1].reason
+
+
+def test_all_begin_again_if_somebody_has_not_asked_to_go_on() -> None:
+    job = InPlace(3, entered=False)
+    job.entered(0)
+    job.entered(1)
+    assert only(job.exited(1, KILLED), StopWorkers).local_ranks == (0, 2)
+
+
+def test_all_begin_again_if_nobody_with_state_is_left() -> None:
+    job = InPlace(2)
+    job.exited(1, KILLED)
+    job.later(REPLACE_AFTER_S)
+    job.entered(1)
+    assert only(job.exited(0, KILLED), StopWorkers).local_ranks == (1,)
+    assert only(job.terminated(1), StartWorkers).restarts_used == 2
+
+
+def test_a_newcomer_that_dies_is_replaced_once_more() -> None:
+    job = InPlace(2)
+    job.exited(1, KILLED)
+    job.later(REPLACE_AFTER_S)
+    job.entered(1)
+    assert none(job.exited(1, CRASHED), StopWorkers)
+    job.later(REPLACE_AFTER_S)
+    assert job.replaced == [1, 1]
+    job.entered(1)
+    job.fetched(1)
+    assert job.names() == ["4.0", "5.2"]
+
+
+def test_newcomers_end_when_the_last_member_has_parted() -> None:
+    job = InPlace(2)
+    job.exited(1, KILLED)
+    job.later(REPLACE_AFTER_S)
+    job.entered(1)
+    assert only(job.parted(0), KillWorkers).local_ranks == (1,)
+    job.exited(1, KILLED)
+    assert only(job.exited(0), FinishJob)
+
+
+def test_the_same_members_connect_anew_when_collectives_fail_and_nobody_is_gone() -> None:
+    job = InPlace(2, retries=2)
+    for attempt in (1, 2):
+        assert none(job.broke(0), ChangeWorld)
+        again = only(job.later(BREAK_GRACE_S), ChangeWorld)
+        assert (again.lost, again.joined) == ((), ())
+        assert f"attempt {attempt} of 2" in again.reason
+    assert job.state.restarts_used == 0
+
+
+def test_who_complains_too_often_is_replaced() -> None:
+    job = InPlace(2, retries=1)
+    job.broke(0)
+    job.later(BREAK_GRACE_S)
+    job.broke(0)
+    commands = job.later(BREAK_GRACE_S)
+    assert short(only(commands, ChangeWorld).lost) == ["4.0"]
+    assert only(commands, KillWorkers).local_ranks == (0,)
+    assert job.state.restarts_used == 1
+
+
+def test_a_step_forgets_the_attempts_before() -> None:
+    job = InPlace(2, retries=1)
+    for _ in range(4):
+        job.broke(0)
+        assert "attempt 1 of 1" in only(job.later(BREAK_GRACE_S), ChangeWorld).reason
+        job.went_on(0)
+        job.went_on(1)
+
+
+def test_a_death_explains_broken_collectives() -> None:
+    job = InPlace(3)
+    job.broke(0)
+    assert short(only(job.exited(1, KILLED), ChangeWorld).lost) == ["5.0"]
+    assert none(job.later(BREAK_GRACE_S), ChangeWorld)
+
+
+def test_the_same_bug_of_one_rank_ends_the_job() -> None:
+    job = InPlace(2, max_restarts=9, same_failure_limit=3)
+    for _ in range(2):
+        job.raised(1, "bad", step=7)
+        job.exited(1, 1, step=7)
+        job.later(REPLACE_AFTER_S)
+        job.entered(1)
+        job.fetched(1)
+    assert only(job.raised(1, "bad", step=7), StopWorkers).local_ranks == (0,)
+    job.exited(1, 1, step=7)
+    assert "3 times in a row" in only(job.terminated(0), FailJob).reason
+
+
+LOCAL = st.integers(0, 3)
+HAPPENINGS = st.one_of(
+    st.tuples(st.just("exited"), LOCAL, st.sampled_from([0, 1, KILLED, CRASHED])),
+    st.tuples(st.just("raised"), LOCAL, st.sampled_from(["bad", GLOO_CLOSED])),
+    st.tuples(
+        st.sampled_from(["entered", "entered", "fetched", "went_on", "parted", "broke", "hung", "evidence"]), LOCAL
+    ),
+    st.tuples(st.just("later"), st.sampled_from([0.0, BREAK_GRACE_S, REPLACE_AFTER_S, 6.0, 400.0])),
+)
+
+
+def _happen(job: InPlace, happening: tuple[Any, ...]) -> None:
+    if job.state.phase is Phase.IDLE:
+        job.start(job.started()[-1].restarts_used)
+        for local_rank in range(job.workers):
+            job.entered(local_rank)
+    name, first, *more = happening
+    if name == "raised":
+        job.raised(first, *more, kind="RuntimeError", step=3)
+    else:
+        getattr(job, name)(first, *more)
+
+
+@given(st.integers(1, 4), st.integers(0, 4), st.lists(HAPPENINGS, max_size=40))
+def test_in_any_order_the_job_stays_consistent(
+    workers: int, max_restarts: int, happenings: list[tuple[Any, ...]]
+) -> None:
+    job = InPlace(workers, max_restarts=max_restarts)
+    for happening in happenings:
+        _happen(job, happening)  # validates after each event
+        assert job.state.restarts_used <= max_restarts
+    ends = [command for command in job.log if isinstance(command, FinishJob | FailJob)]
+    assert len(ends) == (job.state.phase is Phase.FINISHED)
+
+
+@given(st.integers(2, 4), st.lists(HAPPENINGS, max_size=40))
+def test_whoever_is_lost_is_replaced_or_the_job_is_over(workers: int, happenings: list[tuple[Any, ...]]) -> None:
+    job = InPlace(workers, max_restarts=50, same_failure_limit=0)
+    for happening in happenings:
+        _happen(job, happening)
+    # Nothing but the ends of those that were killed and the wake-ups that were asked for comes any more.
+    for _ in range(3):
+        killed = {rank for c in job.log if isinstance(c, KillWorkers) for rank in c.local_ranks}
+        for worker in job.state.running:
+            if worker.local_rank in killed and worker.was_killed:
+                job.exited(worker.local_rank, KILLED)
+        for at in sorted({command.at for command in job.log if isinstance(command, WakeAt)}):
+            job.now = max(job.now, at)
+            job.feed(TimePassed(at=job.now))
+    if job.state.phase is Phase.RUNNING and any(worker.part is Part.MEMBER for worker in job.state.running):
+        assert not [worker for worker in job.state.workers if worker.part in (Part.LOST, Part.REPLACING)]
+
+
+def test_a_bug_that_all_ranks_meet_at_one_step_counts_once() -> None:
+    job = InPlace(4, max_restarts=3, same_failure_limit=3)
+    for local_rank in range(4):
+        job.raised(local_rank, "nfs is away", kind="OSError", step=7)
+    for local_rank in range(4):
+        job.exited(local_rank, 1, step=7)
+    assert job.started()[-1].restarts_used == 1
+
+
+def test_who_fails_after_its_last_step_is_not_gone_on_without() -> None:
+    job = InPlace(2)
+    job.parted(1)
+    assert only(job.raised(1), StopWorkers).local_ranks == (0,)
+
+
+def test_nobody_is_told_of_a_world_with_one_that_has_parted() -> None:
+    for happens in ("joins", "breaks", "dies"):
+        job = InPlace(3)
+        job.exited(1, KILLED)
+        job.later(REPLACE_AFTER_S)
+        job.entered(1)
+        job.parted(2)
+        if happens == "joins":
+            job.fetched(1)
+        elif happens == "breaks":
+            job.broke(0)
+            job.later(BREAK_GRACE_S)
+        else:
+            job.exited(1, KILLED)
+        assert "6.0" not in job.names(), happens
+
+
+def test_newcomers_end_when_the_last_member_has_ended_without_a_word() -> None:
+    job = InPlace(2)
+    job.exited(1, KILLED)
+    job.later(REPLACE_AFTER_S)
+    job.entered(1)
+    assert only(job.exited(0), KillWorkers).local_ranks == (1,)

@@ -1,0 +1,402 @@
+"""Snapshots in memory files: whole or not there, and which one all ranks go on from."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+
+from unicron_elastic.state import snapshot_file
+from unicron_elastic.state.layout import flatten, rebuild
+from unicron_elastic.state.snapshot_choice import best_for, newest_common, victim, why_back
+from unicron_elastic.state.snapshot_exchange import Exchange, Servers, copy_of, parse_remote
+from unicron_elastic.state.snapshot_file import SnapshotFile, read_header
+from unicron_elastic.state.snapshot_header import HEADER_BYTES, Header
+from unicron_elastic.state.snapshot_offers import Local, Offers, Remote
+from unicron_elastic.state.snapshot_writer import SnapshotWriter
+
+DEADLINE_S = 30.0
+ABOUT = {"lineage": 7, "rank": 1, "world_size": 4, "is_replicated": False, "is_for_peer": False}
+
+
+def state(step: int) -> dict[str, Any]:
+    draw = torch.Generator().manual_seed(step)
+    return {
+        "weight": torch.randn(300, 1000, generator=draw),
+        "bias": torch.randn(7, generator=draw).bfloat16(),
+        "empty": torch.empty(0, 3),
+        "steps": step,
+    }
+
+
+def write(file: SnapshotFile, step: int, **more: Any) -> Header:
+    layout, tensors = flatten(state(step))
+    return file.write(layout, tensors, step=step, **{**ABOUT, **more})
+
+
+def assert_holds(file: SnapshotFile, step: int) -> None:
+    _, layout, tensors = file.read()
+    found, wanted = rebuild(layout, tensors), state(step)
+    assert found["steps"] == step
+    assert all(torch.equal(found[name], wanted[name]) for name in ("weight", "bias", "empty"))
+
+
+@pytest.fixture
+def file() -> Iterator[SnapshotFile]:
+    made = SnapshotFile.create()
+    yield made
+    made.close()
+
+
+def test_what_was_written_is_read(file: SnapshotFile) -> None:
+    header = write(file, 3)
+    assert read_header(file.fd) == header
+    assert (header.step, header.rank, header.key) == (3, 1, (3, 7))
+    assert file.is_whole()
+    assert_holds(file, 3)
+
+
+def test_a_file_is_written_again_also_with_a_larger_state(file: SnapshotFile) -> None:
+    layout, tensors = flatten({"small": torch.zeros(3)})
+    file.write(layout, tensors, step=1, **ABOUT)
+    write(file, 4)
+    assert_holds(file, 4)
+
+
+def test_nobody_can_make_the_file_smaller(file: SnapshotFile) -> None:
+    write(file, 3)
+    with pytest.raises(PermissionError):
+        os.ftruncate(file.fd, 100)
+    assert_holds(file, 3)
+
+
+def test_a_file_that_could_be_made_smaller_is_refused() -> None:
+    fd = os.memfd_create("other", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with pytest.raises(ValueError, match="a memory file that cannot be made smaller"):
+            SnapshotFile(fd)
+        fcntl.fcntl(fd, snapshot_file._F_ADD_SEALS, snapshot_file._F_SEAL_SHRINK)
+        SnapshotFile(fd)
+    finally:
+        os.close(fd)
+
+
+def test_every_spoiled_part_is_noticed(file: SnapshotFile) -> None:
+    header = write(file, 3)
+    room = file.room(header.total_bytes)
+    for place in (3, 12, 30, HEADER_BYTES + 5, header.data_at, header.data_at + 600_000, header.total_bytes - 70):
+        room[place] ^= 4
+        assert not file.is_whole(), place
+        with pytest.raises(ValueError, match="snapshot"):
+            file.read()
+        room[place] ^= 4
+    assert_holds(file, 3)
+
+
+def test_no_random_header_is_anything_but_refused() -> None:
+    page = bytearray(header().pack())
+    page += bytes(HEADER_BYTES - len(page))
+    assert Header.parse(bytes(page)).step == 3
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(500):
+        spoiled = bytearray(page)
+        spoiled[int(torch.randint(300, (), generator=draw))] ^= 1 + int(torch.randint(255, (), generator=draw))
+        with contextlib.suppress(ValueError):
+            assert Header.parse(bytes(spoiled)) == Header.parse(bytes(page))  # what follows the text does not count
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"step": -1}, {"step": True}, {"rank": "1"}, {"data_bytes": 2**60}, {"is_replicated": 1}, {"data_sum": "x" * 33},
+     {"layout_bytes": 8000}, {"more": 1}],
+)  # fmt: skip
+def test_a_malformed_header_of_another_node_is_one_sentence(wrong: dict[str, Any]) -> None:
+    told = asdict(header())
+    assert Header.from_message(told).step == 3
+    with pytest.raises(ValueError, match="of a snapshot"):
+        Header.from_message(told | wrong)
+
+
+def write_and_die(file: SnapshotFile, moves: int) -> None:
+    """In a process of its own, which is killed after so many tensors."""
+    pid = os.fork()
+    if pid == 0:
+        move, count = snapshot_file._move, itertools.count()
+
+        def dying(*arguments: int) -> None:
+            if next(count) == moves:
+                os.kill(os.getpid(), signal.SIGKILL)
+            move(*arguments)
+
+        snapshot_file._move = dying
+        write(file, 2)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+def test_a_writer_that_is_killed_leaves_the_other_file_whole() -> None:
+    files = [SnapshotFile.create(), SnapshotFile.create()]
+    write(files[0], 1)
+    for moves in range(3):
+        write_and_die(files[1], moves)
+        assert files[1].header() is None
+        assert_holds(files[0], 1)
+        write(files[1], 2)
+        assert_holds(files[1], 2)
+
+
+# -- the writer -------------------------------------------------------------------------------------------------------
+
+
+class Agent:
+    """Hears what a writer tells."""
+
+    def __init__(self) -> None:
+        self.files: dict[int, SnapshotFile] = {}
+        self.told: list[int] = []
+
+    def tell(self, message: dict[str, Any], fds: Any) -> None:
+        slot = message["snapshot"]["slot"]
+        self.told.append(slot)
+        for fd in fds:
+            self.files[slot] = SnapshotFile(os.dup(fd))
+
+    def steps(self) -> list[int]:
+        return sorted(header.step for file in self.files.values() if (header := file.header()) is not None)
+
+
+def begin(writer: SnapshotWriter, agent: Agent, step: int, **more: Any) -> None:
+    writer.begin(*flatten(state(step)), {"step": step, **ABOUT, **more}, agent.tell)
+    writer.wait()
+
+
+def test_the_newest_two_are_there() -> None:
+    writer, agent = SnapshotWriter(files=2), Agent()
+    for step in range(1, 6):
+        begin(writer, agent, step)
+        assert agent.steps() == list(range(max(1, step - 1), step + 1))
+    assert agent.told == [0, 1, 0, 1, 0]
+
+
+def test_what_a_neighbour_copies_stays_until_the_next_such_is_there() -> None:
+    writer, agent = SnapshotWriter(files=3), Agent()
+    for step in range(1, 13):
+        begin(writer, agent, step, is_for_peer=step % 5 == 0)
+        kept = {step // 5 * 5 or step, max(1, step - 1), step}
+        assert kept <= set(agent.steps())
+    assert agent.steps() == [10, 11, 12]
+
+
+def test_the_state_may_change_as_soon_as_it_is_copied() -> None:
+    writer, agent = SnapshotWriter(files=2), Agent()
+    wanted = state(1)
+    layout, tensors = flatten(wanted)
+    writer.begin(layout, tensors, {"step": 1, **ABOUT}, agent.tell)
+    writer.wait_copied()
+    wanted["weight"].zero_()
+    writer.wait()
+    assert_holds(agent.files[0], 1)
+
+
+def test_a_new_process_goes_on_in_the_files_and_forgets_what_came_later() -> None:
+    agent = Agent()
+    first = SnapshotWriter(files=2)
+    for step in (5, 10):
+        begin(first, agent, step)
+    second = SnapshotWriter(files=2)
+    second.adopt(dict(agent.files), 5)
+    assert agent.steps() == [5]
+    begin(second, agent, 6)
+    assert agent.steps() == [5, 6]
+    assert len(agent.told) == 3
+    assert set(agent.files) == {0, 1}
+
+
+def test_no_memory_is_said_once_and_ends_nothing(monkeypatch: Any, capfd: Any) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    writer = SnapshotWriter(files=2)
+    begin(writer, Agent(), 1)
+    assert writer.is_off
+    assert capfd.readouterr().err == (
+        "unicron: this worker keeps no more snapshots: OSError: [Errno 28] No space left on device\n"
+    )
+
+
+# -- which one --------------------------------------------------------------------------------------------------------
+
+
+def test_all_go_on_from_the_newest_that_everyone_has() -> None:
+    assert newest_common([[(5, 1), (10, 1)], [(10, 1), (15, 1)]]) == (10, 1)
+    assert newest_common([[(5, 1), (10, 1)], [(10, 2), (5, 1)]]) == (5, 1)
+    assert newest_common([[(5, 1)], []]) is None
+    assert newest_common([[(10, 0, 0), (10, 1, 3)], [(10, 1, 3), (10, 0, 0)]]) == (10, 1, 3)  # memory before storage
+
+
+def test_who_has_to_go_back_is_told_why() -> None:
+    said = [[(5, 1), (10, 1)], [(5, 1)], [(5, 1), (10, 1)]]
+    assert why_back(said, (5, 1)) == (
+        "All ranks go back to step 5, the newest that everyone has: rank 1 has no state of step 10."
+    )
+    assert why_back([[(10, 1)], [], []], None) == "All ranks go back to step 0: ranks 1, 2 have no state of step 10."
+    assert why_back([[(10, 1)], [(10, 2)]], None) == (
+        "The states of step 10 are of different runs: all ranks go back to step 0."
+    )
+    assert why_back([[(10, 1)], [(10, 1)]], (10, 1)) == ""
+    assert why_back([[], []], None) == ""
+
+
+def header(**fields: Any) -> Header:
+    told = {"step": 3, "layout_bytes": 9, "layout_sum": "a", "data_at": 8192, "data_bytes": 64, "data_sum": "b"}
+    return Header(**{**told, **ABOUT, **fields})
+
+
+def found(**fields: Any) -> Any:
+    return Remote(header(**fields), {}, "")
+
+
+def test_a_rank_takes_its_own_or_an_equal_one() -> None:
+    own, other = found(rank=1), found(rank=2)
+    assert best_for([other, own], 1, 4) == {(3, 7): own}
+    assert best_for([own], 1, 3) == {}
+    same = found(rank=2, is_replicated=True)
+    assert best_for([same], 1, 3) == {(3, 7): same}
+    mine = found(rank=1, is_replicated=True)
+    assert best_for([same, mine, found(rank=3, is_replicated=True)], 1, 3) == {(3, 7): mine}
+
+
+@pytest.mark.parametrize("files", [2, 3])
+def test_the_newest_is_never_overwritten(files: int) -> None:
+    steps = [None, 1, 2, 3, 5]
+    for held in itertools.product(steps, repeat=files):
+        headers = [None if step is None else header(step=step, is_for_peer=step == 1) for step in held]
+        number = victim(headers)
+        if len(set(held)) == files and None not in held:
+            assert held[number] != max(step for step in held if step is not None)
+            assert files == 2 or held[number] != 1
+        if None in held:
+            assert held[number] is None
+
+
+# -- to other nodes ---------------------------------------------------------------------------------------------------
+
+
+class Store:
+    """As torch's, without a network."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.values[key] for key in keys]
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    made = Servers()
+    yield made
+    made.close()
+
+
+def remote_of(servers: Servers, file: SnapshotFile) -> Remote:
+    written = file.header()
+    assert written is not None
+    made = parse_remote(servers.told(file, written, "127.0.0.1"))
+    assert made is not None
+    return made
+
+
+def test_a_snapshot_is_copied_to_another_node(file: SnapshotFile, servers: Servers) -> None:
+    write(file, 3)
+    remote, copy = remote_of(servers, file), SnapshotFile.create()
+    assert copy_of(remote, copy) == ""
+    assert_holds(copy, 3)
+    layout, tensors = remote.read()
+    assert rebuild(layout, tensors)["steps"] == 3
+    copy.close()
+
+
+def test_a_snapshot_that_is_replaced_while_it_is_copied_is_not_taken(file: SnapshotFile, servers: Servers) -> None:
+    write(file, 3)
+    remote, copy = remote_of(servers, file), SnapshotFile.create()
+    write(file, 4)
+    assert "could not be copied" in copy_of(remote, copy)
+    assert copy.header() is None
+    write(file, 3)
+    file.room(HEADER_BYTES * 4)[-1] ^= 1  # in its data
+    assert "was overtaken while it was copied" in copy_of(remote, copy)
+    assert copy.header() is None
+    file.clear()
+    with pytest.raises(OSError, match=r"could not be copied: .*the snapshot is being replaced"):
+        remote.read()
+    copy.close()
+
+
+def test_agents_hear_of_each_others_snapshots(file: SnapshotFile, servers: Servers) -> None:
+    write(file, 3)
+    store, heard, all_heard = Store(), {}, threading.Semaphore(0)
+
+    def hear(rank: int) -> Callable[[list[Remote], str], None]:
+        def then(remotes: list[Remote], note: str) -> None:
+            heard[rank] = (remotes, note)
+            all_heard.release()
+
+        return then
+
+    written = file.header()
+    assert written is not None
+    held = [servers.told(file, written, "127.0.0.1"), {"header": "malformed"}]
+    for rank in range(3):
+        Exchange(store, rank, 3).tell_and_hear(held if rank == 1 else [], hear(rank))
+    assert all(all_heard.acquire(timeout=DEADLINE_S) for _ in range(3))
+    assert {rank: len(remotes) for rank, (remotes, _) in heard.items()} == {0: 1, 1: 0, 2: 1}
+    assert all(note == "" for _, note in heard.values())
+
+
+def test_an_agent_copies_what_the_next_one_offers(file: SnapshotFile, servers: Servers) -> None:
+    write(file, 3, is_for_peer=True)
+    written = file.header()
+    assert written is not None
+    store, taken, is_taken = Store(), [], threading.Event()
+    before, after = Exchange(store, 1, 2), Exchange(store, 0, 2)
+
+    def take(remote: Remote) -> str:
+        taken.append(remote.header)
+        is_taken.set()
+        return ""
+
+    before.copy_neighbour(lambda header: header in taken, take)
+    after.offer([servers.told(file, written, "127.0.0.1")])
+    assert is_taken.wait(DEADLINE_S)
+    before.stop()
+    assert taken == [written]
+
+
+def test_offers_of_the_agent_are_looked_at(file: SnapshotFile) -> None:
+    write(file, 3)
+    other = os.memfd_create("unsealed", os.MFD_CLOEXEC)
+    far = {"header": {}, "address": {}, "key": ""}
+    offers = Offers.parse({"slots": [0, None], "remote": [far], "is_replacement": False}, [os.dup(file.fd), other])
+    assert list(offers.own) == [0]
+    assert [type(each) for each in offers.found] == [Local]
+    assert offers.found[0].header == file.header()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(other)

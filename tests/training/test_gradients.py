@@ -1,0 +1,132 @@
+"""The flat gradients of a step: what is summed up, what is reduced, and what the script finds in ``p.grad``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import HashStore
+
+from unicron_elastic.training.gradients import Gradients
+
+MICRO_BATCHES = 3
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _made(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, bucket_bytes: int = 2**20) -> Gradients:
+    parameters = [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in shapes]
+    gradients = Gradients(parameters, MICRO_BATCHES, bucket_bytes=bucket_bytes)
+    gradients.begin()
+    return gradients
+
+
+def _compute(gradients: Gradients, index: int, factor: float, *positions: int) -> None:
+    loss = sum((gradients.parameters[position].float() * factor).sum() for position in positions)
+    assert isinstance(loss, torch.Tensor)
+    loss.backward()
+    gradients.add(index, loss.detach())
+
+
+def _reduce(gradients: Gradients, *, is_held: bool = False) -> None:
+    for number in range(len(gradients.buckets)):
+        work = gradients.reduce(number, [frozenset(range(MICRO_BATCHES))], is_held=is_held)
+        assert work is not None
+        work.wait()
+        gradients.done.add(number)
+
+
+def test_gradients_add_up_and_each_loss_is_noted() -> None:
+    gradients = _made((2, 3), (4,))
+    for index in range(MICRO_BATCHES):
+        _compute(gradients, index, index + 1.0, 0, 1)
+    _reduce(gradients)
+    gradients.settle()
+    assert all(torch.equal(p.grad, torch.full_like(p, 6.0)) for p in gradients.parameters)
+    assert gradients.losses().tolist() == [10.0, 20.0, 30.0]
+
+
+def test_who_got_no_gradient_has_none_and_zeros_are_a_gradient() -> None:
+    gradients = _made((2,), (2,), (2,))
+    _compute(gradients, 0, 1.0, 0)
+    _compute(gradients, 1, 0.0, 1)
+    _reduce(gradients)
+    gradients.settle()
+    first, second, third = gradients.parameters
+    assert first.grad is not None
+    assert second.grad is not None
+    assert second.grad.tolist() == [0.0, 0.0]
+    assert third.grad is None
+
+
+def test_what_was_summed_up_stays_as_it_is_until_all_is_reduced() -> None:
+    gradients = _made((4,), bucket_bytes=8)
+    _compute(gradients, 0, 2.0, 0)
+    before = gradients.parameters[0].grad.clone()
+    gradients.buckets[0].reduced.copy_(gradients.stage(0, is_held=False)).fill_(-7.0)
+    assert torch.equal(gradients.parameters[0].grad, before)
+
+
+def test_a_step_begins_with_zeros_whatever_the_script_did_to_them() -> None:
+    gradients = _made((2,))
+    _compute(gradients, 0, 2.0, 0)
+    gradients.parameters[0].grad = None
+    gradients.begin()
+    assert gradients.parameters[0].grad.tolist() == [0.0, 0.0]
+    gradients.check()
+
+
+def test_gradients_taken_away_within_a_step_are_noticed() -> None:
+    gradients = _made((2,))
+    gradients.parameters[0].grad = None
+    with pytest.raises(RuntimeError, match="zero_grad"):
+        gradients.check()
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_all_hear_that_somebody_is_copied_from(is_held: bool) -> None:
+    gradients = _made((2,))
+    _reduce(gradients, is_held=is_held)
+    assert gradients.any_held() is is_held
+
+
+def test_types_do_not_share_buckets_and_large_parameters_have_their_own() -> None:
+    parameters = [
+        nn.Parameter(torch.zeros(count, dtype=dtype))
+        for count, dtype in [(4, torch.float32), (9, torch.bfloat16), (100, torch.float32), (4, torch.float32)]
+    ]
+    gradients = Gradients(parameters, MICRO_BATCHES, bucket_bytes=64)
+    assert [bucket.parameters for bucket in gradients.buckets] == [(1,), (0,), (2,), (3,)]
+    assert [bucket.local.dtype for bucket in gradients.buckets] == [torch.bfloat16] + [torch.float32] * 3
+    assert gradients.buckets[-1].notes == MICRO_BATCHES + len(parameters) + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_without_fp32_parameters_has_notes_all_the_same(dtype: torch.dtype) -> None:
+    gradients = _made((3,), dtype=dtype)
+    _compute(gradients, 2, 1.0, 0)
+    _reduce(gradients)
+    gradients.settle()
+    assert gradients.parameters[0].grad.dtype is dtype
+    assert gradients.losses().tolist() == [0.0, 0.0, 3.0]
+
+
+def test_the_reduced_gradients_of_the_last_step_are_kept_until_the_next_reduction() -> None:
+    gradients = _made((2,))
+    assert not gradients.has_last
+    _compute(gradients, 0, 3.0, 0)
+    _reduce(gradients)
+    gradients.settle()
+    gradients.begin()
+    assert gradients.has_last
+    assert gradients.buckets[0].reduced[:2].tolist() == [3.0, 3.0]
+    gradients.stage(0, is_held=False)
+    assert not gradients.has_last

@@ -1,0 +1,197 @@
+"""A run in one process, without a launcher: what a script gets, and what it is told when it does something wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from unicron_elastic import Run
+from unicron_elastic.training.step import Step
+
+MICRO_BATCHES = 4
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class Training:
+    """A small model that a run trains."""
+
+    def __init__(self, *, reproducible: bool = False) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.run = Run(model=self.model, optimizer=self.optimizer, reproducible=reproducible)
+
+    def loss(self, step: int, index: int) -> torch.Tensor:
+        x = torch.randn(2, 3, generator=torch.Generator().manual_seed(10 * step + index))
+        return self.model(x).square().mean()
+
+    def compute(self, step: Step) -> None:
+        for index in step:
+            step.backward(self.loss(step.number, index))
+
+    def train(self, total: int) -> list[float]:
+        losses = []
+        for step in self.run.steps(total, MICRO_BATCHES):
+            self.compute(step)
+            self.optimizer.step()
+            losses.append(step.loss)
+        return losses
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_it_trains_as_plain_accumulation_does(reproducible: bool) -> None:
+    ours, plain = Training(reproducible=reproducible), Training()
+    ours.model.eval()
+    plain.model.eval()
+    losses = ours.train(3)
+    for step in range(3):
+        plain.optimizer.zero_grad()
+        mean = sum(plain.loss(step, index) for index in range(MICRO_BATCHES)) / MICRO_BATCHES
+        mean.backward()
+        plain.optimizer.step()
+        assert losses[step] == pytest.approx(float(mean))
+    for mine, theirs in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert (ours.run.step, ours.run.rank, ours.run.world_size) == (3, 0, 1)
+
+
+def test_dropout_depends_on_step_and_index_alone() -> None:
+    one, other = Training(), Training()
+    torch.manual_seed(123)
+    one_losses = one.train(2)
+    torch.manual_seed(456)
+    assert one_losses == other.train(2)
+
+
+def test_random_numbers_between_steps_are_left_alone() -> None:
+    training = Training()
+    torch.manual_seed(123)
+    expected = torch.rand(2).tolist()
+    torch.manual_seed(123)
+    found = []
+    for step in training.run.steps(2, MICRO_BATCHES):
+        training.compute(step)
+        found.append(float(torch.rand(1)))
+        training.optimizer.step()
+    assert found == pytest.approx(expected)
+
+
+def test_a_run_goes_on_from_its_state() -> None:
+    whole, first, second = Training(), Training(), Training()
+    whole.train(4)
+    first.train(2)
+    second.run.load_state_dict(first.run.state_dict())
+    assert second.run.step == 2
+    second.train(4)
+    for mine, theirs in zip(second.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_each_micro_batch_wants_one_backward() -> None:
+    training = Training()
+    step = next(training.run.steps(1, MICRO_BATCHES))
+    with pytest.raises(RuntimeError, match=r"not called for micro-batch 0"):
+        list(step)
+
+
+def test_a_second_backward_is_refused() -> None:
+    training = Training()
+    step = next(training.run.steps(1, MICRO_BATCHES))
+    next(iter(step))
+    step.backward(training.loss(0, 0))
+    with pytest.raises(RuntimeError, match="once into each round"):
+        step.backward(training.loss(0, 0))
+
+
+def test_losses_are_not_known_before_the_end() -> None:
+    step = next(Training().run.steps(1, MICRO_BATCHES))
+    with pytest.raises(RuntimeError, match="known when"):
+        _ = step.loss
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_zero_grad_between_steps_is_harmless(reproducible: bool) -> None:
+    one, other = Training(reproducible=reproducible), Training(reproducible=reproducible)
+    for step in one.run.steps(2, MICRO_BATCHES):
+        one.optimizer.zero_grad()
+        one.compute(step)
+        one.optimizer.step()
+        one.optimizer.zero_grad()
+    other.train(2)
+    for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_zero_grad_within_a_step_is_noticed() -> None:
+    training = Training()
+    step = next(training.run.steps(1, MICRO_BATCHES))
+
+    def take_away() -> None:
+        for index in step:
+            training.optimizer.zero_grad()
+            step.backward(training.loss(0, index))
+
+    with pytest.raises(RuntimeError, match="zero_grad"):
+        take_away()
+
+
+@pytest.mark.parametrize(("total", "micro_batches"), [(0, 4), (3, 0)])
+def test_numbers_below_one_are_refused(total: int, micro_batches: int) -> None:
+    with pytest.raises(ValueError, match="must be 1 or more"):
+        next(Training().run.steps(total, micro_batches))
+
+
+def test_another_number_of_micro_batches_is_refused() -> None:
+    training = Training()
+    training.train(1)
+    with pytest.raises(ValueError, match="4, not 5"):
+        next(training.run.steps(2, 5))
+
+
+def test_what_has_no_state_is_refused() -> None:
+    with pytest.raises(TypeError, match="epoch must have state_dict"):
+        Run(model=nn.Linear(1, 1), epoch=3)  # type: ignore[arg-type]
+
+
+def test_the_state_of_something_else_is_refused() -> None:
+    state = Run(model=nn.Linear(1, 1)).state_dict()
+    with pytest.raises(ValueError, match="are registered"):
+        Training().run.load_state_dict(state)
+
+
+def test_a_late_rank_does_not_leave_its_step_while_its_state_is_copied() -> None:
+    training = Training()
+    training.compute(next(training.run.steps(1, MICRO_BATCHES)))
+    engine = training.run._engine
+    engine._rest.begin(0)
+    engine._must_meet = True  # the others have made this step, and gave this rank its gradients
+    assert engine.reduce() is None
+    with pytest.raises(TimeoutError):
+        engine._rest.hold(0)
+
+
+@pytest.mark.parametrize("is_iterated", [False, True])
+def test_a_step_that_was_left_early_is_noticed(is_iterated: bool) -> None:
+    training = Training()
+
+    def leave_early() -> None:
+        for step in training.run.steps(2, MICRO_BATCHES):
+            for index in step if is_iterated else ():
+                step.backward(training.loss(step.number, index))
+                break
+            training.optimizer.step()
+
+    with pytest.raises(RuntimeError, match="for index in step"):
+        leave_early()
