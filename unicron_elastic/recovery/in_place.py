@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unicron_elastic.faults import Fault, RootCause, Severity, Status, classify
+from unicron_elastic.faults import Fault, RootCause, Severity, Status, classify, signature
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -37,7 +37,7 @@ from unicron_elastic.recovery.events import (
 from unicron_elastic.recovery.hangs import METHOD as HANG_METHOD
 from unicron_elastic.recovery.ladder import climb
 from unicron_elastic.recovery.node import open_node_incident
-from unicron_elastic.recovery.policy import Repeats, Verdict, count_repeats, judge, why_none_left
+from unicron_elastic.recovery.policy import Verdict, count_repeats, judge, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
 from unicron_elastic.world import Member, World
@@ -50,6 +50,7 @@ __all__ = [
     "first_members",
     "go_on",
     "go_on_without",
+    "is_being_answered",
     "is_in_place",
     "lost_ended",
     "meet_nodes",
@@ -188,7 +189,7 @@ def _went_on(state: JobState, worker: Worker, event: MemberWentOn) -> tuple[JobS
         micro_batches_reused=sum(each.reused for each in members),
         micro_batches_recomputed=sum(each.recomputed for each in members),
     )
-    state, commands = _replace_lost(replace(state, incident=None))
+    state, commands = _replace_lost(replace(state, incident=None, answered=None))
     return state, [*commands, RecordIncident(incident=incident)]
 
 
@@ -205,10 +206,9 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     if not lost or not _can_others_go_on(state, lost):
         return None
     cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
-    repeats = count_repeats(state.repeats, cause)
-    is_same = _is_being_answered(state, fault, repeats)
-    repeats = state.repeats if is_same else repeats
-    verdict = judge(state.policy, state.restarts_used - is_same, repeats, (fault.failure,))
+    is_known = is_being_answered(state, fault)
+    repeats = state.repeats if is_known else count_repeats(state.repeats, cause)
+    verdict = judge(state.policy, state.restarts_used - is_known, repeats, (fault.failure,))
     attempts, rung = climb(state.attempts, fault, at, state.policy)
     if not verdict.restart or rung.severity is Severity.SEV1:
         return None
@@ -216,19 +216,22 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     state = replace(state, attempts=attempts, repeats=repeats, restarts_used=verdict.restarts_used, broke=None)
     state, booked = _book(state, cause, verdict, at=at, method=method, action="go on")
     state, commands = _leave_out(state, lost, at, f"{fault.reason} {verdict.reason}")
-    return replace(state, hang=None), [*commands, *booked]
+    answered = (signature(fault.failure), fault.failure.step)
+    return replace(state, hang=None, answered=answered), [*commands, *booked]
 
 
-def _is_being_answered(state: JobState, fault: Fault, repeats: Repeats | None) -> bool:
-    """Whether it follows from the fault that is being answered, or is the same on another rank at the same step."""
+def is_being_answered(state: JobState, fault: Fault) -> bool:
+    """Whether a restart was used for it already.
+
+    It follows from the loss that is being answered, or is the same bug of the script, met by another rank at the same
+    step.
+    """
     gone = state.find(fault.failure.local_rank)
-    if state.incident is None or state.incident.action != "go on" or gone is None or state.restarts_used == 0:
+    if state.answered is None or gone is None:
         return False
-    if fault.is_consequence:
-        return True
-    before = state.repeats
-    is_same = before is not None and repeats is not None and before.signature == repeats.signature
-    return is_same and before is not None and before.step == fault.failure.step and not gone.takes_place
+    is_bug = count_repeats(None, RootCause(fault=fault, consequences=(), reason=fault.reason)) is not None
+    is_same = state.answered == (signature(fault.failure), fault.failure.step) and not gone.takes_place
+    return fault.is_consequence or (is_bug and is_same)
 
 
 def _taken(state: JobState, fault: Fault, method: str) -> tuple[Worker, ...]:

@@ -129,6 +129,7 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         world=None,
         broke=None,
         reattempts=0,
+        answered=None,
         replace_at=None,
     )
     commands: list[Command] = []
@@ -397,8 +398,9 @@ def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
 
 def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     cause = explained(root_cause(state.faults), state.findings)
-    repeats = count_repeats(state.repeats, cause)
-    verdict = judge(state.policy, state.restarts_used, repeats, tuple(f.failure for f in state.faults))
+    is_known = in_place.is_being_answered(state, cause.fault)
+    repeats = state.repeats if is_known else count_repeats(state.repeats, cause)
+    verdict = judge(state.policy, state.restarts_used - is_known, repeats, tuple(f.failure for f in state.faults))
     departure = None
     if verdict.restart:
         attempts, rung = climb(state.attempts, cause.fault, at, state.policy)

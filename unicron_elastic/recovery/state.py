@@ -127,6 +127,7 @@ class JobState:
     world: World | None = None  # of those who can go on without one another; None: nobody asked for one
     broke: WorldBroke | None = None  # and nobody is known to be gone
     reattempts: int = 0  # since the world last went on
+    answered: tuple[str, int | None] | None = None  # signature and step of the failure that it has to go on from
     replace_at: float | None = None  # when lost workers are replaced, if the others have not gone on before
     incident: Incident | None = None  # open until the first step after it
     incidents: int = 0
