@@ -72,7 +72,8 @@ def test_gpt_in_place_makes_each_step_once_with_the_same_losses(killed: Any) -> 
 
 def test_gpt_in_place_loses_the_rank_that_prints(killed: Any) -> None:
     job = killed("train_gpt_in_place.py", "--steps", "12", "--batch-size", "2", "--log-every", "1", "--kill", "0:6")
-    assert [step for step, _ in losses(job.out)] == list(range(1, 13)), job.out + job.err
+    # The replacement may make a step that the other had made and printed already: it is the one that prints then.
+    assert sorted({step for step, _ in losses(job.out)}) == list(range(1, 13)), job.out + job.err
     assert last_line(job.out).startswith("done: step 12  eval loss")
 
 

@@ -7,14 +7,14 @@ import threads_as_ranks
 import torch
 from threads_as_ranks import Distributed, Job, fetch_state, gradient_of_step
 
-from unicron_elastic.training import assembly, engine, gradients, joining, meeting
+from unicron_elastic.training import assembly, engine, gradients, meeting
 
 STEPS, MICRO_BATCHES = 4, 8
 
 
 @pytest.fixture(autouse=True)
 def _ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (assembly, engine, gradients, joining):
+    for module in (assembly, gradients):
         monkeypatch.setattr(module, "dist", Distributed())
     monkeypatch.setattr(engine, "membership", lambda _serve: threads_as_ranks.here.rank)
     monkeypatch.setattr(engine, "fetch_state", fetch_state)

@@ -61,10 +61,14 @@ class Work:
     def __init__(self, error: RuntimeError | None) -> None:
         self.error = error
 
-    def wait(self) -> None:
+    def wait(self, _timeout: Any = None) -> None:
         """Raises how it ended."""
         if self.error is not None:
             raise self.error
+
+    def is_completed(self) -> bool:
+        """It is."""
+        return True
 
 
 class Rank:
@@ -147,30 +151,32 @@ class Rank:
         self.point()
         return result
 
-    def all_reduce(self, tensor: Tensor, async_op: bool = False) -> Work | None:
+    def all_reduce(self, tensor: Tensor, *, async_op: bool) -> Work:
+        assert async_op
+        return self._begin(tensor, "all", lambda given: torch.stack(list(given.values())).sum(0))
+
+    def broadcast(self, tensor: Tensor, source: int, *, async_op: bool) -> Work:
+        assert async_op
+        assert self.group is not None
+        is_source = self.group.world.rank_of(self.name) == source
+        return self._begin(tensor.clone() if is_source else tensor, "all", lambda given: given[source])
+
+    def isend(self, tensor: Tensor, destination: int) -> Work:
+        assert self.group is not None
+        return self._begin(tensor.clone(), (self.group.world.rank_of(self.name), destination), lambda _: tensor)
+
+    def irecv(self, tensor: Tensor, source: int) -> Work:
+        assert self.group is not None
+        return self._begin(tensor, (source, self.group.world.rank_of(self.name)), lambda given: given[source])
+
+    def _begin(self, tensor: Tensor, key: Any, result: Callable[[dict[int, Tensor]], Tensor]) -> Work:
         assert self.group is not None
         try:
-            given = self.exchange("all", self.group.world.size, tensor)
-            tensor.copy_(torch.stack(list(given.values())).sum(0))
+            tensor.copy_(result(self.exchange(key, self.group.world.size if key == "all" else 2, tensor)))
         except RuntimeError as error:
             tensor.fill_(-7.0)  # a broken collective leaves anything
-            if async_op:
-                return Work(error)
-            raise
+            return Work(error)
         return Work(None)
-
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        assert self.group is not None
-        tensor.copy_(self.exchange("all", self.group.world.size, tensor)[source])
-
-    def send(self, tensor: Tensor, destination: int) -> None:
-        assert self.group is not None
-        self.exchange((self.group.world.rank_of(self.name), destination), 2, tensor)
-
-    def recv(self, tensor: Tensor, source: int) -> None:
-        assert self.group is not None
-        given = self.exchange((source, self.group.world.rank_of(self.name)), 2, tensor)
-        tensor.copy_(given[source])
 
 
 here = threading.local()

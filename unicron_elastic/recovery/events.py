@@ -248,8 +248,8 @@ class WorldBroke:
 class MemberWentOn:
     """A worker has made its first optimizer step in world number ``world``.
 
-    Of the micro-batches of that step it ``reused`` those that it had computed before, and ``recomputed`` some that
-    others had held.
+    Of the micro-batches of that step it ``reused`` those that it had computed before; all members together have
+    ``recomputed`` some that others had held.
     """
 
     at: float

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unicron_elastic.faults import Fault, RootCause, Severity, Status, classify, signature
+from unicron_elastic.incident import Incident
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -57,6 +58,7 @@ __all__ = [
     "member_ended",
     "reattempt_if_due",
     "replace_if_due",
+    "tells_itself",
 ]
 
 FOR_NODES = "the nodes meet, and the workers go on."
@@ -187,7 +189,7 @@ def _went_on(state: JobState, worker: Worker, event: MemberWentOn) -> tuple[JobS
         first_step_at=event.at,
         regrouped_at=state.incident.regrouped_at or event.at,
         micro_batches_reused=sum(each.reused for each in members),
-        micro_batches_recomputed=sum(each.recomputed for each in members),
+        micro_batches_recomputed=max((each.recomputed for each in members), default=0),  # all tell of all
     )
     state, commands = _replace_lost(replace(state, incident=None, answered=None))
     return state, [*commands, RecordIncident(incident=incident)]
@@ -218,6 +220,11 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     state, commands = _leave_out(state, lost, at, f"{fault.reason} {verdict.reason}")
     answered = (signature(fault.failure), fault.failure.step)
     return replace(state, hang=None, answered=answered), [*commands, *booked]
+
+
+def tells_itself(incident: Incident) -> bool:
+    """Whether its end is told by the members that went on."""
+    return incident.action in ("go on", "reattempt")
 
 
 def is_being_answered(state: JobState, fault: Fault) -> bool:

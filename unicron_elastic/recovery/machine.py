@@ -429,5 +429,7 @@ def _first_step_done(state: JobState, event: FirstStepDone) -> tuple[JobState, l
     state = state.with_worker(replace(worker, has_stepped=True))
     if state.incident is None or not all(w.has_stepped for w in state.running):
         return state, []
+    if in_place.tells_itself(state.incident):
+        return state, []
     incident = replace(state.incident, first_step_at=event.at)
     return replace(state, incident=None), [RecordIncident(incident=incident)]

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import Work
 
 from unicron_elastic.training.agreement import Agreement, Said, agree
+from unicron_elastic.training.collective import AbandonedError, Waiter, keep_for_ever
 from unicron_elastic.training.gradients import Gradients
 from unicron_elastic.training.meeting import Meeting, Superseded
 from unicron_elastic.training.membership import Membership
@@ -44,6 +46,9 @@ class Assembly:
         # of them may be waiting for it then, to let go of a tensor. So they have two more reductions' time.
         self._former: list[Any] = []
         self._retired: list[Any] = []
+        self._is_broken = False  # this world's group
+        self._waiter = Waiter(lambda: self._is_broken or membership.is_newer(), looks_up="gloo" in backend)
+        gradients.wait = self._waiter.wait
         self.world: World | None = None
         self.rank = 0
         self.is_connected = False
@@ -73,7 +78,7 @@ class Assembly:
             except MismatchError:
                 raise
             except BROKEN as error:
-                self._membership.broke(error)
+                self._broke(error)
 
     def _meet(self, said: Said) -> Agreement:
         if self._meeting is None or self._membership.is_newer():
@@ -97,6 +102,7 @@ class Assembly:
     def _connect(self) -> None:
         assert self._meeting is not None
         device = self._gradients.buckets[-1].local.device
+        self._is_broken = False
         self._meeting.connect(self._backend, self._timeout_s, device)
         self.is_connected = True
         self.on_connect()
@@ -119,11 +125,10 @@ class Assembly:
                     works[number] = gradients.reduce(number, self.holdings, is_held=is_held)
             for number, work in works.items():
                 if work is not None:
-                    work.wait()
+                    self._waiter.wait(work)
                 gradients.done.add(number)
         except BROKEN as error:
-            self._membership.broke(error)
-            _let_end(works.values())
+            self._broke(error, *works.values())
             return False
         self._retired, self._former = self._former, []
         return True
@@ -131,39 +136,57 @@ class Assembly:
     def _give_gradients(self, agreement: Agreement) -> None:
         """Those who are late get the reduced gradients of the step that others have made already."""
         for source, destination in agreement.gradients:
-            if self.rank in (source, destination):
-                for number, bucket in enumerate(self._gradients.buckets):
-                    if self.rank == source:
-                        dist.send(bucket.reduced, destination)
-                    else:
-                        dist.recv(bucket.reduced, source)
-                        self._gradients.done.add(number)
+            for number, bucket in enumerate(self._gradients.buckets):
+                if self.rank == source:
+                    self.send(bucket.reduced, destination)
+                elif self.rank == destination:
+                    self.receive(bucket.reduced, source)
+                    self._gradients.done.add(number)
 
     def _fill(self, agreement: Agreement) -> None:
         if agreement.fill:
             self._gradients.has_last = False
         for number, source in agreement.fill:
-            dist.broadcast(self._gradients.buckets[number].reduced, source)
+            if self.rank != source:  # whoever had it, too: what breaks on the way leaves anything
+                self._gradients.done.discard(number)
+            self.broadcast(self._gradients.buckets[number].reduced, source)
             self._gradients.done.add(number)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sums it over all members, in place. Raises what a collective raises."""
+        self._waiter.wait(dist.all_reduce(tensor, async_op=True))
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Gives all members what ``source`` has. Raises what a collective raises."""
+        self._waiter.wait(dist.broadcast(tensor, source, async_op=True))
+
+    def send(self, tensor: Tensor, destination: int) -> None:
+        """To one member. Raises what a collective raises."""
+        self._waiter.wait(dist.isend(tensor, destination))
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        """From one member. Raises what a collective raises."""
+        self._waiter.wait(dist.irecv(tensor, source))
 
     def together(self, collective: Callable[[], None]) -> bool:
         """Does what all members do; false if the world broke on the way, and a newer one has come."""
         try:
             collective()
         except BROKEN as error:
-            self._membership.broke(error)
+            self._broke(error)
             return False
         return True
 
+    def _broke(self, error: Exception, *works: Work | None) -> None:
+        """Breaks with this world, and returns when a newer one has come and ``works`` have ended, else raises.
 
-def _let_end(works: Any) -> None:
-    """Waits for the end of collectives that were broken: until then they may write into their buckets."""
-    for work in works:
-        try:
-            if work is not None:
-                work.wait()
-        except BROKEN:
-            pass
+        Until they have ended they may write into their tensors.
+        """
+        self._membership.broke(error)
+        self._is_broken = True
+        ended = [work is None or self._waiter.has_ended(work) for work in works]
+        if self.is_connected and dist.is_initialized() and (isinstance(error, AbandonedError) or not all(ended)):
+            keep_for_ever(dist.group.WORLD)
 
 
 def _written(said: Said, terms: str) -> str:

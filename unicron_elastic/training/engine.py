@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from unicron_elastic.training.agreement import Agreement, Said
@@ -74,14 +74,23 @@ class Engine:
         self._assembly: Assembly | None = None
 
     @property
+    def is_member(self) -> bool:
+        """Whether it trains step by step, and counts them itself."""
+        return self._gradients is not None
+
+    @property
     def rank(self) -> int:
         """In the present world."""
-        return self._assembly.rank if self._assembly is not None else 0
+        if self._assembly is not None and self._assembly.world is not None:
+            return self._assembly.rank
+        return int(os.environ.get("RANK", "0"))  # as the launcher has it
 
     @property
     def world_size(self) -> int:
         """Of the present world."""
-        return self._assembly.world_size if self._assembly is not None else 1
+        if self._assembly is not None and self._assembly.world is not None:
+            return self._assembly.world_size
+        return int(os.environ.get("WORLD_SIZE", "1"))
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -139,9 +148,9 @@ class Engine:
         self._randomness.give_back()
         return gradients.losses()
 
-    def end_optimizer_step(self) -> None:
-        """The script has made it."""
-        self.state += 1
+    def end_optimizer_step(self, number: int) -> None:
+        """The script has made that of step ``number``."""
+        self.state = number + 1
         if self._news is not None and not self._must_meet:
             self._membership.tell({"went_on": self._news})
             self._news = None
@@ -164,14 +173,13 @@ class Engine:
         self._rest.begin(self.state)
 
     def mean(self, value: Tensor) -> Tensor:
-        """The mean of what all ranks have; if some are lost on the way, of those that are left."""
+        """The mean of what all ranks have; what this rank has if the world breaks on the way."""
         _, assembly = self._parts()
         total = value.detach().clone()
-        while not assembly.together(partial(dist.all_reduce, total)):
-            self._meet()
-            total = value.detach().clone()
-            if self._must_meet:  # the others have it already, and are ahead
-                return total
+        if self._must_meet or assembly.needs_meeting():  # which is for the beginning of the next step
+            return total
+        if not assembly.together(partial(assembly.all_reduce, total)):
+            return value.detach().clone()
         return total / assembly.world_size
 
     def at_rest(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -232,7 +240,7 @@ class Engine:
         while True:
             if self._must_meet or assembly.needs_meeting():
                 self._meet()
-            elif assembly.together(lambda: dist.all_reduce(nothing)):
+            elif assembly.together(partial(assembly.all_reduce, nothing)):
                 break
         self._has_parted = True
         self._membership.tell({"parted": True})
@@ -243,9 +251,10 @@ class Engine:
         It is late if the others made the step already in which it was interrupted: then it has the gradients of that
         step now, and meets them again after it.
         """
-        _, assembly = self._parts()
+        gradients, assembly = self._parts()
         self._must_meet = True
         agreement = assembly.meet(self._said)
+        gradients.forget_held()
         while not agreement.is_even:
             if assembly.rank in agreement.advance:
                 return
@@ -261,7 +270,7 @@ class Engine:
         assert assembly.world is not None
         if assembly.world.number > 1:
             before = self._news or {"reused": len(self._computed), "recomputed": 0}
-            again = len(dealt) if self._computed else 0  # else the step had not begun
+            again = agreement.recomputed if self._computed else 0  # else the step had not begun
             self._news = {**before, "world": assembly.world.number, "recomputed": before["recomputed"] + again}
 
     def _said(self) -> Said:
@@ -281,12 +290,12 @@ class Engine:
         source = agreement.sources[0]
         if agreement.begins:
             for tensor in (*self._model.parameters(), *self._model.buffers()):
-                dist.broadcast(tensor.detach(), source)
+                assembly.broadcast(tensor.detach(), source)
             self.state = agreement.step
         elif assembly.rank == source:
-            give_state(self._registered, agreement.pull, self._device)
+            give_state(self._registered, assembly, agreement.pull, self._device)
         elif assembly.rank in agreement.pull:
-            take_state(self._registered, source, self._device)
+            take_state(self._registered, assembly, source, self._device)
         if agreement.begins or assembly.rank in agreement.pull:
             made_before(self.state)
             self._has_state = True

@@ -10,7 +10,7 @@ at all, and whether a newcomer is copying this rank's state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -40,7 +40,7 @@ class Bucket:
 class Gradients:
     """Of ``parameters``, in steps of ``micro_batches`` micro-batches."""
 
-    def __init__(self, parameters: Sequence[Tensor], micro_batches: int, *, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, parameters: Sequence[Tensor], micro_batches: int, *, bucket_bytes: int | None = None) -> None:
         self.parameters = tuple(parameters)
         self.micro_batches = micro_batches
         self.views: list[Tensor] = []  # of each parameter's gradient, in its shape
@@ -49,7 +49,8 @@ class Gradients:
         self._touched: set[Tensor] = set()
         self._staged: dict[int, Tensor] = {}
         self._flats: list[Tensor] = []
-        self.buckets = self._make_buckets(bucket_bytes)
+        self.wait: Callable[[Work], None] = _wait  # for a collective
+        self.buckets = self._make_buckets(bucket_bytes or BUCKET_BYTES)
         for parameter in self.parameters:
             if parameter.requires_grad:  # else its gradient is not autograd's, and always there
                 # Called for each gradient that autograd adds: a set's own method is the least that this can cost.
@@ -124,6 +125,10 @@ class Gradients:
         """Whether a newcomer copies the state of some rank, once complete."""
         return bool(self.buckets[-1].reduced[-1] > 0)
 
+    def forget_held(self) -> None:
+        """What was held when the sum was made is over: newcomers have come, or have not."""
+        self.buckets[-1].reduced[-1] = 0
+
     def _note_touched(self, is_held: bool) -> None:
         flags = [float(each in self._touched or not each.requires_grad) for each in self.parameters]
         self._notes[self.micro_batches :].copy_(torch.tensor([*flags, float(is_held)], dtype=_NOTES_DTYPE))
@@ -156,6 +161,10 @@ class Gradients:
             self._notes = local[offset:]
         self.views = [views[position] for position in range(len(self.parameters))]
         return [*buckets[:-1], replace(buckets[-1], notes=notes)]
+
+
+def _wait(work: Work) -> None:
+    work.wait()
 
 
 def _cut(local: Tensor, reduced: Tensor, positions: Sequence[int], sizes: Sequence[int], *, most: int) -> list[Bucket]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from unicron_elastic.state.client import Pulled, SourcesLost, pull
@@ -82,41 +81,45 @@ def fetch_state(run: HasState, invitation: Mapping[str, Any]) -> Pulled | None:
     return pulled
 
 
-def give_state(run: HasState, destinations: Sequence[int], device: torch.device) -> None:
-    """Sends the state to these ranks of the default group. Raises what a collective raises."""
+class Exchange(Protocol):
+    """The members of a world, connected."""
+
+    def send(self, tensor: Tensor, destination: int) -> None:
+        """To one member."""
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        """From one member."""
+
+
+def give_state(run: HasState, members: Exchange, destinations: Sequence[int], device: torch.device) -> None:
+    """Sends the state to these ranks. Raises what a collective raises."""
     layout, tensors = flatten(run.state_dict())
     text = torch.frombuffer(bytearray(layout.to_json().encode()), dtype=torch.uint8)
+    parts = [torch.tensor([text.numel()]), text, *(_bytes(tensor) for tensor in tensors if tensor.numel())]
     for destination in destinations:
-        _send(torch.tensor([text.numel()]), destination, device)
-        _send(text, destination, device)
-        for tensor in tensors:
-            if tensor.numel():
-                _send(_bytes(tensor), destination, device)
+        for part in parts:
+            members.send(part.to(device), destination)
 
 
-def take_state(run: HasState, source: int, device: torch.device) -> None:
+def take_state(run: HasState, members: Exchange, source: int, device: torch.device) -> None:
     """Receives what ``give_state`` sends, and takes it over. Raises what a collective raises."""
-    length = int(_receive(torch.empty(1, dtype=torch.int64), source, device))
-    text = _receive(torch.empty(length, dtype=torch.uint8), source, device)
+
+    def receive(tensor: Tensor) -> Tensor:
+        target = tensor.to(device)
+        members.receive(target, source)
+        return target
+
+    length = int(receive(torch.empty(1, dtype=torch.int64)))
+    text = receive(torch.empty(length, dtype=torch.uint8))
     layout = Layout.parse(bytes(text.cpu().numpy()).decode())
     tensors = empty_tensors(layout, "cpu")
     for tensor in tensors:
         if tensor.numel():
             target = _bytes(tensor)
-            target.copy_(_receive(torch.empty_like(target), source, device))
+            target.copy_(receive(torch.empty_like(target)))
     run.load_state_dict(rebuild(layout, tensors))
 
 
 def _bytes(tensor: Tensor) -> Tensor:
     """As bytes, whatever its type: back ends do not take all types."""
     return tensor.detach().reshape(-1).view(torch.uint8)
-
-
-def _send(tensor: Tensor, destination: int, device: torch.device) -> None:
-    dist.send(tensor.to(device), destination)
-
-
-def _receive(tensor: Tensor, source: int, device: torch.device) -> Tensor:
-    target = tensor.to(device)
-    dist.recv(target, source)
-    return target

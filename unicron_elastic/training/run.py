@@ -5,6 +5,7 @@ One script works alone, under torchrun and under unicron-run. Only under unicron
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -93,12 +94,12 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """This process's rank in the present world; 0 before the first step."""
+        """This process's rank in the present world; before the first step, as the launcher says."""
         return self._engine.rank
 
     @property
     def world_size(self) -> int:
-        """How many ranks train together now; 1 before the first step."""
+        """How many ranks train together now; before the first step, as the launcher says."""
         return self._engine.world_size
 
     @property
@@ -126,7 +127,7 @@ class Run:
                 raise RuntimeError(
                     f"step {step.number} was left before 'for index in step' had ended: its gradients are not reduced"
                 )
-            engine.end_optimizer_step()
+            engine.end_optimizer_step(step.number)
             if self._snapshot_every or self._peer_snapshot_every:
                 self.snapshot(engine.state, every=self._snapshot_every)
         engine.part()
@@ -154,8 +155,8 @@ class Run:
             raise ValueError(f"step and every must be 0 or more, got {step} and {every}")
         if not any(each and step % each == 0 for each in (every, self._peer_snapshot_every)):
             return False
-        self._engine.state = step
-        return self._keeper.snapshot(step)
+        with self._counted(step):
+            return self._keeper.snapshot(step)
 
     def save(self, folder: str | os.PathLike[str], step: int, keep: int = 3) -> None:
         """Begins to write the state after ``step`` optimizer steps to ``folder``, of which the newest ``keep`` stay.
@@ -163,8 +164,18 @@ class Run:
         All ranks call it. What goes wrong there is said once, and ends nothing. Raises ValueError for a ``keep`` below
         1, and TypeError for a state that cannot be written.
         """
-        self._engine.state = step
-        self._keeper.save(folder, keep)
+        with self._counted(step):
+            self._keeper.save(folder, keep)
+
+    @contextlib.contextmanager
+    def _counted(self, step: int) -> Iterator[None]:
+        """For a state that is kept in the middle of a step's round: the script says which it is."""
+        before, self._engine.state = self._engine.state, step
+        try:
+            yield
+        finally:
+            if self._engine.is_member:
+                self._engine.state = before
 
     def wait_saved(self) -> None:
         """Waits until what ``save`` began is written: for sharded states, before ``destroy_process_group``."""
@@ -173,7 +184,8 @@ class Run:
     def mean(self, value: Tensor) -> Tensor:
         """The mean of ``value`` over all ranks, which must all ask for it, as for a loss on held-out data.
 
-        If ranks are lost on the way it is the mean of those that are left. For use between steps.
+        For use between steps, and for reports: if ranks are lost on the way it is what this rank has itself, and ranks
+        may get different values.
         """
         return self._engine.mean(value)
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Work
 
-from unicron_elastic.training.gradients import BUCKET_BYTES, Gradients
+from unicron_elastic.training.gradients import Gradients
 from unicron_elastic.training.tree import Node, maximal
 from unicron_elastic.training.tree_sum import TreeSum
 
@@ -18,7 +18,7 @@ __all__ = ["TreeGradients"]
 class TreeGradients(Gradients):
     """What this rank has summed up are sums of whole subtrees; the flat buffers are for the reduced gradients alone."""
 
-    def __init__(self, parameters: Sequence[Tensor], micro_batches: int, *, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, parameters: Sequence[Tensor], micro_batches: int, *, bucket_bytes: int | None = None) -> None:
         super().__init__(parameters, micro_batches, bucket_bytes=bucket_bytes)
         self._sum = TreeSum(self.parameters, micro_batches)
         self._holdings: list[frozenset[int]] = []
@@ -51,12 +51,12 @@ class TreeGradients(Gradients):
         each = self.buckets[bucket]
         elements = each.reduced.numel() - each.notes
         notes = self.stage(bucket, slice(elements, None), is_held=is_held)
-        work = dist.all_reduce(notes, async_op=True) if each.notes else None
         if elements:
             of = [self.parameters[position] for position in each.parameters]
             held = self._nodes_of(holdings)
+            self._sum.wait = self.wait
             self._sum.reduce(of, dist.group.WORLD, held, dist.get_rank(), out=each.reduced[:elements])
-        return work
+        return dist.all_reduce(notes, async_op=True) if each.notes else None
 
     def _nodes_of(self, holdings: Sequence[frozenset[int]]) -> dict[int, tuple[Node, ...]]:
         """By rank; the buckets of a step ask for the same, and mostly those of the next one, too."""

@@ -14,7 +14,7 @@ for the next bucket, since memory that is new each time costs more than the sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -51,6 +51,7 @@ class TreeSum:
         self._place = {id(parameter): place for place, parameter in enumerate(self.parameters)}
         self._values: dict[Node, Gradients] = {}
         self._scratch: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self.wait: Callable[[Any], object] = lambda work: work.wait()  # for a collective
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -152,14 +153,14 @@ class TreeSum:
             if senders[rank]:
                 self._write(held[rank][place], bucket, gone)
             counts = [size * sends for sends in senders]
-            group.alltoall_base(came, gone, counts, segments if senders[rank] else [0] * len(held)).wait()
+            self.wait(group.alltoall_base(came, gone, counts, segments if senders[rank] else [0] * len(held)))
             nodes = [nodes[place] for nodes, sends in zip(held, senders, strict=True) if sends]
             pieces |= zip(nodes, came.view(len(nodes), size).unbind(), strict=True)
         mine = _summed(pieces, held, self.micro_batches)
         copies = sent[: len(held) * size]
         copies.view(len(held), size).copy_(mine)
         # An all-gather by name: gloo's own takes twice the time, and all segments would have to be of one size.
-        group.alltoall_base(out, copies, segments, [size] * len(held)).wait()
+        self.wait(group.alltoall_base(out, copies, segments, [size] * len(held)))
 
     def _scratch_for(self, like: Tensor, use: str, count: int) -> Tensor:
         """``count`` elements as they are; the largest that was asked for is kept."""
