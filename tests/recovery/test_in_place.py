@@ -171,8 +171,8 @@ def test_the_others_go_on_without_a_killed_worker_and_it_is_replaced() -> None:
 def test_it_is_replaced_at_once_when_the_others_have_stepped() -> None:
     job = InPlace(3)
     job.exited(1, KILLED)
-    assert none(job.went_on(0, reused=2, recomputed=1), ReplaceWorker)
-    assert only(job.went_on(2, reused=3, recomputed=2), ReplaceWorker).local_rank == 1
+    assert none(job.went_on(0, reused=2, recomputed=3), ReplaceWorker)
+    assert only(job.went_on(2, reused=3, recomputed=3), ReplaceWorker).local_rank == 1
     closed = job.records(1)[-1]
     assert (closed.micro_batches_reused, closed.micro_batches_recomputed) == (5, 3)
     assert none(job.later(REPLACE_AFTER_S), ReplaceWorker)

@@ -14,17 +14,13 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 
+from unicron_elastic.training.connecting import Superseded, given_up_when
 from unicron_elastic.world import World
 
 __all__ = ["Meeting", "Superseded", "connect_store"]
 
 LOOK_MIN_S, LOOK_MAX_S = 0.0005, 0.05  # between two looks, a tenth of the time that has passed
 STORE_TIMEOUT_S = 30.0
-CONNECT_S, CONNECT_PER_MEMBER_S = 5.0, 0.05
-
-
-class Superseded(Exception):
-    """A newer world has come."""
 
 
 def connect_store(address: str) -> Store:
@@ -65,22 +61,21 @@ class Meeting:
     def connect(self, backend: str, timeout_s: float, device: Any) -> None:
         """Makes the default process group of this world. Raises Superseded, or DistError.
 
-        ``timeout_s`` is that of its collectives. Who dies in this very moment is waited for no longer than connections
-        take to be made: gloo cannot be told to wait no more.
+        ``timeout_s`` is that of its collectives.
         """
         store: Store = PrefixStore("group", self._store)
         if "nccl" not in backend:  # which reads its store in ways of its own
             store = _Interruptible(store, self._is_superseded)
         options = {"device_id": device} if device is not None and device.type == "cuda" else {}
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=self._rank,
-            world_size=self._world.size,
-            timeout=timedelta(seconds=min(timeout_s, CONNECT_S + CONNECT_PER_MEMBER_S * self._world.size)),
-            **options,
-        )
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), dist.group.WORLD)
+        with given_up_when(self._is_superseded):
+            dist.init_process_group(
+                backend,
+                store=store,
+                rank=self._rank,
+                world_size=self._world.size,
+                timeout=timedelta(seconds=timeout_s),
+                **options,
+            )
 
 
 class _Interruptible(Store):  # type: ignore[misc]

@@ -1,0 +1,67 @@
+"""Makes gloo's connections so that the making can be given up: gloo itself waits for peers that have died.
+
+Who has told its address and dies is waited for by those that listen for it, for many times the time-out; neither the
+store nor a connection is there to be broken. So a thread of its own makes the connections, and is left to itself when
+they are not wanted any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+
+__all__ = ["Superseded", "given_up_when"]
+
+LOOK_S = 0.01
+GRACE_S = 0.1  # for connections that are nearly made
+
+
+class Superseded(Exception):
+    """A newer world has come."""
+
+
+@contextlib.contextmanager
+def given_up_when(is_superseded: Callable[[], bool]) -> Iterator[None]:
+    """While this lasts, torch makes gloo's part of a process group so; where it is given up, Superseded is raised.
+
+    torch 2.13 makes it by calling ``distributed_c10d.ProcessGroupGloo``, and asks then whether that is its type.
+    """
+    original: Any = c10d.ProcessGroupGloo
+
+    class Meta(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return _make(lambda: original(*args, **kwargs), is_superseded)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original)
+
+    c10d.ProcessGroupGloo = Meta("ProcessGroupGloo", (), {})
+    try:
+        yield
+    finally:
+        c10d.ProcessGroupGloo = original
+
+
+def _make(construct: Callable[[], Any], is_superseded: Callable[[], bool]) -> Any:
+    made: list[Any] = []
+    errors: list[BaseException] = []
+    has_ended = threading.Event()
+
+    def run() -> None:
+        try:
+            made.append(construct())
+        except BaseException as error:
+            errors.append(error)
+        has_ended.set()
+
+    threading.Thread(target=run, name="unicron-connect", daemon=True).start()
+    while not has_ended.wait(LOOK_S):
+        if is_superseded() and not has_ended.wait(GRACE_S):
+            raise Superseded
+    if errors:
+        raise errors[0]
+    return made[0]
