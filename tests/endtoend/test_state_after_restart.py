@@ -127,7 +127,7 @@ def assert_as_if_nothing_happened(launcher: Any, text: str, kind: str, how: str 
     assert different == []
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_the_loss_goes_on_from_the_snapshot_in_memory(launcher: Any, kind: str) -> None:
     run = train(launcher, kind, "memory")
     assert starts(run.out) == [0, 0, 15, 15]
@@ -156,7 +156,7 @@ def test_a_rank_without_the_newest_snapshot_takes_that_of_another_if_they_are_th
     assert set(losses(run.out)) == {(step, rank) for step in range(STEPS) for rank in range(2)}
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_under_torchrun_the_state_comes_from_storage(launcher: Any, kind: str) -> None:
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # which torchrun's restarts need with gloo
     launcher.script("train.py", SCRIPT)
@@ -177,7 +177,7 @@ def etcd() -> Iterator[EmbeddedEtcd]:
         yield server
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_a_spare_node_gets_the_state_of_a_lost_one_from_its_neighbour(
     launcher: Any, etcd: EmbeddedEtcd, kind: str
 ) -> None:
