@@ -127,13 +127,15 @@ class Happenings:
                 described = {"type": kind, "message": text}
                 failure = self._failure(local_rank, now, described, self._step(worker))
                 self._post(WorldBroke(at=now, world=world, failure=failure, generation=generation))
-            case {"went_on": {"world": int(world), "reused": int(reused), "recomputed": int(recomputed)}}:
+            case {"went_on": {"world": int(world), "reused": int(reused), "recomputed": int(recomputed), **more}}:
+                regrouped_ns = more.get("regrouped_ns")
                 went_on = MemberWentOn(
                     at=now,
                     local_rank=local_rank,
                     world=world,
                     reused=reused,
                     recomputed=recomputed,
+                    regrouped_at=min(regrouped_ns / 1e9, now) if isinstance(regrouped_ns, int) else None,
                     generation=generation,
                 )
                 self._post(went_on)

@@ -102,6 +102,9 @@ def _facts(incident: Incident) -> list[tuple[str, str]]:
         ("done", f"{done}. {incident.decision}".rstrip()),
         ("restarts", f"{incident.restarts_used} of {incident.max_restarts} used"),
     ]
+    if incident.micro_batches_reused is not None:
+        again = incident.micro_batches_recomputed or 0
+        facts.append(("work", f"{incident.micro_batches_reused} micro-batches reused, {again} computed again"))
     if incident.evidence is not None:
         facts.append(("evidence", incident.evidence))
     if incident.superseded_by is not None:

@@ -257,6 +257,7 @@ class MemberWentOn:
     world: int
     reused: int
     recomputed: int
+    regrouped_at: float | None = None  # when the members had met and connected
     generation: int | None = None
 
 

@@ -187,12 +187,17 @@ def _went_on(state: JobState, worker: Worker, event: MemberWentOn) -> tuple[JobS
     incident = replace(
         state.incident,
         first_step_at=event.at,
-        regrouped_at=state.incident.regrouped_at or event.at,
+        regrouped_at=_regrouped_at(state.incident, event),
         micro_batches_reused=sum(each.reused for each in members),
         micro_batches_recomputed=max((each.recomputed for each in members), default=0),  # all tell of all
     )
     state, commands = _replace_lost(replace(state, incident=None, answered=None))
     return state, [*commands, RecordIncident(incident=incident)]
+
+
+def _regrouped_at(incident: Incident, event: MemberWentOn) -> float:
+    """As the member tells it that stepped last, within reason."""
+    return min(max(event.regrouped_at or event.at, incident.stopped_at or event.at), event.at)
 
 
 def _members(state: JobState) -> list[Worker]:

@@ -271,7 +271,9 @@ class Engine:
         if assembly.world.number > 1:
             before = self._news or {"reused": len(self._computed), "recomputed": 0}
             again = agreement.recomputed if self._computed else 0  # else the step had not begun
-            self._news = {**before, "world": assembly.world.number, "recomputed": before["recomputed"] + again}
+            again += before["recomputed"]
+            now = time.monotonic_ns()
+            self._news = {**before, "world": assembly.world.number, "recomputed": again, "regrouped_ns": now}
 
     def _said(self) -> Said:
         gradients, _ = self._parts()
