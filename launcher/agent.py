@@ -42,8 +42,8 @@ from unicron_elastic.launcher.view import JobView
 from unicron_elastic.launcher.workers import WorkersContext
 from unicron_elastic.launcher.worlds import Round, Worlds
 from unicron_elastic.recovery import commands, events
-from unicron_elastic.recovery.in_place import first_members
 from unicron_elastic.recovery.machine import JobState, handle
+from unicron_elastic.recovery.members import first_members
 from unicron_elastic.recovery.state import Part
 from unicron_elastic.rendezvous.restarts import agree_on_restarts
 from unicron_elastic.rendezvous.round_watch import RoundListener

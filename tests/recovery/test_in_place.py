@@ -35,7 +35,7 @@ from unicron_elastic.recovery.events import (
     WorldBroke,
     WorldChanged,
 )
-from unicron_elastic.recovery.in_place import BREAK_GRACE_S, REPLACE_AFTER_S
+from unicron_elastic.recovery.losses import BREAK_GRACE_S, REPLACE_AFTER_S
 from unicron_elastic.recovery.state import Part, Phase
 from unicron_elastic.world import World
 

@@ -16,7 +16,7 @@ import signal
 from dataclasses import replace
 
 from unicron_elastic.faults import Failure, Fault, classify, root_cause
-from unicron_elastic.recovery import in_place
+from unicron_elastic.recovery import in_place, losses
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     Command,
@@ -91,7 +91,7 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
             return _about_peers(state, event)
         case MembershipChanged():
             who = "1 node waits" if event.nodes_waiting == 1 else f"{event.nodes_waiting} nodes wait"
-            what = in_place.FOR_NODES if in_place.is_in_place(state) else "all workers restart with the new membership."
+            what = losses.FOR_NODES if losses.is_in_place(state) else "all workers restart with the new membership."
             return _nodes_wait(state, event.at, f"{who} to join: {what}")
         case TimePassed():
             return _time_passed(state, event)
@@ -175,7 +175,7 @@ def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list
     state = state.with_worker(replace(worker, exit_code=event.exit_code, step=step))
     commands: list[Command] = []
     if worker.is_lost and state.phase is Phase.RUNNING:
-        state, commands = in_place.lost_ended(state, worker, event)
+        state, commands = losses.lost_ended(state, worker, event)
     elif event.exit_code == 0 and state.phase is Phase.RUNNING:
         state, commands = in_place.member_ended(state, worker)
     elif any(f.failure.local_rank == worker.local_rank for f in state.faults):
@@ -255,7 +255,7 @@ def _fault_noticed(
 
     ``why_stop`` stands for the fault's reason where that was said before.
     """
-    gone_on = in_place.go_on(state, fault, at, method)
+    gone_on = losses.go_on(state, fault, at, method)
     if gone_on is not None:
         return gone_on
     if state.phase is Phase.RUNNING and state.newcomers and fault.is_consequence:
@@ -297,7 +297,7 @@ def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple
 
 
 def _about_peers(state: JobState, event: PeerFailed | NodesLost) -> tuple[JobState, list[Command]]:
-    gone_on = in_place.go_on_without(state, event) if isinstance(event, NodesLost) else None
+    gone_on = losses.go_on_without(state, event) if isinstance(event, NodesLost) else None
     return gone_on or _summoned(state, event.at, event.reason, counts=True)
 
 
@@ -351,7 +351,7 @@ def _act_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
 
 def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Command]]:
     if state.phase is Phase.RUNNING and state.join_at is not None and event.at >= state.join_at:
-        return in_place.meet_nodes(state) or _summoned(state, event.at, state.newcomers, counts=False)
+        return losses.meet_nodes(state) or _summoned(state, event.at, state.newcomers, counts=False)
     if state.phase is Phase.RUNNING:
         return _while_running(state, event.at)
     if state.kill_at is None:
@@ -370,8 +370,8 @@ def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Com
 
 
 def _while_running(state: JobState, at: float) -> tuple[JobState, list[Command]]:
-    state, commands = in_place.replace_if_due(state, at)
-    for due in (in_place.end_lost, in_place.reattempt_if_due):
+    state, commands = losses.replace_if_due(state, at)
+    for due in (losses.end_lost, losses.reattempt_if_due):
         state, more = due(state, at)
         commands += more
     state, more = _act_if_due(state, at)
@@ -398,7 +398,7 @@ def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
 
 def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     cause = explained(root_cause(state.faults), state.findings)
-    is_known = in_place.is_being_answered(state, cause.fault)
+    is_known = losses.is_being_answered(state, cause.fault)
     repeats = state.repeats if is_known else count_repeats(state.repeats, cause)
     verdict = judge(state.policy, state.restarts_used - is_known, repeats, tuple(f.failure for f in state.faults))
     departure = None
@@ -429,7 +429,7 @@ def _first_step_done(state: JobState, event: FirstStepDone) -> tuple[JobState, l
     state = state.with_worker(replace(worker, has_stepped=True))
     if state.incident is None or not all(w.has_stepped for w in state.running):
         return state, []
-    if in_place.tells_itself(state.incident):
+    if losses.tells_itself(state.incident):
         return state, []
     incident = replace(state.incident, first_step_at=event.at)
     return replace(state, incident=None), [RecordIncident(incident=incident)]

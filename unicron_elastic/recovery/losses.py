@@ -1,0 +1,277 @@
+"""Losses that are answered in place: who goes on without whom, when the lost are replaced, and what cannot be so.
+
+A loss makes the next world without those it took. Where nobody is gone and collectives failed all the same, the same
+members connect anew (SEV3). What cannot be answered so is answered as ever: all workers of the node begin again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unicron_elastic.faults import Fault, RootCause, Severity, Status, classify, signature
+from unicron_elastic.incident import Incident
+from unicron_elastic.recovery.commands import (
+    ChangeWorld,
+    Command,
+    KillWorkers,
+    MeetNodes,
+    RecordIncident,
+    ReplaceWorker,
+    Tell,
+    WakeAt,
+)
+from unicron_elastic.recovery.events import NodesLost, NodeUnhealthy, WorkerExited, WorldBroke
+from unicron_elastic.recovery.hangs import METHOD as HANG_METHOD
+from unicron_elastic.recovery.ladder import climb
+from unicron_elastic.recovery.members import (
+    has_anyone_parted,
+    is_anyone_elsewhere,
+    members_here,
+    name_of,
+    named,
+)
+from unicron_elastic.recovery.node import open_node_incident
+from unicron_elastic.recovery.policy import Verdict, count_repeats, judge, why_none_left
+from unicron_elastic.recovery.records import judged, open_incident
+from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
+
+__all__ = [
+    "BREAK_GRACE_S",
+    "FOR_NODES",
+    "REPLACE_AFTER_S",
+    "end_lost",
+    "go_on",
+    "go_on_without",
+    "is_being_answered",
+    "is_in_place",
+    "lost_ended",
+    "meet_nodes",
+    "reattempt_if_due",
+    "replace_if_due",
+    "replace_lost",
+    "tells_itself",
+    "world_broke",
+]
+
+FOR_NODES = "the nodes meet, and the workers go on."
+REPLACE_AFTER_S = 0.25  # the survivors step first, if they do within this time: they need the processors
+BROKE_METHOD = "exception propagation"
+BREAK_GRACE_S = 0.1  # within which a death is known that explains why collectives failed
+BREAK_GRACE_NODES_S = 0.5  # ... if it may be that of a node
+
+
+def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobState, list[Command]] | None:
+    """Leaves out whom this fault took, if the others can go on without; None if all workers have to begin again."""
+    lost = _taken(state, fault, method)
+    if not lost or not _can_others_go_on(state, lost):
+        return None
+    cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
+    is_known = is_being_answered(state, fault)
+    repeats = state.repeats if is_known else count_repeats(state.repeats, cause)
+    verdict = judge(state.policy, state.restarts_used - is_known, repeats, (fault.failure,))
+    attempts, rung = climb(state.attempts, fault, at, state.policy)
+    if not verdict.restart or rung.severity is Severity.SEV1:
+        return None
+    verdict = replace(verdict, severity=rung.severity, reason=f"{_who_goes_on(state, lost)} {verdict.reason}")
+    state = replace(state, attempts=attempts, repeats=repeats, restarts_used=verdict.restarts_used, broke=None)
+    state, booked = _book(state, cause, verdict, at=at, method=method, action="go on")
+    state, commands = _leave_out(state, lost, at, f"{fault.reason} {verdict.reason}")
+    answered = (signature(fault.failure), fault.failure.step)
+    return replace(state, hang=None, answered=answered), [*commands, *booked]
+
+
+def tells_itself(incident: Incident) -> bool:
+    """Whether its end is told by the members that went on."""
+    return incident.action in ("go on", "reattempt")
+
+
+def is_being_answered(state: JobState, fault: Fault) -> bool:
+    """Whether a restart was used for it already.
+
+    It follows from the loss that is being answered, or is the same bug of the script, met by another rank at the same
+    step.
+    """
+    gone = state.find(fault.failure.local_rank)
+    if state.answered is None or gone is None:
+        return False
+    is_bug = count_repeats(None, RootCause(fault=fault, consequences=(), reason=fault.reason)) is not None
+    is_same = state.answered == (signature(fault.failure), fault.failure.step) and not gone.takes_place
+    return fault.is_consequence or (is_bug and is_same)
+
+
+def _taken(state: JobState, fault: Fault, method: str) -> tuple[Worker, ...]:
+    """Whom the fault took: the worker that failed, and all who hang if that is the fault."""
+    hung = state.hang.local_ranks if state.hang is not None and method == HANG_METHOD else ()
+    taken = {fault.failure.local_rank, *hung}
+    return tuple(worker for worker in state.workers if worker.local_rank in taken and not _is_gone(worker))
+
+
+def _is_gone(worker: Worker) -> bool:
+    return worker.part in (Part.LOST, Part.REPLACING)
+
+
+def _can_others_go_on(state: JobState, lost: tuple[Worker, ...]) -> bool:
+    """Whether somebody with the training state is left, and nobody who cannot go on in place."""
+    if state.phase is not Phase.RUNNING or state.world is None:
+        return False
+    if any(worker.part is Part.PARTED or (worker.part is Part.NONE and not worker.takes_place) for worker in lost):
+        return False
+    others = [worker for worker in state.running if worker not in lost]
+    if any(worker.part is Part.PARTED or (worker.part is Part.NONE and not worker.takes_place) for worker in others):
+        return False
+    return any(worker.part is Part.MEMBER for worker in others) or is_anyone_elsewhere(state)
+
+
+def go_on_without(state: JobState, event: NodesLost) -> tuple[JobState, list[Command]] | None:
+    """Leaves out the members of nodes that are gone; None if all workers here have to begin again."""
+    world = state.world
+    if world is None or not _can_others_go_on(state, ()):
+        return None
+    lost = tuple(member.name for member in world.members if member.node.rpartition("#")[0] in event.nodes)
+    if not lost:
+        return state, []
+    if why_none_left(state.policy, state.restarts_used) is not None:
+        return None
+    used = state.restarts_used + 1
+    decision = f"{_ranks_go(world.size - len(lost))} Restart {used} of {state.policy.max_restarts}."
+    found = NodeUnhealthy(
+        at=event.at, status=Status.LOST_CONNECTION, severity=Severity.SEV1, reason=event.reason, why_stay=None
+    )
+    state, superseded = open_node_incident(state, found)
+    assert state.incident is not None
+    incident = replace(state.incident, action="go on", decision=decision, stopped_at=event.at, restarts_used=used)
+    commands: list[Command] = [ChangeWorld(lost=lost, restarts_used=used, reason=f"{event.reason} {decision}")]
+    commands += [] if superseded is None else [RecordIncident(incident=superseded)]
+    return replace(state, incident=incident, broke=None), [*commands, RecordIncident(incident=incident)]
+
+
+def is_in_place(state: JobState) -> bool:
+    """Whether all workers here can go on without, and with, others."""
+    return _can_others_go_on(state, ())
+
+
+def meet_nodes(state: JobState) -> tuple[JobState, list[Command]] | None:
+    """Has the nodes meet while the workers go on; None if all workers here have to begin again for it."""
+    if not is_in_place(state):
+        return None
+    return replace(state, newcomers="", join_at=None), [MeetNodes(reason=state.newcomers)]
+
+
+def _ranks_go(left: int) -> str:
+    return f"{'1 rank goes' if left == 1 else f'{left} ranks go'} on from the failed step."
+
+
+def _who_goes_on(state: JobState, lost: tuple[Worker, ...]) -> str:
+    assert state.world is not None
+    left = state.world.size - sum(state.world.rank_of(name_of(state, worker)) is not None for worker in lost)
+    return _ranks_go(left)
+
+
+def _book(
+    state: JobState, cause: RootCause, verdict: Verdict, *, at: float, method: str, action: str
+) -> tuple[JobState, list[Command]]:
+    """The state with an incident whose verdict is passed already."""
+    state, superseded = open_incident(state, cause.fault, at, method)
+    assert state.incident is not None
+    incident = replace(judged(state.incident, cause, at, verdict), action=action)
+    commands: list[Command] = [] if superseded is None else [RecordIncident(incident=superseded)]
+    return replace(state, incident=incident), [*commands, RecordIncident(incident=incident)]
+
+
+def _leave_out(state: JobState, lost: tuple[Worker, ...], at: float, reason: str) -> tuple[JobState, list[Command]]:
+    """Has the others go on without them, ends those who still run, and has them replaced soon."""
+    assert state.world is not None
+    of_lost = (name_of(state, worker) for worker in lost)
+    names = tuple(name for name in of_lost if state.world.rank_of(name) is not None)
+    is_awaited = any(worker.part is Part.NEWCOMER for worker in lost)
+    running = [worker for worker in lost if worker.exit_code is None]
+    hung = tuple(worker.local_rank for worker in running if worker.raised is None)
+    for worker in lost:
+        was_killed = worker.local_rank in hung
+        state = state.with_worker(replace(worker, part=Part.LOST, told_to_stop_at=at, was_killed=was_killed))
+    replace_at = at + REPLACE_AFTER_S
+    # Who waited for a newcomer that is gone has to hear of it, and who never asked for a part is not missed.
+    if is_anyone_elsewhere(state):
+        reason = f"On {state.host}, {reason}"
+    change = ChangeWorld(lost=names, restarts_used=state.restarts_used, reason=reason)
+    commands: list[Command] = [change if names or is_awaited else Tell(reason=reason)]
+    if hung:
+        commands.append(KillWorkers(local_ranks=hung, reason=f"{named(hung)} may not hear SIGTERM: SIGKILL at once."))
+    if len(hung) < len(running):  # who raised still tears down, and prints its traceback
+        commands.append(WakeAt(at=at + state.policy.teardown_timeout_s))
+    return replace(state, replace_at=replace_at), [*commands, WakeAt(at=replace_at)]
+
+
+def end_lost(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Ends the lost whose time for an end of their own is over."""
+    given_s = state.policy.teardown_timeout_s
+    late = tuple(
+        worker
+        for worker in state.running
+        if worker.is_lost and not worker.was_killed and at >= (worker.told_to_stop_at or at) + given_s
+    )
+    if not late:
+        return state, []
+    for worker in late:
+        state = state.with_worker(replace(worker, was_killed=True))
+    local_ranks = tuple(worker.local_rank for worker in late)
+    reason = f"The {given_s:g} s for an end of its own are over: SIGKILL to {named(local_ranks).lower()}."
+    return state, [KillWorkers(local_ranks=local_ranks, reason=reason)]
+
+
+def lost_ended(state: JobState, worker: Worker, event: WorkerExited) -> tuple[JobState, list[Command]]:
+    """The process of a lost worker has ended; it is replaced if the others have had their time."""
+    state = state.with_worker(replace(worker, exit_code=event.exit_code))
+    return (state, []) if state.replace_at is not None else replace_lost(state)
+
+
+def replace_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Replaces those whose time has come."""
+    if state.replace_at is None or at < state.replace_at:
+        return state, []
+    return replace_lost(state)
+
+
+def replace_lost(state: JobState) -> tuple[JobState, list[Command]]:
+    """Replaces the lost whose processes have ended, unless all others have made their last step."""
+    state = replace(state, replace_at=None)
+    if has_anyone_parted(state) or not (members_here(state) or is_anyone_elsewhere(state)):
+        return state, []
+    commands: list[Command] = []
+    for worker in state.workers:
+        if worker.is_lost and worker.exit_code is not None:
+            state = state.with_worker(replace(worker, part=Part.REPLACING))
+            reason = f"rank {worker.rank} restarts."
+            commands.append(
+                ReplaceWorker(local_rank=worker.local_rank, restarts_used=state.restarts_used, reason=reason)
+            )
+    return state, commands
+
+
+def world_broke(state: JobState, event: WorldBroke) -> tuple[JobState, list[Command]]:
+    """Waits a moment: a death explains it, most of the time."""
+    if state.world is None or event.world < state.world.number or state.broke is not None:
+        return state, []
+    return replace(state, broke=event), [WakeAt(at=event.at + _grace_s(state))]
+
+
+def _grace_s(state: JobState) -> float:
+    return BREAK_GRACE_NODES_S if is_anyone_elsewhere(state) else BREAK_GRACE_S
+
+
+def reattempt_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Has the same members connect anew if nobody is gone; who complains too often is taken to be the cause (SEV2)."""
+    broke = state.broke
+    if broke is None or at < broke.at + _grace_s(state):
+        return state, []
+    state = replace(state, broke=None)
+    fault = classify(broke.failure)
+    if state.reattempts >= state.policy.retries:
+        gone_on = go_on(state, replace(fault, is_consequence=False, severity=Severity.SEV2), at, BROKE_METHOD)
+        return (state, []) if gone_on is None else gone_on
+    state = replace(state, reattempts=state.reattempts + 1)
+    decision = f"All ranks connect anew (attempt {state.reattempts} of {state.policy.retries})."
+    verdict = Verdict(restart=True, restarts_used=state.restarts_used, reason=decision, severity=Severity.SEV3)
+    cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
+    state, booked = _book(state, cause, verdict, at=at, method=BROKE_METHOD, action="reattempt")
+    return state, [ChangeWorld(of=broke.world, reason=f"{fault.reason} {decision}"), *booked]

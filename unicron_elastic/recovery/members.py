@@ -1,0 +1,46 @@
+"""Which workers of a node are members of the world, and what they are called there."""
+
+from __future__ import annotations
+
+from unicron_elastic.recovery.state import JobState, Part, Worker
+from unicron_elastic.world import Member
+
+__all__ = [
+    "first_members",
+    "has_anyone_parted",
+    "is_anyone_elsewhere",
+    "member_of",
+    "members_here",
+    "name_of",
+    "named",
+]
+
+
+def name_of(state: JobState, worker: Worker) -> str:
+    """Of the member that a worker is or will be; nobody else in this job has it, as nodes are called differently."""
+    return f"{worker.rank}.{worker.takes_place}#{state.node.rpartition('#')[2]}"
+
+
+def member_of(state: JobState, worker: Worker) -> Member:
+    return Member(name=name_of(state, worker), node=state.node, local_rank=worker.local_rank)
+
+
+def first_members(state: JobState) -> tuple[Member, ...]:
+    """What the workers of a new generation on this node will be."""
+    return tuple(member_of(state, worker) for worker in state.workers)
+
+
+def members_here(state: JobState) -> list[Worker]:
+    return [worker for worker in state.running if worker.part is Part.MEMBER]
+
+
+def is_anyone_elsewhere(state: JobState) -> bool:
+    return state.world is not None and any(member.node != state.node for member in state.world.members)
+
+
+def has_anyone_parted(state: JobState) -> bool:
+    return any(worker.part is Part.PARTED for worker in state.workers)
+
+
+def named(local_ranks: tuple[int, ...]) -> str:
+    return f"{'Worker' if len(local_ranks) == 1 else 'Workers'} {', '.join(map(str, local_ranks))}"
