@@ -105,6 +105,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             if (folder := temporary_folder(self._logs_specs, self._error_file())) is not None:
                 remove_if_empty(folder)
             self._stop_watches()
+            self._worlds.close()
             self._snapshots.close()
             self._node.stop()
             self._reporter.close()

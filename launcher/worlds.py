@@ -108,6 +108,11 @@ class Worlds:
             self._watch.stop()
             self._watch = None
 
+    def close(self) -> None:
+        """Lets go of the round's store, and of its own: their ports must be free when the agent has ended."""
+        self.stop()
+        self._round = self._store = None
+
     def look(self) -> None:
         """Something may have changed in the log."""
         if self._watch is not None:

@@ -291,8 +291,14 @@ class Engine:
         _, assembly = self._parts()
         source = agreement.sources[0]
         if agreement.begins:
-            for tensor in (*self._model.parameters(), *self._model.buffers()):
-                assembly.broadcast(tensor.detach(), source)
+            tensors = [tensor.detach() for tensor in (*self._model.parameters(), *self._model.buffers())]
+            received = [tensor.clone() for tensor in tensors]
+            for tensor in received:
+                assembly.broadcast(tensor, source)
+            for tensor, value in zip(
+                tensors, received, strict=True
+            ):  # all or nothing: this rank may be the next source
+                tensor.copy_(value)
             self.state = agreement.step
         elif assembly.rank == source:
             give_state(self._registered, assembly, agreement.pull, self._device)
