@@ -95,7 +95,15 @@ def test_a_newcomer_may_be_lost_too(launcher: Any, undisturbed: Any, point: str)
     assert [incident["action"] for incident in _incidents(folder)] == ["go on", "go on"]
 
 
-@pytest.mark.parametrize("point", ["meet", "connect", "published", "connected"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("meet", marks=pytest.mark.slow),
+        pytest.param("connect", marks=pytest.mark.slow),
+        "published",
+        pytest.param("connected", marks=pytest.mark.slow),
+    ],
+)
 def test_another_may_be_lost_while_the_members_meet(launcher: Any, undisturbed: Any, point: str) -> None:
     folder = _train(launcher, 3, "2:2:accumulate:kill", f"1:2:{point}:kill", worlds=5)
     _assert_same(folder, undisturbed, [0, 1, 2])

@@ -142,6 +142,7 @@ def test_a_rank_that_dies_while_it_copies_has_the_snapshot_before(launcher: Any)
     assert_as_if_nothing_happened(launcher, run.out, "fsdp")
 
 
+@pytest.mark.slow
 def test_a_spoiled_snapshot_is_not_used(launcher: Any) -> None:
     run = train(launcher, "fsdp", "spoiled")
     assert starts(run.out) == [0, 0, 10, 10]
@@ -150,6 +151,7 @@ def test_a_spoiled_snapshot_is_not_used(launcher: Any) -> None:
     assert_as_if_nothing_happened(launcher, run.out, "fsdp")
 
 
+@pytest.mark.slow
 def test_a_rank_without_the_newest_snapshot_takes_that_of_another_if_they_are_the_same(launcher: Any) -> None:
     run = train(launcher, "ddp", "in-copy")
     assert starts(run.out) == [0, 0, 15, 15]

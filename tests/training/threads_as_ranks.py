@@ -21,7 +21,7 @@ from unicron_elastic.training.meeting import Superseded
 from unicron_elastic.training.run import Run
 from unicron_elastic.world import Member, World
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 FEATURES = 5
 
 
