@@ -64,13 +64,12 @@ class Happenings:
         """A worker process ended."""
         if ended.exit_code != 0 and worker.page is None:
             self._recall_exception(worker.local_rank, ended.at)
-        reading = worker.reading()
         event = WorkerExited(
             at=time.monotonic(),
             ended_at=ended.at,
             local_rank=worker.local_rank,
             exit_code=ended.exit_code,
-            step=reading.step if reading else None,
+            step=self._step(worker),
             generation=self._generation,
             why_killed=self._why_killed(ended.exit_code, ended.at),
         )
@@ -83,6 +82,8 @@ class Happenings:
     def said(self, worker: WorkerProcess, message: Message) -> None:
         """A worker said something; what is not ours is ignored, for the script may write to our socket."""
         now = time.monotonic()
+        if self.on_snapshot(worker, message):  # first, as descriptors that came with it are its to close
+            return
         if "first_step" in message:
             stack_fd = message.get("stack_fd")
             worker.stack_fd = stack_fd if isinstance(stack_fd, int) else None
@@ -100,7 +101,7 @@ class Happenings:
         elif "overdue" in message:
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 self._say(_overdue(self._rank(worker), message["overdue"]))
-        elif self._about_world(worker, message, now) or self.on_snapshot(worker, message):
+        elif self._about_world(worker, message, now):
             pass
         elif "restored" in message:
             with contextlib.suppress(KeyError, TypeError):
@@ -128,14 +129,13 @@ class Happenings:
                 failure = self._failure(local_rank, now, described, self._step(worker))
                 self._post(WorldBroke(at=now, world=world, failure=failure, generation=generation))
             case {"went_on": {"world": int(world), "reused": int(reused), "recomputed": int(recomputed), **more}}:
-                regrouped_ns = more.get("regrouped_ns")
                 went_on = MemberWentOn(
                     at=now,
                     local_rank=local_rank,
                     world=world,
                     reused=reused,
                     recomputed=recomputed,
-                    regrouped_at=min(regrouped_ns / 1e9, now) if isinstance(regrouped_ns, int) else None,
+                    regrouped_at=_seconds(more.get("regrouped_ns"), now),
                     generation=generation,
                 )
                 self._post(went_on)
@@ -166,11 +166,8 @@ class Happenings:
 
     def _raised(self, worker: WorkerProcess, message: Message, now: float) -> Failure:
         described = {key: str(value) for key, value in message["exception"].items() if value is not None}
-        reading = worker.reading()
-        at_ns = message.get("at_ns")
-        said_at = at_ns / 1e9 if isinstance(at_ns, int) else now
-        at = min(max(said_at, now - 60.0), now)  # the worker's word, within reason
-        return self._failure(worker.local_rank, at, described, reading.step if reading else None)
+        at = _seconds(message.get("at_ns"), now)
+        return self._failure(worker.local_rank, at, described, self._step(worker))
 
     def _recall_exception(self, local_rank: int, at: float) -> None:
         """For a worker without our parts in it: its exception, if the script recorded it for torchrun."""
@@ -197,6 +194,14 @@ class Happenings:
 
     def _rank(self, worker: WorkerProcess) -> int:
         return int(self._workers[worker.local_rank].global_rank)
+
+
+def _seconds(said_ns: object, now: float) -> float:
+    """The moment of which a worker speaks, within reason; now, if that is none."""
+    latest_ns = int(now * 1e9)
+    if not isinstance(said_ns, int):
+        return now
+    return min(max(said_ns, latest_ns - 60_000_000_000), latest_ns) / 1e9
 
 
 def _overdue(rank: int, overdue: Mapping[str, object]) -> str:

@@ -7,7 +7,6 @@ each agent makes of a neighbouring node's snapshots.
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from typing import Any
 
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.workers import WorkerProcess
+from unicron_elastic.rendezvous.towards import address_towards
 from unicron_elastic.state.snapshot_choice import best_for, victim
 from unicron_elastic.state.snapshot_exchange import Exchange, Servers, copy_of
 from unicron_elastic.state.snapshot_file import SnapshotFile
@@ -224,10 +224,7 @@ def _told(remote: Remote) -> dict[str, Any]:
 def _own_host(master: str | None) -> str:
     """This node's address as the others see it."""
     with contextlib.suppress(OSError):
-        family, _, _, _, address = socket.getaddrinfo(master, 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # sends nothing
-            return str(probe.getsockname()[0])
+        return address_towards(master, 1)
     return "127.0.0.1"
 
 

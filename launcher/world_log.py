@@ -52,24 +52,30 @@ def _key(place: int) -> str:
 
 
 class WorldWatch:
-    """Follows one log and adds to it, from ``start`` to ``stop``.
+    """Follows one log and adds to it, from ``start`` to ``stop``; it does not look before somebody wants it to.
 
-    ``first`` gives the world with which this agent begins the log, if it does. ``make`` makes the world that follows
-    one after a change, or None if there is nothing left to change. ``on_world`` is called with each new one, from the
-    thread; ``on_trouble`` once, when the log could not be reached.
+    ``tell`` says, once, what the other agents have to know. ``first`` gives the world with which this agent begins the
+    log, if it does. ``make`` makes the world that follows one after a change, or None if there is nothing left to
+    change. ``on_world`` is called with each new one, from the thread; ``on_trouble`` once, when the log could not be
+    reached.
     """
 
     def __init__(
         self,
         log: WorldLog,
+        *,
+        tell: Callable[[], None],
         first: Callable[[], World | None],
         make: Callable[[World | None, ChangeWorld], World | None],
         on_world: Callable[[World], None],
         on_trouble: Callable[[str], None],
     ) -> None:
         self._log = log
+        self._tell = tell
         self._first = first
         self._make = make
+        self._has_told = False
+        self._is_wanted = False
         self._has_begun = False
         self._place = 0
         self._on_world = on_world
@@ -90,10 +96,15 @@ class WorldWatch:
         self._is_stopped = True
         self._wake.set()
 
+    def want(self) -> None:
+        """Looks from now on."""
+        self._is_wanted = True
+        self._wake.set()
+
     def change(self, wanted: ChangeWorld) -> None:
         """Has the next world made; returns at once."""
         self._changes.append(wanted)
-        self._wake.set()
+        self.want()
 
     def look(self) -> None:
         """Looks soon: something may have changed."""
@@ -101,13 +112,15 @@ class WorldWatch:
 
     def _follow(self) -> None:
         while not self._is_stopped:
-            pause_s = LOOK_S
+            pause_s: float | None = LOOK_S
             try:
-                self._begin()
-                self._read_new()
-                while self._changes and not self._is_stopped:
-                    self._write(self._changes[0])
-                    self._changes.popleft()
+                if not self._has_told:
+                    self._tell()
+                    self._has_told = True
+                if self._is_wanted:
+                    self._look()
+                else:
+                    pause_s = None
             except Exception as error:  # the store's node may be the one that is gone
                 pause_s = RETRY_S
                 if not self._was_told and not self._is_stopped:
@@ -116,16 +129,20 @@ class WorldWatch:
             self._wake.wait(pause_s)
             self._wake.clear()
 
+    def _look(self) -> None:
+        self._begin()
+        while (text := self._log.read(self._place + 1)) is not None:
+            self._adopt(text)
+        while self._changes and not self._is_stopped:
+            self._write(self._changes[0])
+            self._changes.popleft()
+
     def _begin(self) -> None:
         if not self._has_begun:
             world = self._first()
             if world is not None:
                 self._adopt(self._log.write(1, world.to_json()))
             self._has_begun = True
-
-    def _read_new(self) -> None:
-        while (text := self._log.read(self._place + 1)) is not None:
-            self._adopt(text)
 
     def _write(self, wanted: ChangeWorld) -> None:
         """Tries until this change is in the newest world, made by whomever."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from unicron_elastic.launcher.workers import WorkerProcess, WorkersContext
 from unicron_elastic.launcher.world_log import StoreLog, WorldLog, WorldWatch
 from unicron_elastic.recovery.commands import ChangeWorld, InviteMember, TellWorld
 from unicron_elastic.recovery.events import Event, WorldChanged
+from unicron_elastic.rendezvous.towards import address_towards
 from unicron_elastic.worker.channel import ChannelClosed, Message
 from unicron_elastic.world import Member, World
 
@@ -77,7 +77,8 @@ class Worlds:
     def join(self, this_round: Round | None, members: tuple[Member, ...]) -> None:
         """The agents of a new generation have met; ``members`` may come to be of its workers here.
 
-        None: they have no store of their own in which they could agree. Raises DistError if it cannot be reached.
+        None: they have no store of their own in which they could agree. Until a worker wants to be a member of a world
+        nobody looks for any: jobs whose scripts do without cost their store nothing.
         """
         self._round = this_round
         self._is_fixed = this_round is None
@@ -89,8 +90,10 @@ class Worlds:
             "claims": claims,
             "world": None if self._world is None else self._world.to_message(),
         }
-        this_round.store.set(f"{_MEMBERS}/{this_round.rank}", json.dumps(told_of))
         generation = self._generation
+
+        def tell() -> None:
+            this_round.store.set(f"{_MEMBERS}/{this_round.rank}", json.dumps(told_of))
 
         def told(world: World) -> None:
             self._loop.call_soon(lambda: self._adopt(world, generation))
@@ -99,8 +102,11 @@ class Worlds:
             self._loop.call_soon(lambda: self._say(f"The worlds of the job cannot be read: {reason}"))
 
         log = this_round.log or StoreLog(this_round.store)
-        self._watch = WorldWatch(log, partial(self._begin_log, this_round), self._make, told, trouble)
+        begin = partial(self._begin_log, this_round)
+        self._watch = WorldWatch(log, tell=tell, first=begin, make=self._make, on_world=told, on_trouble=trouble)
         self._watch.start()
+        if self._world is not None:
+            self._watch.want()
 
     def stop(self) -> None:
         """Agrees on nothing any more."""
@@ -139,6 +145,8 @@ class Worlds:
         """Whether a worker may be a member; where agents cannot agree it is told that the world is fixed."""
         if self._is_fixed:
             self._send(local_rank, {"fixed": True})
+        elif self._watch is not None:
+            self._watch.want()
         return not self._is_fixed
 
     def serving(self, message: Message) -> None:
@@ -251,11 +259,7 @@ def _own_address(this_round: Round) -> str:
     """Where the other nodes reach this one: what it is called on the way to the store where they have met."""
     if this_round.size == 1:
         return "127.0.0.1"
-    host, port = _where(this_round.store)
-    with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))
-        found: str = probe.getsockname()[0]
-    return found
+    return address_towards(*_where(this_round.store))
 
 
 def _where(store: Any) -> tuple[str, int]:
@@ -263,7 +267,3 @@ def _where(store: Any) -> tuple[str, int]:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return str(store.host), int(store.port)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.getaddrinfo(host, None)[0][0]

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from unicron_elastic.rendezvous.towards import address_towards
+
 __all__ = ["EtcdAddress", "EtcdEndpoint", "TlsFiles", "own_address"]
 
 DEFAULT_PORT = 2379
@@ -108,12 +110,9 @@ def own_address(etcd: EtcdAddress) -> str:
         return name
     for endpoint in etcd.endpoints:
         with contextlib.suppress(OSError):
-            family, _, _, _, where = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(where)  # which sends nothing
-                address = str(probe.getsockname()[0])
-                if not _is_loopback(address):
-                    return address
+            address = address_towards(endpoint.host, endpoint.port)
+            if not _is_loopback(address):
+                return address
     return name
 
 

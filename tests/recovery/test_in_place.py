@@ -392,3 +392,11 @@ def test_newcomers_end_when_the_last_member_has_ended_without_a_word() -> None:
     job.later(REPLACE_AFTER_S)
     job.entered(1)
     assert only(job.exited(0), KillWorkers).local_ranks == (1,)
+
+
+def test_who_complains_again_and_again_without_a_restart_left_ends_the_job_at_once() -> None:
+    job = InPlace(2, max_restarts=0, retries=1)
+    job.broke(0)
+    assert only(job.later(BREAK_GRACE_S), ChangeWorld).lost == ()
+    job.broke(0)
+    assert only(job.later(BREAK_GRACE_S), StopWorkers).local_ranks == (0, 1)

@@ -37,8 +37,10 @@ from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
 
 __all__ = [
     "BREAK_GRACE_S",
+    "BROKE_METHOD",
     "FOR_NODES",
     "REPLACE_AFTER_S",
+    "cause_of_breaks",
     "end_lost",
     "go_on",
     "go_on_without",
@@ -259,17 +261,21 @@ def _grace_s(state: JobState) -> float:
     return BREAK_GRACE_NODES_S if is_anyone_elsewhere(state) else BREAK_GRACE_S
 
 
+def cause_of_breaks(state: JobState, at: float) -> Fault | None:
+    """Who complains too often of its collectives is taken to be the cause (SEV2), when it is time to act on that."""
+    broke = state.broke
+    if broke is None or at < broke.at + _grace_s(state) or state.reattempts < state.policy.retries:
+        return None
+    return replace(classify(broke.failure), is_consequence=False, severity=Severity.SEV2)
+
+
 def reattempt_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
-    """Has the same members connect anew if nobody is gone; who complains too often is taken to be the cause (SEV2)."""
+    """Has the same members connect anew if nobody is gone."""
     broke = state.broke
     if broke is None or at < broke.at + _grace_s(state):
         return state, []
-    state = replace(state, broke=None)
     fault = classify(broke.failure)
-    if state.reattempts >= state.policy.retries:
-        gone_on = go_on(state, replace(fault, is_consequence=False, severity=Severity.SEV2), at, BROKE_METHOD)
-        return (state, []) if gone_on is None else gone_on
-    state = replace(state, reattempts=state.reattempts + 1)
+    state = replace(state, broke=None, reattempts=state.reattempts + 1)
     decision = f"All ranks connect anew (attempt {state.reattempts} of {state.policy.retries})."
     verdict = Verdict(restart=True, restarts_used=state.restarts_used, reason=decision, severity=Severity.SEV3)
     cause = RootCause(fault=fault, consequences=(), reason=fault.reason)

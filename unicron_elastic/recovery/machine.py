@@ -371,11 +371,16 @@ def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Com
 
 def _while_running(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     state, commands = losses.replace_if_due(state, at)
-    for due in (losses.end_lost, losses.reattempt_if_due):
+    state, more = losses.end_lost(state, at)
+    commands += more
+    fault = losses.cause_of_breaks(state, at)
+    if fault is not None:
+        state, more = _fault_noticed(replace(state, broke=None), fault, at, losses.BROKE_METHOD)
+        return state, commands + more
+    for due in (losses.reattempt_if_due, _act_if_due):
         state, more = due(state, at)
         commands += more
-    state, more = _act_if_due(state, at)
-    return state, commands + more
+    return state, commands
 
 
 def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:

@@ -295,9 +295,8 @@ class Engine:
             received = [tensor.clone() for tensor in tensors]
             for tensor in received:
                 assembly.broadcast(tensor, source)
-            for tensor, value in zip(
-                tensors, received, strict=True
-            ):  # all or nothing: this rank may be the next source
+            # All or nothing: if the world breaks on the way, this rank may be the next source.
+            for tensor, value in zip(tensors, received, strict=True):
                 tensor.copy_(value)
             self.state = agreement.step
         elif assembly.rank == source:

@@ -56,10 +56,6 @@ class Link:
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise TimeoutError(f"the agent did not answer within {timeout_s:g} s")
 
-    def newest(self) -> World | None:
-        """The newest world the agent told of; None before the first."""
-        return self._world
-
     def is_newer(self, number: int) -> bool:
         """Whether there is a world after this one."""
         world = self._world
