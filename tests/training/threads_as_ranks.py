@@ -272,12 +272,9 @@ class Job:
     def die(self, rank: Rank) -> None:
         """Unless the job could not go on then."""
         with self.changed:
-            alive = [
-                each for each in self.ranks if each.name not in self.dead and self.newest.rank_of(each.name) is not None
-            ]
-            others = [
-                each for each in alive if each is not rank and each.run is not None and each.run._engine._has_state
-            ]
+            left = [each for each in self.ranks if each.name not in self.dead | self.over | {rank.name}]
+            alive = [each for each in left if self.newest.rank_of(each.name) is not None]
+            others = [each for each in alive if each.run is not None and each.run._engine._has_state]
             if not others or not self.deaths_left:
                 return
             self.deaths_left -= 1
