@@ -121,14 +121,15 @@ class Links:
 
     def poll(self, timeout_s: float) -> None:
         """Does what there is to do, for about ``timeout_s`` seconds at most."""
-        now = time.monotonic()
-        until = [now + timeout_s, self._beat_at, *(probe.ends_at for probe in self._probes)]
-        for key, _ in self._selector.select(max(0.0, min(until) - now)):
+        looked_at = time.monotonic()
+        until = [looked_at + timeout_s, self._beat_at, *(probe.ends_at for probe in self._probes)]
+        for key, _ in self._selector.select(max(0.0, min(until) - looked_at)):
             key.data()
         now = time.monotonic()
         if now >= self._beat_at:
             self._beat(now)
-        for probe in [probe for probe in self._probes if now >= probe.ends_at]:
+        # By the time of the look: on a loaded machine an answer may have come, in time, since.
+        for probe in [probe for probe in self._probes if looked_at >= probe.ends_at]:
             self._end_probe(probe, Answer.SILENT)
 
     def connect(self, node_id: str, address: str) -> None:

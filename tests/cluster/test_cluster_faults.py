@@ -87,8 +87,9 @@ def test_a_host_is_cut_off_and_comes_back(cluster: Callable[..., Cluster], victi
     cut_and_restore(cluster(), victim, Host.cut)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_way_cut")
-@pytest.mark.parametrize("cut", [Host.cut_out, pytest.param(Host.cut_in, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cut", [Host.cut_out, Host.cut_in])
 def test_a_link_is_cut_in_one_direction(
     cluster: Callable[..., Cluster], victim: str, cut: Callable[[Host], None]
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_partition_in_which_the_smaller_part_has_etcd(cluster: Callable[..., C
     assert job.end("abc")[-1] == second
 
 
+@pytest.mark.slow
 def test_two_of_four_hosts_lose_power_at_once(cluster: Callable[..., Cluster]) -> None:
     """The two that are left go on."""
     job = cluster(nnodes="2:4", names="abcd")
@@ -203,6 +205,7 @@ def test_etcd_is_killed_and_started_again(cluster: Callable[..., Cluster], etcd:
     assert job.end("abc") == [job.first, second]
 
 
+@pytest.mark.slow
 def test_a_host_flaps(cluster: Callable[..., Cluster], victim: str) -> None:
     """What is short is waited out; what is long is the loss of the host, which comes back each time."""
     job = cluster()
@@ -234,6 +237,7 @@ def test_a_host_that_joins_costs_no_restart(cluster: Callable[..., Cluster]) -> 
     assert job.end("abcd") == [job.first, second]
 
 
+@pytest.mark.slow
 def test_a_host_joins_while_another_one_is_lost(cluster: Callable[..., Cluster], etcd: Etcd) -> None:
     """The regroup may begin without the one or with it; in the end all who live train."""
     job = cluster(nnodes="2:4", conf=f"last_call_timeout={LAST_CALL_S:g}")
@@ -330,6 +334,7 @@ def test_a_worker_is_killed_on_a_host_that_is_cut_off(cluster: Callable[..., Clu
     assert job.end("abc")[-1] == third
 
 
+@pytest.mark.slow
 def test_more_hosts_than_the_job_takes(cluster: Callable[..., Cluster], etcd: Etcd) -> None:
     """One waits, disturbs nobody, and takes the place of the one that is lost."""
     job = cluster()

@@ -44,7 +44,7 @@ from hosts import Network
 network = Network(Path(sys.argv[1]))
 network.open()
 (host,) = network.add("one")
-started = host.start(["setsid", "sleep", "1000"])
+started = host.start(["sleep", "1000"])  # in a session of its own
 print(network.namespace, started.pid, flush=True)
 sys.stdin.read()
 """

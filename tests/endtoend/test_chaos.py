@@ -25,7 +25,7 @@ STEPS = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize("warm", ["on", "off"])
+@pytest.mark.parametrize("warm", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_planned_kill_costs_one_restart(launcher: Any, warm: str) -> None:
     launcher.script("steps.py", STEPS)
     plan = "kill:rank=1,step=3"

@@ -117,8 +117,10 @@ def test_restart_without_memory_goes_on_from_the_folder(launcher: Any, killed: A
 
 @pytest.mark.parametrize(
     ("kills", "goes_on_from"),
-    [(["1:12"], 11), (["0:12", "1:12"], 10)],
-    ids=["in place", "all are lost"],
+    [
+        pytest.param(["1:12"], 11, id="in place"),
+        pytest.param(["0:12", "1:12"], 10, id="all are lost", marks=pytest.mark.slow),
+    ],
 )
 def test_tabular_ends_with_the_same_bits(killed: Any, kills: list[str], goes_on_from: int) -> None:
     arguments = ("--steps", "20", "--micro-batches", "4", "--precision", "fp16")

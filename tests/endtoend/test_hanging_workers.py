@@ -149,7 +149,7 @@ def test_who_holds_the_interpreter_is_named_as_the_one_without_an_answer(launche
     assert "_sleep_with_gil" in hangs  # faulthandler needs no lock
 
 
-@pytest.mark.parametrize("patience_s", [30, 0.5])
+@pytest.mark.parametrize("patience_s", [30, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_who_goes_on_is_let_go_on(launcher: Any, patience_s: float) -> None:
     env = no_py_spy(launcher) | {
         "STEPS": "150"

@@ -104,6 +104,7 @@ def test_who_does_not_come_to_a_collective_is_named_by_both(start: Any) -> None:
     assert first.err.count("wait for rank 3") == 1
 
 
+@pytest.mark.slow
 def test_a_long_evaluation_on_one_node_is_no_hang_to_the_other(start: Any) -> None:
     runs = start("evaluation", "--unicron-hang-patience=0.3")
     assert [run.wait() for run in runs] == [0, 0]
