@@ -143,7 +143,8 @@ def _recomputed(
     """What the ledger says, and what is wrong with that."""
     told = [record["micro_batches_recomputed"] for record in records]
     known = [each for each in told if each is not None]
-    given = {(each.world, each.ordinal): _lost(each) for log in logs for each in log.agreements}
+    met = [each for log in logs for each in log.agreements if not _is_grown(each, case, logs)]
+    given = {(each.world, each.ordinal): _lost(each) for each in met}
     lost = [each for _, each in sorted(given.items()) if each]
     problems = []
     if case.kind == "exit-0":  # the end of a member that ends by itself is no incident
@@ -177,8 +178,15 @@ def _deal(case: Case, lost: Sequence[frozenset[int]]) -> Iterator[str]:
         yield f"{sorted(theirs)} were not dealt anew, although nobody could have the reduced gradients"
 
 
+def _is_grown(agreement: Agreement, case: Case, logs: Sequence[ProcessLog]) -> bool:
+    """Whether somebody has joined: who begins a step with a newcomer is dealt micro-batches that nobody has had yet."""
+    sizes = {each.world: len(each.said) for log in logs for each in log.agreements}
+    before = max((world for world in sizes if world < agreement.world), default=None)
+    return len(agreement.said) > (case.ranks if before is None else sizes[before])
+
+
 def _lost(agreement: Agreement) -> frozenset[int]:
-    """The micro-batches that nobody has any more and somebody needs: by the rule of section 6 of the design."""
+    """The micro-batches that nobody has any more and somebody needs."""
     said = agreement.said
     held = frozenset().union(*(each.held for each in said))
     if not held or len({each.state for each in said}) > 1:

@@ -47,8 +47,8 @@ class Incident:
     stopped_at: float | None = None
     regrouped_at: float | None = None
     first_step_at: float | None = None
-    micro_batches_reused: int | None = None  # of the failed step, computed before the fault, and not again
-    micro_batches_recomputed: int | None = None  # ... which the lost ranks had held
+    micro_batches_reused: int | None = None  # of the failed step, computed before the fault by members on this node
+    micro_batches_recomputed: int | None = None  # ... by the lost ranks, and now again by all nodes' members
     evidence: str | None = None  # the file with what was found out before anything was done
     superseded_by: int | None = None  # the number of the incident that came before the first step after this one
 

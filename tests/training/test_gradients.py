@@ -130,3 +130,21 @@ def test_the_reduced_gradients_of_the_last_step_are_kept_until_the_next_reductio
     assert gradients.buckets[0].reduced[:2].tolist() == [3.0, 3.0]
     gradients.stage(0, is_held=False)
     assert not gradients.has_last
+
+
+def test_what_an_abandoned_collective_still_writes_is_not_seen() -> None:
+    gradients = _made((2,), (2,), bucket_bytes=8)
+    _compute(gradients, 0, 1.0, 0, 1)
+    first, last = [bucket.reduced for bucket in gradients.buckets]
+    _reduce(gradients)
+    gradients.done.discard(1)
+    gradients.renew()
+    last.fill_(-7.0)
+    work = gradients.reduce(1, [frozenset(range(MICRO_BATCHES))], is_held=False)
+    assert work is not None
+    work.wait()
+    last.fill_(-7.0)
+    gradients.done.add(1)
+    gradients.settle()
+    assert gradients.buckets[0].reduced is first
+    assert all(torch.equal(parameter.grad, torch.ones(2)) for parameter in gradients.parameters)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from torch.distributed import DistStoreError, HashStore
@@ -12,6 +15,29 @@ from unicron_elastic.training.meeting import Meeting, Superseded, _Interruptible
 from unicron_elastic.world import Member, World
 
 DEADLINE_S = 10.0
+
+# Rank 0 has met in a world before, in which it waited for a peer until the next world came; rank 1 is new.
+MEMBER = """
+import sys, time
+import torch, torch.distributed as dist
+from unicron_elastic.training.meeting import Meeting, Superseded
+from unicron_elastic.world import Member, World
+
+rank, path = int(sys.argv[1]), sys.argv[2]
+members = tuple(Member(name=str(each), node="n", local_rank=each) for each in range(2))
+store = dist.FileStore(path, -1)
+if rank == 0:
+    until = time.monotonic() + 0.1
+    try:
+        world = World(number=1, members=members, store="h:1")
+        Meeting(store, world, rank, lambda: time.monotonic() > until).connect("gloo", 60.0, None)
+    except Superseded:
+        print("superseded", end=" ")
+Meeting(store, World(number=2, members=members, store="h:1"), rank, lambda: False).connect("gloo", 60.0, None)
+total = torch.ones(1)
+dist.all_reduce(total)
+print(total.item(), flush=True)
+"""
 
 
 def _world(size: int, number: int = 1) -> World:
@@ -68,3 +94,15 @@ def test_waiting_in_the_store_ends_in_time() -> None:
     store = _Interruptible(HashStore(), _never)
     with pytest.raises(DistStoreError, match=r"a, b did not come within 0\.05 s"):
         store.wait(["a", "b"], timedelta(seconds=0.05))
+
+
+def test_who_has_given_up_one_world_connects_with_newcomers_in_the_next(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", MEMBER]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    members = [subprocess.Popen([*argv, str(rank), str(tmp_path / "store")], **pipes) for rank in range(2)]
+    try:
+        told = [member.communicate(timeout=6 * DEADLINE_S) for member in members]
+    finally:
+        for member in members:
+            member.kill()
+    assert [out.split() for out, _ in told] == [["superseded", "2.0"], ["2.0"]], told

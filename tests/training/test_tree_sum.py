@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unicron_elastic.training.tree import Node, deal, maximal, shares
+from unicron_elastic.training.shares import deal
+from unicron_elastic.training.tree import Node, maximal, shares
 from unicron_elastic.training.tree_sum import TreeSum
 
 DEADLINE_S = 60.0
@@ -123,7 +124,7 @@ def test_any_assignment_and_order_with_losses_gives_the_bits_of_the_definition(
     for index in data.draw(st.permutations(range(len(batch)))):
         compute(sums[owners[index]], [index], batch)
     lost = [index for index, owner in enumerate(owners) if owner >= world_size]
-    for rank, indices in deal(lost, range(world_size)).items():
+    for rank, indices in enumerate(deal(lost, [0] * world_size)):
         compute(sums[rank], data.draw(st.permutations(indices)), batch)
     cut = data.draw(st.integers(1, len(SHAPES) - 1))
     results = worlds[world_size].reduced(sums[:world_size], [range(cut), range(cut, len(SHAPES))])
@@ -247,7 +248,8 @@ SURVIVOR = """
 import os, signal, sys
 from datetime import timedelta
 import torch, torch.distributed as dist
-from unicron_elastic.training.tree import deal, maximal, shares
+from unicron_elastic.training.shares import deal
+from unicron_elastic.training.tree import maximal, shares
 from unicron_elastic.training.tree_sum import TreeSum
 sys.path.insert(0, sys.argv[3])
 from test_tree_sum import SHAPES, compute, parameters
@@ -270,7 +272,7 @@ except RuntimeError:
 else:
     sys.exit("the reduction with a dead rank came to an end")
 left = [0, 1, 3]
-dealt = deal(mine[2], left)
+dealt = dict(zip(left, deal(mine[2], [0] * len(left)), strict=True))
 compute(tree_sum, dealt[rank], batch)
 held = {new: maximal([*mine[old], *dealt[old]], 11) for new, old in enumerate(left)}
 result = tree_sum.reduce(tree_sum.parameters, world("second", left.index(rank), 3), held, left.index(rank))

@@ -103,6 +103,7 @@ class Assembly:
         assert self._meeting is not None
         device = self._gradients.buckets[-1].local.device
         self._is_broken = False
+        self._waiter.begin()
         self._meeting.connect(self._backend, self._timeout_s, device)
         self.is_connected = True
         self.on_connect()
@@ -180,13 +181,15 @@ class Assembly:
     def _broke(self, error: Exception, *works: Work | None) -> None:
         """Breaks with this world, and returns when a newer one has come and ``works`` have ended, else raises.
 
-        Until they have ended they may write into their tensors.
+        Until they have ended they may write into their tensors; those of one that does not end are not used again.
         """
         self._membership.broke(error)
         self._is_broken = True
         ended = [work is None or self._waiter.has_ended(work) for work in works]
-        if self.is_connected and dist.is_initialized() and (isinstance(error, AbandonedError) or not all(ended)):
-            keep_for_ever(dist.group.WORLD)
+        if isinstance(error, AbandonedError) or not all(ended):
+            self._gradients.renew()
+            if self.is_connected and dist.is_initialized():
+                keep_for_ever(dist.group.WORLD)
 
 
 def _written(said: Said, terms: str) -> str:

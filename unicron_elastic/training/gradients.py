@@ -109,6 +109,13 @@ class Gradients:
         staged = self._staged[bucket] = each.reduced[part]  # kept, so that no thread of gloo's is the last to have it
         return staged.copy_(each.local[part])
 
+    def renew(self) -> None:
+        """Takes other memory for what is not reduced: an abandoned collective may still write to where it was to be."""
+        self.buckets = [
+            bucket if number in self.done else replace(bucket, reduced=torch.zeros_like(bucket.reduced))
+            for number, bucket in enumerate(self.buckets)
+        ]
+
     def settle(self) -> None:
         """Puts the reduced gradients into ``p.grad``; None for a parameter that no micro-batch gave one."""
         torch._foreach_copy_([b.local for b in self.buckets], [b.reduced for b in self.buckets])

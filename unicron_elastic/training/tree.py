@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Addition", "Node", "combine_plan", "covers", "deal", "maximal", "merge", "root", "shares"]
+__all__ = ["Addition", "Node", "combine_plan", "covers", "maximal", "merge", "root", "shares"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -124,30 +124,6 @@ def shares(micro_batches: int, world_size: int) -> list[range]:
     root(micro_batches)
     blocks = _blocks(range(micro_batches), world_size)
     return [range(block[0], block[-1] + 1) if block else range(0) for block in blocks]
-
-
-def deal(lost: Iterable[int], ranks: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Who computes the micro-batches of those that are gone.
-
-    Neighbours stay together, as in ``shares``, and the counts differ by at most one. The order of ``ranks`` decides who
-    gets the first block, and who gets one at all when there are fewer micro-batches than ranks.
-
-    Args:
-        lost: the indices that nobody has computed, in any order, each once.
-        ranks: those that are left, each once.
-
-    Returns:
-        For every rank the indices that it is to compute as well, in rising order; an empty tuple for none.
-
-    Raises:
-        ValueError: no rank is left, or a rank or an index occurs twice.
-    """
-    ordered = sorted(lost)
-    for what, values in (("micro-batch", ordered), ("rank", list(ranks))):
-        twice = sorted({value for value in values if values.count(value) > 1}) if len(set(values)) < len(values) else []
-        if twice:
-            raise ValueError(f"{what} {_listed(twice)} is named twice; each must be named once")
-    return {rank: tuple(block) for rank, block in zip(ranks, _blocks(ordered, len(ranks)), strict=True)}
 
 
 def combine_plan(held: Mapping[int, Iterable[Node]], micro_batches: int) -> tuple[Addition, ...]:
