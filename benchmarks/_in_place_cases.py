@@ -164,8 +164,8 @@ def _case(group: tuple[str, str, int, str], repetition: int, number: int) -> Cas
         if not strikes or ranks % nodes:
             return None
         return Case(kind=kind, phase=phase, ranks=ranks, mode=mode, repetition=repetition, strikes=strikes, nodes=nodes)
-    if phase == "reduce-any" and kind in NOT_FROM_THREAD:
-        return None
+    if (phase == "reduce-any" and kind in NOT_FROM_THREAD) or (phase == "first-step" and kind == "hang"):
+        return None  # nothing is known yet of how long a step takes
     delay_ms = (7 * repetition + 3 * ranks + number) % 16 * 0.25 if phase == "reduce-any" else None
     moment = "before-reduce" if phase == "reduce-any" else MOMENT.get(phase, phase)
     strike = Strike(kind=kind, slot=slot, moment=moment, step=STEP.get(phase, STRUCK_STEP), delay_ms=delay_ms)

@@ -143,3 +143,24 @@ def test_a_gradient_scaler_is_ready_in_a_newcomer(launcher: Any) -> None:
     folder = _train(launcher, 2, "1:3:reduce:kill", worlds=3, more=("--scaler",))
     assert _final(folder, 0)["parameters"] == _final(folder, 1)["parameters"]
     assert len(_incidents(folder)) == 1
+
+
+def test_a_node_whose_only_worker_is_lost_gets_another(
+    launcher: Any, node_options: list[str], undisturbed: Any
+) -> None:
+    *options, _script = node_options
+    runs = [
+        launcher.start(
+            "--nnodes=2",
+            *options,
+            f"--unicron-ledger=ledger-{node}",
+            SCRIPT,
+            "--wait-for-worlds=3",
+            "--strike=1:2:reduce:kill",
+            fast=False,
+        )
+        for node in range(2)
+    ]
+    assert [run.wait(END_S) for run in runs] == [0, 0], runs[0].err + runs[1].err
+    _assert_same(launcher.folder, undisturbed, [0, 1])
+    assert sum("rank 1 restarts." in run.err for run in runs) == 1

@@ -17,6 +17,7 @@ from unicron_elastic.recovery.commands import (
     FinishJob,
     InviteMember,
     KillWorkers,
+    RecordIncident,
     ReplaceWorker,
     StartWorkers,
     StopWorkers,
@@ -28,6 +29,7 @@ from unicron_elastic.recovery.events import (
     MemberEntered,
     MemberParted,
     MemberWentOn,
+    NodesLost,
     StartedWorker,
     StateFetched,
     TimePassed,
@@ -37,14 +39,17 @@ from unicron_elastic.recovery.events import (
 )
 from unicron_elastic.recovery.losses import BREAK_GRACE_S, REPLACE_AFTER_S
 from unicron_elastic.recovery.state import Part, Phase
-from unicron_elastic.world import World
+from unicron_elastic.world import Member, World
 
 
 class InPlace(Job):
     """A job that makes worlds and starts replacements when told to, as the agent does."""
 
-    def __init__(self, workers: int = 3, *, entered: bool = True, **policy: Any) -> None:
+    def __init__(
+        self, workers: int = 3, *, entered: bool = True, elsewhere: tuple[Member, ...] = (), **policy: Any
+    ) -> None:
         super().__init__(workers, **policy)
+        self._elsewhere = elsewhere
         self.replaced: list[int] = []
         self._pids: dict[int, int] = {}
         self._number = 0
@@ -65,7 +70,7 @@ class InPlace(Job):
     def _change(self, command: ChangeWorld) -> list[Command]:
         self._number += 1
         if self.state.world is None:
-            world = World(number=self._number, members=command.joined, store="h:1")
+            world = World(number=self._number, members=(*command.joined, *self._elsewhere), store="h:1")
         else:
             world = self.state.world.after(store="h:1", reason=command.reason, lost=command.lost, joined=command.joined)
         return self.feed(WorldChanged(at=self._at(None), world=world, generation=self.state.generation))
@@ -400,3 +405,42 @@ def test_who_complains_again_and_again_without_a_restart_left_ends_the_job_at_on
     assert only(job.later(BREAK_GRACE_S), ChangeWorld).lost == ()
     job.broke(0)
     assert only(job.later(BREAK_GRACE_S), StopWorkers).local_ranks == (0, 1)
+
+
+ELSEWHERE = Member(name="9.0#1", node="b#1", local_rank=0)
+
+
+def test_a_node_that_loses_its_only_worker_waits_for_another_while_other_nodes_go_on() -> None:
+    job = InPlace(1, elsewhere=(ELSEWHERE,))
+    assert len(only(job.exited(0, KILLED), ChangeWorld).lost) == 1
+    assert job.state.phase is Phase.RUNNING
+    assert only(job.later(REPLACE_AFTER_S), ReplaceWorker).local_rank == 0
+    assert only(job.entered(0), ChangeWorld).joined[0].local_rank == 0  # its state comes from elsewhere, in the group
+    incident = only(job.went_on(0), RecordIncident).incident
+    assert incident.first_step_at is not None
+    assert (incident.micro_batches_reused, incident.micro_batches_recomputed) == (None, None)
+
+
+def test_it_begins_again_at_once_when_the_others_do() -> None:
+    job = InPlace(1, elsewhere=(ELSEWHERE,))
+    job.exited(0, KILLED)
+    assert only(job.peer_failed(), StartWorkers).restarts_used == 2
+    assert job.state.phase is Phase.IDLE
+
+
+def test_it_begins_again_when_the_others_are_lost_too() -> None:
+    job = InPlace(1, elsewhere=(ELSEWHERE,))
+    job.exited(0, KILLED)
+    lost = NodesLost(at=job._at(None), nodes=("b",), reason="b is lost.", generation=job.state.generation)
+    assert only(job.feed(lost), StartWorkers).restarts_used == 2
+
+
+def test_what_a_newcomer_says_of_its_first_step_is_not_counted() -> None:
+    job = InPlace(2)
+    job.exited(0, KILLED)
+    job.later(REPLACE_AFTER_S)
+    job.entered(0)
+    job.fetched(0)
+    assert none(job.went_on(0, reused=5, recomputed=5), RecordIncident)
+    incident = only(job.went_on(1, reused=3, recomputed=2), RecordIncident).incident
+    assert (incident.micro_batches_reused, incident.micro_batches_recomputed) == (3, 2)

@@ -7,6 +7,7 @@ joins. Here is how a worker becomes a member, and ceases to be one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from unicron_elastic.incident import Incident
@@ -128,7 +129,9 @@ def _left_out(state: JobState, worker: Worker, at: float) -> tuple[JobState, lis
 
 
 def _went_on(state: JobState, worker: Worker, event: MemberWentOn) -> tuple[JobState, list[Command]]:
-    counted = replace(worker, went_on_in=event.world, reused=event.reused, recomputed=event.recomputed)
+    counted = replace(worker, went_on_in=event.world)
+    if worker.went_on_in or not worker.takes_place:  # else it has come just now
+        counted = replace(counted, reused=event.reused, recomputed=event.recomputed)
     state = replace(state.with_worker(counted), reattempts=0)
     world = state.world
     members = members_here(state)
@@ -138,11 +141,19 @@ def _went_on(state: JobState, worker: Worker, event: MemberWentOn) -> tuple[JobS
         state.incident,
         first_step_at=event.at,
         regrouped_at=_regrouped_at(state.incident, event),
-        micro_batches_reused=sum(each.reused for each in members),
-        micro_batches_recomputed=max((each.recomputed for each in members), default=0),  # all tell of all
+        micro_batches_reused=_total(each.reused for each in members),
+        # All tell of all; a node that has lost all its members does not hear of it.
+        micro_batches_recomputed=max(
+            (each.recomputed for each in members if each.recomputed is not None), default=None
+        ),
     )
     state, commands = replace_lost(replace(state, incident=None, answered=None))
     return state, [*commands, RecordIncident(incident=incident)]
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def _regrouped_at(incident: Incident, event: MemberWentOn) -> float:

@@ -132,6 +132,8 @@ def go_on_without(state: JobState, event: NodesLost) -> tuple[JobState, list[Com
     lost = tuple(member.name for member in world.members if member.node.rpartition("#")[0] in event.nodes)
     if not lost:
         return state, []
+    if len(lost) == world.size:  # those of this node are lost, too, and wait for their replacements
+        return None
     if why_none_left(state.policy, state.restarts_used) is not None:
         return None
     used = state.restarts_used + 1

@@ -72,6 +72,14 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
     """The state after ``event`` and what the agent is to do now. Events that come too late change nothing."""
     if _is_too_late(state, event):
         return state, []
+    state, commands = _handled(state, event)
+    if state.running or state.awaits_replacements or state.phase not in (Phase.RUNNING, Phase.STOPPING):
+        return state, commands
+    state, more = _all_ended(state, event.at)
+    return state, commands + more
+
+
+def _handled(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
     match event:
         case WorkersStarted():
             return _workers_started(state, event)
@@ -182,10 +190,7 @@ def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list
         state = _add_exit_code(state, worker.local_rank, event.exit_code)
     elif event.exit_code != 0 and not _was_forgiven(state, worker) and _is_fault(state.phase, worker, event):
         state, commands = _ended_badly(state, worker, event)
-    if state.running:
-        return state, commands
-    state, more = _all_ended(state, event.at)
-    return state, commands + more
+    return state, commands
 
 
 def _ended_badly(state: JobState, worker: Worker, event: WorkerExited) -> tuple[JobState, list[Command]]:

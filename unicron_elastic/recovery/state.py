@@ -53,8 +53,8 @@ class Worker:
     part: Part = Part.NONE
     takes_place: int = 0  # of how many that were lost
     went_on_in: int = 0  # the number of the latest world in which it has made a step
-    reused: int = 0  # micro-batches of that step that it had computed before
-    recomputed: int = 0  # ... and that others had held
+    reused: int | None = None  # micro-batches of that step that it had computed before; None: it was not there
+    recomputed: int | None = None  # ... and that others had held
 
     @property
     def is_lost(self) -> bool:
@@ -137,6 +137,13 @@ class JobState:
         """The workers that have not ended."""
         return tuple(worker for worker in self.workers if worker.exit_code is None)
 
+    @property
+    def awaits_replacements(self) -> bool:
+        """Whether workers were lost that will be replaced, while others, perhaps of other nodes, go on."""
+        is_due = self.phase is Phase.RUNNING and self.replace_at is not None
+        waiting = (Part.LOST, Part.REPLACING) if is_due else (Part.REPLACING,)
+        return self.phase is Phase.RUNNING and any(worker.part in waiting for worker in self.workers)
+
     def find(self, local_rank: int, pid: int | None = None) -> Worker | None:
         """The worker an event speaks of; None if this generation has no such worker."""
         for worker in self.workers:
@@ -158,7 +165,8 @@ class JobState:
         """Raises AssertionError if an invariant is broken; tests call it after every event."""
         assert self.restarts_used >= 0, self
         assert len({w.local_rank for w in self.workers}) == len(self.workers), self
-        assert bool(self.running) == (self.phase in (Phase.RUNNING, Phase.STOPPING)), self
+        is_under_way = bool(self.running) or self.awaits_replacements
+        assert is_under_way == (self.phase in (Phase.RUNNING, Phase.STOPPING)), self
         assert self.phase is Phase.RUNNING or (self.broke is None and self.replace_at is None), self
         assert (self.kill_at is not None) == (self.phase is Phase.STOPPING), self
         assert self.hang is None or self.phase is Phase.RUNNING, self

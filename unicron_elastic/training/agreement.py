@@ -61,11 +61,6 @@ class Agreement:
         """Whether all members are in the same step with the same parameters."""
         return not self.pull and not self.advance
 
-    @property
-    def recomputed(self) -> int:
-        """Micro-batches that are computed again because whoever held them is gone."""
-        return sum(map(len, self.dealt))
-
 
 def agree(said: Sequence[Said], *, micro_batches: int, buckets: int) -> Agreement:
     """The agreement of those who ``said`` this, in the order of their ranks.

@@ -69,6 +69,9 @@ class Engine:
         self._held: set[int] = set()  # micro-batches of this step that this rank has computed or will
         self._computed: set[int] = set()
         self._news: dict[str, Any] | None = None  # of a new world, to be told after the step
+        self._again: set[tuple[int, int]] = (
+            set()
+        )  # steps and micro-batches that the lost had computed, until it is told
         self._statistics: Statistics | None = None
         self._gradients: Gradients | None = None
         self._assembly: Assembly | None = None
@@ -154,6 +157,7 @@ class Engine:
         if self._news is not None and not self._must_meet:
             self._membership.tell({"went_on": self._news})
             self._news = None
+            self._again.clear()
 
     def _may_leave(self) -> bool:
         """Waits for newcomers that copy a state which is about to change; false if a new world came meanwhile."""
@@ -269,11 +273,14 @@ class Engine:
         ]
         assert assembly.world is not None
         if assembly.world.number > 1:
-            before = self._news or {"reused": len(self._computed), "recomputed": 0}
-            again = agreement.recomputed if self._computed else 0  # else the step had not begun
-            again += before["recomputed"]
-            now = time.monotonic_ns()
-            self._news = {**before, "world": assembly.world.number, "recomputed": again, "regrouped_ns": now}
+            if self._computed:  # else the step had not begun
+                self._again.update((self.state, index) for each in agreement.dealt for index in each)
+            self._news = {
+                "reused": self._news["reused"] if self._news else len(self._computed),
+                "recomputed": len(self._again),
+                "world": assembly.world.number,
+                "regrouped_ns": time.monotonic_ns(),
+            }
 
     def _said(self) -> Said:
         gradients, _ = self._parts()
