@@ -1,0 +1,57 @@
+"""A workload from a mapping, as it stands in a JSON or YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+from unicron_elastic.planning.configurations import Workload
+from unicron_elastic.planning.throughput_shape import Transformer, require
+
+__all__ = ["parse_workload"]
+
+NUMBERS = ("flops_per_sample",)
+FLAGS = ("uneven", "recompute")
+
+
+def parse_workload(options: Mapping[str, object]) -> Workload:
+    """The workload with the fields that ``options`` names; ``micro_batch_sizes`` may be one number.
+
+    Raises ``ValueError`` for an unknown or missing key and for a value of the wrong kind or size.
+    """
+    _require_keys(options, Workload, "a workload", ("global_batch",))
+    values: dict[str, Any] = {key: _value(key, value) for key, value in options.items()}
+    return Workload(**values)
+
+
+def _value(key: str, value: object) -> object:
+    if key == "transformer" and value is not None:
+        require(isinstance(value, Mapping), f"transformer is {value!r}: it must be a mapping with the sizes of a model")
+        return _parse_transformer(dict(value))  # type: ignore[call-overload]
+    if key == "micro_batch_sizes":
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        return tuple(value) if is_list else (value,)  # type: ignore[arg-type]
+    if key in FLAGS:
+        is_flag = isinstance(value, bool) or (key == "recompute" and value is None)
+        require(is_flag, f"{key} is {value!r}: it must be true or false")
+    elif key in NUMBERS:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        require(is_number or value is None, f"{key} is {value!r}: it must be a positive number")
+    return value
+
+
+def _parse_transformer(sizes: dict[str, Any]) -> Transformer:
+    _require_keys(sizes, Transformer, "transformer", tuple(field.name for field in fields(Transformer)))
+    return Transformer(**sizes)
+
+
+def _require_keys(options: Mapping[str, object], made: type[Any], name: str, needed: tuple[str, ...]) -> None:
+    known = [field.name for field in fields(made)]
+    for key in options:
+        near = get_close_matches(str(key), known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+        require(key in known, f"{name} has the unknown key {key!r}: {hint}")
+    for key in needed:
+        require(key in options, f"{name} has no {key}: it must be given")

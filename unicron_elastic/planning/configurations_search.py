@@ -1,0 +1,75 @@
+"""All configurations in which a job can run on a number of units, and why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from unicron_elastic.planning.configurations import Configuration, Workload
+from unicron_elastic.planning.configurations_memory import fits, memory_bytes
+
+__all__ = ["configurations", "is_allowed", "why_none"]
+
+
+def configurations(workload: Workload, units: int, proven_bytes: float = 0.0) -> tuple[Configuration, ...]:
+    """The configurations that use all GPUs of ``units``; none if there is no such, or too few or too many units.
+
+    Each divides the work evenly: tensor parallelism within a node and by heads, pipeline stages by layers, the global
+    batch by micro-batches, and these by replicas, unless the job takes uneven shares; then every replica has at least
+    one. Each is thought to fit into memory, or to need no more than ``proven_bytes``.
+    """
+    if not is_allowed(workload, units):
+        return ()
+    return tuple(found for found in _divided(workload, units) if fits(workload, found, proven_bytes))
+
+
+def is_allowed(workload: Workload, units: int) -> bool:
+    """Whether ``units`` is within the job's minimum and maximum."""
+    return workload.minimum <= units and (workload.maximum is None or units <= workload.maximum)
+
+
+def why_none(workload: Workload, units: int) -> str:
+    """Why there is no configuration for ``units``, as the end of a sentence; "" if there is one."""
+    if units < workload.minimum:
+        return f"less than the minimum of {workload.minimum}"
+    if workload.maximum is not None and units > workload.maximum:
+        return f"more than the maximum of {workload.maximum}"
+    found = list(_divided(workload, units))
+    if not found:
+        return f"{units * workload.gpus_per_unit} GPUs cannot share a batch of {workload.global_batch} evenly"
+    if any(fits(workload, each) for each in found):
+        return ""
+    least = min(memory_bytes(workload, each) for each in found)
+    return f"a GPU would need {least / 2**30:.1f} GiB and has {(workload.gpu_memory_bytes or 0) / 2**30:.1f} GiB"
+
+
+def _divided(workload: Workload, units: int) -> Iterator[Configuration]:
+    gpus = units * workload.gpus_per_unit
+    again = (False, True) if workload.recompute is None else (workload.recompute,)
+    for tensor in _tensor_sizes(workload):
+        for pipeline in _pipeline_sizes(workload):
+            replicas, rest = divmod(gpus, tensor * pipeline)
+            if rest or not replicas:
+                continue
+            for size in sorted(set(workload.micro_batch_sizes), reverse=True):
+                if _shares(workload, replicas, size):
+                    for recompute in again:
+                        yield Configuration(
+                            replicas=replicas, tensor=tensor, pipeline=pipeline, micro_batch=size, recompute=recompute
+                        )
+
+
+def _shares(workload: Workload, replicas: int, micro_batch: int) -> bool:
+    """Whether the global batch can be divided so."""
+    count, rest = divmod(workload.global_batch, micro_batch)
+    return not rest and count >= replicas and (workload.uneven or count % replicas == 0)
+
+
+def _tensor_sizes(workload: Workload) -> list[int]:
+    heads = workload.transformer.heads if workload.transformer else 1
+    most = min(workload.max_tensor, workload.gpus_per_node)
+    return [size for size in range(1, most + 1) if workload.gpus_per_node % size == 0 and heads % size == 0]
+
+
+def _pipeline_sizes(workload: Workload) -> list[int]:
+    layers = workload.transformer.layers if workload.transformer else 1
+    return [size for size in range(1, min(workload.max_pipeline, layers) + 1) if layers % size == 0]
