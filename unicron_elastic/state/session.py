@@ -133,7 +133,8 @@ class Session:
         """Where a chunk is to arrive."""
         landing = Landing(self._memory, fetch.chunk, is_aside=fetch.is_copy)
         with self._changed:
-            if self._is_over or fetch.source not in self._state.sources:
+            is_late = (fetch.source, fetch.chunk) in self._state.late  # another's was accepted meanwhile
+            if self._is_over or is_late or fetch.source not in self._state.sources:
                 landing.move_aside()
             self._landings[fetch.source, fetch.chunk] = landing
         return landing
