@@ -72,6 +72,8 @@ class Engine:
         self._again: set[tuple[int, int]] = (
             set()
         )  # steps and micro-batches that the lost had computed, until it is told
+        self._names: frozenset[str] = frozenset()  # of the members of the world in which it met last
+        self._is_anyone_gone = False  # who was in the world before that
         self._statistics: Statistics | None = None
         self._gradients: Gradients | None = None
         self._assembly: Assembly | None = None
@@ -272,8 +274,11 @@ class Engine:
             before | frozenset(more) for before, more in zip(assembly.holdings, agreement.dealt, strict=True)
         ]
         assert assembly.world is not None
+        names = frozenset(member.name for member in assembly.world.members)
+        if names != self._names:
+            self._names, self._is_anyone_gone = names, bool(self._names - names)
         if assembly.world.number > 1:
-            if self._computed:  # else the step had not begun
+            if self._computed and self._is_anyone_gone:  # else the step had not begun, or it is a newcomer's share
                 self._again.update((self.state, index) for each in agreement.dealt for index in each)
             self._news = {
                 "reused": self._news["reused"] if self._news else len(self._computed),
