@@ -1,0 +1,172 @@
+"""The plan that should be published now: the planner's optimum, without moving anybody for what will not last.
+
+Three things keep it from the optimum, and its reason names each of them: ``holding``; nodes that refuse a job, as they
+are of no use to it, whatever it would earn; and draining nodes without which a job would have to wait. No job waits
+for the sake of the first: then it does not count. A plan that was held back is looked at again after ``DWELL_S``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from unicron_elastic.planning.holding import DWELL_S, dwelling_of, have_room, losses_of, moved_of, returned_to
+from unicron_elastic.planning.plan import Plan
+from unicron_elastic.planning.published import Loss, Published, Seat
+from unicron_elastic.planning.seating import seated
+from unicron_elastic.planning.situation import Bounds, Changes, changes_of, situation_of
+from unicron_elastic.planning.snapshot import Health, Phase, Snapshot
+from unicron_elastic.planning.table import Table, plan_for
+
+__all__ = ["propose", "why_overtaken"]
+
+UNCHANGED = "Nothing has changed"  # as the planner says it of what is no event to it
+ROUNDING_S = 1.0  # a sum of moments is rounded
+
+
+def why_overtaken(snapshot: Snapshot, at_unix_s: float) -> str:
+    """What has happened that the published plan does not know, as a sentence; "" if it still holds."""
+    published = snapshot.published
+    if published is None:
+        return "There is no plan yet." if snapshot.nodes or snapshot.jobs else ""
+    seats = {(seat.node_id, seat.is_draining) for seat in published.seats}
+    if {(node.node_id, node.health is Health.DRAINING) for node in snapshot.sound_nodes} != seats:
+        return "Nodes have come, gone, or are to be drained."
+    if {(job.name, job.revision) for job in snapshot.jobs if job.is_planned} != set(published.jobs):
+        return "Jobs have come, ended or changed."
+    wanted = published.job_of()
+    for node in snapshot.sound_nodes:
+        job = wanted[node.node_id]
+        if job and job != node.held_by and node.refuses(job, at_unix_s):
+            return f"{node.host} refuses {job}."
+    look = published.look_again_unix_s
+    if look is not None and not 0.0 < look - at_unix_s < DWELL_S + ROUNDING_S:  # also if the clock was set back
+        return "The last plan was to be looked at again about now."
+    return ""
+
+
+def propose(snapshot: Snapshot, at_unix_s: float, table: Table | None = None) -> Published:
+    """The plan for what there is. ``table`` saves computing it if it was built for this; it changes nothing else."""
+    changes = changes_of(snapshot)
+    losses = losses_of(snapshot, changes, at_unix_s)
+    returned, dwelling = returned_to(snapshot, changes, losses), dwelling_of(snapshot, changes, at_unix_s)
+    found = _fitted(snapshot, Bounds(), losses, at_unix_s, table)
+    is_limited = any(_is_refused(snapshot, job, at_unix_s) for job in found.bounds.most)
+    holds = {**dwelling, **returned}
+    if holds and have_room(snapshot, holds):
+        held = _fitted(snapshot, Bounds(holds=holds), losses, at_unix_s, table)
+        if held.counts != found.counts and not _makes_wait(held, found):
+            found, is_limited = _explained(held, found, returned), True
+    plan = found.plan
+    moves_anybody = bool(plan.moves) or any(share.lost for share in plan.shares)
+    return Published(
+        plan=plan,
+        seats=found.seats,
+        jobs=tuple((job.name, job.revision) for job in snapshot.jobs if job.is_planned),
+        moved_unix_s=moved_of(snapshot, plan, at_unix_s),
+        losses=losses,
+        # What was right with a loss may be better still once that is paid for: the optimum is one of the moment.
+        look_again_unix_s=at_unix_s + DWELL_S if is_limited or moves_anybody else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """A plan whose counts the nodes that there are can fill."""
+
+    plan: Plan
+    seats: tuple[Seat, ...]
+    bounds: Bounds
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return self.plan.counts
+
+
+def _fitted(
+    snapshot: Snapshot, bounds: Bounds, losses: tuple[Loss, ...], at_unix_s: float, table: Table | None
+) -> _Fitted:
+    """Plans until there is a node for every seat: each round a job can have less, or a draining node is kept."""
+    while True:
+        changes = changes_of(snapshot, bounds.kept)
+        plan = _planned(snapshot, changes, bounds, table)
+        if plan.reason.startswith(UNCHANGED):
+            happened = _happened(snapshot, changes, at_unix_s)
+            plan = replace(plan, reason=f"{happened}{plan.reason.removeprefix(UNCHANGED)}")
+        kept = bounds.kept | _needed(snapshot, plan, bounds.kept)
+        if kept != bounds.kept:
+            bounds = replace(bounds, kept=kept)
+            continue
+        seats, short = seated(snapshot, plan.counts, kept, losses, at_unix_s)
+        if not short:
+            return _Fitted(_with_reasons(snapshot, plan, bounds, at_unix_s), seats, bounds)
+        bounds = replace(bounds, most={**bounds.most, **short})
+
+
+def _planned(snapshot: Snapshot, changes: Changes, bounds: Bounds, table: Table | None) -> Plan:
+    cluster, event = situation_of(snapshot, changes, bounds)
+    return table.plan(event) if table is not None and table.cluster == cluster else plan_for(cluster, event)
+
+
+def _happened(snapshot: Snapshot, changes: Changes, at_unix_s: float) -> str:
+    """Several events at once, or one that the planner does not know, in a few words."""
+    if snapshot.published is None:
+        return "This is the first plan"
+    told = [
+        (len(changes.lost), "lost", "node"),
+        (len(changes.joined), "new", "node"),
+        (len(changes.ended), "ended", "job"),
+        (len(changes.new), "new", "job"),
+        (len(changes.altered), "changed", "job"),
+    ]
+    parts = [f"{count} {how} {what}{'s' * (count > 1)}" for count, how, what in told if count]
+    if not parts:
+        return why_overtaken(snapshot, at_unix_s).removesuffix(".") or UNCHANGED
+    return f"There {'is' if parts[0].startswith('1 ') else 'are'} {', '.join(parts)}"
+
+
+def _needed(snapshot: Snapshot, plan: Plan, kept: frozenset[str]) -> frozenset[str]:
+    """Draining nodes without which a job that runs would have to wait."""
+    stopped = {wait.task for wait in plan.waits}
+    running = {job.name for job in snapshot.jobs if job.phase is Phase.RUNNING and not job.spec.paused}
+    return frozenset(
+        node.node_id
+        for node in snapshot.sound_nodes
+        if node.health is Health.DRAINING and node.node_id not in kept and node.held_by in stopped & running
+    )
+
+
+def _makes_wait(held: _Fitted, free: _Fitted) -> bool:
+    return any(not held.counts[job] for job, count in free.counts.items() if count)
+
+
+def _is_refused(snapshot: Snapshot, job: str, at_unix_s: float) -> bool:
+    return any(node.refuses(job, at_unix_s) for node in snapshot.sound_nodes)
+
+
+def _with_reasons(snapshot: Snapshot, plan: Plan, bounds: Bounds, at_unix_s: float) -> Plan:
+    notes = [
+        f"{job} can have no more than {most} for now, as other nodes "
+        f"{'refuse it' if _is_refused(snapshot, job, at_unix_s) else 'are to be drained'}"
+        for job, most in bounds.most.items()
+    ]
+    if bounds.kept:
+        are = "draining nodes stay" if len(bounds.kept) > 1 else "draining node stays"
+        notes.append(f"{len(bounds.kept)} {are}, as a job would have to wait else")
+    return _noted(plan, notes)
+
+
+def _explained(held: _Fitted, free: _Fitted, returned: Collection[str]) -> _Fitted:
+    """With the jobs that are left with another number of nodes than they would have."""
+    notes = [
+        f"{job} gets back what came back to it"
+        if job in returned
+        else f"{job} keeps its nodes, as it was moved less than {DWELL_S / 60.0:.0f} minutes ago"
+        for job in held.bounds.holds
+        if held.counts[job] != free.counts[job]
+    ]
+    return replace(held, plan=_noted(held.plan, notes))
+
+
+def _noted(plan: Plan, notes: list[str]) -> Plan:
+    return replace(plan, reason="; ".join([plan.reason.removesuffix("."), *notes]) + ".") if notes else plan

@@ -1,0 +1,135 @@
+"""The plan as it stands in the store: who works where, what it was made from, and why.
+
+It names every node, so that who reads it need not choose again; and what it was made from, so that anybody can tell
+whether it has been overtaken, and by what.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+from unicron_elastic.planning.plan import Plan
+from unicron_elastic.planning.tasks import require, require_count
+
+__all__ = ["Loss", "Published", "Seat"]
+
+
+class Seat(NamedTuple):
+    """A node that the plan knew, and the job that it is for, "" for none. ``is_draining``: as it was then."""
+
+    node_id: str
+    host: str
+    job: str
+    is_draining: bool = False
+
+
+class Loss(NamedTuple):
+    """A job that was to have ``nodes_before`` nodes lost the one on ``host``."""
+
+    host: str
+    job: str
+    nodes_before: int
+    at_unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A plan with its seats.
+
+    ``revision``: of its key in the store; 0 until it is there. ``jobs``: the jobs that it was made for, with the
+    revision of each. ``moved_unix_s``: when a job last gave or got nodes without need. ``losses``: of late.
+    ``look_again_unix_s``: when another look may find a better plan though nothing happens; None: never. Raises
+    ``ValueError`` if a node has two seats, or if the seats are not the counts of the plan.
+    """
+
+    plan: Plan
+    seats: tuple[Seat, ...]
+    jobs: tuple[tuple[str, int], ...]
+    revision: int = 0
+    moved_unix_s: tuple[tuple[str, float], ...] = ()
+    losses: tuple[Loss, ...] = ()
+    look_again_unix_s: float | None = None
+
+    def __post_init__(self) -> None:
+        require_count("revision of the plan", self.revision)
+        require(len({seat.node_id for seat in self.seats}) == len(self.seats), "a node has two seats: it must have one")
+        seated = Counter(seat.job for seat in self.seats if seat.job)
+        for job, nodes in self.plan.counts.items():
+            require(seated.pop(job, 0) == nodes, f"the seats of {job} are not the {nodes} nodes that the plan gives it")
+        require(not seated, f"seats are for {', '.join(seated)}: they must be for jobs of the plan")
+
+    @property
+    def reason(self) -> str:
+        """Why it is as it is, as one sentence."""
+        return self.plan.reason
+
+    def job_of(self) -> dict[str, str]:
+        """The job of each node by its id; "" for none."""
+        return {seat.node_id: seat.job for seat in self.seats}
+
+    def to_json(self) -> str:
+        """The plan as one line of JSON, without the revision: the store knows that."""
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "revision"}
+        return json.dumps({**found, "plan": json.loads(self.plan.to_json())}, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, revision: int) -> Published:
+        """Rebuilds a plan that is in the store at ``revision``. Raises ``ValueError`` for what is none."""
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not a published plan: it must be JSON, and is not: {error}") from None
+        names = {each.name for each in fields(cls)} - {"revision"}
+        if not isinstance(found, dict) or set(found) != names:
+            raise ValueError(f"not a published plan: it must be an object with {', '.join(sorted(names))} only")
+        try:
+            return cls(revision=revision, **_values(found))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not a published plan: a field has the wrong kind: {error!r}") from None
+
+    def without_times(self) -> Mapping[str, object]:
+        """What two proposals that come to the same have in common."""
+        return {**asdict(self), "moved_unix_s": (), "losses": (), "look_again_unix_s": None}
+
+
+def _values(found: Mapping[str, Any]) -> dict[str, Any]:
+    look = found["look_again_unix_s"]
+    return {
+        "plan": Plan.from_json(json.dumps(found["plan"])),
+        "seats": tuple(_seat(*row) for row in found["seats"]),
+        "jobs": tuple((_text(name), _whole(revision)) for name, revision in found["jobs"]),
+        "moved_unix_s": tuple((_text(name), _number(moment)) for name, moment in found["moved_unix_s"]),
+        "losses": tuple(
+            Loss(_text(host), _text(job), _whole(nodes), _number(moment))
+            for host, job, nodes, moment in found["losses"]
+        ),
+        "look_again_unix_s": None if look is None else _number(look),
+    }
+
+
+def _seat(node_id: object, host: object, job: object, is_draining: object) -> Seat:
+    if not isinstance(is_draining, bool):
+        raise TypeError(is_draining)
+    return Seat(_text(node_id), _text(host), _text(job), is_draining)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(value)
+    return value
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(value)
+    return float(value)

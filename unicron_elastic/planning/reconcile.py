@@ -1,0 +1,132 @@
+"""From where the nodes are to where the plan wants them: one command for each that has to move, and none twice.
+
+Commands are derived anew from every snapshot: what is under way in the store needs no command any more, what was lost
+is commanded again, so that nothing has to be remembered and a repetition changes nothing. All carry the revision of
+the plan, in the transaction's guard as well: the store refuses those of a plan that has been replaced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unicron_elastic.planning.published import Published
+from unicron_elastic.planning.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Snapshot
+
+__all__ = ["LendNode", "Movement", "ReturnNode", "StartJob", "StopJob", "movements", "reconcile"]
+
+
+@dataclass(frozen=True, slots=True)
+class LendNode:
+    """The node leaves ``source``, if that is not "", and then works for ``target``."""
+
+    node_id: str
+    source: str
+    target: str
+    plan_revision: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnNode:
+    """The node leaves ``source`` and is idle then."""
+
+    node_id: str
+    source: str
+    plan_revision: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartJob:
+    """Enough nodes wait for the job: its workers may start."""
+
+    job: str
+    plan_revision: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob:
+    """The job waits from now on; its nodes have commands of their own."""
+
+    job: str
+    plan_revision: int
+    reason: str
+
+
+Movement = LendNode | ReturnNode | StartJob | StopJob
+
+
+def reconcile(snapshot: Snapshot, published: Published) -> tuple[Movement, ...]:
+    """What is to be done now: stops, then nodes by id, then starts. Empty when all is as planned, or on its way.
+
+    A working node is taken from a job that goes on only while that keeps its minimum of working ones; so a node that
+    is replaced leaves when the one in its place works.
+    """
+    return (
+        *_stops(snapshot, published),
+        *movements(snapshot, published),
+        *_starts(snapshot, published),
+    )
+
+
+def movements(snapshot: Snapshot, published: Published) -> Iterator[LendNode | ReturnNode]:
+    """The commands for nodes alone."""
+    wanted = published.job_of()
+    planned = {node.node_id for node in snapshot.sound_nodes}
+    working = Counter(node.job for node in snapshot.sound_nodes if node.state is NodeState.WORKING)
+    spare = {job.name: working[job.name] - _needed_nodes(job, published) for job in snapshot.jobs}
+    for node in sorted(snapshot.nodes, key=lambda node: (node.health is Health.OK, node.node_id)):
+        target = "" if node.health is Health.BROKEN else wanted.get(node.node_id, "")
+        if node.heads_for == target or (node.node_id not in planned and node.health is not Health.BROKEN):
+            continue
+        if _is_bound(node):
+            if spare.get(node.job, 1) < 1:
+                continue
+            spare[node.job] = spare.get(node.job, 1) - 1
+        yield _command(node, target, published)
+
+
+def _is_bound(node: NodeStatus) -> bool:
+    """Whether its job would miss it."""
+    return node.state is NodeState.WORKING and node.health is not Health.BROKEN
+
+
+def _needed_nodes(job: JobStatus, published: Published) -> int:
+    """How many working nodes a job must keep meanwhile."""
+    goes_on = job.phase is Phase.RUNNING and published.plan.counts.get(job.name, 0) > 0
+    return job.spec.min_nodes if goes_on else 0
+
+
+def _command(node: NodeStatus, target: str, published: Published) -> LendNode | ReturnNode:
+    revision, because = published.revision, f"by plan {published.revision}: {published.reason}"
+    if not target:
+        return ReturnNode(node.node_id, node.job, revision, f"{node.host} leaves {node.job} {because}")
+    if node.job and node.job != target:
+        return LendNode(
+            node.node_id, node.job, target, revision, f"{node.host} goes from {node.job} to {target} {because}"
+        )
+    return LendNode(node.node_id, node.job, target, revision, f"{node.host} goes to {target} {because}")
+
+
+def _stops(snapshot: Snapshot, published: Published) -> Iterator[StopJob]:
+    waits = {wait.task: wait.reason for wait in published.plan.waits}
+    for job in snapshot.jobs:
+        if job.phase is Phase.RUNNING and job.name in waits:
+            yield StopJob(job.name, published.revision, waits[job.name])
+
+
+def _starts(snapshot: Snapshot, published: Published) -> Iterator[StartJob]:
+    wanted = published.job_of()
+    for job in snapshot.jobs:
+        if job.phase is not Phase.SUBMITTED or not published.plan.counts.get(job.name):
+            continue
+        ready = sum(
+            node.held_by == job.name == wanted.get(node.node_id)  # one that works has not heard of a stop yet
+            for node in snapshot.sound_nodes
+        )
+        if ready >= job.least_nodes:
+            reason = f"{job.name} starts, as {ready} nodes wait for it and it needs {job.least_nodes}."
+            yield StartJob(job.name, published.revision, reason)

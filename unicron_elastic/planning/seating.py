@@ -1,0 +1,129 @@
+"""Which nodes: from how many each job gets to the name of every node, moving as few as can be.
+
+A node stays with its job while that has a use for it. Who needs more takes idle nodes first, then those that other
+jobs give up; its own host of before, then its own part of the network. The same snapshot and counts give the same
+seats.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from unicron_elastic.planning.published import Loss, Seat
+from unicron_elastic.planning.situation import usable_nodes
+from unicron_elastic.planning.snapshot import Health, NodeState, NodeStatus, Snapshot
+
+__all__ = ["seated"]
+
+# Who keeps its place first: one that works costs most to replace, one on its way to the job least.
+_KEEPS = (NodeState.WORKING, NodeState.JOINING, NodeState.LEAVING)
+# Who is taken first: what an idle node costs nobody, a working one costs its job a transition.
+_TAKEN = (NodeState.IDLE, NodeState.LEAVING, NodeState.JOINING, NodeState.WORKING)
+
+
+def seated(
+    snapshot: Snapshot, counts: Mapping[str, int], kept: frozenset[str], losses: Sequence[Loss], at_unix_s: float
+) -> tuple[tuple[Seat, ...], dict[str, int]]:
+    """The seats, and how many nodes each job that comes short can have, as nodes refuse it or have to stay elsewhere.
+
+    ``kept``: draining nodes that may stay. ``losses``: who lost a node on which host.
+    """
+    usable = usable_nodes(snapshot, kept)
+    place = {node.node_id: "" for node in usable}
+    heading: dict[str, list[NodeStatus]] = {job: [] for job in ("", *counts)}
+    for node in usable:
+        heading[node.heads_for if node.heads_for in counts else ""].append(node)
+    groups = {job: _stayers(heading[job], job, count, at_unix_s) for job, count in counts.items()}
+    for job, nodes in groups.items():
+        place.update((node.node_id, job) for node in nodes)
+    short = {}
+    for job in _neediest(snapshot, counts, groups, at_unix_s):
+        own_hosts = {loss.host for loss in losses if loss.job == job}
+        missing = counts[job] - len(groups[job])
+        if not missing:
+            continue
+        free = [node for node in usable if not place[node.node_id] and _may_be_lent(node, job, at_unix_s)]
+        while len(free) < missing and (swapped := _swapped(usable, place, groups, job, at_unix_s)):
+            free.append(swapped)
+        for node in _nearest_first(free, groups[job], own_hosts)[:missing]:
+            groups[job].append(node)
+            place[node.node_id] = job
+        if len(groups[job]) < counts[job]:
+            short[job] = len(groups[job])
+    seats = tuple(
+        Seat(node.node_id, node.host, place.get(node.node_id, ""), node.health is Health.DRAINING)
+        for node in snapshot.sound_nodes
+    )
+    return seats, short
+
+
+def _stayers(heading: Iterable[NodeStatus], job: str, count: int, at_unix_s: float) -> list[NodeStatus]:
+    """Which of the nodes that head for a job stay with it, at most ``count``."""
+    own = [node for node in heading if _may_stay(node, job, at_unix_s)]
+    labels = Counter(node.label for node in own)
+    own.sort(
+        key=lambda node: (
+            node.health is Health.DRAINING,
+            _KEEPS.index(node.state),
+            -labels[node.label],  # who is alone in its part of the network goes first
+            node.label,
+            node.node_id,
+        )
+    )
+    return own[:count]
+
+
+def _may_stay(node: NodeStatus, job: str, at_unix_s: float) -> bool:
+    """Whether a node that heads for a job can go on doing so; whatever it has refused, it works."""
+    return node.state is NodeState.WORKING or _may_be_lent(node, job, at_unix_s)
+
+
+def _may_be_lent(node: NodeStatus, job: str, at_unix_s: float) -> bool:
+    return node.health is Health.OK and not node.refuses(job, at_unix_s)
+
+
+def _swapped(
+    usable: Sequence[NodeStatus],
+    place: dict[str, str],
+    groups: Mapping[str, list[NodeStatus]],
+    job: str,
+    at_unix_s: float,
+) -> NodeStatus | None:
+    """A node of a job that gives one anyway, in exchange for the one that it was to give and that refuses ``job``."""
+    for node in usable:
+        if place[node.node_id] or not node.heads_for or not _may_stay(node, node.heads_for, at_unix_s):
+            continue
+        giver = groups.get(node.heads_for, [])
+        other = next((each for each in reversed(giver) if _may_be_lent(each, job, at_unix_s)), None)
+        if other is not None and not _may_be_lent(node, job, at_unix_s):
+            giver[giver.index(other)] = node
+            place[node.node_id], place[other.node_id] = node.heads_for, ""
+            return other
+    return None
+
+
+def _neediest(
+    snapshot: Snapshot, counts: Mapping[str, int], groups: Mapping[str, Sequence[NodeStatus]], at_unix_s: float
+) -> list[str]:
+    """The order in which jobs choose: those that some node refuses, which have less to choose from, then those below
+    their minimum.
+    """
+    refused = {each.job for node in snapshot.nodes for each in node.refusals if node.refuses(each.job, at_unix_s)}
+    least = {job.name: job.least_nodes for job in snapshot.jobs}
+    return sorted(counts, key=lambda job: (job not in refused, len(groups[job]) >= least[job], job))
+
+
+def _nearest_first(free: Iterable[NodeStatus], group: Sequence[NodeStatus], own_hosts: set[str]) -> list[NodeStatus]:
+    """The best ones to add to a group first."""
+    labels = Counter(node.label for node in group)
+    return sorted(
+        free,
+        key=lambda node: (
+            _TAKEN.index(node.state),
+            node.host not in own_hosts,
+            -labels[node.label],
+            node.label,
+            node.node_id,
+        ),
+    )
