@@ -148,3 +148,16 @@ def test_what_an_abandoned_collective_still_writes_is_not_seen() -> None:
     gradients.settle()
     assert gradients.buckets[0].reduced is first
     assert all(torch.equal(parameter.grad, torch.ones(2)) for parameter in gradients.parameters)
+
+
+def test_an_abandoned_collective_between_steps_leaves_the_gradients_of_the_step_before() -> None:
+    gradients = _made((2,), (2,), bucket_bytes=8)
+    _compute(gradients, 0, 1.0, 0, 1)
+    _reduce(gradients)
+    before = [bucket.reduced for bucket in gradients.buckets]
+    gradients.begin()
+    gradients.renew()
+    assert gradients.has_last
+    for bucket, old in zip(gradients.buckets, before, strict=True):
+        assert bucket.reduced is not old
+        assert torch.equal(bucket.reduced, old)

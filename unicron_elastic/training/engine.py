@@ -69,9 +69,7 @@ class Engine:
         self._held: set[int] = set()  # micro-batches of this step that this rank has computed or will
         self._computed: set[int] = set()
         self._news: dict[str, Any] | None = None  # of a new world, to be told after the step
-        self._again: set[tuple[int, int]] = (
-            set()
-        )  # steps and micro-batches that the lost had computed, until it is told
+        self._again: set[tuple[int, int]] = set()  # steps and micro-batches that the lost had, to be told with the news
         self._names: frozenset[str] = frozenset()  # of the members of the world in which it met last
         self._is_anyone_gone = False  # who was in the world before that
         self._statistics: Statistics | None = None

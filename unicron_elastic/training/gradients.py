@@ -110,9 +110,12 @@ class Gradients:
         return staged.copy_(each.local[part])
 
     def renew(self) -> None:
-        """Takes other memory for what is not reduced: an abandoned collective may still write to where it was to be."""
+        """Takes other memory for what is not reduced: an abandoned collective may still write to where it was to be.
+
+        What is there stays: it may be that of the step before, which somebody who is late still needs.
+        """
         self.buckets = [
-            bucket if number in self.done else replace(bucket, reduced=torch.zeros_like(bucket.reduced))
+            bucket if number in self.done else replace(bucket, reduced=bucket.reduced.clone())
             for number, bucket in enumerate(self.buckets)
         ]
 
