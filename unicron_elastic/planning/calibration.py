@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+from unicron_elastic.planning.checks import require
 from unicron_elastic.planning.configurations import Configuration, Workload
-from unicron_elastic.planning.throughput_shape import require
 
 __all__ = ["Fit", "Overheads", "Point", "correction", "fit", "slowdown", "weighted_median"]
 

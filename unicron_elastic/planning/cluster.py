@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from unicron_elastic.planning.checks import require, require_count
 from unicron_elastic.planning.faulting import FaultRate
-from unicron_elastic.planning.tasks import Task, require, require_count
+from unicron_elastic.planning.tasks import Task
 
 __all__ = [
     "Cluster",

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from unicron_elastic.planning.throughput_shape import Transformer, require, require_counts
+from unicron_elastic.planning.checks import require
+from unicron_elastic.planning.throughput_shape import Transformer, require_counts
 
 __all__ = ["SHARDINGS", "Configuration", "Sharding", "Workload"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 
+from unicron_elastic.planning.checks import require, require_keys
 from unicron_elastic.planning.configurations import Workload
-from unicron_elastic.planning.throughput_shape import Transformer, require
+from unicron_elastic.planning.throughput_shape import Transformer
 
 __all__ = ["parse_workload"]
 
@@ -21,7 +21,7 @@ def parse_workload(options: Mapping[str, object]) -> Workload:
 
     Raises ``ValueError`` for an unknown or missing key and for a value of the wrong kind or size.
     """
-    _require_keys(options, Workload, "a workload", ("global_batch",))
+    require_keys(options, _names(Workload), "a workload", ("global_batch",))
     values: dict[str, Any] = {key: _value(key, value) for key, value in options.items()}
     return Workload(**values)
 
@@ -43,15 +43,9 @@ def _value(key: str, value: object) -> object:
 
 
 def _parse_transformer(sizes: dict[str, Any]) -> Transformer:
-    _require_keys(sizes, Transformer, "transformer", tuple(field.name for field in fields(Transformer)))
+    require_keys(sizes, _names(Transformer), "transformer", _names(Transformer))
     return Transformer(**sizes)
 
 
-def _require_keys(options: Mapping[str, object], made: type[Any], name: str, needed: tuple[str, ...]) -> None:
-    known = [field.name for field in fields(made)]
-    for key in options:
-        near = get_close_matches(str(key), known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-        require(key in known, f"{name} has the unknown key {key!r}: {hint}")
-    for key in needed:
-        require(key in options, f"{name} has no {key}: it must be given")
+def _names(made: type[Any]) -> list[str]:
+    return [field.name for field in fields(made)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from unicron_elastic.planning.tasks import require, require_count
+from unicron_elastic.planning.checks import require, require_count
 
 __all__ = ["FaultRate"]
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from difflib import get_close_matches
 from typing import Any
 
+from unicron_elastic.planning.checks import require, require_count, require_keys
 from unicron_elastic.planning.configurations import Workload
 from unicron_elastic.planning.configurations_parse import parse_workload
-from unicron_elastic.planning.tasks import require, require_count
 
 __all__ = ["GivenRates", "JobSpec", "MeasuredSteps", "Modelled", "Throughput", "parse_job", "parse_jobs"]
 
@@ -133,7 +132,7 @@ def parse_job(told: object) -> JobSpec:
     """
     options = _mapping(told, "a job")
     name = options.get("name", "")
-    _require_keys(options, [each.name for each in fields(JobSpec)], f"job {name}", ("name", "command", "directory"))
+    require_keys(options, [each.name for each in fields(JobSpec)], f"job {name}", ("name", "command", "directory"))
     values = dict(options)
     command = values["command"]
     require(
@@ -162,7 +161,7 @@ def parse_jobs(told: object) -> tuple[JobSpec, ...]:
 def _parse_throughput(told: object) -> Throughput:
     options = _mapping(told, "it")
     kinds = ["rates_flops", "workload", "gpu_flops"]
-    _require_keys(options, kinds, "it", ())
+    require_keys(options, kinds, "it", ())
     require(len(options) == 1, f"it has {', '.join(options) or 'nothing'}: it must have one of {', '.join(kinds)}")
     ((kind, value),) = options.items()
     if kind == "workload":
@@ -238,15 +237,6 @@ def _mapping(value: object, what: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{what} is {value!r}: it must be an object")
     return value
-
-
-def _require_keys(options: Mapping[str, Any], known: list[str], what: str, needed: tuple[str, ...]) -> None:
-    for key in options:
-        near = get_close_matches(str(key), known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-        require(key in known, f"{what} has the unknown key {key!r}: {hint}")
-    for key in needed:
-        require(key in options, f"{what} has no {key}: it must be given")
 
 
 def _first_repeated(names: Iterable[str]) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, NoReturn
 
-from unicron_elastic.planning.tasks import require, require_count
+from unicron_elastic.planning.checks import require, require_count
 
 __all__ = ["Move", "Plan", "Share", "Wait"]
 

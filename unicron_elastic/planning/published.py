@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
+from unicron_elastic.planning.checks import require, require_count
 from unicron_elastic.planning.plan import Plan
-from unicron_elastic.planning.tasks import require, require_count
 
 __all__ = ["Loss", "Published", "Seat"]
 

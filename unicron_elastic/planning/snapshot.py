@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 
+from unicron_elastic.planning.checks import require, require_count
 from unicron_elastic.planning.faulting import FaultRate
 from unicron_elastic.planning.jobs import JobSpec
 from unicron_elastic.planning.published import Published
-from unicron_elastic.planning.tasks import Transition, require, require_count
+from unicron_elastic.planning.tasks import Transition
 
 __all__ = ["Health", "JobStatus", "NodeState", "NodeStatus", "Phase", "Refusal", "Snapshot", "is_within"]
 

@@ -11,22 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Floats", "Ints", "Task", "Transition", "require", "require_count"]
+from unicron_elastic.planning.checks import require, require_count
+
+__all__ = ["Floats", "Ints", "Task", "Transition", "require_count"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-
-def require(is_met: bool, text: str) -> None:
-    """Raises ``ValueError`` with ``text`` unless the condition is met."""
-    if not is_met:
-        raise ValueError(text)
-
-
-def require_count(name: str, value: object, least: int = 0) -> None:
-    """Raises ``ValueError`` unless ``value`` is a whole number of at least ``least``."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    require(is_whole and int(str(value)) >= least, f"{name} is {value!r}: it must be a whole number, at least {least}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

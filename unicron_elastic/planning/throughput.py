@@ -10,10 +10,11 @@ import math
 from dataclasses import dataclass, replace
 
 from unicron_elastic.planning.calibration import Overheads, Point, correction, fit, slowdown, weighted_median
+from unicron_elastic.planning.checks import require
 from unicron_elastic.planning.configurations import Configuration, Workload
 from unicron_elastic.planning.configurations_memory import memory_bytes
 from unicron_elastic.planning.configurations_search import configurations, is_allowed, why_none
-from unicron_elastic.planning.throughput_shape import require, require_counts
+from unicron_elastic.planning.throughput_shape import require_counts
 
 __all__ = [
     "Estimate",

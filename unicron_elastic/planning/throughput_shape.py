@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["Transformer", "require", "require_counts"]
+from unicron_elastic.planning.checks import require, require_count
 
-
-def require(holds: bool, message: str) -> None:
-    """Raises ``ValueError`` with ``message`` unless ``holds``."""
-    if not holds:
-        raise ValueError(message)
+__all__ = ["Transformer", "require_counts"]
 
 
 def require_counts(**values: object) -> None:
     """Raises ``ValueError`` unless every value is a whole number of at least 1."""
     for name, value in values.items():
-        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        require(is_count, f"{name} is {value!r}: it must be a whole number, at least 1")
+        require_count(name, value, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,9 +140,8 @@ class JobState:
     @property
     def awaits_replacements(self) -> bool:
         """Whether workers were lost that will be replaced, while others, perhaps of other nodes, go on."""
-        is_due = self.phase is Phase.RUNNING and self.replace_at is not None
-        waiting = (Part.LOST, Part.REPLACING) if is_due else (Part.REPLACING,)
-        return self.phase is Phase.RUNNING and any(worker.part in waiting for worker in self.workers)
+        parts = {worker.part for worker in self.workers} if self.phase is Phase.RUNNING else set()
+        return Part.REPLACING in parts or (Part.LOST in parts and self.replace_at is not None)
 
     def find(self, local_rank: int, pid: int | None = None) -> Worker | None:
         """The worker an event speaks of; None if this generation has no such worker."""
