@@ -20,6 +20,7 @@ from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, 
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.metrics import prof, put_metric
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, SignalException
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from unicron_elastic.faults import RootCause, Severity, Status
 from unicron_elastic.launcher import failures, isolation
@@ -33,8 +34,10 @@ from unicron_elastic.launcher.keeper import remove_if_empty
 from unicron_elastic.launcher.logs import run_folder, temporary_folder
 from unicron_elastic.launcher.node import NodeWatch
 from unicron_elastic.launcher.options import Options, from_environment
+from unicron_elastic.launcher.pace_report import PaceReport, seen_of
 from unicron_elastic.launcher.peers import PeerWatch, tell_peers
 from unicron_elastic.launcher.processes import TOKEN
+from unicron_elastic.launcher.recalls import Recalls
 from unicron_elastic.launcher.reporter import Reporter, job_view
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.snapshots import Snapshots
@@ -83,6 +86,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._hangs = HangWatch(self._runtime.loop, say, keep, self._events.append, self._node.gpu_lines)
         self._snapshots = Snapshots(self._runtime.loop, say)
         self._worlds = Worlds(self._runtime.loop, self._events.append, say)
+        self._pace = PaceReport(self._runtime.loop, spec.rdzv_handler)
+        self._recalls = Recalls(self._runtime.loop, self._events.append)
         self._state = JobState(
             policy=policy_of(spec, self._options, self._shutdown_timeout),
             run_id=spec.rdzv_handler.get_run_id(),
@@ -94,8 +99,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Runs the job on this node to its end; see torch's ElasticAgent.run."""
         try:
-            result: RunResult = super().run(role)
-            return result
+            result: RunResult | None = super().run(role)
+            return result or RunResult(state=WorkerState.SUCCEEDED)  # torch has none for who left while it waited
         except SignalException:
             # torch leaves its rendezvous open then, as the job may go on elsewhere: so be it, but not with this node.
             if self._outlives_stores():
@@ -105,6 +110,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             if (folder := temporary_folder(self._logs_specs, self._error_file())) is not None:
                 remove_if_empty(folder)
             self._stop_watches()
+            self._pace.close()
             self._worlds.close()
             self._snapshots.close()
             self._node.stop()
@@ -208,7 +214,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         used = group.spec.max_restarts - self._remaining_restarts
         why_stay = isolation.why_stay(group.spec.rdzv_handler, group.group_world_size)
         node = self._node_in_world()
-        self._has_lost_nodes = False
+        self._has_lost_nodes = self._recalls.does_anyone_depart = False
         begun = events.WorkersStarted(
             at=time.monotonic(), restarts_used=used, workers=started, why_stay=why_stay, node=node
         )
@@ -228,7 +234,9 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         pids = {worker.local_rank: worker.id for worker in group.workers}
         self._stop_watches()
         self._remaining_restarts = group.spec.max_restarts - self._state.restarts_used
+        group.spec.rdzv_handler.trains_on = True
         self._rendezvous(group)
+        group.spec.rdzv_handler.trains_on = False
         for worker in group.workers:
             worker.id = pids[worker.local_rank]
         assert isinstance(self._pcontext, WorkersContext)
@@ -240,7 +248,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         )
         for local_rank, env in envs.items():  # for those who take the place of others
             self._pcontext.envs[local_rank].update(env)
-        self._has_lost_nodes = False
+        self._has_lost_nodes = self._recalls.does_anyone_depart = False
         self._join_worlds(self._state.node)
         self._start_watches()
 
@@ -264,6 +272,9 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 used = worker_group.spec.max_restarts - self._remaining_restarts
                 size = worker_group.group_world_size
                 used = agree_on_restarts(worker_group.store, worker_group.group_rank, size, used)
+            except RendezvousGracefulExitError as left:
+                self._reporter.say(f"{left} It has left the job, in which it waited.")
+                raise
             except DistError as error:
                 if not self._outlives_stores():
                     raise
@@ -327,7 +338,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _exit_barrier(self) -> None:
         # Who is lost would be waited for in vain; nobody needs this round's store when the last step is made.
-        if not self._has_lost_nodes:
+        if not self._has_lost_nodes and not self._recalls.does_anyone_depart:
             super()._exit_barrier()
 
     def _nodes_lost(self, generation: int, nodes: tuple[str, ...], reason: str) -> None:
@@ -357,7 +368,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._runtime.loop.call_soon(lambda: self._events.append(event))
 
     def _rendezvous_failed(self, generation: int, error: Exception) -> None:
-        if self._worlds.log_outlives_store:
+        if self._worlds.log_outlives_store or self._recalls.does_anyone_depart:
             return  # the members meet in other stores, and the loss of its node is told otherwise
         if self._outlives_stores():
             self._peer_failed(generation, f"the node that hosts this round's store is gone: {error}".split("\n")[0])
@@ -377,8 +388,10 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         for command in todo:
             self._do(command)
         if before is not None and self._state.world is not None and self._state.world.number > before.number:
-            self._reporter.say(self._state.world.reason)  # when its members have been told
+            if self._state.world.reason:
+                self._reporter.say(self._state.world.reason)  # when its members have been told
             self._watch_hangs()
+        self._pace.look()
 
     def _do(self, command: commands.Command) -> None:
         match command:
@@ -410,7 +423,9 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 | commands.MeetNodes()
             ):
                 self._about_world(command)
-            case commands.FailJob() | commands.LeaveJob() | commands.AskToLeave():
+            case commands.AwaitStep() | commands.AskToLeave():
+                self._find_out_when_to_leave(command)
+            case commands.FailJob() | commands.LeaveJob() | commands.DepartWell():
                 self._leave_or_fail(command)
 
     def _about_world(
@@ -482,16 +497,25 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             self._hangs.look_now()
         self._events.append(events.TimePassed(at=time.monotonic()))
 
-    def _leave_or_fail(self, command: commands.FailJob | commands.LeaveJob | commands.AskToLeave) -> None:
-        """Ends the job on this node, or everywhere, or finds out whether it may."""
-        if isinstance(command, commands.AskToLeave):
-            group = self._worker_group
-            why_not = isolation.why_not_now(group.spec.rdzv_handler, group.group_world_size)
-            self._events.append(events.LeaveAnswered(at=time.monotonic(), why_not=why_not))
+    def _find_out_when_to_leave(self, command: commands.AwaitStep | commands.AskToLeave) -> None:
+        if isinstance(command, commands.AwaitStep):
+            processes = self._pcontext.workers if isinstance(self._pcontext, WorkersContext) else {}
+            self._recalls.await_step(self._state.generation, processes.values())
             return
-        self._reporter.say(with_stack(command))
+        group = self._worker_group
+        why_not = isolation.why_not_now(group.spec.rdzv_handler, group.group_world_size, command)
+        self._handle(events.LeaveAnswered(at=time.monotonic(), why_not=why_not))
+
+    def _leave_or_fail(self, command: commands.FailJob | commands.LeaveJob | commands.DepartWell) -> None:
+        """Ends the job on this node, or everywhere."""
+        self._reporter.say(command.reason if isinstance(command, commands.DepartWell) else with_stack(command))
         self._stop_workers(self._worker_group)
         self._stop_watches()
+        if isinstance(command, commands.DepartWell):
+            self._recalls.does_anyone_depart = True
+            self._worker_group.spec.rdzv_handler.leave()
+            self._finish(WorkerState.SUCCEEDED, self._succeeded())
+            return
         if isinstance(command, commands.LeaveJob):
             isolation.leave(self._worker_group.spec.rdzv_handler, self._state.host, command, self._reporter.say)
             if command.cause is None and self._pcontext is not None:
@@ -540,6 +564,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 on_cancel=self._cancelled,
                 on_drain=self._drained,
                 on_waiting=partial(self._nodes_wait, generation),
+                on_recall=self._recalls.told,
+                on_depart=partial(self._recalls.others_depart, generation),
                 on_lost=partial(self._nodes_lost, generation),
                 on_change=self._worlds.look,
             )
@@ -557,6 +583,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             )
             self._peers.start()
         self._watch_hangs()
+        if isinstance(context := self._pcontext, WorkersContext):
+            self._pace.start(lambda: seen_of(self._state, self._worker_group, context.workers))
 
     def _watch_hangs(self) -> None:
         """Of the workers that train; newcomers are not in step yet."""
@@ -614,6 +642,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             self._functions = None
         self._hangs.stop()
         self._worlds.stop()
+        self._pace.stop()
 
     def _view(self) -> JobView:
         processes = self._pcontext.workers if isinstance(self._pcontext, WorkersContext) else {}

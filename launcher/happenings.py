@@ -13,7 +13,7 @@ from unicron_elastic.faults import Failure
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.launcher import failures
 from unicron_elastic.launcher.processes import Exit
-from unicron_elastic.launcher.whereabouts import parse_arrivals, parse_limits
+from unicron_elastic.launcher.whereabouts import parse_arrivals, parse_flops, parse_limits
 from unicron_elastic.launcher.workers import WorkerProcess
 from unicron_elastic.recovery.events import (
     Event,
@@ -98,6 +98,9 @@ class Happenings:
         elif "limits" in message:
             with contextlib.suppress(ValueError):
                 worker.phase_limits_s = parse_limits(message)
+        elif "flops_per_step" in message:
+            with contextlib.suppress(ValueError):
+                worker.flops_per_step = parse_flops(message)
         elif "overdue" in message:
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 self._say(_overdue(self._rank(worker), message["overdue"]))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from unicron_elastic.launcher import quarantine
 from unicron_elastic.launcher.lending import environment
-from unicron_elastic.recovery.commands import LeaveJob
+from unicron_elastic.recovery.commands import AskToLeave, LeaveJob
 from unicron_elastic.recovery.quarantine import LAUNCHER, Quarantined, sentence
 
 if TYPE_CHECKING:
@@ -32,8 +32,10 @@ def why_stay(handler: Any, nodes: int) -> str:
     return str(handler.why_stay(nodes))
 
 
-def why_not_now(handler: Any, nodes: int) -> str:
+def why_not_now(handler: Any, nodes: int, command: AskToLeave) -> str:
     """As ``why_stay``, but among nodes that would leave at the same moment only as many may as the job can spare."""
+    if command.is_departure:
+        return str(handler.depart(nodes, command.reason))
     return why_stay(handler, nodes) or str(handler.take_leave(nodes))
 
 
@@ -44,8 +46,8 @@ def node_name() -> str:
 
 def offer_job(spec: WorkerSpec, argv: Sequence[str], say: Callable[[str], None]) -> None:
     """Lets spare nodes of the cluster know what this job runs, where its rendezvous can tell them."""
-    if not argv or not hasattr(spec.rdzv_handler, "offer_job"):
-        return
+    if not argv or not hasattr(spec.rdzv_handler, "offer_job") or os.environ.get("UNICRON_PLANNED_JOB"):
+        return  # a planned job gets its nodes by the plan
     try:
         spec.rdzv_handler.offer_job(argv, os.getcwd(), environment(), spec.local_world_size)
     except ValueError as error:

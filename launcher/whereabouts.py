@@ -12,16 +12,19 @@ from unicron_elastic.detection.sample import GroupPosition, waits
 __all__ = [
     "ANSWER_DEADLINE_S",
     "ARRIVALS_MAX",
+    "FLOPS_MAX",
     "LIMITS_MAX",
     "GroupPosition",
     "Whereabouts",
     "parse_arrivals",
+    "parse_flops",
     "parse_groups",
     "parse_limits",
 ]
 
 LIMITS_MAX = 256
 ARRIVALS_MAX = 2000  # as many as torch records
+FLOPS_MAX = 1e26  # of a step: no cluster computes that in a day
 OPS_MAX = 100  # kinds of collectives
 OP_CHARACTERS = 40
 ANSWER_DEADLINE_S = 0.02  # an answer takes 0.1 ms and a turn on a CPU
@@ -89,6 +92,14 @@ def parse_limits(message: Mapping[str, Any]) -> dict[str, float]:
         return {str(name): float(limit_s) for name, limit_s in told if limit_s is not None and float(limit_s) > 0}
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"not a word on limits: {error!r}") from None
+
+
+def parse_flops(message: Mapping[str, Any]) -> float:
+    """The model FLOPs of a step, as a script tells them. Raises ValueError for what no worker of ours says."""
+    told = message.get("flops_per_step")
+    if not isinstance(told, float) or not 0.0 < told <= FLOPS_MAX:
+        raise ValueError(f"not a word on FLOPs: {told!r}")
+    return told
 
 
 def parse_groups(message: Mapping[str, Any]) -> tuple[GroupPosition, ...]:

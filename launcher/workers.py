@@ -50,6 +50,7 @@ class WorkerProcess:
         self.arrivals: Arrivals | None = None  # as answered last
         self.owes_arrivals = False
         self.phase_limits_s: dict[str, float] = {}  # by phase, as the script says
+        self.flops_per_step: float | None = None  # of the whole job, as the script says
         self.stack_fd: int | None = None  # the number, in the worker, of the file for its stacks
 
     @property

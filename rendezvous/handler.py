@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch.distributed import PrefixStore, Store, TCPStore
@@ -18,19 +18,21 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousGracefulExitError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
 
+from unicron_elastic.faults.text import one_line
 from unicron_elastic.recovery.quarantine import Quarantined
 from unicron_elastic.rendezvous import round_store
 from unicron_elastic.rendezvous.blindness import Decision, why_not
 from unicron_elastic.rendezvous.cluster_node import ClusterNode
 from unicron_elastic.rendezvous.cluster_records import JobSpec, spec_text
 from unicron_elastic.rendezvous.job_presence import JobPresence
-from unicron_elastic.rendezvous.job_records import JobKeys
+from unicron_elastic.rendezvous.job_records import REASON_CHARACTERS, JobKeys
 from unicron_elastic.rendezvous.membership import (
     Formed,
     JobView,
@@ -42,6 +44,7 @@ from unicron_elastic.rendezvous.membership import (
     lost,
     nodes_waiting,
 )
+from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys
 from unicron_elastic.rendezvous.round_store import RoundStoreError
 from unicron_elastic.rendezvous.round_watch import RoundListener, RoundWatch
 from unicron_elastic.rendezvous.store import StoreError
@@ -110,6 +113,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._store: Store | None = None
         self._tells_lost = False
         self._has_left = False
+        self.trains_on = False  # while this agent meets the others: then it does not leave from there
 
     @property
     def use_agent_store(self) -> bool:
@@ -127,8 +131,9 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
     def next_rendezvous(self) -> RendezvousInfo:
         """Waits for the other nodes, then opens the round's store.
 
-        Raises RendezvousClosedError if the job is over, RendezvousTimeoutError if too few nodes come in time, and
-        RendezvousConnectionError if etcd cannot be used.
+        Raises RendezvousClosedError if the job is over, RendezvousTimeoutError if too few nodes come in time,
+        RendezvousGracefulExitError if this node is wanted elsewhere and has left, and RendezvousConnectionError if
+        etcd cannot be used.
         """
         deadline = time.monotonic() + self._join_timeout_s
         while True:
@@ -191,6 +196,15 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         )
         self._presence.offer(self._keys.spec, spec_text(spec))
 
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """Who has met in the present round."""
+        return () if self._round is None else tuple(place.node_id for place in self._round.places)
+
+    def keep_measured(self, job: str, merge: Callable[[bytes | None], bytes]) -> bool:
+        """Has ``merge`` bring up to date what was measured of a planned job. Whether it did; may take seconds."""
+        return self._presence.keep(PlannedJobKeys(job).measured, merge)
+
     def keep_out(self, quarantined: Quarantined) -> str:
         """Puts this node on the cluster's list; why that was not possible, or ""."""
         return self._node.keep_out(quarantined)
@@ -241,19 +255,36 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     def why_stay(self, nodes: int) -> str:
         """Why the job, of ``nodes`` now, cannot go on without this one; "" if it can."""
-        return f"the job needs all {nodes} of its nodes." if self._spare(nodes) <= 0 else ""
+        departing = 0 if self._round is None else len(self.nodes_departing(self._round)[0])
+        if self._spare(nodes) > departing:
+            return ""
+        left = nodes - departing
+        return "it is the only node of the job." if left == 1 else f"the job needs all {left} of its nodes."
 
     def take_leave(self, nodes: int) -> str:
         """Takes one of the places of this round that the job can spare; why there is none, or "" if there was one."""
-        if self._round is None:
+        return self._take_leave(self._round, nodes)
+
+    def depart(self, nodes: int, reason: str) -> str:
+        """As ``take_leave``, for a node that is well: the others are told of it, and why, at the same time."""
+        return self._take_leave(self._round, nodes, reason)
+
+    def _take_leave(self, found: Round | None, nodes: int, reason: str = "") -> str:
+        if found is None:
             return "it is in no round."
         if why := why_not(Decision.LEAVE, self._presence.blind):
             return why
-        return self._presence.take_leave(self._round.number, self._spare(nodes))
+        departing = (self._member.node_id, reason) if reason else None
+        return self._presence.take_leave(found.number, self._spare(nodes, found), departing)
 
-    def _spare(self, nodes: int) -> int:
-        """How many of ``nodes`` may leave: who waits would take their places."""
-        return nodes + len(self._presence.view().waiting) - self._settings.min_nodes
+    def _spare(self, nodes: int, found: Round | None = None) -> int:
+        """How many of the ``nodes`` of a round may leave: who waits would take their places, if it has none."""
+        found = found or self._round
+        places = () if found is None else found.places
+        had_place = {place.node_id for place in places}
+        others = sum(member.node_id not in had_place for member in self._presence.view().waiting)
+        missing = 0 if found is None else len(self._gone(found))
+        return nodes + others - missing - self._settings.min_nodes
 
     # -- how it is done ----------------------------------------------------------------------------------------------
 
@@ -265,6 +296,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             changes = self._presence.changes
             view, now = self._presence.view(), time.monotonic()
             self._refuse_if_unwanted(view)
+            self._leave_if_recalled(view)
             if self._presence.why_lost(self._member.node_id):
                 self._say_that_it_waits(deadline)  # it was taken for lost
                 self._presence.wait(_SAID_S)
@@ -342,13 +374,56 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             return "", ""
         return self._node.why_kept_out(), self.why_stay(len(this_round.places))
 
+    def why_recalled(self, this_round: Round) -> tuple[str, str]:
+        """Why this node is wanted elsewhere, "": it is not; and why it stays, "": it may leave."""
+        why = self._why_recalled() if self._round is this_round else ""
+        return why, self.why_stay(len(this_round.places)) if why else ""
+
+    def nodes_departing(self, this_round: Round) -> tuple[tuple[str, ...], str]:
+        """The other nodes of a round that are well and leave it, and why."""
+        departing = self._presence.departing()
+        if self._round is not this_round or not departing:
+            return (), ""
+        places = (place.node_id for place in this_round.places if place.node_id != self._member.node_id)
+        nodes = tuple(node_id for node_id in places if node_id in departing)
+        return nodes, " ".join(departing[node_id] for node_id in nodes)
+
+    def _why_recalled(self) -> str:
+        why = self._presence.get(self._keys.recalled(self._member.host))
+        if why is None:
+            return ""
+        words = one_line(why)[:REASON_CHARACTERS].rstrip(".") or "it is wanted elsewhere"
+        return f"Node {self._member.host} is recalled: {words}."
+
+    def _leave_if_recalled(self, view: JobView) -> None:
+        """Goes if this node is wanted elsewhere and a job that has begun can do without it."""
+        why = "" if self.trains_on else self._why_recalled()
+        if not why:
+            return
+        if view.round is not None and not self._may_go(view, view.round, why):
+            return  # it asks again at each look
+        self.leave()
+        raise RendezvousGracefulExitError(why)
+
+    def _may_go(self, view: JobView, found: Round, why: str) -> bool:
+        """Whether the job can do without this node, which waits; those of round ``found`` are told if it was there."""
+        nodes = len(found.places)
+        if found.rank_of(self._member.node_id) is None:
+            is_awaited = any(member.node_id == self._member.node_id for member in view.waiting)
+            return not is_awaited or self._spare(nodes, found) > 0
+        if self._take_leave(found, nodes, why):
+            return False
+        self._presence.farewell(self._member.node_id, f"{self._member.host} has left.")
+        return True
+
     def _lost(self, this_round: Round) -> list[Place]:
         """Nodes that have left the round; nobody, if the store has gone on to another one."""
         return self._heard_of(this_round, lost(self._presence.view()))
 
     def _gone(self, this_round: Round) -> list[Place]:
-        """Those of them that do not wait for another round."""
-        return self._heard_of(this_round, gone(self._presence.view()))
+        """Those of them that do not wait for another round, and have not said before that they would leave."""
+        departing = self._presence.departing()
+        return self._heard_of(this_round, (p for p in gone(self._presence.view()) if p.node_id not in departing))
 
     def _heard_of(self, this_round: Round, places: Iterable[Place]) -> list[Place]:
         now = self._presence.view().round
@@ -369,6 +444,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
                 self._presence.enter(timeout_s)
         except (StoreError, OSError) as error:
             raise RendezvousConnectionError(f"the job {self._run_id!r} cannot be joined: {error}") from error
+        self._leave_if_recalled(self._presence.view())  # before others hear that it waits
         before = self._presence.view().round
         number = 0 if before is None else before.number
         self._member = replace(self._member, waits_for=max(number, self._member.waits_for) + 1)

@@ -7,7 +7,14 @@ import logging
 import time
 from collections.abc import Callable
 
-from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror, lost_text, member_text, round_text
+from unicron_elastic.rendezvous.job_records import (
+    JobKeys,
+    JobMirror,
+    departing_text,
+    lost_text,
+    member_text,
+    round_text,
+)
 from unicron_elastic.rendezvous.membership import JobView, Member, Place, Round
 from unicron_elastic.rendezvous.presence import Presence
 from unicron_elastic.rendezvous.store import Change, LeaseGoneError, Put, Store, StoreError
@@ -18,6 +25,7 @@ JOB_LEASE_S = 60.0  # so long a job's own keys outlive its last agent
 CLOSED_FOR_S = 600.0  # so long it is known that a job is over
 FAREWELL_S = 600.0  # so long it is known why an agent has left
 _LEASE_ATTEMPTS = 3  # to hold the job's own lease, before a pause
+_KEEP_ATTEMPTS = 3  # to write what others write, too, before that is left for later
 SAY_AGAIN_S = 5.0  # so long nodes may take to tell of themselves again to a store that lost its data
 
 logger = logging.getLogger(__name__)
@@ -55,6 +63,11 @@ class JobPresence(Presence[JobMirror]):
         """Why an agent was removed from the job, or left it; "": it was not."""
         with self._changed:
             return "" if self._mirror is None else self._mirror.why_lost(node_id)
+
+    def departing(self) -> dict[str, str]:
+        """{node: why} of the agents that are well and about to leave, or have left so."""
+        with self._changed:
+            return {} if self._mirror is None else self._mirror.departing()
 
     def farewell(self, node_id: str, reason: str) -> None:
         """Tells the others why this agent goes; its workers have ended."""
@@ -113,6 +126,24 @@ class JobPresence(Presence[JobMirror]):
         """A world of a round, if it has been seen."""
         return self.get(self._keys.world(round_number, number))
 
+    def keep(self, key: str, merge: Callable[[bytes | None], bytes]) -> bool:
+        """Writes what ``merge`` makes of what a key holds, None for nothing; it outlives the job. Whether it was done.
+
+        Who writes at the same moment is merged with.
+        """
+        try:
+            for _ in range(_KEEP_ATTEMPTS):
+                store = self._store
+                if store is None:
+                    break
+                entry = store.read(key).entry
+                text = merge(None if entry is None else entry.value)
+                if store.compare_and_set(key, text, 0 if entry is None else entry.revision) is not None:
+                    return True
+        except (StoreError, LeaseGoneError) as error:
+            logger.debug("%s could not be written: %s.", key, error)
+        return False
+
     def close_job(self, reason: str, *, has_failed: bool = False) -> None:
         """Ends the job for all its nodes, if the store can be reached."""
         try:
@@ -125,10 +156,11 @@ class JobPresence(Presence[JobMirror]):
         except (StoreError, LeaseGoneError) as error:
             logger.warning("The end of the job could not be told: %s.", error)
 
-    def take_leave(self, number: int, spare: int) -> str:
+    def take_leave(self, number: int, spare: int, departing: tuple[str, str] | None = None) -> str:
         """Takes one of the ``spare`` places that round ``number`` can do without; why there is none, or "".
 
-        Nodes that would leave at the same moment count each other by compare-and-set.
+        Nodes that would leave at the same moment count each other by compare-and-set. ``departing`` is (node, why) of
+        one that is well: the others are told by the same write.
         """
         try:
             store = self._store
@@ -139,7 +171,10 @@ class JobPresence(Presence[JobMirror]):
                 if taken >= spare:
                     return "other nodes leave already, and the job needs the rest."
                 told, revision = b"%d %d" % (number, taken + 1), 0 if entry is None else entry.revision
-                if store.compare_and_set(self._keys.leaving, told, revision, self._job_lease_id) is not None:
+                puts = [Put(self._keys.leaving, told, self._job_lease_id)]
+                if departing is not None:
+                    puts.append(Put(self._keys.departing(departing[0]), departing_text(*departing), self._job_lease_id))
+                if store.commit({self._keys.leaving: revision}, puts) is not None:
                     return ""
         except (StoreError, LeaseGoneError) as error:
             return f"the other nodes could not be asked whether they can spare it ({error})."

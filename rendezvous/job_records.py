@@ -11,7 +11,7 @@ from unicron_elastic.faults.text import one_line
 from unicron_elastic.rendezvous.membership import JobView, Member, Place, Round
 from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
 
-__all__ = ["JobKeys", "JobMirror", "lost_text", "member_text", "round_text"]
+__all__ = ["JobKeys", "JobMirror", "departing_text", "lost_text", "member_text", "round_text"]
 
 NAME_CHARACTERS = 200  # of hosts, labels and nodes
 PLACES_MAX = 100_000
@@ -43,6 +43,14 @@ class JobKeys:
     def lost(self, node_id: str) -> str:
         """Why the coordinator has removed an agent."""
         return f"{self.prefix}lost/{quote(node_id, safe='')}"
+
+    def departing(self, node_id: str) -> str:
+        """Why an agent that is well is about to leave."""
+        return f"{self.prefix}departing/{quote(node_id, safe='')}"
+
+    def recalled(self, host: str) -> str:
+        """Why a node is wanted elsewhere, as a sentence: its agent leaves as soon as the job can spare it."""
+        return f"{self.prefix}recalled/{quote(host, safe='')}"
 
     def world(self, round_number: int, number: int) -> str:
         """Of those who train together in a round, one after the other."""
@@ -110,6 +118,20 @@ def parse_lost(entry: Entry) -> tuple[str, str, bool]:
     return node_id[:NAME_CHARACTERS], one_line(reason)[:REASON_CHARACTERS], told.get("has_ended") is True
 
 
+def departing_text(node_id: str, reason: str) -> bytes:
+    """What the key of an agent that is about to leave holds."""
+    return json.dumps({"node": node_id, "reason": reason}).encode()
+
+
+def parse_departing(entry: Entry) -> tuple[str, str]:
+    """Node and reason. Raises ValueError."""
+    told = _parse(entry)
+    node_id, reason = told.get("node"), told.get("reason")
+    if not isinstance(node_id, str) or not isinstance(reason, str):
+        raise ValueError(f"{entry.key} holds no agent that leaves: node and reason must be texts")
+    return node_id[:NAME_CHARACTERS], one_line(reason)[:REASON_CHARACTERS]
+
+
 class JobMirror:
     """The job's keys as they were at one revision of the store; changes come in order.
 
@@ -123,6 +145,7 @@ class JobMirror:
         self._members: dict[str, Member] = {}
         self._round: Round | None = None
         self._lost: dict[str, tuple[str, str, bool]] = {}
+        self._departing: dict[str, tuple[str, str]] = {}
         self._view: JobView | None = None
         self.odd: dict[str, str] = {}
         for entry in snapshot.entries:
@@ -160,9 +183,14 @@ class JobMirror:
         """Why an agent was removed, or left; "": it was not."""
         return next((reason for lost, reason, _ in self._lost.values() if lost == node_id), "")
 
+    def departing(self) -> dict[str, str]:
+        """{node: why} of the agents that are about to leave, or have left so."""
+        return dict(self._departing.values())
+
     def _take(self, key: str, entry: Entry | None) -> None:
         self._view = None
         self.odd.pop(key, None)
+        self._departing.pop(key, None)
         self._members.pop(key, None)
         self._lost.pop(key, None)
         if key == self._keys.round:
@@ -176,6 +204,8 @@ class JobMirror:
                 self._members[key] = parse_member(entry)
             elif key.startswith(f"{self._keys.prefix}lost/"):
                 self._lost[key] = parse_lost(entry)
+            elif key.startswith(f"{self._keys.prefix}departing/"):
+                self._departing[key] = parse_departing(entry)
             elif key == self._keys.round:
                 self._round = parse_round(entry)
         except ValueError as error:

@@ -30,6 +30,12 @@ class _Rounds(Protocol):
     def why_drained(self, this_round: Round) -> tuple[str, str]:
         """Why an operator wants this node to leave its job, "": nobody does; and why it stays, "": it may leave."""
 
+    def why_recalled(self, this_round: Round) -> tuple[str, str]:
+        """Why this node is wanted elsewhere, "": it is not; and why it stays, "": it may leave."""
+
+    def nodes_departing(self, this_round: Round) -> tuple[tuple[str, ...], str]:
+        """The other nodes of a round that are well and leave it, and why."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundListener:
@@ -38,7 +44,9 @@ class RoundListener:
     ``on_fault``: why the round cannot go on; ``on_cancel``: the job is to end; ``on_drain``: why this node is to leave
     and why it must stay, and again with "" for the latter if that changes; ``on_waiting``: how many nodes wait.
     ``on_lost``: which nodes are gone, each time that more are, and why: it is called instead of ``on_fault`` if that is
-    all there is. ``on_change`` is called whenever something may have changed.
+    all there is. ``on_depart``: which nodes are well and leave, each time that more do, and why. ``on_recall``: why
+    this node is wanted elsewhere and why it must stay, each time that changes. ``on_change`` is called whenever
+    something may have changed.
     """
 
     on_fault: Callable[[str], None]
@@ -47,6 +55,8 @@ class RoundListener:
     on_cancel: Callable[[Exception], None] = lambda _error: None
     on_drain: Callable[[str, str], None] = lambda _reason, _why_stay: None
     on_waiting: Callable[[int], None] = lambda _nodes: None
+    on_recall: Callable[[str, str], None] = lambda _reason, _why_stay: None
+    on_depart: Callable[[tuple[str, ...], str], None] = lambda _nodes, _reason: None
 
 
 class RoundWatch:
@@ -63,6 +73,7 @@ class RoundWatch:
         self._listener = listener
         self._lock = threading.Lock()
         self._said: set[str] = set()
+        self._recalled = ("", "")  # as it was told
 
     def look(self) -> None:
         """Asks whether there is anything to say."""
@@ -75,7 +86,7 @@ class RoundWatch:
         drained, why_stay = self._handler.why_drained(self._round)
         if drained:  # it may stay at first, and leave when another node has come
             self._once("drain, but stay" if why_stay else "drain", lambda: self._listener.on_drain(drained, why_stay))
-
+        self._look_who_departs()
         if (waiting := self._handler.nodes_waiting(self._round)) and not why:
             self._once("waiting", lambda: self._listener.on_waiting(waiting))
 
@@ -86,6 +97,16 @@ class RoundWatch:
             self._once(f"lost {' '.join(nodes)}", lambda: on_lost(nodes, why))
         else:
             self._once("fault", lambda: self._listener.on_fault(why))
+
+    def _look_who_departs(self) -> None:
+        nodes, reason = self._handler.nodes_departing(self._round)
+        if nodes:
+            self._once(f"departs {' '.join(nodes)}", lambda: self._listener.on_depart(nodes, reason))
+        recalled = self._handler.why_recalled(self._round)
+        with self._lock:
+            is_known, self._recalled = self._recalled == recalled, recalled
+        if not is_known:
+            self._listener.on_recall(*recalled)
 
     def told(self, number: int, reason: str) -> None:
         """Another node has told of a fault."""

@@ -138,6 +138,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--wait-for-worlds", type=int, default=1, help="the last step waits for that many worlds")
     parser.add_argument("--join-patience-s", type=float, default=5.0)
     parser.add_argument("--slow-load-s", type=float, default=0.0)
+    parser.add_argument("--say-steps", action="store_true", help="prints when each step is done")
     return parser.parse_args()
 
 
@@ -209,6 +210,8 @@ def main() -> None:
             optimizer.step()
         scheduler.step()
         losses[step.number] = step.loss
+        if asked.say_steps:
+            os.write(1, f"STEP {step.number} pid {os.getpid()} at {time.monotonic():.6f}\n".encode())
         strikes.at("between")
     tell(run, model, losses)
 

@@ -7,7 +7,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from random_cluster_sight import RETRY_S, Sight
-from random_cluster_store import CLOSED, MEMBER, REMOVED, ROUND, STORE, RoundStore
+from random_cluster_store import (
+    CLOSED,
+    DEPARTING,
+    LEAVING,
+    MEMBER,
+    RECALLED,
+    REMOVED,
+    ROUND,
+    STORE,
+    Removal,
+    RoundStore,
+)
 
 from unicron_elastic.rendezvous import membership
 from unicron_elastic.rendezvous.membership import Formed, JobView, Member, Round
@@ -75,7 +86,7 @@ class Meeting(Sight):
     def _join(self, *, is_again: bool) -> None:
         """Says for which round this node waits; ``is_again``: one has begun without it."""
         if self.has_entered:
-            return self._announce(is_again)
+            return None if self._leaves_if_recalled() else self._announce(is_again)
         self.mode = "enters"
         return self._enter(self.cluster.now + CONNECT_S)
 
@@ -83,7 +94,7 @@ class Meeting(Sight):
         if not self.is_up:
             return None
         if self.settle():
-            return self.cluster.after(0.0, 0.05, self._announce, False)
+            return None if self._leaves_if_recalled() else self.cluster.after(0.0, 0.05, self._announce, False)
         if self.cluster.now + RETRY_S > deadline:
             return self.end("cannot join")
         return self.cluster.at(self.cluster.now + RETRY_S, self._enter, deadline)
@@ -114,6 +125,55 @@ class Meeting(Sight):
         else:
             self.cluster.at(self.cluster.now + RETRY_S, self._settle_in, is_again)
 
+    # -- away from it ----------------------------------------------------------------------------------------------
+
+    def why_stay(self, found: Round) -> str:
+        """Why the job cannot do without a node of this round."""
+        leaving = sum(place.node_id in self.departing and place.node_id != self.id for place in found.places)
+        return f"the job needs all {len(found.places)} of its nodes." if self.spare(found) <= leaving else ""
+
+    def spare(self, found: Round) -> int:
+        """How many nodes of this round may leave: who waits would take their places, if it has none."""
+        there, places = {member.node_id for member in self.view.members}, {place.node_id for place in found.places}
+        others = sum(member.node_id not in places for member in self.view.waiting)
+        return len(places) + others - len(places - there - self.departing) - self.cluster.settings.min_nodes
+
+    def take_leave(self, found: Round, *, is_departure: bool) -> str:
+        """One of the places that the job can spare; why there is none, or ""."""
+        if self.is_blind or not self.sees:
+            return "the other nodes could not be asked whether they can spare it (no sight)."
+        entry = self.etcd.keys.get(LEAVING)
+        taken = entry.value[1] if entry is not None and entry.value[0] == found.number else 0
+        if taken >= self.spare(found):
+            return "other nodes leave already, and the job needs the rest."
+        departing = {f"{DEPARTING}{self.id}": ("This node is recalled.", None)} if is_departure else {}
+        self.etcd.commit({}, {LEAVING: ((found.number, taken + 1), None), **departing})
+        return ""
+
+    def bid_farewell(self) -> None:
+        """The others hear that its workers are no more."""
+        if self.sees:
+            told = Removal(self.id, f"{self.host} has left.", has_ended=True)
+            self.etcd.commit({}, {f"{REMOVED}{self.id}": (told, None)})
+
+    def _leaves_if_recalled(self) -> bool:
+        if f"{RECALLED}{self.host}" not in self.mirror:
+            return False
+        found = self.view.round
+        if found is not None and not self._may_go(found):
+            return False
+        self.end("recalled")
+        return True
+
+    def _may_go(self, found: Round) -> bool:
+        if found.rank_of(self.id) is None:
+            is_awaited = any(member.node_id == self.id for member in self.view.waiting)
+            return not is_awaited or self.spare(found) > 0
+        if self.take_leave(found, is_departure=True):
+            return False
+        self.bid_farewell()
+        return True
+
     # -- to a round ------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
@@ -140,6 +200,8 @@ class Meeting(Sight):
         view, now = self.view, self.cluster.now
         if view.closed:
             return self.end(f"closed: {view.closed}")
+        if self._leaves_if_recalled():
+            return None
         if view.round is not None and view.round.number >= self.member.waits_for:
             is_mine = any(member.node_id == self.id for member in view.training)
             return self._open(view.round) if is_mine else self._join(is_again=True)

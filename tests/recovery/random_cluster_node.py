@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from random_cluster_store import CLOSED, FAILED, LEAVING, REMOVED, ROUND, Removal
+from random_cluster_store import CLOSED, FAILED, ROUND
 from random_cluster_watch import POLL_S, Watching
 
 from unicron_elastic.faults import Failure, HangKind, Severity, Status
@@ -64,19 +64,13 @@ class Node(Watching):
             events.StartedWorker(local_rank=local, rank=rank * cluster.workers + local, pid=self.running[local])
             for local in local_ranks
         )
-        why_stay = "it is the only node of the job." if size == 1 else self._why_stay(size)
+        why_stay = "it is the only node of the job." if size == 1 else self.why_stay(self.round)
         self.mode = ""
         cluster.say(self.id, f"runs round {self.round.number}, {restarts} restarts used")
         self._feed(events.WorkersStarted(at=cluster.now, restarts_used=restarts, workers=started, why_stay=why_stay))
         cluster.check_steps(self.round)
         self.watch()
         self._drain()
-
-    def _why_stay(self, nodes: int) -> str:
-        return f"the job needs all {nodes} of its nodes." if self._spare(nodes) <= 0 else ""
-
-    def _spare(self, nodes: int) -> int:
-        return nodes + len(self.view.waiting) - self.cluster.settings.min_nodes
 
     def steps(self, number: int) -> None:
         """The first step of a round is done here."""
@@ -127,7 +121,7 @@ class Node(Watching):
             case commands.RecordIncident():
                 self.check_incident(command.incident)
             case commands.AskToLeave():
-                self.post(events.LeaveAnswered(at=0.0, why_not=self._take_leave()))
+                self.post(events.LeaveAnswered(at=0.0, why_not=self._take_leave(is_departure=command.is_departure)))
             case _:
                 self._end_generation(command)
 
@@ -156,8 +150,11 @@ class Node(Watching):
             case commands.LeaveJob():
                 if self.cluster.executor.closes_on_leaving:
                     self._close_job(has_failed=True)
-                self._bid_farewell()
+                self.bid_farewell()
                 self.end("LeaveJob")
+            case commands.DepartWell():
+                self.bid_farewell()
+                self.end("DepartWell")
 
     def _tell_peers(self, reason: str) -> None:
         assert self.round is not None
@@ -173,29 +170,22 @@ class Node(Watching):
                 if not node.is_cut:
                     self.cluster.after(0.0, 0.01, node.hear_fault, number, reason)
 
-    def _take_leave(self) -> str:
+    def _take_leave(self, *, is_departure: bool) -> str:
         assert self.round is not None
-        nodes, number = len(self.round.places), self.round.number
-        why_not = "it is the only node of the job." if nodes == 1 else self._why_stay(nodes)
-        self.cluster.faults += 1  # a broken node that has to stay for now leaves later, which is another restart
-        if why_not or self.is_blind or not self.sees:
-            return why_not or "the other nodes could not be asked whether they can spare it (no sight)."
-        entry = self.etcd.keys.get(LEAVING)
-        taken = entry.value[1] if entry is not None and entry.value[0] == number else 0
-        if taken >= self._spare(nodes):
-            return "other nodes leave already, and the job needs the rest."
-        self.etcd.commit({}, {LEAVING: ((number, taken + 1), None)})
-        return ""
+        if not is_departure:
+            self.cluster.faults += 1  # a broken node that has to stay for now leaves later, which is another restart
+            if (
+                why_not := "it is the only node of the job."
+                if len(self.round.places) == 1
+                else self.why_stay(self.round)
+            ):
+                return why_not
+        return self.take_leave(self.round, is_departure=is_departure)
 
     def _close_job(self, *, has_failed: bool) -> None:
         if self.sees:
             said = (f"It {'has failed' if has_failed else 'has ended well'} on {self.host}.", None)
             self.etcd.commit({}, {CLOSED: said, FAILED: said} if has_failed else {CLOSED: said}, [ROUND])
-
-    def _bid_farewell(self) -> None:
-        if self.sees:
-            told = Removal(self.id, f"{self.host} has left.", has_ended=True)
-            self.etcd.commit({}, {f"{REMOVED}{self.id}": (told, None)})
 
     def _wait_to_exit(self) -> None:
         assert self.round is not None
@@ -262,7 +252,7 @@ class Node(Watching):
         """A signal: the agent stops its workers and leaves the job to the others."""
         if self.is_up:
             if not self.mode:
-                self._bid_farewell()
+                self.bid_farewell()
             self.end("signal")
 
     def worker_ends(self, local: int, pid: int | None, code: int, step: int | None = None) -> None:
@@ -365,6 +355,14 @@ class Node(Watching):
         if how.startswith("closed: ") and not ends & {"FinishJob", "FailJob"}:
             self.cluster.fail(self.id, "the job is closed, and has neither finished nor failed.")
         self.cluster.faults += how == "cannot join"
-        own = how in ("FinishJob", "FailJob", "LeaveJob", "cannot join", "signal") or how.startswith("closed: ")
+        own = how in (
+            "FinishJob",
+            "FailJob",
+            "LeaveJob",
+            "DepartWell",
+            "recalled",
+            "cannot join",
+            "signal",
+        ) or how.startswith("closed: ")
         if not own:
             self.cluster.fail(self.id, f"its agent ends, and need not: {how}.")

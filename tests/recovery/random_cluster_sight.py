@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from random_cluster_store import CLOSED, LEASE_TTL_S, MEMBER, REMOVED, ROUND, Key, Removal
+from random_cluster_store import CLOSED, DEPARTING, LEASE_TTL_S, MEMBER, REMOVED, ROUND, Key, Removal
 
 from unicron_elastic.rendezvous.membership import JobView
 
@@ -76,6 +76,11 @@ class Sight(ABC):
             ended=frozenset(each.node_id for each in removed if each.has_ended),
         )
         self.look()
+
+    @property
+    def departing(self) -> set[str]:
+        """The nodes that are well and leave, or have left so."""
+        return {name.removeprefix(DEPARTING) for name in self.mirror if name.startswith(DEPARTING)}
 
     def why_removed(self, node_id: str) -> str:
         """Why an agent was removed from the job, or left it; "": it was not."""

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLOSED",
+    "DEPARTING",
     "FAILED",
     "LEASE_TTL_S",
     "LEAVING",
     "MEMBER",
+    "RECALLED",
     "REMOVED",
     "ROUND",
     "STORE",
@@ -31,6 +33,7 @@ __all__ = [
 LEASE_TTL_S = 3.0
 ROUND, CLOSED, FAILED, LEAVING = "round", "closed", "failed", "leaving"
 MEMBER, REMOVED, STORE = "members/", "lost/", "stores/"  # what comes before a node's id, or a round's number
+RECALLED, DEPARTING = "recalled/", "departing/"  # before a host, or a node's id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from random_cluster_meeting import Meeting
-from random_cluster_store import FAILED
+from random_cluster_store import FAILED, RECALLED
 
 from unicron_elastic.recovery import events
 from unicron_elastic.rendezvous import membership
@@ -26,6 +26,7 @@ class Watching(Meeting):
 
     def __init__(self, cluster: Cluster, node_id: str, host: str) -> None:
         super().__init__(cluster, node_id, host)
+        self.recalled = ("", "")  # as it was told
         self.said: set[str] = set()  # by the watch of the round: each word once
         self.asks = False  # the watch of the peers, which says one word
         self.has_lost_store = False
@@ -44,6 +45,7 @@ class Watching(Meeting):
         assert self.round is not None
         number, store = self.round.number, self.cluster.round_stores[self.round.number]
         self.said, self.asks, self.has_lost_store = set(), True, False
+        self.recalled = ("", "")
         if store.news:
             self.hear_news(number)
         elif not store.is_up:
@@ -60,9 +62,22 @@ class Watching(Meeting):
         assert self.round is not None
         if why := self._why_over(self.round):
             self._tell_fault(why)
-        elif (waiting := self._nodes_waiting()) and "waiting" not in self.said:
+        self._look_who_departs(self.round)
+        if not why and (waiting := self._nodes_waiting()) and "waiting" not in self.said:
             self.said.add("waiting")
             self.post(events.MembershipChanged(at=0.0, nodes_waiting=waiting, generation=self.generation))
+
+    def _look_who_departs(self, found: Round) -> None:
+        nodes = tuple(p.node_id for p in found.places if p.node_id in self.departing and p.node_id != self.id)
+        if nodes and f"departs {nodes}" not in self.said:
+            self.said.add(f"departs {nodes}")
+            reason = f"{' '.join(nodes)} leaves."
+            self.post(events.NodesDepart(at=0.0, nodes=nodes, reason=reason, generation=self.generation))
+        why = "This node is recalled." if f"{RECALLED}{self.host}" in self.mirror else ""
+        recalled = why, self.why_stay(found) if why else ""
+        if recalled != self.recalled:
+            self.recalled = recalled
+            self.post(events.NodeRecalled(at=0.0, reason=why, why_stay=recalled[1]))
 
     def _tell_fault(self, reason: str) -> None:
         if "fault" not in self.said:
@@ -80,6 +95,7 @@ class Watching(Meeting):
         if view.round is None or view.round.number != found.number:
             return ""
         missing = membership.lost(view) if self.cluster.executor.counts_newcomers else membership.gone(view)
+        missing = tuple(place for place in missing if place.node_id not in self.departing)
         return " ".join(self.why_removed(place.node_id) or f"{place.host} is lost." for place in missing)
 
     def _why_blind_too_long(self) -> str:
@@ -116,7 +132,7 @@ class Watching(Meeting):
             self.look()
         elif self.mode == "exits":
             self.exit()
-        elif self._asks_in(number) and not self.has_lost_store:
+        elif self._asks_in(number) and not self.has_lost_store and not any("departs" in word for word in self.said):
             self.has_lost_store = True
             self.cluster.after(STORE_LOST_S, STORE_LOST_S + POLL_S, self._miss_round_store, number)
 

@@ -26,7 +26,8 @@ from unicron_elastic.recovery.events import (
     WorkersHung,
     WorkersStarted,
 )
-from unicron_elastic.recovery.machine import JOIN_DELAY_S, JobState, handle
+from unicron_elastic.recovery.losses import JOIN_DELAY_S
+from unicron_elastic.recovery.machine import JobState, handle
 from unicron_elastic.recovery.policy import Policy
 
 GLOO_CLOSED = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:44696"

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from random_cluster import Cluster, Executor, Violation
 from random_cluster_node import Node
+from random_cluster_store import RECALLED
 
 from unicron_elastic.recovery import commands, events, machine
 from unicron_elastic.recovery.policy import Policy
@@ -105,6 +106,9 @@ class Schedule:
         cluster, chance = self.cluster, self.chance
         local = chance.choice(list(node.running)) if node.running else None
         if what in ("worker", "exception", "hang") and (local is None or node.mode):
+            return
+        if what == "recall":
+            cluster.store.commit({}, {f"{RECALLED}{node.host}": ("It is wanted elsewhere.", None)})
             return
         cluster.faults += 1
         cluster.say(node.id, f"fault: {what}")
@@ -215,6 +219,17 @@ def test_whatever_happens_the_job_goes_on_or_ends_for_all(block: int) -> None:
             print("\n".join(cluster.story))
 
 
+@pytest.mark.parametrize("faults", [("recall", "recall", "join"), (*FAULTS, "recall", "recall", "recall")])
+def test_nodes_that_are_recalled_leave_a_job_that_goes_on_and_counts_nothing(faults: Sequence[str]) -> None:
+    played = [play(seed, EXECUTOR, faults) for seed in range(SCHEDULES // 20)]
+    assert {"DepartWell", "recalled"} <= {node.ended for cluster in played for node in cluster.nodes}
+
+
+def test_who_does_not_heed_that_a_node_departs_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "handle", deaf_to_departures)
+    assert "were for faults" in violations("were for faults", EXECUTOR, ("recall", "join"))[-1]
+
+
 def test_the_schedules_are_worth_playing() -> None:
     """Most have a regroup, and every way to end comes."""
     played = [play(seed) for seed in range(300)]
@@ -245,6 +260,10 @@ def ranked_anew(_before: Any, chosen: Any) -> Any:
 
 def deaf_to_peers(state: JobState, event: events.Event) -> Handled:
     return (state, []) if isinstance(event, events.PeerFailed) else HANDLE(state, event)
+
+
+def deaf_to_departures(state: JobState, event: events.Event) -> Handled:
+    return (state, []) if isinstance(event, events.NodesDepart) else HANDLE(state, event)
 
 
 def forgetful(state: JobState, event: events.Event) -> Handled:

@@ -12,6 +12,7 @@ from scenario import CRASHED, GLOO_CLOSED, KILLED, TERMINATED, Job
 from unicron_elastic.faults import HangKind, Severity
 from unicron_elastic.recovery.commands import (
     Command,
+    DepartWell,
     FailJob,
     FinishJob,
     KillWorkers,
@@ -20,7 +21,7 @@ from unicron_elastic.recovery.commands import (
     StopWorkers,
     WakeAt,
 )
-from unicron_elastic.recovery.events import Event, PeerFailed, TimePassed
+from unicron_elastic.recovery.events import Event, NodeRecalled, NodesDepart, PeerFailed, StepEnded, TimePassed
 from unicron_elastic.recovery.machine import JobState, Phase
 
 CODES = [0, 0, 1, 2, 93, KILLED, TERMINATED, CRASHED, 143]
@@ -41,6 +42,9 @@ HAPPENINGS = st.one_of(
     st.tuples(st.just("end all"), st.sampled_from(CODES)),
     st.tuples(st.just("started")),
     st.tuples(st.just("may leave"), st.booleans()),
+    st.tuples(st.just("recalled"), st.sampled_from(["it is wanted.", ""]), st.sampled_from(["it must.", ""])),
+    st.tuples(st.just("departs"), AGO),
+    st.tuples(st.just("step ended"), AGO),
     st.tuples(st.just("finds"), st.sampled_from([Severity.SEV1, Severity.SEV2])),
 )
 POLICIES = st.fixed_dictionaries(
@@ -98,6 +102,18 @@ class Watched(Job):
             case ("started",):  # by mistake
                 self.start(self.state.restarts_used, why_stay=self.why_stay)
             case _:
+                self._happen_about_others(happening)
+
+    def _happen_about_others(self, happening: tuple[Any, ...]) -> None:
+        match happening:
+            case ("recalled", reason, why_stay):
+                self.feed(NodeRecalled(at=self._at(None), reason=reason, why_stay=why_stay))
+            case ("departs", ago):
+                at, generation = self._at(None), self._ago(ago)
+                self.feed(NodesDepart(at=at, nodes=("n2",), reason="n2 is wanted.", generation=generation))
+            case ("step ended", ago):
+                self.feed(StepEnded(at=self._at(None), generation=self._ago(ago)))
+            case _:
                 self._happen_about_hang(happening)
 
     def _happen_about_hang(self, happening: tuple[Any, ...]) -> None:
@@ -132,7 +148,7 @@ def test_the_job_stays_consistent(workers: int, policy: dict[str, Any], happenin
     for before, _, commands in job.turns:
         if before.phase is Phase.FINISHED:
             assert commands == []
-    terminal = [command for command in job.log if isinstance(command, FinishJob | FailJob | LeaveJob)]
+    terminal = [command for command in job.log if isinstance(command, FinishJob | FailJob | LeaveJob | DepartWell)]
     assert len(terminal) == (job.state.phase is Phase.FINISHED)
     if terminal:
         assert job.log[-1] is terminal[0]

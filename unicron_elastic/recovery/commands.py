@@ -11,8 +11,10 @@ from unicron_elastic.world import Member
 
 __all__ = [
     "AskToLeave",
+    "AwaitStep",
     "ChangeWorld",
     "Command",
+    "DepartWell",
     "FailJob",
     "FinishJob",
     "GatherEvidence",
@@ -84,7 +86,25 @@ class FailJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskToLeave:
-    """Find out whether the job can spare this node now, since others may leave as well, and post ``LeaveAnswered``."""
+    """Find out whether the job can spare this node now, since others may leave as well, and post ``LeaveAnswered``.
+
+    ``is_departure``: it is well, and if it may leave, the other nodes are to hear at the same time that it does.
+    """
+
+    reason: str
+    is_departure: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitStep:
+    """Post ``StepEnded`` when the workers have just completed an optimizer step, or after a few seconds or steps."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepartWell:
+    """Take this node, which is well, out of the job, which goes on elsewhere."""
 
     reason: str
 
@@ -185,6 +205,8 @@ Command: TypeAlias = (
     | FinishJob
     | FailJob
     | AskToLeave
+    | AwaitStep
+    | DepartWell
     | LeaveJob
     | RecordIncident
     | ChangeWorld

@@ -21,11 +21,14 @@ __all__ = [
     "MemberParted",
     "MemberWentOn",
     "MembershipChanged",
+    "NodeRecalled",
     "NodeUnhealthy",
+    "NodesDepart",
     "NodesLost",
     "PeerFailed",
     "StartedWorker",
     "StateFetched",
+    "StepEnded",
     "TimePassed",
     "WorkerEnding",
     "WorkerExited",
@@ -161,6 +164,26 @@ class NodeUnhealthy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecalled:
+    """This node, which is well, is wanted elsewhere; "" as the reason: not any more.
+
+    ``why_stay``: why the job cannot do without it now, as a sentence; "": it can.
+    """
+
+    at: float
+    reason: str
+    why_stay: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnded:
+    """The workers have just completed an optimizer step, or that was waited for long enough."""
+
+    at: float
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveAnswered:
     """Whether this node may leave the job; ``why_not`` says why it must stay, "": it may leave."""
 
@@ -180,6 +203,16 @@ class PeerFailed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesLost:
     """Other nodes of the job are gone; ``nodes`` is what they are called in its worlds."""
+
+    at: float
+    nodes: tuple[str, ...]
+    reason: str
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesDepart:
+    """Other nodes of the job, which are well, are about to leave; ``nodes`` is what they are called in its worlds."""
 
     at: float
     nodes: tuple[str, ...]
@@ -288,9 +321,12 @@ Event: TypeAlias = (
     | EvidenceGathered
     | FirstStepDone
     | NodeUnhealthy
+    | NodeRecalled
+    | StepEnded
     | LeaveAnswered
     | PeerFailed
     | NodesLost
+    | NodesDepart
     | MembershipChanged
     | WorkerReplaced
     | MemberEntered

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from unicron_elastic.incident import Incident
+from unicron_elastic.recovery import recalled
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -99,6 +100,8 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
     before = state.world
     used = max(state.restarts_used, event.world.restarts_used)
     state = replace(state, world=event.world, broke=None, restarts_used=used)
+    if recalled.is_left_out(state):
+        return recalled.end_workers(state, event.at)
     told: list[Command] = []
     late: list[Command] = []
     for worker in state.running:

@@ -39,6 +39,7 @@ __all__ = [
     "BREAK_GRACE_S",
     "BROKE_METHOD",
     "FOR_NODES",
+    "JOIN_DELAY_S",
     "REPLACE_AFTER_S",
     "cause_of_breaks",
     "end_lost",
@@ -56,6 +57,7 @@ __all__ = [
 ]
 
 FOR_NODES = "the nodes meet, and the workers go on."
+JOIN_DELAY_S = 0.2  # more than nodes take to hear the same word, from a watch or at intervals of 0.1 s
 REPLACE_AFTER_S = 0.25  # the survivors step first, if they do within this time: they need the processors
 BROKE_METHOD = "exception propagation"
 BREAK_GRACE_S = 0.1  # within which a death is known that explains why collectives failed
@@ -158,7 +160,8 @@ def meet_nodes(state: JobState) -> tuple[JobState, list[Command]] | None:
     """Has the nodes meet while the workers go on; None if all workers here have to begin again for it."""
     if not is_in_place(state):
         return None
-    return replace(state, newcomers="", join_at=None), [MeetNodes(reason=state.newcomers)]
+    # A recall is told again in the new round, if there still is one.
+    return replace(state, newcomers="", join_at=None, recall=None), [MeetNodes(reason=state.newcomers)]
 
 
 def _ranks_go(left: int) -> str:

@@ -16,7 +16,7 @@ import signal
 from dataclasses import replace
 
 from unicron_elastic.faults import Failure, Fault, classify, root_cause
-from unicron_elastic.recovery import in_place, losses
+from unicron_elastic.recovery import in_place, losses, recalled
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     Command,
@@ -34,9 +34,12 @@ from unicron_elastic.recovery.events import (
     FirstStepDone,
     LeaveAnswered,
     MembershipChanged,
+    NodeRecalled,
+    NodesDepart,
     NodesLost,
     NodeUnhealthy,
     PeerFailed,
+    StepEnded,
     TimePassed,
     WorkerEnding,
     WorkerExited,
@@ -63,9 +66,7 @@ from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Phase, Worker
 from unicron_elastic.recovery.stopping import end_of_teardown, named, not_told, stop, stop_ending
 
-__all__ = ["JOIN_DELAY_S", "JobState", "Phase", "Worker", "handle"]
-
-JOIN_DELAY_S = 0.2  # more than nodes take to hear the same word, from a watch or at intervals of 0.1 s
+__all__ = ["JobState", "Phase", "Worker", "handle"]
 
 
 def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
@@ -93,9 +94,9 @@ def _handled(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
             return _worker_out_of_step(state, event)
         case EvidenceGathered():
             return _evidence_gathered(state, event)
-        case NodeUnhealthy() | LeaveAnswered():
+        case NodeUnhealthy() | NodeRecalled() | StepEnded() | LeaveAnswered():
             return _about_node(state, event)
-        case PeerFailed() | NodesLost():
+        case PeerFailed() | NodesLost() | NodesDepart():
             return _about_peers(state, event)
         case MembershipChanged():
             who = "1 node waits" if event.nodes_waiting == 1 else f"{event.nodes_waiting} nodes wait"
@@ -113,7 +114,7 @@ def _is_too_late(state: JobState, event: Event) -> bool:
         return True
     if isinstance(event, WorkersStarted):
         return state.phase is not Phase.IDLE  # none was asked for, and those that run must not be forgotten
-    if isinstance(event, WorkerRaised | NodeUnhealthy | LeaveAnswered | TimePassed):
+    if isinstance(event, WorkerRaised | NodeUnhealthy | NodeRecalled | LeaveAnswered | TimePassed):
         return False  # known by its pid; of the node, whatever runs there; compared with the deadlines
     return event.generation not in (None, state.generation)
 
@@ -132,6 +133,7 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         join_at=None,
         counts_as_restart=True,
         why_stay=event.why_stay,
+        recall=None,  # of which the new round tells
         node=event.node,
         observed=None,
         world=None,
@@ -260,6 +262,8 @@ def _fault_noticed(
 
     ``why_stop`` stands for the fault's reason where that was said before.
     """
+    if recalled.leaves(state):  # which concerns nobody else any more
+        return recalled.end_workers(state, at) if state.phase is Phase.RUNNING else (state, [])
     gone_on = losses.go_on(state, fault, at, method)
     if gone_on is not None:
         return gone_on
@@ -287,7 +291,7 @@ def _nodes_wait(state: JobState, at: float, reason: str) -> tuple[JobState, list
     """Goes on for a moment, until all nodes have heard of it: who stops makes the workers of the others fail."""
     if state.phase is not Phase.RUNNING or state.newcomers:
         return state, []
-    join_at = at + JOIN_DELAY_S
+    join_at = at + losses.JOIN_DELAY_S
     return replace(state, newcomers=reason, join_at=join_at), [WakeAt(at=join_at)]
 
 
@@ -301,7 +305,10 @@ def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple
     return stop(state, at, reason, is_anyone_gone=counts)
 
 
-def _about_peers(state: JobState, event: PeerFailed | NodesLost) -> tuple[JobState, list[Command]]:
+def _about_peers(state: JobState, event: PeerFailed | NodesLost | NodesDepart) -> tuple[JobState, list[Command]]:
+    if isinstance(event, NodesDepart):
+        reason = f"{event.reason} All workers restart without it."
+        return recalled.go_on_without(state, event) or _nodes_wait(state, event.at, reason)
     gone_on = losses.go_on_without(state, event) if isinstance(event, NodesLost) else None
     return gone_on or _summoned(state, event.at, event.reason, counts=True)
 
@@ -313,8 +320,18 @@ def _worker_out_of_step(state: JobState, event: WorkerOutOfStep) -> tuple[JobSta
     return left_alone(state, out_of_step_fault(worker, event), event.at, METHOD)
 
 
-def _about_node(state: JobState, event: NodeUnhealthy | LeaveAnswered) -> tuple[JobState, list[Command]]:
-    return leave_answered(state, event) if isinstance(event, LeaveAnswered) else _node_unhealthy(state, event)
+def _about_node(
+    state: JobState, event: NodeUnhealthy | NodeRecalled | StepEnded | LeaveAnswered
+) -> tuple[JobState, list[Command]]:
+    match event:
+        case NodeUnhealthy():
+            return (state, []) if recalled.leaves(state) else _node_unhealthy(state, event)
+        case NodeRecalled():
+            return recalled.node_recalled(state, event)
+        case StepEnded():
+            return recalled.step_ended(state, event)
+        case LeaveAnswered():
+            return leave_answered(state, event) if state.departure is not None else recalled.answered(state, event)
 
 
 def _node_unhealthy(state: JobState, event: NodeUnhealthy) -> tuple[JobState, list[Command]]:
@@ -355,6 +372,9 @@ def _act_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
 
 
 def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Command]]:
+    due = recalled.act_if_due(state, event.at)
+    if due is not None:
+        return due
     if state.phase is Phase.RUNNING and state.join_at is not None and event.at >= state.join_at:
         return losses.meet_nodes(state) or _summoned(state, event.at, state.newcomers, counts=False)
     if state.phase is Phase.RUNNING:
@@ -390,6 +410,8 @@ def _while_running(state: JobState, at: float) -> tuple[JobState, list[Command]]
 
 def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     state = replace(state, kill_at=None, teardown_at=None, hang=None, broke=None, replace_at=None)
+    if recalled.leaves(state):
+        return recalled.left(state)
     if state.phase is Phase.RUNNING:
         return replace(state, phase=Phase.FINISHED), [FinishJob(reason="All workers of this node ended well.")]
     used = restarts_after_progress(state.policy, state.restarts_used, (w.step for w in state.workers))

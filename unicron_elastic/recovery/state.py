@@ -12,7 +12,7 @@ from unicron_elastic.recovery.ladder import Attempt
 from unicron_elastic.recovery.policy import Policy, Repeats, Verdict
 from unicron_elastic.world import World
 
-__all__ = ["Departure", "Hang", "JobState", "Part", "Phase", "Worker"]
+__all__ = ["Departure", "Hang", "JobState", "Part", "Phase", "Recall", "RecallStage", "Worker"]
 
 
 class Phase(Enum):
@@ -95,6 +95,25 @@ class Departure:
     is_broken: bool  # else it is only suspected
 
 
+class RecallStage(Enum):
+    """How far a node that is wanted elsewhere has come on its way out."""
+
+    STAYS = "stays"  # the job cannot do without it now
+    STEPS = "steps"  # it waits for the end of a step
+    ASKS = "asks"  # ... whether it may leave
+    LEAVES = "leaves"  # it may, and the others have been told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """That this node is wanted elsewhere."""
+
+    reason: str
+    stage: RecallStage = RecallStage.STAYS
+    why_stay: str = ""  # as people were told
+    act_at: float | None = None  # when it asks again, or ends its workers
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
     """Everything a decision depends on. ``JobState(policy=...)`` is a job about to start."""
@@ -122,6 +141,7 @@ class JobState:
     broken: NodeUnhealthy | None = None  # for which it would have left, if it could
     leaving: NodeUnhealthy | None = None  # for which the workers are being stopped
     departure: Departure | None = None
+    recall: Recall | None = None
     observed: Incident | None = None  # of a finding, of which nothing was done
     node: str = "here"  # what this node is called in the worlds of this generation
     world: World | None = None  # of those who can go on without one another; None: nobody asked for one

@@ -1,0 +1,64 @@
+"""The keys of planning in the store. All of them are below ``plan/``, so that who coordinates watches one prefix."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote
+
+__all__ = [
+    "CURRENT",
+    "FAULTS",
+    "JOB_RECORDS",
+    "NODE_RECORDS",
+    "ORDERS",
+    "PLAN",
+    "PlannedJobKeys",
+    "job_of_key",
+    "order_key",
+    "run_of_start",
+    "status_key",
+]
+
+PLAN = "plan/"
+CURRENT = f"{PLAN}current"
+FAULTS = f"{PLAN}faults"
+NODE_RECORDS = f"{PLAN}nodes/"
+ORDERS = f"{PLAN}orders/"
+JOB_RECORDS = f"{PLAN}jobs/"
+
+
+class PlannedJobKeys:
+    """The keys of one job that is planned."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.prefix = f"{JOB_RECORDS}{quote(name, safe='')}/"
+        self.spec = f"{self.prefix}spec"
+        self.phase = f"{self.prefix}phase"
+        self.rates = f"{self.prefix}rates"  # T(t, x) that plans are made from
+        self.measured = f"{self.prefix}measured"  # by the job itself
+        self.output = f"{self.prefix}output"  # where its output is wanted, HOST:PORT, bound to who submitted it
+        self.refusals = f"{self.prefix}refused/"
+
+    def refused(self, node_id: str) -> str:
+        """Why a node does not work for it."""
+        return f"{self.refusals}{quote(node_id, safe='')}"
+
+
+def job_of_key(key: str) -> str:
+    """The job's name in a key below ``JOB_RECORDS``."""
+    return unquote(key.removeprefix(JOB_RECORDS).partition("/")[0])
+
+
+def status_key(node_id: str) -> str:
+    """Of what an agent says that it does."""
+    return f"{NODE_RECORDS}{quote(node_id, safe='')}"
+
+
+def order_key(node_id: str) -> str:
+    """Of what an agent is to do."""
+    return f"{ORDERS}{quote(node_id, safe='')}"
+
+
+def run_of_start(name: str, start: int) -> str:
+    """What one start of a planned job is called among the runs in the store, which keep their own records."""
+    return f"{name}@{start}"

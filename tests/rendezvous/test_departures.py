@@ -1,0 +1,218 @@
+"""A node that is wanted elsewhere: what its agent and the others hear and may do, against a real etcd."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError, RendezvousParameters
+
+from unicron_elastic.rendezvous.create import create_handler
+from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.etcd_address import EtcdAddress
+from unicron_elastic.rendezvous.etcd_store import EtcdStore
+from unicron_elastic.rendezvous.handler import ClusterRendezvous
+from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror, departing_text
+from unicron_elastic.rendezvous.membership import Place, Round
+from unicron_elastic.rendezvous.round_watch import RoundListener, RoundWatch
+from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
+
+DEADLINE_S = 30.0
+REASON = "Node a is recalled: job b gains more."
+
+
+class Lab:
+    """Nodes of one job, and what they hear."""
+
+    def __init__(self, etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._endpoint, self._patch, self._run_id = etcd.endpoint, monkeypatch, uuid.uuid4().hex
+        self.keys = JobKeys(self._run_id)
+        self.store = EtcdStore(EtcdAddress.parse(etcd.endpoint))
+        self.handlers: dict[str, ClusterRendezvous] = {}
+        self.heard: list[tuple[Any, ...]] = []
+
+    def make(self, host: str, nodes: str) -> ClusterRendezvous:
+        least, _, most = nodes.partition(":")
+        self._patch.setenv("UNICRON_NODE_NAME", host)
+        config = {"last_call_timeout": 0 if int(least) > 1 else DEADLINE_S, "lease_ttl": 3, "join_timeout": DEADLINE_S}
+        parameters = RendezvousParameters(
+            "unicron", self._endpoint, self._run_id, int(least), int(most), local_addr="127.0.0.1", **config
+        )
+        self.handlers[host] = create_handler(parameters)
+        return self.handlers[host]
+
+    def meet(self, *handlers: ClusterRendezvous) -> None:
+        with ThreadPoolExecutor(len(handlers)) as pool:
+            list(pool.map(lambda handler: handler.next_rendezvous(), handlers))
+
+    def watch(self, host: str) -> None:
+        listener = RoundListener(
+            on_fault=lambda why: self.heard.append((host, "fault", why)),
+            on_lost=lambda nodes, _why: self.heard.append((host, "lost", *map(host_of, nodes))),
+            on_depart=lambda nodes, why: self.heard.append((host, "departs", *map(host_of, nodes), why)),
+            on_recall=lambda why, why_stay: self.heard.append((host, "recall", why, why_stay)),
+        )
+        self.handlers[host].watch_nodes(listener)
+
+    def recall(self, host: str) -> None:
+        self.store.put(self.keys.recalled(host), b"job b gains more.")
+
+    def until(self, condition: Callable[[], object]) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < end, self.heard
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        for handler in self.handlers.values():
+            handler.leave()
+        self.store.close()
+
+
+def host_of(node_id: str) -> str:
+    return node_id.partition("/")[0]
+
+
+@pytest.fixture
+def lab(shared_etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    made = Lab(shared_etcd, monkeypatch)
+    yield made
+    made.end()
+
+
+def test_the_others_hear_that_it_departs_and_not_that_it_is_lost(lab: Lab) -> None:
+    lab.meet(*(lab.make(host, "1:2") for host in "ab"))
+    for host in "ab":
+        lab.watch(host)
+    lab.recall("a")
+    lab.until(lambda: ("a", "recall", REASON, "") in lab.heard)
+    assert lab.handlers["a"].depart(2, REASON) == ""
+    lab.until(lambda: ("b", "departs", "a", REASON) in lab.heard)
+    assert lab.handlers["b"].depart(2, "Too.") == "other nodes leave already, and the job needs the rest."
+    lab.handlers["a"].leave()
+    lab.handlers["a"].shutdown()  # by whom the job is not closed
+    lab.until(lambda: not _is_member(lab, "a"))
+    assert lab.handlers["b"].why_stay(2) == "it is the only node of the job."
+    assert not lab.handlers["b"].is_closed()
+    assert [heard for heard in lab.heard if heard[0] == "b"] == [("b", "departs", "a", REASON)]
+
+
+def _is_member(lab: Lab, host: str) -> bool:
+    members = lab.store.read_prefix(f"{lab.keys.prefix}members/").entries
+    return any(f"members/{host}%2F" in entry.key for entry in members)
+
+
+def test_why_it_stays_is_told_when_that_changes(lab: Lab) -> None:
+    lab.meet(*(lab.make(host, "2:3") for host in "ab"))
+    lab.watch("a")
+    lab.recall("a")
+    lab.until(lambda: ("a", "recall", REASON, "the job needs all 2 of its nodes.") in lab.heard)
+    third = lab.make("c", "2:3")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(third.next_rendezvous)
+        lab.until(lambda: ("a", "recall", REASON, "") in lab.heard)
+        assert lab.handlers["a"].depart(2, REASON) == ""
+        lab.handlers["a"].leave()
+        lab.meet(lab.handlers["b"])
+        assert waiting.result(DEADLINE_S).world_size == 2
+
+
+def test_a_recall_that_is_taken_back_is_told_and_of_others_nothing(lab: Lab) -> None:
+    lab.meet(*(lab.make(host, "1:2") for host in "ab"))
+    for host in "ab":
+        lab.watch(host)
+    lab.recall("a")
+    lab.recall("nobody")
+    lab.until(lambda: len(lab.heard) == 1)
+    lab.store.delete(lab.keys.recalled("a"))
+    lab.until(lambda: len(lab.heard) == 2)
+    assert lab.heard == [("a", "recall", REASON, ""), ("a", "recall", "", "")]
+
+
+def test_who_meets_already_does_not_take_the_place_of_a_node_that_is_needed(lab: Lab) -> None:
+    lab.meet(*(lab.make(host, "2:2") for host in "ab"))
+    with ThreadPoolExecutor(1) as pool:
+        meets = pool.submit(lab.handlers["b"].next_rendezvous)
+        lab.until(lambda: lab.handlers["a"]._presence.view().waiting)
+        assert lab.handlers["a"].why_stay(2) == "the job needs all 2 of its nodes."
+        lab.recall("a")
+        lab.until(lab.handlers["a"]._why_recalled)
+        lab.handlers["a"].next_rendezvous()  # it stays, as it is needed
+        assert meets.result(DEADLINE_S).world_size == 2
+
+
+def test_who_waits_leaves_and_the_job_is_open(lab: Lab) -> None:
+    lab.recall("a")
+    with pytest.raises(RendezvousGracefulExitError, match=REASON):
+        lab.make("a", "1:1").next_rendezvous()
+    lab.handlers["a"].shutdown()
+    lab.meet(lab.make("b", "1:1"))
+
+
+def test_who_meets_again_leaves_with_a_word_and_whoever_is_there_goes_on(lab: Lab) -> None:
+    lab.meet(*(lab.make(host, "1:2") for host in "ab"))
+    lab.watch("b")
+    lab.recall("a")
+    lab.until(lab.handlers["a"]._why_recalled)
+    with pytest.raises(RendezvousGracefulExitError, match=REASON):
+        lab.handlers["a"].next_rendezvous()
+    lab.until(lambda: ("b", "departs", "a", REASON) in lab.heard)
+    lab.meet(lab.handlers["b"])
+    assert [heard for heard in lab.heard if heard[1] in ("lost", "fault")] == []
+
+
+def test_who_trains_on_while_it_meets_does_not_leave_from_there(lab: Lab) -> None:
+    lab.recall("a")
+    lab.make("a", "1:1").trains_on = True
+    lab.meet(lab.handlers["a"])
+
+
+class Rounds:
+    """A rendezvous that says what a test wants."""
+
+    def __init__(self) -> None:
+        self.recalled = ("", "")
+        self.departing: tuple[tuple[str, ...], str] = ((), "")
+
+    def __getattr__(self, name: str) -> Any:
+        nothing = {"nodes_waiting": 0, "nodes_gone": (), "why_drained": ("", "")}
+        return lambda _round: nothing.get(name, "")
+
+    def why_recalled(self, _round: Round) -> tuple[str, str]:
+        return self.recalled
+
+    def nodes_departing(self, _round: Round) -> tuple[tuple[str, ...], str]:
+        return self.departing
+
+
+def test_each_change_is_told_once() -> None:
+    rounds, heard = Rounds(), []
+    listener = RoundListener(
+        on_fault=lambda _why: None,
+        on_recall=lambda *words: heard.append(words),
+        on_depart=lambda nodes, _why: heard.append(nodes),
+    )
+    watch = RoundWatch(rounds, Round(number=1, places=(Place("a/1", "a"),)), listener)
+    for recalled in (("", ""), ("r", "s"), ("r", "s"), ("r", ""), ("", ""), ("r", "")):
+        rounds.recalled = recalled
+        watch.look()
+    assert heard == [("r", "s"), ("r", ""), ("", ""), ("r", "")]
+    for nodes in (("b",), ("b",), ("b", "c")):
+        rounds.departing = (nodes, "why")
+        watch.look()
+    assert heard[4:] == [("b",), ("b", "c")]
+
+
+def test_who_departs_is_read_with_bounds() -> None:
+    keys = JobKeys("job")
+    mirror = JobMirror(keys, Snapshot.of_nothing(keys.prefix))
+    key = keys.departing("a/1")
+    for revision, value in enumerate((b"{}", departing_text("a/1", "r\n" * 9000)), 1):
+        entry = Entry(key=key, value=value, revision=revision, created=1, lease_id=None)
+        mirror.apply([Change(key=key, revision=revision, entry=entry)])
+        assert (key in mirror.odd) == (revision == 1) == (mirror.departing() == {})
+    assert len(mirror.departing()["a/1"]) <= 2000
