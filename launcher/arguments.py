@@ -34,6 +34,7 @@ def get_args_parser() -> ArgumentParser:
         "Every option of torchrun is accepted, with its PET_* variable."
     )
     options.add_arguments(parser)
+    options.add_cluster_arguments(parser)
     return parser
 
 

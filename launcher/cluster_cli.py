@@ -1,4 +1,7 @@
-"""``unicron jobs``, ``nodes``, ``drain``, ``undrain`` and ``cancel``: a cluster that meets over etcd. No torch here."""
+"""``unicron jobs``, ``nodes``, ``drain``, ``undrain`` and ``cancel``: a cluster that meets over etcd. No torch here.
+
+What is planned is read by modules that calculate, and those are imported once a command needs them.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,22 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.launcher.answers import BAD_USAGE, NOTHING_FOUND, duration_s, fail, local_time, operator, say, show
 from unicron_elastic.launcher.cluster_view import (
+    AgentState,
     ClusterView,
     JobStatus,
+    PlannedJob,
     job_status,
     jobs_table,
     nodes_table,
     read_cluster,
+    with_planned,
 )
 from unicron_elastic.launcher.etcd_arguments import Ca, Cert, Endpoint, Key, PasswordFile, User, given, spelled
 from unicron_elastic.recovery.quarantine import Quarantined, add, check_node, sentence
@@ -32,25 +38,44 @@ from unicron_elastic.rendezvous.cluster_records import (
 )
 from unicron_elastic.rendezvous.etcd_options import etcd_address
 from unicron_elastic.rendezvous.job_records import JobKeys
+from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys
 from unicron_elastic.rendezvous.store import LeaseGoneError, Put, Store, StoreError, check_key
 
-__all__ = ["cancel", "drain", "jobs", "nodes", "undrain"]
+if TYPE_CHECKING:
+    from unicron_elastic.launcher.plan_view import PlanReading
+
+__all__ = [
+    "ATTEMPTS",
+    "AsJson",
+    "Cluster",
+    "cancel",
+    "check_job",
+    "drain",
+    "jobs",
+    "jobs_app",
+    "nodes",
+    "open_cluster",
+    "print_json",
+    "undrain",
+    "width",
+]
 
 TIMEOUT_S = 4.0  # for all that a command asks of etcd
+ATTEMPTS = 10  # to be the first, while others change the same key
 _REASON_CHARACTERS = 1000
-_ATTEMPTS = 10  # to be the first, while others change the same key
 
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Node = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as unicron nodes shows it.")]
 
 
-class _Cluster:
+class Cluster:
     """An open store, and the time that is left to ask it."""
 
     def __init__(self, store: Store, where: str) -> None:
         self.store = store
         self.where = where
         self._ends_at = time.monotonic() + TIMEOUT_S
+        self._told = set[str]()
 
     def left_s(self) -> float:
         """Seconds; never nothing, so that a call that is late says itself what is wrong."""
@@ -59,11 +84,31 @@ class _Cluster:
     def read(self) -> ClusterView:
         """All of it; what cannot be read goes to stderr. Raises StoreError."""
         view = read_cluster(self.store, self.left_s)
-        _tell_odd(view.odd)
+        self.tell_odd(view.odd)
         return view
 
+    def read_plan(self) -> PlanReading:
+        """What is planned; what cannot be read of it goes to stderr. Raises StoreError."""
+        from unicron_elastic.launcher.plan_view import read_plan
 
+        reading = read_plan(self.store, self.left_s, time.time())
+        self.tell_odd(reading.odd)
+        return reading
+
+    def tell_odd(self, odd: Iterable[str]) -> None:
+        """Says once what could not be read."""
+        for problem in odd:
+            if problem not in self._told:
+                self._told.add(problem)
+                say(f"Skipped: {shorten(one_line(problem), 300)}.")
+
+
+jobs_app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+
+
+@jobs_app.callback()
 def jobs(
+    context: typer.Context,
     *,
     endpoint: Endpoint = None,
     etcd_ca: Ca = None,
@@ -71,18 +116,23 @@ def jobs(
     etcd_key: Key = None,
     etcd_user: User = None,
     etcd_password_file: PasswordFile = None,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
-    """List the jobs of the cluster.
+    """List the jobs of the cluster, or change what one asks for.
 
-    With state, round, how many nodes train of those that are wanted (MIN:MAX), and hosts in the order of their ranks.
+    With state, round, how many nodes train of those that are wanted (MIN:MAX), and hosts in the order of their ranks;
+    of a job to which the cluster's plan gives nodes, with how many work of those that it is to have, and its weight.
     """
-    with _open(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
-        found = cluster.read().jobs
+    options = given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
+    if context.invoked_subcommand is not None:
+        context.obj = endpoint, options
+        return
+    with open_cluster(endpoint, options) as cluster:
+        found = with_planned(cluster.read().jobs, _planned_jobs(cluster))
         if as_json:
-            _print_json([job.to_json() for job in found])
+            print_json([job.to_json() for job in found])
         elif found:
-            show(jobs_table(found, _width()))
+            show(jobs_table(found, width()))
         if not found:
             fail(NOTHING_FOUND, f"No job is in the cluster at {cluster.where}.")
 
@@ -95,18 +145,19 @@ def nodes(
     etcd_key: Key = None,
     etcd_user: User = None,
     etcd_password_file: PasswordFile = None,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the nodes of the cluster.
 
-    With job, rank, which of them is the coordinator, and which are in quarantine.
+    With job, rank, which of them is the coordinator, and which are in quarantine; of an agent for which the cluster
+    plans, what it does.
     """
-    with _open(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
-        found = cluster.read().nodes(time.time())
+    with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+        found = cluster.read().nodes(time.time(), _agent_states(cluster))
         if as_json:
-            _print_json([node.to_json() for node in found])
+            print_json([node.to_json() for node in found])
         elif found:
-            show(nodes_table(found, local_time, _width()))
+            show(nodes_table(found, local_time, width()))
         if not found:
             fail(NOTHING_FOUND, f"No node is in the cluster at {cluster.where}.")
 
@@ -124,7 +175,7 @@ def drain(
     etcd_key: Key = None,
     etcd_user: User = None,
     etcd_password_file: PasswordFile = None,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Take a node out of all jobs of the cluster.
 
@@ -136,11 +187,13 @@ def drain(
     now = time.time()
     until = None if duration is None else now + duration_s(duration)
     entry = Quarantined(node=node, reason=text, since=now, until=until, by=operator())
-    with _open(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
-        known = [each for each in cluster.read().nodes(now) if each.host == node and each.node_id]
+    with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+        known = [
+            each for each in cluster.read().nodes(now, _agent_states(cluster)) if each.host == node and each.node_id
+        ]
         entry = _keep_out(cluster, entry)
     if as_json:
-        _print_json(entry.to_json())
+        print_json(entry.to_json())
     else:
         leaves = ", ".join(dict.fromkeys(one_line(each.job) for each in known if each.job))
         said = sentence(entry, now, local_time)
@@ -158,14 +211,14 @@ def undrain(
     etcd_key: Key = None,
     etcd_user: User = None,
     etcd_password_file: PasswordFile = None,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Let a node into the cluster's jobs again."""
     _check_node(node)
-    with _open(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+    with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
         was_there = _let_in(cluster, node)
         if as_json:
-            _print_json({"node": node, "was_in_quarantine": was_there})
+            print_json({"node": node, "was_in_quarantine": was_there})
         elif was_there:
             show(f"node {node} is no longer in quarantine.")
         if not was_there:
@@ -182,16 +235,15 @@ def cancel(
     etcd_key: Key = None,
     etcd_user: User = None,
     etcd_password_file: PasswordFile = None,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """End a job on all its nodes. For ten minutes no node can begin one of the same id."""
-    _check_job(job)
+    check_job(job)
     why = f"cancelled by {operator()}" if reason is None else f"cancelled by {operator()}: {_reason(reason)}"
-    with _open(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
-        status = _cancel(cluster, job, why)
-    count = len(status.view.members)
+    with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+        count = _cancel(cluster, job, why)
     if as_json:
-        _print_json({"job": job, "reason": why, "nodes": count})
+        print_json({"job": job, "reason": why, "nodes": count})
     else:
         told = "1 node stops" if count == 1 else f"{count} nodes stop"
         show(f"job {one_line(job)} is {why.rstrip('.')}; {told}.")
@@ -201,7 +253,7 @@ def cancel(
 
 
 @contextmanager
-def _open(endpoint: str | None, given: dict[str, str]) -> Iterator[_Cluster]:
+def open_cluster(endpoint: str | None, given: dict[str, str]) -> Iterator[Cluster]:
     """The cluster's store; whatever is wrong with it ends the command with one sentence."""
     try:
         from unicron_elastic.rendezvous.etcd_store import EtcdStore
@@ -213,15 +265,15 @@ def _open(endpoint: str | None, given: dict[str, str]) -> Iterator[_Cluster]:
         fail(BAD_USAGE, f"{error}.")
     try:
         with EtcdStore(address, timeout_s=TIMEOUT_S) as store:
-            yield _Cluster(store, str(address))
+            yield Cluster(store, str(address))
     except (StoreError, LeaseGoneError) as error:
         fail(BAD_USAGE, f"{error}.")
 
 
-def _keep_out(cluster: _Cluster, entry: Quarantined) -> Quarantined:
+def _keep_out(cluster: Cluster, entry: Quarantined) -> Quarantined:
     """Writes the entry, together with the one that is there. Returns what was written. Raises StoreError."""
     key = quarantine_key(entry.node)
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         found = cluster.store.read(key, timeout_s=cluster.left_s()).entry
         merged, revision = entry, 0
         if found is not None:
@@ -235,10 +287,10 @@ def _keep_out(cluster: _Cluster, entry: Quarantined) -> Quarantined:
     raise StoreError(f"others change the quarantine of node {entry.node} all the time; try again")
 
 
-def _let_in(cluster: _Cluster, node: str) -> bool:
+def _let_in(cluster: Cluster, node: str) -> bool:
     """Deletes the node's entry; whether there was one. Raises StoreError."""
     key = quarantine_key(node)
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         found = cluster.store.read(key, timeout_s=cluster.left_s()).entry
         if found is None:
             return False
@@ -247,21 +299,68 @@ def _let_in(cluster: _Cluster, node: str) -> bool:
     raise StoreError(f"others change the quarantine of node {node} all the time; try again")
 
 
-def _cancel(cluster: _Cluster, job: str, why: str) -> JobStatus:
-    """Tells the job's agents, unless it is over. Returns the job as it was. Raises StoreError, LeaseGoneError."""
+def _planned_jobs(cluster: Cluster) -> tuple[PlannedJob, ...]:
+    from unicron_elastic.launcher.plan_view import planned_jobs
+
+    return planned_jobs(cluster.read_plan())
+
+
+def _agent_states(cluster: Cluster) -> tuple[AgentState, ...]:
+    from unicron_elastic.launcher.plan_view import agent_states
+
+    return agent_states(cluster.read_plan().snapshot)
+
+
+def _cancel(cluster: Cluster, job: str, why: str) -> int:
+    """Ends the job as a planned one, and as one whose nodes meet; how many nodes it has. Raises StoreError."""
     keys, odd = JobKeys(job), list[str]()
     status = job_status(job, cluster.store.read_prefix(keys.prefix, timeout_s=cluster.left_s()), odd)
-    _tell_odd(odd)
-    if status is None:
+    cluster.tell_odd(odd)
+    planned_nodes = _cancel_planned(cluster, job, why)
+    if status is None and planned_nodes is None:
         fail(NOTHING_FOUND, f"No job {job!a} is in the cluster at {cluster.where}.")
+    if status is None or (planned_nodes is not None and status.is_over):
+        return planned_nodes or 0
+    is_told = _cancel_meeting(cluster, status, why, is_planned=planned_nodes is not None)
+    return max(len(status.view.members) if is_told else 0, planned_nodes or 0)
+
+
+def _cancel_meeting(cluster: Cluster, status: JobStatus, why: str, *, is_planned: bool) -> bool:
+    """Tells the job's agents, unless it is over. Raises StoreError, LeaseGoneError."""
+    job, keys = status.run_id, JobKeys(status.run_id)
     if status.is_over:
         fail(NOTHING_FOUND, f"The job {job!a} is over: {one_line(status.why).rstrip('.')}.")
     lease_id = cluster.store.grant(CANCELLED_FOR_S, timeout_s=cluster.left_s()).lease_id
     put = Put(keys.cancelled, why.encode(errors="replace"), lease_id)
-    if not cluster.store.commit({keys.closed: 0}, [put], timeout_s=cluster.left_s()):
-        cluster.store.revoke(lease_id, timeout_s=cluster.left_s())
+    if cluster.store.commit({keys.closed: 0}, [put], timeout_s=cluster.left_s()):
+        return True
+    cluster.store.revoke(lease_id, timeout_s=cluster.left_s())
+    if not is_planned:
         fail(NOTHING_FOUND, f"The job {job!a} is over: it ended at this moment.")
-    return status
+    return False
+
+
+def _cancel_planned(cluster: Cluster, job: str, why: str) -> int | None:
+    """Ends the job as a planned one; how many nodes it has, None if it is none. Raises StoreError."""
+    keys = PlannedJobKeys(job)
+    if cluster.store.read(keys.spec, timeout_s=cluster.left_s()).entry is None:
+        return None
+    from unicron_elastic.planning.snapshot import Phase
+    from unicron_elastic.rendezvous.plan_records import PhaseRecord, parse_phase, phase_text
+
+    text = phase_text(PhaseRecord(phase=Phase.CANCELLED, reason=why))
+    for _ in range(ATTEMPTS):
+        entry = cluster.store.read(keys.phase, timeout_s=cluster.left_s()).entry
+        try:
+            record = None if entry is None else parse_phase(entry)
+        except ValueError:  # the new one takes its place
+            record = None
+        if record is not None and record.phase in (Phase.FINISHED, Phase.CANCELLED):
+            fail(NOTHING_FOUND, f"The job {job!a} is {record.phase.value}: {one_line(record.reason).rstrip('.')}.")
+        revision, lease_id = (0, None) if entry is None else (entry.revision, entry.lease_id)
+        if cluster.store.compare_and_set(keys.phase, text, revision, lease_id, timeout_s=cluster.left_s()):
+            return sum(state.job == job for state in _agent_states(cluster))
+    raise StoreError(f"others change the phase of job {job} all the time; try again")
 
 
 # -- what was typed, and what is shown ---------------------------------------------------------------------------------
@@ -275,7 +374,8 @@ def _check_node(node: str) -> None:
         fail(BAD_USAGE, f"{node[:80]!a} names no node; give a name without blanks, such as gpu-7.")
 
 
-def _check_job(job: str) -> None:
+def check_job(job: str) -> None:
+    """Ends the command for a text that can be no job's name."""
     try:
         check_key(JobKeys(job).cancelled)
     except ValueError:
@@ -288,14 +388,11 @@ def _reason(text: str) -> str:
     return shorten(one_line(text), _REASON_CHARACTERS)
 
 
-def _width() -> int | None:
+def width() -> int | None:
+    """Of the terminal in columns; None: the answer goes elsewhere."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _tell_odd(odd: Iterable[str]) -> None:
-    for problem in odd:
-        say(f"Skipped: {shorten(one_line(problem), 300)}.")
-
-
-def _print_json(data: Any) -> None:
+def print_json(data: Any) -> None:
+    """The answer for programs."""
     typer.echo(json.dumps(data, indent=2))

@@ -40,6 +40,10 @@ _Address = Annotated[
     str, typer.Option("--address", metavar="HOST", help="Where other nodes find this one; else its host name.")
 ]
 _Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Its name [env: UNICRON_NODE_NAME].")]
+_Label = Annotated[
+    str,
+    typer.Option("--label", metavar="TEXT", help="Its place in the network, such as a rack: neighbours share jobs."),
+]
 
 
 def coordinator(
@@ -60,6 +64,7 @@ def coordinator(
     from unicron_elastic.rendezvous.cluster_presence import ClusterPresence
     from unicron_elastic.rendezvous.heartbeat_wire import Hello
     from unicron_elastic.rendezvous.heartbeats import Heartbeats
+    from unicron_elastic.rendezvous.planner import Planner
 
     stopped = _until_signal()
     open_store, where = _opener(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file))
@@ -70,11 +75,14 @@ def coordinator(
         presence = ClusterPresence(open_store, LEASE_TTL_S, None)
         presence.tells_sight = True
         presence.enter(CONNECT_TIMEOUT_S)
+        planner = Planner(open_store, _say)
+        heartbeats.on_lead = planner.lead
         heartbeats.start(presence)
     except (StoreError, OSError) as error:
         fail(FAILED, f"the cluster cannot be joined: {error}.")
     _say(f"{host} stands by to coordinate the cluster, at {heartbeats.address}.")
     stopped.wait()
+    planner.close()
     presence.leave()
     heartbeats.close()
 
@@ -89,29 +97,39 @@ def agent(
     etcd_password_file: PasswordFile = None,
     address: _Address = "",
     name: _Name = "",
+    label: _Label = "",
 ) -> None:
-    """Join this node to the cluster as a spare, until Ctrl-C or SIGTERM.
+    """Join this node to the cluster, until Ctrl-C or SIGTERM: the plan says which job it works for.
 
-    It runs its part of a job as soon as one has fewer nodes than it wants, with the job's own command line.
+    While the plan has no use for it, it helps a job that nobody plans and that has fewer nodes than it wants.
     """
-    from unicron_elastic.launcher.spare import Spare
+    from unicron_elastic.launcher.cluster_agent import ClusterAgent
+    from unicron_elastic.planning.snapshot import NodeStatus
     from unicron_elastic.rendezvous.cluster_node import ClusterNode
 
-    open_store, where = _opener(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file))
+    options = given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
+    open_store, where = _opener(endpoint, options)
     host = name or node_name()
-    record = NodeRecord(
-        node_id=f"{host}/{uuid.uuid4().hex[:12]}", host=host, job="", label="", pid=os.getpid(), is_spare=True
-    )
+    node_id = f"{host}/{uuid.uuid4().hex[:12]}"
+    record = NodeRecord(node_id=node_id, host=host, job="", label=label, pid=os.getpid(), is_spare=True)
     node = ClusterNode(open_store, LEASE_TTL_S, record, bind=address, address=address or own_address(where))
-    spare = Spare(node, open_store, host, address, _say)
+    found = ClusterAgent(
+        node,
+        open_store,
+        NodeStatus(node_id=node_id, host=host, label=label),
+        endpoint=",".join(map(str, where.endpoints)),
+        etcd={f"UNICRON_{option.upper()}": text for option, text in options.items()},
+        address=address,
+        say=_say,
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: spare.stop())
+        signal.signal(number, lambda _number, _frame: found.stop())
     try:
         node.enter(CONNECT_TIMEOUT_S)
         if why := node.why_kept_out():
             _say(f"{why} It waits until that is over.")
         _say(f"{host} is a spare of the cluster.")
-        spare.run()
+        found.run()
     except (StoreError, OSError) as error:
         fail(FAILED, f"the cluster cannot be joined: {error}.")
     finally:

@@ -5,16 +5,14 @@ Everything reads the same without colour, in 60 columns and in a pipe.
 
 from __future__ import annotations
 
-import re
-import textwrap
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
 
-from unicron_elastic.faults.text import one_line, shorten
+from unicron_elastic.faults.text import one_line
+from unicron_elastic.launcher.tables import aligned, listed, natural, shown_name, wrapped
 from unicron_elastic.recovery.quarantine import Quarantined, active
 from unicron_elastic.rendezvous.cluster_records import (
     JOBS,
@@ -31,29 +29,79 @@ from unicron_elastic.rendezvous.cluster_records import (
 )
 from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror
 from unicron_elastic.rendezvous.membership import JobView, Settings, next_round
+from unicron_elastic.rendezvous.plan_keys import run_of_start
 from unicron_elastic.rendezvous.store import Entry, Snapshot, Store
 
-__all__ = ["ClusterView", "JobStatus", "NodeStatus", "job_status", "jobs_table", "nodes_table", "read_cluster"]
+__all__ = [
+    "AgentState",
+    "ClusterView",
+    "JobStatus",
+    "NodeStatus",
+    "PlannedJob",
+    "job_status",
+    "jobs_table",
+    "nodes_table",
+    "read_cluster",
+    "with_planned",
+]
 
-_GAP = "  "
-_INDENT = "     "
-_NARROWEST = 40  # columns; below it nothing is wrapped further
-_NARROWEST_NAME = 8
-_HOSTS_MOST = 16  # that are named on a terminal
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJob:
+    """A job to which the cluster's plan gives nodes.
+
+    ``working``, ``joining`` and ``leaving``: how many nodes do so, on ``hosts``; ``planned``: how many it is to have,
+    None before a plan knows it. ``why``: it has none or is over; "" while it runs.
+    """
+
+    job: str
+    phase: str  # submitted, running, finished, cancelled
+    why: str
+    working: int
+    joining: int
+    leaving: int
+    planned: int | None
+    min_nodes: int
+    max_nodes: int | None
+    weight: float
+    pinned_nodes: int | None
+    paused: bool
+    nproc_per_node: int
+    hosts: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """What is to be told of it beside what is told of every job."""
+        names = ("phase", "working", "joining", "leaving", "planned", "weight", "pinned_nodes", "paused")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentState:
+    """What an agent of the cluster says that it does: idle, joining, working or leaving, and for which job."""
+
+    node_id: str
+    host: str
+    label: str
+    state: str
+    job: str
+    towards: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """One job. ``cancelled`` is the operator's reason; "": it is not."""
+    """One job. ``cancelled`` is the operator's reason; "": it is not. ``planned``: None, if no plan is made for it."""
 
     run_id: str
     view: JobView
     spec: JobSpec | None = None
     cancelled: str = ""
+    planned: PlannedJob | None = None
 
     @property
     def state(self) -> str:
         """In one word."""
+        if self.planned is not None:
+            return self.planned.phase
         if self.view.closed:
             return "over"
         if self.cancelled:
@@ -68,6 +116,8 @@ class JobStatus:
     @property
     def why(self) -> str:
         """Why it is in this state; "" for a job that trains."""
+        if self.planned is not None:
+            return self.planned.why
         if self.view.closed or self.cancelled:
             return self.cancelled or self.view.closed
         if self.view.training:
@@ -94,20 +144,22 @@ class JobStatus:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        spec = self.spec
-        return {
+        spec = self.spec if self.planned is None else self.planned
+        target = None if self.spec is None else self.spec.target_nodes
+        found = {
             "job": self.run_id,
             "state": self.state,
             "why": self.why,
             "round": None if self.view.round is None else self.view.round.number,
-            "training": len(self.view.training),
-            "target_nodes": None if spec is None else spec.target_nodes,
+            "training": len(self.view.training) if self.view.members or self.planned is None else self.planned.working,
+            "target_nodes": target if self.planned is None else self.planned.planned,
             "min_nodes": None if spec is None else spec.min_nodes,
             "max_nodes": None if spec is None else spec.max_nodes,
             "nproc_per_node": None if spec is None else spec.nproc_per_node,
-            "hosts": self.training_hosts,
+            "hosts": self.training_hosts if self.view.members or self.planned is None else list(self.planned.hosts),
             "waiting_hosts": [member.host for member in self.view.waiting],
         }
+        return found if self.planned is None else {**found, **self.planned.to_json()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +175,11 @@ class NodeStatus:
     pid: int | None = None
     is_coordinator: bool = False
     quarantine: Quarantined | None = None
+    agent: AgentState | None = None  # if plans are made for it
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        return {
+        found = {
             "host": self.host,
             "node_id": self.node_id or None,
             "job": self.job or None,
@@ -137,6 +190,8 @@ class NodeStatus:
             "is_coordinator": self.is_coordinator,
             "quarantine": None if self.quarantine is None else self.quarantine.to_json(),
         }
+        agent = self.agent
+        return found if agent is None else {**found, "agent": agent.state, "towards": agent.towards or None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +204,11 @@ class ClusterView:
     jobs: tuple[JobStatus, ...]
     odd: tuple[str, ...]
 
-    def nodes(self, now: float) -> tuple[NodeStatus, ...]:
-        """Agents, members of jobs that have no record of their own, and hosts in quarantine at ``now``, by host."""
+    def nodes(self, now: float, states: Iterable[AgentState] = ()) -> tuple[NodeStatus, ...]:
+        """Agents, members of jobs that have no record of their own, and hosts in quarantine at ``now``, by host.
+
+        ``states``: what agents say that they do. What runs a job for one of them is shown as that agent.
+        """
         kept_out = {each.node: each for each in active(self.quarantine, now)}
         agents = {record.node_id: record for record in self.agents}
         hosts = {record.node_id: record.host for record in self.agents}
@@ -161,13 +219,16 @@ class ClusterView:
                 jobs[member.node_id] = job
         if self.leader is not None:
             hosts.setdefault(self.leader.node_id, self.leader.host)
+        doing = {state.node_id: state for state in states}
+        hosts.update({node_id: state.host for node_id, state in doing.items() if node_id not in hosts})
         found = [
             self._node(node_id, host, agents.get(node_id), jobs.get(node_id), kept_out.get(host))
             for node_id, host in hosts.items()
         ]
+        found = _merged(found, doing)
         absent = kept_out.keys() - hosts.values()
         found += [NodeStatus(host=host, quarantine=kept_out[host]) for host in absent]
-        return tuple(sorted(found, key=lambda node: (_natural(node.host), node.node_id)))
+        return tuple(sorted(found, key=lambda node: (natural(node.host), node.node_id)))
 
     def _node(
         self, node_id: str, host: str, agent: NodeRecord | None, job: JobStatus | None, quarantine: Quarantined | None
@@ -189,6 +250,19 @@ class ClusterView:
         )
 
 
+def with_planned(jobs: Iterable[JobStatus], planned: Iterable[PlannedJob]) -> tuple[JobStatus, ...]:
+    """All jobs by name; one that is planned is one with all its starts, of which the last tells who trains."""
+    known = {each.job: each for each in planned}
+    found = {name: JobStatus(run_id=name, view=JobView(), planned=each) for name, each in known.items()}
+    for job in sorted(jobs, key=lambda job: natural(job.run_id)):
+        name = next((name for name in (job.run_id, _job_of_run(job.run_id)) if name in known), job.run_id)
+        if name not in known:
+            found[name] = job
+        elif job.view.members or not found[name].view.members:
+            found[name] = replace(job, run_id=name, planned=known[name])
+    return tuple(sorted(found.values(), key=lambda job: natural(job.run_id)))
+
+
 def read_cluster(store: Store, left_s: Callable[[], float]) -> ClusterView:
     """The cluster now; ``left_s`` says how many seconds there are to read it. Raises StoreError."""
     odd: list[str] = []
@@ -201,7 +275,7 @@ def read_cluster(store: Store, left_s: Callable[[], float]) -> ClusterView:
         agents=tuple(agents),
         leader=leaders[0] if leaders else None,
         quarantine=tuple(quarantine),
-        jobs=tuple(sorted(jobs, key=lambda job: _natural(job.run_id))),
+        jobs=tuple(sorted(jobs, key=lambda job: natural(job.run_id))),
         odd=tuple(odd),
     )
 
@@ -223,24 +297,54 @@ def job_status(run_id: str, snapshot: Snapshot, odd: list[str]) -> JobStatus | N
 def jobs_table(jobs: Iterable[JobStatus], width: int | None) -> str:
     """A row for each job, below it why it is so and its hosts. ``width`` in columns; None: nothing is cut, for grep."""
     jobs = list(jobs)
-    heading, *rows = _aligned([("job", "state", "round", "nodes"), *map(_job_cells, jobs)], width, flexible=(0,))
+    is_planned = any(job.planned is not None for job in jobs)
+    columns = ("job", "state", "round", "nodes", *["weight"] * is_planned)
+    cells = [_job_cells(job)[: len(columns)] for job in jobs]
+    heading, *rows = aligned([columns, *cells], width, flexible=(0,))
     lines = [heading]
     for job, row in zip(jobs, rows, strict=True):
-        lines += [row, *_wrapped(one_line(job.why), width), *_wrapped(_hosts_of(job, width), width)]
+        lines += [row, *wrapped(one_line(job.why), width), *wrapped(_hosts_of(job, width), width)]
     return "\n".join(lines)
 
 
 def nodes_table(nodes: Iterable[NodeStatus], to_time: Callable[[float], datetime], width: int | None) -> str:
     """A row for each node, below it why it is in quarantine. ``to_time`` makes the reader's time of day."""
     nodes = list(nodes)
-    heading, *rows = _aligned([("host", "job", "rank", "role"), *map(_node_cells, nodes)], width, flexible=(0, 1))
+    heading, *rows = aligned([("host", "job", "rank", "role"), *map(_node_cells, nodes)], width, flexible=(0, 1))
     lines = [heading]
     for node, row in zip(nodes, rows, strict=True):
         lines.append(row)
         if (kept_out := node.quarantine) is not None:
             until = "it is lifted" if kept_out.until is None else f"{to_time(kept_out.until):%Y-%m-%d %H:%M}"
-            lines += _wrapped(f"until {until}, by {one_line(kept_out.by)}: {one_line(kept_out.reason)}", width)
+            lines += wrapped(f"until {until}, by {one_line(kept_out.by)}: {one_line(kept_out.reason)}", width)
     return "\n".join(lines)
+
+
+def _merged(nodes: Iterable[NodeStatus], doing: Mapping[str, AgentState]) -> list[NodeStatus]:
+    """The nodes, each agent together with what runs its job on its host."""
+    found = {node.node_id: node for node in nodes}
+    for state in doing.values():
+        own = found[state.node_id]
+        child = next((node for node in found.values() if _runs_for(node, state) and node.node_id not in doing), None)
+        if child is not None:
+            del found[child.node_id]
+            is_coordinator = own.is_coordinator or child.is_coordinator
+            own = replace(own, rank=child.rank, state=child.state, is_coordinator=is_coordinator)
+        elif own.state in ("", "spare"):
+            own = replace(own, state="" if state.job else "spare")
+        found[state.node_id] = replace(own, agent=state, job=state.job or own.job, label=own.label or state.label)
+    return list(found.values())
+
+
+def _runs_for(node: NodeStatus, state: AgentState) -> bool:
+    return bool(state.job) and node.host == state.host and state.job in (node.job, _job_of_run(node.job))
+
+
+def _job_of_run(run_id: str) -> str:
+    """The planned job whose start this would be; itself, if it can be none."""
+    name, _, start = run_id.rpartition("@")
+    is_number = start.isdecimal() and len(start) < 20
+    return name if is_number and run_of_start(name, int(start)) == run_id else run_id
 
 
 def _jobs(snapshot: Snapshot, odd: list[str]) -> list[JobStatus]:
@@ -270,60 +374,36 @@ def _parsed(entries: Iterable[Entry], parse: Callable[[Entry], Any], odd: list[s
 
 def _job_cells(job: JobStatus) -> tuple[str, ...]:
     number = "-" if job.view.round is None else str(job.view.round.number)
+    if job.planned is not None:
+        return shown_name(job.run_id), job.state, number, _planned_nodes(job.planned), f"{job.planned.weight:g}"
     nodes = str(len(job.view.training))
     if job.spec is not None:
         nodes += f" of {job.spec.target_nodes} ({job.spec.min_nodes}:{job.spec.max_nodes})"
-    return _name(job.run_id), job.state, number, nodes
+    return shown_name(job.run_id), job.state, number, nodes, "-"
+
+
+def _planned_nodes(job: PlannedJob) -> str:
+    most = "all" if job.max_nodes is None else job.max_nodes
+    wanted = "" if job.planned is None or job.phase in ("finished", "cancelled") else f" of {job.planned}"
+    notes = ["paused"] * job.paused + [f"pinned to {job.pinned_nodes}"] * (job.pinned_nodes is not None)
+    return f"{job.working}{wanted} ({', '.join([f'{job.min_nodes}:{most}', *notes])})"
 
 
 def _node_cells(node: NodeStatus) -> tuple[str, ...]:
-    rank = str(node.rank) if node.rank is not None else {"waiting": "waits", "spare": "spare"}.get(node.state, "-")
-    roles = ["coordinator"] * node.is_coordinator + ["in quarantine"] * (node.quarantine is not None)
-    return _name(node.host), _name(node.job), rank, ", ".join(roles)
-
-
-def _name(text: str) -> str:
-    return one_line(text) or "-"
+    words = {"waiting": "waits", "spare": "spare", "joining": "joins", "leaving": "leaves", "working": "works"}
+    rank = str(node.rank) if node.rank is not None else words.get(node.state, "-")
+    if node.agent is not None and (node.rank is None or node.agent.state == "leaving"):
+        rank = words.get(node.agent.state, node.agent.state)
+    roles = [f"towards {one_line(node.agent.towards)}"] if node.agent is not None and node.agent.towards else []
+    roles += ["coordinator"] * node.is_coordinator + ["in quarantine"] * (node.quarantine is not None)
+    return shown_name(node.host), shown_name(node.job), rank, ", ".join(roles)
 
 
 def _hosts_of(job: JobStatus, width: int | None) -> str:
+    if job.planned is not None and not job.view.members:
+        return listed(job.planned.hosts, width) if job.planned.hosts else ""
     waiting = [member.host for member in job.view.waiting]
-    parts = [_listed(job.training_hosts, width)] if job.training_hosts else []
+    parts = [listed(job.training_hosts, width)] if job.training_hosts else []
     if waiting:
-        parts.append(f"{_listed(waiting, width)} wait{'s' if len(waiting) == 1 else ''}")
+        parts.append(f"{listed(waiting, width)} wait{'s' if len(waiting) == 1 else ''}")
     return "; ".join(parts)
-
-
-def _listed(hosts: Sequence[str], width: int | None) -> str:
-    counted = [f"{_name(host)} ({count})" if count > 1 else _name(host) for host, count in Counter(hosts).items()]
-    shown = counted if width is None else counted[:_HOSTS_MOST]
-    more = f" and {len(counted) - len(shown)} more" if len(shown) < len(counted) else ""
-    return ", ".join(shown) + more
-
-
-def _aligned(rows: Sequence[Sequence[str]], width: int | None, flexible: Sequence[int]) -> list[str]:
-    """Rows in even columns, of which the ``flexible`` ones give way."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    while width is not None and sum(widths) + len(_GAP) * (len(widths) - 1) > width:
-        widest = max(flexible, key=lambda column: widths[column])
-        if widths[widest] <= _NARROWEST_NAME:
-            break
-        widths[widest] -= 1
-    lines = [
-        _GAP.join(shorten(cell, limit).ljust(limit) for cell, limit in zip(row, widths, strict=True)) for row in rows
-    ]
-    return [(line if width is None else shorten(line, width)).rstrip() for line in lines]
-
-
-def _wrapped(text: str, width: int | None) -> list[str]:
-    if not text:
-        return []
-    if width is None:
-        return [_INDENT + text]
-    return textwrap.wrap(text, max(width, _NARROWEST), initial_indent=_INDENT, subsequent_indent=_INDENT)
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """So that gpu-10 comes after gpu-9."""
-    parts = re.split(r"([0-9]+)", name)
-    return [(int(part), "") if part.isdecimal() and part.isascii() else (-1, part) for part in parts]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-__all__ = ["PASSED_ON", "environment", "shared_arguments"]
+__all__ = ["OF_SUBMISSION", "PASSED_ON", "environment", "shared_arguments", "without_options"]
 
 # What tells libraries and launchers how to work goes along; everything else, such as a token, is not the store's.
 PASSED_ON = ("PET_", "TORCH", "NCCL_", "GLOO_", "CUDA_", "OMP_", "MKL_", "UNICRON_", "PYTHON", "TRITON_", "HF_HOME")
 _KEPT_BACK = ("UNICRON_NODE_NAME", "UNICRON_ETCD_PASSWORD", "PET_LOCAL_ADDR", "PET_NODE_RANK")
+OF_SUBMISSION = ("UNICRON_CLUSTER", "UNICRON_DETACH", "UNICRON_WEIGHT", "UNICRON_JOB_SPEC")
 _SECRET = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY")
 SPEC_VARIABLE = "UNICRON_SPEC_ENV"  # names of further variables, with commas
 _OF_ONE_NODE = ("--local-addr", "--local_addr", "--node-rank", "--node_rank")
@@ -22,19 +23,28 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def _is_passed_on(name: str) -> bool:
-    return name.startswith(PASSED_ON) and name not in _KEPT_BACK and not any(each in name for each in _SECRET)
+    return (
+        name.startswith(PASSED_ON)
+        and name not in (*_KEPT_BACK, *OF_SUBMISSION)
+        and not any(each in name for each in _SECRET)
+    )
 
 
 def shared_arguments(argv: Sequence[str], of_script: int) -> tuple[str, ...]:
     """The launcher's arguments without those of one node; the last ``of_script`` are the script's own."""
     own = len(argv) - of_script
+    return (*without_options(argv[:own], _OF_ONE_NODE), *argv[own:])
+
+
+def without_options(argv: Sequence[str], names: Sequence[str], flags: Sequence[str] = ()) -> list[str]:
+    """The arguments without the options ``names`` and their values, and without ``flags``, which have none."""
     kept: list[str] = []
     skips = False
-    for argument in argv[:own]:
+    for argument in argv:
         if skips:
             skips = False
-        elif argument in _OF_ONE_NODE:
+        elif argument in names:
             skips = True
-        elif not argument.startswith(tuple(f"{name}=" for name in _OF_ONE_NODE)):
+        elif argument not in flags and not argument.startswith(tuple(f"{name}=" for name in names)):
             kept.append(argument)
-    return (*kept, *argv[own:])
+    return kept

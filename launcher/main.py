@@ -21,6 +21,7 @@ from unicron_elastic.launcher.lending import shared_arguments
 from unicron_elastic.launcher.processes import KeeperLost
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.streams import hold_closed
+from unicron_elastic.worker.linux import die_with_parent
 
 if TYPE_CHECKING:
     from torch.distributed.run import (  # noqa: F401
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = ["config_from_args", "console_script", "get_args_parser", "main", "parse_args", "run"]
+
+AGENT_VARIABLE = "UNICRON_AGENT_PID"  # of the cluster's agent that started this one, and ends it
 
 _TORCHS_OWN = (
     "config_from_args",
@@ -88,6 +91,8 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def console_script() -> NoReturn:
     """The command ``unicron-run``."""
+    if agent := os.environ.pop(AGENT_VARIABLE, ""):
+        die_with_parent(int(agent))
     hold_closed()
     try:
         code = _run_command(sys.argv[1:])
@@ -109,6 +114,8 @@ def _run_command(argv: Sequence[str]) -> int:
             if not chosen.in_band:
                 _say("no fault will be injected: --unicron-chaos needs --unicron-in-band on")
         check(args, warn=_say)
+        if cluster := _cluster_of(args):
+            return _submit(args, argv, cluster)
         if not _may_join(args, chosen):
             return 1
     except options.BadOption as error:
@@ -127,6 +134,28 @@ def _run_command(argv: Sequence[str]) -> int:
         return _complain("its keeper process, which starts the workers, was killed from outside", 1)
     finally:
         runtime.end()
+
+
+def _cluster_of(args: argparse.Namespace) -> str:
+    """Where the job is to go; "" if it runs here. What the command line says of this node goes before a variable."""
+    if args.cluster is not None:
+        return str(args.cluster)
+    is_here = args.standalone or args.rdzv_endpoint or args.rdzv_backend != "static"
+    return "" if is_here else os.environ.get("UNICRON_CLUSTER", "").strip()
+
+
+def _submit(args: argparse.Namespace, argv: Sequence[str], cluster: str) -> int:
+    from unicron_elastic.launcher import submission
+
+    environ = os.environ
+    detach = args.detach if args.detach is not None else environ.get("UNICRON_DETACH", "") in ("1", "on", "true")
+    weight = environ.get("UNICRON_WEIGHT", "") if args.weight is None else args.weight
+    spec_file = environ.get("UNICRON_JOB_SPEC", "") if args.job_spec is None else args.job_spec
+    try:
+        spec = submission.spec_of(args, argv, weight=weight, spec_file=spec_file)
+        return submission.submit(spec, cluster, detach=detach)
+    except submission.CannotSubmit as error:
+        return _complain(str(error), 1)
 
 
 def _may_join(args: argparse.Namespace, chosen: options.Options) -> bool:

@@ -11,7 +11,15 @@ from typing import Any
 from unicron_elastic.launcher.warm import PRELOAD_DEFAULT
 from unicron_elastic.recovery.policy import DO_NOT_RESTART_EXIT_CODE
 
-__all__ = ["OPTIONS", "BadOption", "Options", "add_arguments", "from_arguments", "from_environment"]
+__all__ = [
+    "OPTIONS",
+    "BadOption",
+    "Options",
+    "add_arguments",
+    "add_cluster_arguments",
+    "from_arguments",
+    "from_environment",
+]
 
 
 class BadOption(ValueError):
@@ -234,6 +242,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar=option.metavar,
             help=option.help,
         )
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options by which a job goes to a cluster."""
+    group = parser.add_argument_group("cluster", "Run the job on the nodes of a cluster instead of this one.")
+    group.add_argument(
+        "--cluster",
+        default=None,
+        metavar="ENDPOINT",
+        help="where the cluster's etcd is, HOST:PORT; its output comes here, and its exit code is this command's "
+        "[env: UNICRON_CLUSTER]",
+    )
+    group.add_argument(
+        "--detach", action="store_true", default=None, help="leave the job running and return [env: UNICRON_DETACH=1]"
+    )
+    group.add_argument(
+        "--weight",
+        default=None,
+        metavar="W",
+        help="what a FLOP of this job is worth beside one of others (default: 1) [env: UNICRON_WEIGHT]",
+    )
+    group.add_argument(
+        "--job-spec",
+        default=None,
+        metavar="FILE",
+        help="JSON with what else there is to say of the job: unit_nodes, pinned_nodes, throughput "
+        "[env: UNICRON_JOB_SPEC]",
+    )
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Options:

@@ -13,6 +13,7 @@ from unicron_elastic.rendezvous.cluster_presence import ClusterPresence
 from unicron_elastic.rendezvous.cluster_records import NodeRecord
 from unicron_elastic.rendezvous.heartbeat_wire import Hello
 from unicron_elastic.rendezvous.heartbeats import Heartbeats
+from unicron_elastic.rendezvous.planner import Planner
 from unicron_elastic.rendezvous.store import LeaseGoneError, Store, StoreError
 
 __all__ = ["ClusterNode"]
@@ -27,16 +28,29 @@ class ClusterNode:
     """
 
     def __init__(
-        self, open_store: Callable[[], Store], lease_ttl_s: float, record: NodeRecord, *, bind: str, address: str
+        self,
+        open_store: Callable[[], Store],
+        lease_ttl_s: float,
+        record: NodeRecord,
+        *,
+        bind: str,
+        address: str,
+        may_lead: bool = True,
     ) -> None:
-        """``bind`` is the address to listen on, "" for all; ``address`` is where other nodes find this one."""
+        """``bind`` is the address to listen on, "" for all; ``address`` is where other nodes find this one.
+
+        ``may_lead``: whether it coordinates the cluster if nobody else does.
+        """
         self._host = record.host
         self._hello = Hello(record.node_id, record.host, record.job)
         self._bind, self._address = bind, address
         self._open_store, self._ttl_s, self._record = open_store, lease_ttl_s, record
+        self._may_lead = may_lead
+        self._planner = Planner(open_store, lambda words: logger.warning("%s", words))
         self._presence: ClusterPresence | None = None
         self._heartbeats: Heartbeats | None = None
         self._entering = threading.Lock()
+        self._sayings: dict[str, str] = {}
         self.on_fault: Callable[[int, str], None] = lambda _round, _reason: None  # from another thread
         self.on_change: Callable[[], None] = lambda: None  # from another thread, sometimes for nothing
 
@@ -56,10 +70,14 @@ class ClusterNode:
                 self._hello,
                 self._bind,
                 self._address,
+                may_lead=self._may_lead,
                 on_fault=self._fault_told,
                 say=lambda words: logger.warning("%s", words),
             )
+            heartbeats.on_lead = self._planner.lead
             presence = ClusterPresence(self._open_store, self._ttl_s, self._record, heartbeats.address)
+            for key, text in self._sayings.items():
+                presence.say(key, text)
             try:
                 presence.enter(timeout_s)
                 heartbeats.start(presence)
@@ -99,6 +117,16 @@ class ClusterNode:
     def _changed(self) -> None:
         self.on_change()
 
+    def say(self, key: str, text: str) -> None:
+        """Writes a key that goes with this agent, now or when the store can be reached."""
+        self._sayings[key] = text
+        if self._presence is not None:
+            self._presence.say(key, text)
+
+    def known_secret(self) -> str:
+        """What all agents of the cluster know; "" if that has not been seen yet."""
+        return "" if self._presence is None else self._presence.known_secret()
+
     def claim(self, key: str) -> bool:
         """Writes a key that goes with this agent, if nobody has it."""
         return self._presence is not None and self._presence.claim(key, self._hello.node_id)
@@ -123,6 +151,7 @@ class ClusterNode:
         with self._entering:
             presence, heartbeats = self._presence, self._heartbeats
             self._presence = self._heartbeats = None
+        self._planner.close()
         if presence is not None:
             presence.leave()  # before the connections end, so that nobody is missed
         if heartbeats is not None:

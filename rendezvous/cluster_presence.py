@@ -30,6 +30,7 @@ from unicron_elastic.rendezvous.cluster_records import (
 )
 from unicron_elastic.rendezvous.coordination import Depose, Leader, Node, Remove
 from unicron_elastic.rendezvous.job_records import JobKeys, lost_text
+from unicron_elastic.rendezvous.plan_keys import status_key
 from unicron_elastic.rendezvous.presence import Presence
 from unicron_elastic.rendezvous.store import Change, Entry, Put, Snapshot, Store, StoreError
 
@@ -188,7 +189,7 @@ class ClusterPresence(Presence[ClusterMirror]):
 
 def _removal(store: Store, node: Node, reason: str, has_ended: bool) -> tuple[list[Put], list[str]]:
     """The node's keys go, and why is kept where its job finds it."""
-    deletes = [node_key(node.node_id)]
+    deletes = [node_key(node.node_id), status_key(node.node_id)]
     if not node.job:
         return [], deletes
     keys = JobKeys(node.job)

@@ -216,10 +216,14 @@ Command = BecomeCoordinator | Connect | Probe | LookAtNodes | Accuse | Withdraw 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinationState:
-    """What one agent knows. ``is_dedicated``: it has no node of its own, and leads if it can."""
+    """What one agent knows. ``is_dedicated``: it has no node of its own, and leads if it can.
+
+    Without ``may_lead`` it never coordinates: another agent of its host does that, which outlives it.
+    """
 
     me: str
     is_dedicated: bool = False
+    may_lead: bool = True
     blind: str = ""  # why the store cannot be seen; "": it can
     leader: Leader | None = None
     # of the coordinator itself
@@ -251,6 +255,13 @@ Outcome = tuple[CoordinationState, list[Command]]
 
 def handle(state: CoordinationState, event: Event) -> Outcome:
     """The state after ``event``, and what is to be done."""
+    state, commands = _handle(state, event)
+    if not state.may_lead:
+        commands = [each for each in commands if not isinstance(each, BecomeCoordinator | Depose)]
+    return state, commands
+
+
+def _handle(state: CoordinationState, event: Event) -> Outcome:
     match event:
         case CoordinatorSeen():
             return _coordinator_seen(state, event)
@@ -288,7 +299,9 @@ def _coordinator_seen(state: CoordinationState, event: CoordinatorSeen) -> Outco
 
 
 def _fresh(state: CoordinationState, leader: Leader | None) -> CoordinationState:
-    return CoordinationState(me=state.me, is_dedicated=state.is_dedicated, blind=state.blind, leader=leader)
+    return CoordinationState(
+        me=state.me, is_dedicated=state.is_dedicated, may_lead=state.may_lead, blind=state.blind, leader=leader
+    )
 
 
 def _time_passed(state: CoordinationState, at: float) -> Outcome:

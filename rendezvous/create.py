@@ -15,6 +15,7 @@ from unicron_elastic.rendezvous.handler import ClusterRendezvous
 from unicron_elastic.rendezvous.job_presence import JobPresence
 from unicron_elastic.rendezvous.job_records import JobKeys
 from unicron_elastic.rendezvous.membership import Member, Settings
+from unicron_elastic.rendezvous.plan_keys import run_of_start
 
 __all__ = ["create_handler"]
 
@@ -29,22 +30,33 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
 
     given = {name: str(value) for name, value in parameters.config.items()}
     address = etcd_address(parameters.endpoint, given, spell=lambda name: f"--rdzv-conf {name}")
-    keys = JobKeys(parameters.run_id)
+    # A planned job may start several times under its name: each start has keys of its own.
+    start = _number(parameters, "start")
+    run = parameters.run_id if start is None else run_of_start(parameters.run_id, start)
+    keys = JobKeys(run)
     settings = Settings(
         min_nodes=parameters.min_nodes,
         max_nodes=parameters.max_nodes,
         last_call_s=_seconds(parameters, "last_call_timeout", 30.0),
-        target_nodes=_target(parameters),
+        target_nodes=_number(parameters, "target_nodes"),
+        expected_nodes=_number(parameters, "expected_nodes"),
         blind_patience_s=_seconds(parameters, "blind_patience", 600.0, 10.0),
     )
     host = os.environ.get("UNICRON_NODE_NAME", "").strip() or socket.gethostname()
     node_id, label = f"{host}/{uuid.uuid4().hex[:12]}", str(parameters.get("label", ""))
-    record = NodeRecord(node_id=node_id, host=host, job=parameters.run_id, label=label, pid=os.getpid())
+    record = NodeRecord(node_id=node_id, host=host, job=run, label=label, pid=os.getpid())
     lease_ttl_s = _seconds(parameters, "lease_ttl", LEASE_TTL_S, 1.0)
     bind, here = parameters.local_addr or "", parameters.local_addr or own_address(address)
     return ClusterRendezvous(
         JobPresence(lambda: EtcdStore(address), keys, lease_ttl_s),
-        ClusterNode(lambda: EtcdStore(address), lease_ttl_s, record, bind=bind, address=here),
+        ClusterNode(
+            lambda: EtcdStore(address),
+            lease_ttl_s,
+            record,
+            bind=bind,
+            address=here,
+            may_lead=start is None,  # the agent that started this one does, and outlives it
+        ),
         Member(node_id=node_id, host=host, label=label, waits_for=0),
         keys,
         run_id=parameters.run_id,
@@ -55,12 +67,12 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
     )
 
 
-def _target(parameters: RendezvousParameters) -> int | None:
-    value = parameters.get("target_nodes")
+def _number(parameters: RendezvousParameters, name: str) -> int | None:
+    value = parameters.get(name)
     if value is None:
         return None
     if not str(value).isascii() or not str(value).isdecimal():
-        raise ValueError(f"--rdzv-conf target_nodes must be a number of nodes, not {value!r}")
+        raise ValueError(f"--rdzv-conf {name} must be a whole number, not {value!r}")
     return int(value)
 
 

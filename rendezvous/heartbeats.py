@@ -42,6 +42,7 @@ class Heartbeats:
         address: str,
         *,
         is_dedicated: bool = False,
+        may_lead: bool = True,
         on_fault: Callable[[int, str], None] = lambda _round, _reason: None,
         say: Callable[[str], None] = logger.info,
     ) -> None:
@@ -56,7 +57,9 @@ class Heartbeats:
         self._say = say
         self._presence: ClusterPresence | None = None
         self.on_change: Callable[[], None] = lambda: None  # in the store, sometimes for nothing; from its thread
-        self._state = CoordinationState(me=hello.node_id, is_dedicated=is_dedicated)
+        # Told the revision of the leader's key when this agent begins to coordinate, and 0 when it ends.
+        self.on_lead: Callable[[int], None] = lambda _revision: None
+        self._state = CoordinationState(me=hello.node_id, is_dedicated=is_dedicated, may_lead=may_lead)
         self._is_looking = False
         self._posted: deque[Callable[[], None]] = deque()
         self._links = Links(
@@ -174,6 +177,8 @@ class Heartbeats:
         self._state, commands = handle(before, event)
         if before.leader is not self._state.leader:
             self._coordinator_changed(before.leader)
+            if (leads := _own_revision(self._state)) != _own_revision(before):
+                self.on_lead(leads)
         for command in commands:
             self._do(command)
 
@@ -263,6 +268,11 @@ class Heartbeats:
                     self._say(command.reason)
             case _:
                 raise AssertionError(command)
+
+
+def _own_revision(state: CoordinationState) -> int:
+    """Of the leader's key, if this agent holds it; else 0."""
+    return state.leader.revision if state.leads and state.leader is not None else 0
 
 
 def _bounded(reason: str) -> str:

@@ -37,6 +37,7 @@ class Settings:
     blind_patience_s: float = 600.0  # so long a node trains that cannot see the store
     last_call_s: float = 30.0  # for more than the fewest nodes to come to the first round
     target_nodes: int | None = None  # train at most; the others, up to the most, are spares
+    expected_nodes: int | None = None  # come to the first round, if that is known; else as many as train at most
 
     @property
     def most(self) -> int:
@@ -153,9 +154,10 @@ def next_round(view: JobView, settings: Settings, enough_for_s: float, unseen_fo
         return NotYet(f"{_nodes(len(training))} of round {number} still train{_s(training)}.")
     if len(waiting) < settings.min_nodes:
         return NotYet(f"{_nodes(len(waiting))} wait{_s(waiting)}, and {settings.min_nodes} are needed.")
-    if view.round is None and len(waiting) < settings.most and enough_for_s < settings.last_call_s:
+    expected = settings.most if settings.expected_nodes is None else min(settings.most, settings.expected_nodes)
+    if view.round is None and len(waiting) < expected and enough_for_s < settings.last_call_s:
         left_s = settings.last_call_s - enough_for_s
-        return NotYet(f"{_nodes(len(waiting))} wait{_s(waiting)} for up to {settings.most}.", left_s)
+        return NotYet(f"{_nodes(len(waiting))} wait{_s(waiting)} for up to {expected}.", left_s)
     if may_train_unseen(view) and unseen_for_s < settings.blind_patience_s + BLIND_MARGIN_S:
         number = view.round.number if view.round is not None else 0
         left_s = settings.blind_patience_s + BLIND_MARGIN_S - unseen_for_s

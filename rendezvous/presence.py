@@ -120,6 +120,11 @@ class Presence(Generic[M]):
             if since is None or since == self.changes:
                 self._changed.wait(timeout_s)
 
+    @property
+    def mirror(self) -> M | None:
+        """What was last seen, which another thread changes; None while the store is not open."""
+        return self._mirror
+
     def get(self, key: str) -> str | None:
         """What a key below the prefix holds."""
         with self._changed:

@@ -141,7 +141,7 @@ def test_an_agent_without_a_job_is_lent_to_one_and_comes_back(
         run.until_line(r"^GENERATION 0 of 2")
     spare = service("agent", "s")
     spare.until("s is a spare of the cluster")
-    assert "spare" in unicron(etcd, "nodes").stdout
+    assert "idle" in unicron(etcd, "nodes").stdout
     runs[1].process.kill()
     runs[0].until_line(r"^GENERATION 1 of 2")
     spare.until("GENERATION 1 of 2 rank 1")

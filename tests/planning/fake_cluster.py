@@ -39,7 +39,7 @@ def spec(name: str, **options: object) -> JobSpec:
 def job(name: str, rates: list[float], **options: object) -> JobStatus:
     """A submitted job with rates in TFLOP/s that are known."""
     found = tuple(rate * 1e12 for rate in rates)
-    return JobStatus(spec=spec(name, **options), rates_flops=found, newest_flops=found, transition=Transition.of(10.0))
+    return JobStatus(spec=spec(name, **options), rates_flops=found, newest_flops=found, transition=Transition.of(60.0))
 
 
 def nodes(count: int, **options: object) -> list[NodeStatus]:

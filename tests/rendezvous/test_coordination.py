@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from heartbeat_lab import FAULT_S_MAX, Agent, Cluster
@@ -143,6 +145,68 @@ def test_a_dedicated_one_takes_over_from_a_node_and_not_from_its_like() -> None:
     assert after(CoordinatorSeen(1.0, leader(ONE, 7)), state=dedicated)[1] == [BecomeCoordinator(7)]
     other = leader(ONE, 7, is_dedicated=True)
     assert after(CoordinatorSeen(1.0, other), state=dedicated)[1] == [Connect(other)]
+
+
+def test_who_may_not_lead_leaves_it_to_others() -> None:
+    state = CoordinationState(me=ME, may_lead=False)
+    state, commands = after(CoordinatorSeen(1.0, None), state=state)
+    assert commands == []
+    for tick in range(30):
+        state, commands = after(TimePassed(2.0 + tick), state=state)
+        assert (commands, state.leads) == ([], False)
+    state, commands = after(CoordinatorSeen(40.0, leader(ONE)), state=state)
+    assert (commands, state.may_lead) == ([Connect(leader(ONE))], False)
+    _, commands = after(CoordinatorSeen(41.0, None), state=state)
+    assert commands == []
+
+
+def test_who_may_not_lead_accuses_but_deposes_nobody() -> None:
+    state = CoordinationState(me=ME, may_lead=False)
+    state, _ = after(CoordinatorSeen(1.0, leader(ONE)), LinkOpened(1.0, ONE), LinkLost(2.0, ONE), state=state)
+    state, commands = after(Probed(2.0, ONE, Answer.REFUSED), state=state)
+    assert commands == [Accuse(ONE, f"one is lost: {ENDED}."), LookAtNodes()]
+    everybody = NodesSeen(2.1, tuple(node(each) for each in (ME, ONE, TWO, THREE)))
+    _, commands = after(Accused(2.1, ONE, frozenset({ME, TWO, THREE})), everybody, state=state)
+    assert commands == []
+    willing = replace(state, may_lead=True)
+    _, commands = after(Accused(2.1, ONE, frozenset({ME, TWO, THREE})), everybody, state=willing)
+    assert [type(each) for each in commands] == [Depose]
+
+
+def random_event(chance: random.Random, at: float) -> Event:
+    """Anything that an agent may hear of which another one coordinates."""
+    who = chance.choice((ONE, TWO, THREE))
+    some = frozenset(chance.sample((ME, ONE, TWO, THREE), 3))
+    found = (None, leader(who, chance.randrange(9), is_dedicated=chance.random() < 0.3))
+    return chance.choice(
+        (
+            CoordinatorSeen(at, chance.choice(found)),
+            TimePassed(at),
+            LinkOpened(at, who),
+            LinkLost(at, who),
+            Probed(at, who, chance.choice(tuple(Answer))),
+            NodesSeen(at, tuple(node(each) for each in sorted(some))),
+            Accused(at, who, some),
+            Sight(at, chance.choice(("", "the store is away"))),
+        )
+    )
+
+
+@pytest.mark.parametrize("is_dedicated", [False, True])
+def test_whatever_it_hears_who_may_not_lead_does_all_but_that(is_dedicated: bool) -> None:
+    kept_back = set()
+    for seed in range(100):
+        chance = random.Random(seed)
+        willing = CoordinationState(me=ME, is_dedicated=is_dedicated)
+        state = replace(willing, may_lead=False)
+        for tick in range(60):
+            event = random_event(chance, tick / 4)
+            willing, all_of_them = handle(willing, event)
+            state, commands = handle(state, event)
+            assert commands == [each for each in all_of_them if not isinstance(each, BecomeCoordinator | Depose)]
+            assert state == replace(willing, may_lead=False)
+            kept_back |= {type(each) for each in all_of_them} - {type(each) for each in commands}
+    assert kept_back == {BecomeCoordinator, Depose}
 
 
 # -- what the coordinator does -------------------------------------------------------------------------------------

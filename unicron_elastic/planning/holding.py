@@ -3,7 +3,7 @@
 The planner's G lets nobody move for less than a move costs until the next fault. Two things it cannot know:
 
 - *Dwell*: rates are measured, faults are guessed, and the optimum of a guess may swing. A job that was moved without
-  need keeps its nodes for ``DWELL_S``.
+  need keeps its nodes for ``dwell_s``.
 - *Flapping*: a host that comes back within ``GIVE_BACK_S`` goes to the job that lost it, if that has fewer nodes than
   before. So a host that comes and goes disturbs one job, not two.
 """
@@ -16,13 +16,25 @@ from collections.abc import Mapping
 from unicron_elastic.planning.plan import Plan
 from unicron_elastic.planning.published import Loss
 from unicron_elastic.planning.situation import Changes, usable_nodes
-from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot, is_within
+from unicron_elastic.planning.snapshot import JobStatus, NodeState, Phase, Snapshot, is_within
 
-__all__ = ["DWELL_S", "GIVE_BACK_S", "dwelling_of", "have_room", "losses_of", "moved_of", "returned_to"]
+__all__ = [
+    "DWELL_LEAST_S",
+    "DWELL_S",
+    "GIVE_BACK_S",
+    "dwell_s",
+    "dwelling_of",
+    "have_room",
+    "losses_of",
+    "moved_of",
+    "returned_to",
+]
 
-# A transition is taken to last a minute until it was measured: moves without need cost a job a fifth of its time at
-# most. And in five minutes most jobs make enough steps for their new rate to be known, before it moves them again.
-DWELL_S = 300.0
+# Moves without need cost a job a fifth of its time at most. A transition is taken to last a minute until it was
+# measured, and so a job rests for five; one that moves in a second rests for as long as it takes to see how fast it is.
+DWELL_TRANSITIONS = 5.0
+DWELL_LEAST_S = 10.0
+DWELL_S = 300.0  # at most
 # A reboot with its self-tests takes five to ten minutes. What is longer away was repaired, and is a new node.
 GIVE_BACK_S = 900.0
 
@@ -68,6 +80,12 @@ def returned_to(snapshot: Snapshot, changes: Changes, losses: tuple[Loss, ...]) 
     return found
 
 
+def dwell_s(job: JobStatus) -> float:
+    """For how many seconds a job that was moved without need keeps its nodes."""
+    cost = job.transition
+    return min(DWELL_S, max(DWELL_LEAST_S, DWELL_TRANSITIONS * max(cost.grow_s, cost.shrink_s, cost.replace_s)))
+
+
 def dwelling_of(snapshot: Snapshot, changes: Changes, at_unix_s: float) -> dict[str, int]:
     """The jobs that were moved without need a moment ago, and have lost nothing since.
 
@@ -79,17 +97,19 @@ def dwelling_of(snapshot: Snapshot, changes: Changes, at_unix_s: float) -> dict[
     disturbed = {seat.job for seat in changes.lost}
     # What it has or what is on its way: a plan of which nothing came has moved nobody.
     held = Counter(node.heads_for for node in snapshot.sound_nodes)
+    rests_s = {job.name: dwell_s(job) for job in snapshot.jobs}
     return {
         name: held[name]
         for name, moved_unix_s in published.moved_unix_s
-        if is_within(at_unix_s, moved_unix_s, DWELL_S) and held[name] and name not in disturbed
+        if is_within(at_unix_s, moved_unix_s, rests_s.get(name, 0.0)) and held[name] and name not in disturbed
     }
 
 
 def moved_of(snapshot: Snapshot, plan: Plan, at_unix_s: float) -> tuple[tuple[str, float], ...]:
-    """When jobs last gave or got nodes while they ran and had lost none."""
+    """When jobs last gave or got nodes while they ran and had lost none. A job that only starts has lost no work."""
     before = dict(() if snapshot.published is None else snapshot.published.moved_unix_s)
-    running = {job.name for job in snapshot.jobs if job.phase is Phase.RUNNING}
+    working = {node.job for node in snapshot.sound_nodes if node.state is NodeState.WORKING}
+    running = {job.name for job in snapshot.jobs if job.phase is Phase.RUNNING} & working
     now = {
         share.task: at_unix_s
         for share in plan.shares

@@ -2,7 +2,8 @@
 
 Three things keep it from the optimum, and its reason names each of them: ``holding``; nodes that refuse a job, as they
 are of no use to it, whatever it would earn; and draining nodes without which a job would have to wait. No job waits
-for the sake of the first: then it does not count. A plan that was held back is looked at again after ``DWELL_S``.
+for the sake of the first: then it does not count. A plan that was held back is looked at again when the first of them
+may move.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from unicron_elastic.planning.holding import DWELL_S, dwelling_of, have_room, losses_of, moved_of, returned_to
+from unicron_elastic.planning.holding import DWELL_S, dwell_s, dwelling_of, have_room, losses_of, moved_of, returned_to
 from unicron_elastic.planning.plan import Plan
 from unicron_elastic.planning.published import Loss, Published, Seat
 from unicron_elastic.planning.seating import seated
@@ -51,23 +52,32 @@ def propose(snapshot: Snapshot, at_unix_s: float, table: Table | None = None) ->
     losses = losses_of(snapshot, changes, at_unix_s)
     returned, dwelling = returned_to(snapshot, changes, losses), dwelling_of(snapshot, changes, at_unix_s)
     found = _fitted(snapshot, Bounds(), losses, at_unix_s, table)
+    if all(move.source is None for move in found.plan.moves):
+        dwelling = {}  # nodes that would be idle disturb nobody but those who gain by them
     is_limited = any(_is_refused(snapshot, job, at_unix_s) for job in found.bounds.most)
     holds = {**dwelling, **returned}
     if holds and have_room(snapshot, holds):
         held = _fitted(snapshot, Bounds(holds=holds), losses, at_unix_s, table)
         if held.counts != found.counts and not _makes_wait(held, found):
-            found, is_limited = _explained(held, found, returned), True
+            found, is_limited = _explained(snapshot, held, found, returned), True
     plan = found.plan
     moves_anybody = bool(plan.moves) or any(share.lost for share in plan.shares)
     return Published(
         plan=plan,
         seats=found.seats,
         jobs=tuple((job.name, job.revision) for job in snapshot.jobs if job.is_planned),
+        made_unix_s=at_unix_s,
         moved_unix_s=moved_of(snapshot, plan, at_unix_s),
         losses=losses,
         # What was right with a loss may be better still once that is paid for: the optimum is one of the moment.
-        look_again_unix_s=at_unix_s + DWELL_S if is_limited or moves_anybody else None,
+        look_again_unix_s=at_unix_s + _rest_s(snapshot, dwelling, plan) if is_limited or moves_anybody else None,
     )
+
+
+def _rest_s(snapshot: Snapshot, dwelling: Collection[str], plan: Plan) -> float:
+    """How long until another look may find a better plan: the first of those who rest, or who move now, may move."""
+    moved = {*dwelling, *(share.task for share in plan.shares if share.after != share.before or share.lost)}
+    return min((dwell_s(job) for job in snapshot.jobs if job.name in moved), default=DWELL_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +166,21 @@ def _with_reasons(snapshot: Snapshot, plan: Plan, bounds: Bounds, at_unix_s: flo
     return _noted(plan, notes)
 
 
-def _explained(held: _Fitted, free: _Fitted, returned: Collection[str]) -> _Fitted:
+def _explained(snapshot: Snapshot, held: _Fitted, free: _Fitted, returned: Collection[str]) -> _Fitted:
     """With the jobs that are left with another number of nodes than they would have."""
+    rests_s = {job.name: dwell_s(job) for job in snapshot.jobs}
     notes = [
         f"{job} gets back what came back to it"
         if job in returned
-        else f"{job} keeps its nodes, as it was moved less than {DWELL_S / 60.0:.0f} minutes ago"
+        else f"{job} keeps its nodes, as it was moved less than {_duration(rests_s[job])} ago"
         for job in held.bounds.holds
         if held.counts[job] != free.counts[job]
     ]
     return replace(held, plan=_noted(held.plan, notes))
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} minutes"
 
 
 def _noted(plan: Plan, notes: list[str]) -> Plan:

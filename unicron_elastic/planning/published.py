@@ -41,15 +41,16 @@ class Published:
     """A plan with its seats.
 
     ``revision``: of its key in the store; 0 until it is there. ``jobs``: the jobs that it was made for, with the
-    revision of each. ``moved_unix_s``: when a job last gave or got nodes without need. ``losses``: of late.
-    ``look_again_unix_s``: when another look may find a better plan though nothing happens; None: never. Raises
-    ``ValueError`` if a node has two seats, or if the seats are not the counts of the plan.
+    revision of each. ``made_unix_s``: when it was made. ``moved_unix_s``: when a job last gave or got nodes without
+    need. ``losses``: of late. ``look_again_unix_s``: when another look may find a better plan though nothing happens;
+    None: never. Raises ``ValueError`` if a node has two seats, or if the seats are not the counts of the plan.
     """
 
     plan: Plan
     seats: tuple[Seat, ...]
     jobs: tuple[tuple[str, int], ...]
     revision: int = 0
+    made_unix_s: float = 0.0
     moved_unix_s: tuple[tuple[str, float], ...] = ()
     losses: tuple[Loss, ...] = ()
     look_again_unix_s: float | None = None
@@ -93,7 +94,7 @@ class Published:
 
     def without_times(self) -> Mapping[str, object]:
         """What two proposals that come to the same have in common."""
-        return {**asdict(self), "moved_unix_s": (), "losses": (), "look_again_unix_s": None}
+        return {**asdict(self), "made_unix_s": 0.0, "moved_unix_s": (), "losses": (), "look_again_unix_s": None}
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,6 +103,7 @@ def _values(found: Mapping[str, Any]) -> dict[str, Any]:
         "plan": Plan.from_json(json.dumps(found["plan"])),
         "seats": tuple(_seat(*row) for row in found["seats"]),
         "jobs": tuple((_text(name), _whole(revision)) for name, revision in found["jobs"]),
+        "made_unix_s": _number(found["made_unix_s"]),
         "moved_unix_s": tuple((_text(name), _number(moment)) for name, moment in found["moved_unix_s"]),
         "losses": tuple(
             Loss(_text(host), _text(job), _whole(nodes), _number(moment))

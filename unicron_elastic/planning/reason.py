@@ -80,7 +80,7 @@ def _goes_on(event: Event, shares: Sequence[Share], moves: Sequence[Move]) -> It
 
 
 def _moved(move: Move, of: Mapping[str, Share], subject: str | None) -> str:
-    target = "it" if move.target == subject else move.target
+    target = "it" if subject is not None and move.target == subject else move.target
     if move.source is None:
         return f"{target} gets {_nodes(move.nodes, 'idle ')}"
     share = of[move.source]

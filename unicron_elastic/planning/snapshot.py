@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from unicron_elastic.planning.checks import require, require_count
 from unicron_elastic.planning.faulting import FaultRate
-from unicron_elastic.planning.jobs import JobSpec
+from unicron_elastic.planning.jobs import GPU_FLOPS, JobSpec
 from unicron_elastic.planning.published import Published
 from unicron_elastic.planning.tasks import Transition
 
@@ -145,14 +145,16 @@ class JobStatus:
 class Snapshot:
     """Everything at one revision of the store; nodes by id, jobs by name.
 
-    ``published``: the plan, None before the first. ``faults``: how often nodes fail, as last agreed on. Raises
-    ``ValueError`` if two nodes or two jobs are called the same.
+    ``published``: the plan, None before the first. ``faults``: how often nodes fail, as last agreed on.
+    ``gpu_flops``: what a GPU achieves here, as jobs of which nothing is known are taken to do. Raises ``ValueError`` if
+    two nodes or two jobs are called the same.
     """
 
     nodes: tuple[NodeStatus, ...] = ()
     jobs: tuple[JobStatus, ...] = ()
     published: Published | None = None
     faults: FaultRate = field(default_factory=FaultRate)
+    gpu_flops: float = GPU_FLOPS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", tuple(sorted(self.nodes, key=lambda node: node.node_id)))

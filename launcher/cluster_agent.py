@@ -1,0 +1,493 @@
+"""An agent of the cluster: it has a node, and runs on it what the plan says, or helps a job that nobody plans.
+
+Decisions are ``planning.agent``'s; here its orders are read from the store, its child is started and ended, and what
+comes of both is handed back. One thread decides; others wait for the child and for the store.
+"""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from signal import SIGKILL
+from typing import Any
+
+from unicron_elastic.launcher.children import Child
+from unicron_elastic.launcher.planned_command import child_command, child_environment, why_not_here
+from unicron_elastic.launcher.spare import Claim, Spare
+from unicron_elastic.planning import agent
+from unicron_elastic.planning.agent import AgentState, handle
+from unicron_elastic.planning.jobs import JobSpec
+from unicron_elastic.planning.snapshot import REFUSED_S, NodeState, NodeStatus, Phase
+from unicron_elastic.rendezvous.cluster_node import ClusterNode
+from unicron_elastic.rendezvous.job_records import JobKeys, parse_round
+from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys, order_key, run_of_start, status_key
+from unicron_elastic.rendezvous.plan_records import (
+    PhaseRecord,
+    parse_order,
+    parse_phase,
+    parse_spec,
+    phase_text,
+    spec_text,
+    status_text,
+)
+from unicron_elastic.rendezvous.store import (
+    MAX_OPERATIONS,
+    Blind,
+    Changes,
+    Entry,
+    LeaseGoneError,
+    Put,
+    Replaced,
+    Sighted,
+    Store,
+    StoreError,
+    StoreReplacedError,
+    Watch,
+)
+
+__all__ = ["ClusterAgent"]
+
+TICK_S = 0.25
+RETRY_S = 1.0
+SPARE_S = 1.0  # without an order, after which a job that nobody plans may have this node
+FINISHED_FOR_S = 86_400.0  # so long it is known how a job has ended
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Something below a watched prefix has changed. ``number``: of the watch; one that was given up is not heard."""
+
+    what: str
+    number: int
+    item: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """The store must be opened again."""
+
+    error: StoreError
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    child: Child
+
+
+class ClusterAgent:
+    """Runs until ``stop``. All but ``stop`` belongs to the thread of ``run``."""
+
+    def __init__(
+        self,
+        node: ClusterNode,
+        open_store: Callable[[], Store],
+        status: NodeStatus,
+        *,
+        endpoint: str,
+        etcd: Mapping[str, str],
+        address: str,
+        say: Callable[[str], None],
+    ) -> None:
+        """``etcd``: the variables by which children find it; ``address``: where other nodes find this one, or ""."""
+        self._node = node
+        self._open_store = open_store
+        self._endpoint, self._etcd, self._address = endpoint, etcd, address
+        self._say = say
+        self._state = AgentState(status=status)
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._store: Store | None = None
+        self._watches: dict[str, tuple[int, Watch]] = {}
+        self._watches_begun = 0
+        self._has_told_trouble = False
+        self._entries: dict[str, dict[str, Entry]] = {}  # by what is watched, then by key
+        self._child: Child | None = None
+        self._child_since = 0  # revision of the store when it was started
+        self._recall_key = ""
+        self._orders_done = 0  # revision of the latest order that was looked at
+        self._refused: dict[str, float] = {}  # keys that say why, and since when (monotonic)
+        self._pending: dict[str, agent.EndJob] = {}  # by job: what the store has not been told yet
+        self._spare = Spare(node, status.host, address, say)
+        self._idle_since = time.monotonic()
+        self._blind: set[str] = set()
+        self._has_lost_data = False
+
+    def stop(self) -> None:
+        """Ends it soon; what runs here is stopped first. From a signal's handler as well."""
+        self._stop.set()
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        """Obeys orders. Raises StoreError if the cluster cannot be reached at the start."""
+        self._node.say(status_key(self._me), status_text(self._state.status))
+        self._open()
+        while not (self._stop.is_set() and self._is_idle):
+            self._wait()
+            if self._stop.is_set() and not self._state.is_stopping:
+                self._handle(agent.Stopped(at_unix_s=time.time()))
+            self._handle(agent.TimePassed(at_unix_s=time.time()))
+            self._tell_ends()
+            if not self._stop.is_set():
+                self._help()
+        self._close()
+
+    @property
+    def _me(self) -> str:
+        return self._state.status.node_id
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._state.status.state is NodeState.IDLE and self._child is None
+
+    # -- what comes in -------------------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        """Takes in what has come, after a moment at most."""
+        try:
+            self._take(self._inbox.get(timeout=TICK_S))
+            while True:
+                self._take(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        except StoreError as error:
+            self._reopen(error)
+
+    def _take(self, told: Any) -> None:
+        match told:
+            case _Trouble(error):
+                raise error
+            case _Seen(what, number, _) if number != self._watches.get(what, (0, None))[0]:
+                pass  # of a watch that was given up
+            case _Seen(what, _, Changes() as item):
+                known = self._entries.setdefault(what, {})
+                for change in item.changes:
+                    if change.entry is None:
+                        known.pop(change.key, None)
+                    else:
+                        known[change.key] = change.entry
+                self._look(what)
+            case _Seen(what, _, Blind()):
+                self._blind.add(what)
+            case _Seen(what, _, Sighted()):
+                self._blind.discard(what)
+            case _Seen(_, _, Replaced() as item):
+                raise StoreReplacedError(item.reason)
+            case _Ended(child) if child is self._child:
+                self._child_ended(child)
+
+    def _look(self, what: str) -> None:
+        match what:
+            case "order":
+                self._look_at_order()
+            case "status":
+                self._look_at_status()
+            case "job":
+                self._look_at_job()
+            case "round":
+                self._look_at_round()
+
+    def _look_at_order(self) -> None:
+        entry = self._entries["order"].get(order_key(self._me))
+        if entry is None or entry.revision <= self._orders_done:
+            return
+        try:
+            order = parse_order(entry)
+        except ValueError as error:
+            self._say(f"{error}: it is ignored.")
+            self._orders_done = entry.revision
+            return
+        spec = self._read_spec(order.target) if order.target else None
+        why_not = why_not_here(spec) if order.target else ""
+        self._orders_done = entry.revision
+        event = agent.Ordered(at_unix_s=time.time(), target=order.target, reason=order.reason, why_not=why_not)
+        self._handle(event)
+
+    def _look_at_status(self) -> None:
+        """Who is taken for lost, and is not, says that it is there."""
+        if status_key(self._me) not in self._entries["status"] and not self._stop.is_set():
+            self._say("This node was taken for lost: it says that it is there.")
+            threading.Thread(target=self._enter_again, name="unicron-enter", daemon=True).start()
+
+    def _enter_again(self) -> None:
+        try:
+            self._node.enter(RETRY_S, again=True)
+        except (StoreError, OSError):
+            pass  # the next beat of its lease says it
+
+    def _look_at_job(self) -> None:
+        job = self._state.status.job
+        keys, known = PlannedJobKeys(job), self._entries["job"]
+        spec, phase = known.get(keys.spec), known.get(keys.phase)
+        try:
+            found = None if spec is None else parse_spec(spec)
+            record = PhaseRecord(phase=Phase.SUBMITTED, reason="") if phase is None else parse_phase(phase)
+        except ValueError as error:
+            self._say(f"{error}: the job {job} is taken for gone.")
+            found, record = None, PhaseRecord(phase=Phase.SUBMITTED, reason="")
+        if self._child is not None and (output := known.get(keys.output)) is not None:
+            self._child.set_output(output.value.decode(errors="replace"))
+        seen = agent.JobSeen(
+            at_unix_s=time.time(),
+            job=job,
+            spec=found,
+            phase=record.phase,
+            start=0 if phase is None else phase.revision,
+            nodes=record.nodes,
+            signal=record.signal,
+        )
+        self._handle(seen)
+
+    def _look_at_round(self) -> None:
+        for entry in self._entries["round"].values():
+            if entry.revision <= self._child_since:
+                continue  # it may have this node's place of an earlier time
+            try:
+                found = parse_round(entry)
+            except ValueError:
+                continue
+            if any(place.host == self._state.status.host for place in found.places):
+                if self._child is not None and isinstance(self._child.what, Claim):
+                    self._spare.joined(self._child.what)
+                self._handle(agent.ChildWorks(at_unix_s=time.time()))
+
+    def _child_ended(self, child: Child) -> None:
+        self._child = None
+        self._unwatch("round")
+        if self._recall_key:
+            self._node.give_up(self._recall_key)
+            self._recall_key = ""
+        verdict = ""
+        if isinstance(child.what, Claim):
+            self._spare.ended(child.what, is_well=child.exit_code == 0)
+        else:
+            verdict = self._verdict(child.what)
+        event = agent.ChildEnded(at_unix_s=time.time(), exit_code=child.exit_code, verdict=verdict, why=child.why)
+        self._handle(event)
+
+    def _verdict(self, run: str) -> str:
+        """How the job has ended, "" if it goes on or that cannot be seen now."""
+        keys = JobKeys(run)
+        try:
+            assert self._store is not None
+            found = {entry.key for entry in self._store.read_prefix(keys.prefix).entries}
+        except (StoreError, AssertionError):
+            return ""
+        return "failed" if keys.failed in found else "well" if keys.closed in found else ""
+
+    # -- what is done --------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: agent.Event) -> None:
+        self._state, commands = handle(self._state, event)
+        for command in commands:
+            self._do(command)
+
+    def _do(self, command: agent.Command) -> None:
+        match command:
+            case agent.SayStatus():
+                self._idle_since = time.monotonic()
+                self._node.say(status_key(self._me), status_text(command.status))
+            case agent.WatchJob():
+                self._unwatch("job")
+                if command.job and not self._state.is_claimed:
+                    self._try_to_watch("job", PlannedJobKeys(command.job).prefix)
+            case agent.StartChild():
+                self._start_child(command)
+            case agent.RecallChild():
+                assert self._child is not None
+                self._recall_key = JobKeys(str(self._child.what)).recalled(self._state.status.host)
+                self._node.say(self._recall_key, command.reason)
+            case agent.StopChild():
+                if self._child is not None:
+                    self._child.signal(command.signal)
+                    if command.signal == SIGKILL:
+                        self._say("The job's part of this node did not end in time, and is killed.")
+            case agent.EndJob():
+                self._pending[command.job] = command
+                self._tell_ends()
+            case agent.Tell():
+                self._say(command.reason)
+            case agent.TellJob():
+                self._say(command.reason)
+                self._tell_refusal(PlannedJobKeys(command.job).refused(self._me), command.reason)
+
+    def _start_child(self, command: agent.StartChild) -> None:
+        spec, host = command.spec, self._state.status.host
+        run = run_of_start(spec.name, command.start)
+        output = self._entries.get("job", {}).get(PlannedJobKeys(spec.name).output)
+        try:
+            words = child_command(
+                spec, start=command.start, nodes=command.nodes, endpoint=self._endpoint, address=self._address
+            )
+            env = child_environment(spec, host, self._etcd)
+            child = Child(run, words, spec.directory, env, on_end=lambda ended: self._inbox.put(_Ended(ended)))
+            child.start(
+                "" if output is None else output.value.decode(errors="replace"),
+                self._node.known_secret(),
+                host,
+                self._say,
+            )
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            self._handle(agent.ChildEnded(at_unix_s=time.time(), exit_code=None, why=f"it cannot be started ({error})"))
+            return
+        self._child = child
+        self._watch_round(run)
+
+    def _tell_refusal(self, key: str, reason: str) -> None:
+        """As long as it holds; an agent that lives long must not say more and more."""
+        now = time.monotonic()
+        for known, since in list(self._refused.items()):
+            if now - since > REFUSED_S and known != key:
+                self._node.give_up(known)
+                del self._refused[known]
+        self._refused[key] = now
+        self._node.say(key, reason)
+
+    def _tell_ends(self) -> None:
+        """Writes how jobs have ended, as soon as the store can be reached."""
+        for job, end in list(self._pending.items()):
+            try:
+                assert self._store is not None
+                _end_job(self._store, end)
+            except (StoreError, LeaseGoneError, AssertionError):
+                return
+            del self._pending[job]
+
+    # -- jobs that nobody plans ----------------------------------------------------------------------------------------
+
+    def _help(self) -> None:
+        if not self._is_idle or self._blind or self._store is None or time.monotonic() - self._idle_since < SPARE_S:
+            return
+        self._idle_since = time.monotonic()  # until the next look
+        try:
+            claim = self._spare.claim(self._store)
+        except StoreError:
+            return
+        if claim is None:
+            return
+        self._handle(agent.Claimed(at_unix_s=time.time(), job=claim.run_id))
+        if not self._state.is_claimed:
+            self._spare.ended(claim, is_well=True)
+            return
+        try:
+            child = Child(
+                claim, self._spare.command(claim), claim.spec.cwd, self._spare.environment(claim),
+                on_end=lambda ended: self._inbox.put(_Ended(ended)),
+            )  # fmt: skip
+            child.start("", "", self._state.status.host, self._say)
+        except (OSError, subprocess.SubprocessError) as error:
+            self._spare.ended(claim, is_well=False)
+            self._say(f"The job {claim.run_id!r} cannot run here: {error}.")
+            self._handle(agent.ChildEnded(at_unix_s=time.time(), exit_code=None, why=f"an error ({error})"))
+            return
+        self._child = child
+        self._watch_round(claim.run_id)
+
+    # -- the store -----------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._store = self._open_store()
+        self._watch("order", order_key(self._me))
+        self._watch("status", status_key(self._me))
+        if self._state.status.job and not self._state.is_claimed:
+            self._watch("job", PlannedJobKeys(self._state.status.job).prefix)
+        if self._child is not None:
+            self._watch("round", JobKeys(_run_of(self._child)).round)
+
+    def _reopen(self, error: StoreError) -> None:
+        """After the store has lost its data, or could not be asked."""
+        if not self._has_told_trouble:
+            self._has_told_trouble = True
+            self._say(f"The cluster's store is opened again: {error}.")
+        self._close()
+        if isinstance(error, StoreReplacedError):
+            self._orders_done = self._child_since = 0  # revisions begin anew
+            self._has_lost_data = True
+        try:
+            if self._has_lost_data:
+                self._submit_again()
+            self._open()
+        except StoreError as again:
+            self._close()
+            time.sleep(RETRY_S)
+            self._inbox.put(_Trouble(again))
+            return
+        self._has_told_trouble = self._has_lost_data = False
+
+    def _submit_again(self) -> None:
+        """A store that has lost its data is told which job this node works for. Raises StoreError."""
+        seen = self._state.seen
+        if seen is None or seen.spec is None or seen.phase not in (Phase.SUBMITTED, Phase.RUNNING):
+            return
+        with self._open_store() as store:
+            if store.create(PlannedJobKeys(seen.job).spec, spec_text(seen.spec)) is not None:
+                self._say(f"The job {seen.job} is submitted to it again, and starts anew.")
+
+    def _watch_round(self, run: str) -> None:
+        """Those of the child that starts now: what was written before says nothing of it."""
+        self._child_since = self._try_to_watch("round", JobKeys(run).round)
+
+    def _try_to_watch(self, what: str, prefix: str) -> int:
+        """Now or when the store can be asked; its revision now, 0 then."""
+        try:
+            return self._watch(what, prefix)
+        except StoreError as error:
+            self._inbox.put(_Trouble(error))
+            return 0
+
+    def _watch(self, what: str, prefix: str) -> int:
+        """What is there now is looked at as well, soon. Returns the store's revision. Raises StoreError."""
+        assert self._store is not None
+        self._unwatch(what)
+        self._watches_begun += 1
+        number = self._watches_begun
+        snapshot = self._store.read_prefix(prefix)
+        self._entries[what] = {entry.key: entry for entry in snapshot.entries}
+        watch = self._store.watch(snapshot, lambda item: self._inbox.put(_Seen(what, number, item)))
+        self._watches[what] = number, watch
+        self._inbox.put(_Seen(what, number, Changes(revision=snapshot.revision, changes=())))
+        return snapshot.revision
+
+    def _unwatch(self, what: str) -> None:
+        self._entries.pop(what, None)
+        self._blind.discard(what)
+        if (known := self._watches.pop(what, None)) is not None:
+            known[1].close()
+
+    def _read_spec(self, job: str) -> JobSpec | None:
+        assert self._store is not None
+        entry = self._store.read(PlannedJobKeys(job).spec).entry
+        try:
+            return None if entry is None else parse_spec(entry)
+        except ValueError:
+            return None
+
+    def _close(self) -> None:
+        self._watches.clear()
+        self._entries.clear()
+        self._blind.clear()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+def _run_of(child: Child) -> str:
+    """The run in the store that it is a part of."""
+    return child.what.run_id if isinstance(child.what, Claim) else str(child.what)
+
+
+def _end_job(store: Store, end: agent.EndJob) -> None:
+    """The first to write it decides. What is known of the job goes after a day. Raises StoreError, LeaseGoneError."""
+    keys = PlannedJobKeys(end.job)
+    snapshot = store.read_prefix(keys.prefix)
+    phase = snapshot.get(keys.phase)
+    if phase is None or phase.revision != end.start:
+        return  # it is over, was stopped, or has started again
+    record = PhaseRecord(phase=Phase.FINISHED, reason=end.reason, exit_code=end.exit_code)
+    lease_id = store.grant(FINISHED_FOR_S).lease_id
+    kept = [Put(e.key, e.value, lease_id) for e in snapshot.entries if e.key not in (keys.phase, keys.output)]
+    kept = sorted(kept, key=lambda put: put.key.startswith(keys.refusals))[: MAX_OPERATIONS - 1]
+    store.commit({keys.phase: phase.revision}, [Put(keys.phase, phase_text(record), lease_id), *kept])

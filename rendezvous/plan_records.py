@@ -1,0 +1,313 @@
+"""What planning keeps in the store: keys and their texts, read with bounds. Never imports torch or gRPC.
+
+All of it is below ``plan/``, so that who coordinates reads and watches one prefix and sees everything at one revision:
+
+- ``plan/current``: the published plan, written by compare-and-set;
+- ``plan/nodes/NODE``: what an agent does, bound to its lease;
+- ``plan/orders/NODE``: what it is to do, written by the coordinator alone;
+- ``plan/jobs/JOB/...``: the spec, how far the job is, and what is known of its speed;
+- ``plan/faults``: how often nodes fail.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
+from typing import Any
+
+from unicron_elastic.faults.text import one_line, shorten
+from unicron_elastic.planning.faulting import FaultRate
+from unicron_elastic.planning.jobs import GivenRates, JobSpec, parse_job
+from unicron_elastic.planning.published import Published
+from unicron_elastic.planning.snapshot import Health, NodeState, NodeStatus, Phase, Refusal
+from unicron_elastic.rendezvous.job_records import NAME_CHARACTERS, REASON_CHARACTERS
+from unicron_elastic.rendezvous.plan_keys import (
+    CURRENT,
+    FAULTS,
+    JOB_RECORDS,
+    NODE_RECORDS,
+    ORDERS,
+    PLAN,
+    PlannedJobKeys,
+    job_of_key,
+    order_key,
+    status_key,
+)
+from unicron_elastic.rendezvous.store import Entry
+
+__all__ = [
+    "CURRENT",
+    "FAULTS",
+    "JOB_RECORDS",
+    "NODE_RECORDS",
+    "ORDERS",
+    "PLAN",
+    "Order",
+    "PhaseRecord",
+    "PlannedJobKeys",
+    "faults_text",
+    "job_of_key",
+    "order_key",
+    "order_text",
+    "parse_faults",
+    "parse_node_status",
+    "parse_order",
+    "parse_phase",
+    "parse_published",
+    "parse_rates",
+    "parse_spec",
+    "phase_text",
+    "rates_text",
+    "spec_text",
+    "status_key",
+    "status_text",
+]
+
+SPEC_MAX_BYTES = 512 * 1024
+_RECORD_MAX_BYTES = 64 * 1024
+_REFUSALS_MAX = 100
+_UNITS_MAX = 1_000_000
+_NODES_MAX = 1_000_000
+_WEIGHT_MAX = 1e9
+_RATE_MAX_FLOPS = 1e30
+_ERROR_CHARACTERS = 300  # of what is wrong, which may quote what anybody wrote
+_KEY_MAX_BYTES = 240  # of what a node's or a job's own keys begin with: the store's keys have 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a node is to do: leave ``source`` if that is its job, and work for ``target``, "" for none.
+
+    By the plan that is at ``plan_revision`` in the store, for ``reason``.
+    """
+
+    source: str
+    target: str
+    plan_revision: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRecord:
+    """How far a job is, and why. ``nodes``: how many wait for it when it starts. ``exit_code``: once it is finished.
+
+    ``signal``: by which its nodes are to stop it, if it is cancelled.
+    """
+
+    phase: Phase
+    reason: str
+    nodes: int = 0
+    exit_code: int | None = None
+    signal: int = SIGTERM
+
+
+def status_text(status: NodeStatus) -> str:
+    """What an agent says; its health is for others to say."""
+    return json.dumps(
+        {
+            "node_id": status.node_id,
+            "host": status.host,
+            "label": status.label,
+            "state": status.state.value,
+            "job": status.job,
+            "towards": status.towards,
+            "refusals": [[each.job, each.at_unix_s] for each in status.refusals],
+        }
+    )
+
+
+def parse_node_status(entry: Entry, health: Health = Health.OK) -> NodeStatus:
+    """Raises ValueError for what no agent says of itself."""
+    told = _parse(entry, _RECORD_MAX_BYTES)
+    try:
+        refusals = told.get("refusals", [])
+        if not isinstance(refusals, list):
+            raise ValueError("refusals must be a list")
+        status = NodeStatus(
+            **{name: _text(told, name) for name in ("node_id", "host", "label", "job", "towards")},
+            state=NodeState(_text(told, "state")),
+            health=health,
+            refusals=tuple(_refusal(each) for each in refusals[-_REFUSALS_MAX:]),
+        )
+        if status_key(status.node_id) != entry.key:
+            raise ValueError("node_id must be the one that the key names")
+        if len(entry.key) > _KEY_MAX_BYTES:
+            raise ValueError(f"its key must have at most {_KEY_MAX_BYTES} bytes")
+    except (ValueError, OverflowError) as error:
+        raise _odd(entry, "node", error) from None
+    return status
+
+
+def order_text(order: Order) -> bytes:
+    """What the key of an order holds. Of a longer reason than is read, only the beginning."""
+    reason = order.reason[:REASON_CHARACTERS]
+    told = {"source": order.source, "target": order.target, "plan": order.plan_revision, "reason": reason}
+    return json.dumps(told).encode()
+
+
+def parse_order(entry: Entry) -> Order:
+    """Raises ValueError for what is no order."""
+    told = _parse(entry, _RECORD_MAX_BYTES)
+    try:
+        return Order(
+            source=_text(told, "source"),
+            target=_text(told, "target"),
+            plan_revision=_number(told, "plan"),
+            reason=_text(told, "reason", REASON_CHARACTERS),
+        )
+    except ValueError as error:
+        raise _odd(entry, "order", error) from None
+
+
+def spec_text(spec: JobSpec) -> bytes:
+    """What the key of a job's spec holds. Raises ValueError for one that is too long, or beyond what is planned."""
+    try:
+        _check_bounds(spec)
+    except ValueError as error:
+        raise ValueError(f"job {spec.name}: {error}") from None
+    text = json.dumps(spec.to_json()).encode()
+    if len(text) > SPEC_MAX_BYTES:
+        raise ValueError(f"job {spec.name}: its spec has {len(text)} bytes: at most {SPEC_MAX_BYTES} can be kept")
+    return text
+
+
+def parse_spec(entry: Entry) -> JobSpec:
+    """Raises ValueError for what no job can run."""
+    told = _parse(entry, SPEC_MAX_BYTES)
+    try:
+        spec = parse_job(told)
+        if PlannedJobKeys(spec.name).spec != entry.key:
+            raise ValueError("name must be the one that the key names")
+        _check_bounds(spec)
+    except (ValueError, OverflowError) as error:
+        raise _odd(entry, "job's spec", error) from None
+    return spec
+
+
+def phase_text(record: PhaseRecord) -> bytes:
+    """What the key of a job's phase holds. Of a longer reason than is read, only the beginning."""
+    told = {
+        "phase": record.phase.value,
+        "reason": record.reason[:REASON_CHARACTERS],
+        "nodes": record.nodes,
+        "exit_code": record.exit_code,
+        "signal": int(record.signal),
+    }
+    return json.dumps(told).encode()
+
+
+def parse_phase(entry: Entry) -> PhaseRecord:
+    """Raises ValueError for what is no phase of a job."""
+    told = _parse(entry, _RECORD_MAX_BYTES)
+    try:
+        return PhaseRecord(
+            phase=Phase(_text(told, "phase")),
+            reason=_text(told, "reason", REASON_CHARACTERS),
+            nodes=_number(told, "nodes"),
+            exit_code=None if told.get("exit_code") is None else _number(told, "exit_code"),
+            signal=_signal(told),
+        )
+    except ValueError as error:
+        raise _odd(entry, "job's phase", error) from None
+
+
+def rates_text(rates_flops: tuple[float, ...]) -> bytes:
+    """What the key of a job's rates holds."""
+    return json.dumps({"rates_flops": list(rates_flops)}, allow_nan=False).encode()
+
+
+def parse_rates(entry: Entry) -> tuple[float, ...]:
+    """FLOP/s by units from 0 on. Raises ValueError for what is none."""
+    told = _parse(entry, SPEC_MAX_BYTES).get("rates_flops")
+    if not isinstance(told, list) or not 2 <= len(told) <= _UNITS_MAX or told[0] != 0:
+        raise ValueError(f"{entry.key} holds no rates: rates_flops must be a list that begins with 0 for 0 units")
+    if not all(
+        isinstance(rate, int | float) and not isinstance(rate, bool) and 0 <= rate < _RATE_MAX_FLOPS for rate in told
+    ):
+        raise ValueError(f"{entry.key} holds no rates: each must be FLOP/s, 0 or more")
+    return tuple(float(rate) for rate in told)
+
+
+def parse_published(entry: Entry) -> Published:
+    """Raises ValueError for what is no plan."""
+    try:
+        return Published.from_json(entry.value, entry.revision)
+    except (ValueError, OverflowError) as error:
+        raise _odd(entry, "plan", error) from None
+
+
+def faults_text(faults: FaultRate) -> bytes:
+    """What the key of the faults holds; the prior is part of the program."""
+    return json.dumps({"faults": faults.faults, "node_s": faults.node_s}).encode()
+
+
+def parse_faults(entry: Entry) -> FaultRate:
+    """Raises ValueError for what is no rate of faults."""
+    told = _parse(entry, _RECORD_MAX_BYTES)
+    node_s = told.get("node_s")
+    try:
+        if not isinstance(node_s, int | float) or isinstance(node_s, bool):
+            raise ValueError("node_s must be seconds")
+        return FaultRate(faults=_number(told, "faults"), node_s=float(node_s))
+    except (ValueError, OverflowError) as error:
+        raise _odd(entry, "rate of faults", error) from None
+
+
+def _check_bounds(spec: JobSpec) -> None:
+    """What a spec may have beyond is a typing error, and would be too much for the planner: it plans for all jobs."""
+    for name in ("nproc_per_node", "min_nodes", "max_nodes", "unit_nodes", "pinned_nodes"):
+        if (getattr(spec, name) or 0) > _NODES_MAX:
+            raise ValueError(f"{name} must be at most {_NODES_MAX}")
+    if spec.weight > _WEIGHT_MAX:
+        raise ValueError(f"weight must be at most {_WEIGHT_MAX:g}")
+    if isinstance(spec.throughput, GivenRates) and max(spec.throughput.rates_flops) >= _RATE_MAX_FLOPS:
+        raise ValueError(f"rates_flops must be less than {_RATE_MAX_FLOPS:g}")
+    if len(PlannedJobKeys(spec.name).prefix) > _KEY_MAX_BYTES:
+        raise ValueError("name must be shorter, as a letter that is not ASCII counts several times")
+
+
+def _signal(told: Mapping[str, Any]) -> int:
+    number = _number(told, "signal")
+    if number not in (SIGINT, SIGTERM, SIGQUIT, SIGHUP):
+        raise ValueError(f"signal must be one by which torchrun is stopped, such as {int(SIGTERM)}")
+    return number
+
+
+def _refusal(told: object) -> Refusal:
+    match told:
+        case [str(job), int() | float() as at_unix_s] if not isinstance(at_unix_s, bool) and math.isfinite(at_unix_s):
+            return Refusal(job[:NAME_CHARACTERS], float(at_unix_s))
+    raise ValueError("a refusal must be a job and a moment")
+
+
+def _parse(entry: Entry, max_bytes: int) -> Mapping[str, Any]:
+    if len(entry.value) > max_bytes:
+        raise ValueError(f"{entry.key} holds {len(entry.value)} bytes, and at most {max_bytes} are read")
+    try:
+        told = json.loads(entry.value)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise ValueError(f"{entry.key} holds no JSON object")
+    return told
+
+
+def _odd(entry: Entry, what: str, error: Exception) -> ValueError:
+    return ValueError(f"{entry.key} holds no {what}: {shorten(one_line(str(error)), _ERROR_CHARACTERS)}")
+
+
+def _text(told: Mapping[str, Any], name: str, characters: int = NAME_CHARACTERS) -> str:
+    value = told.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a text")
+    return value[:characters]
+
+
+def _number(told: Mapping[str, Any], name: str) -> int:
+    value = told.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
+        raise ValueError(f"{name} must be a whole number, 0 or more")
+    return value

@@ -1,0 +1,390 @@
+"""Jobs that are given to a cluster: real agents, a real etcd, real jobs, and people who press Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unicron_elastic.planning.snapshot import NodeState, NodeStatus, Phase
+from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.etcd_address import EtcdAddress
+from unicron_elastic.rendezvous.etcd_store import EtcdStore
+from unicron_elastic.rendezvous.plan_keys import NODE_RECORDS, PlannedJobKeys
+from unicron_elastic.rendezvous.plan_records import PhaseRecord, parse_node_status, parse_phase
+from unicron_elastic.rendezvous.store import StoreError
+
+DEADLINE_S = 60.0
+MARK = "UNICRON_TEST_AGENT"  # the host, in the environment of all that its agent starts
+BIN = Path(sys.executable).parent
+
+# It says which signals it gets, and ends with the file "stop" or after them.
+WORKER = """
+import os, signal, sys, time
+
+def told(number, _frame):
+    os.write(1, f"GOT {number}\\n".encode())
+    if "deaf" not in sys.argv:
+        os._exit(1)
+
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, told)
+environ = os.environ
+where = environ["UNICRON_NODE_NAME"]
+os.write(1, f"WORKS {where} of {environ['WORLD_SIZE']} pid {os.getpid()}\\n".encode())
+while not os.path.exists("stop"):
+    time.sleep(0.02)
+os.write(1, f"DONE {where}\\n".encode())
+"""
+
+
+class Agent:
+    """``unicron agent`` on a host of its own, as far as anybody can tell."""
+
+    def __init__(self, folder: Path, endpoint: str, host: str, **env: str) -> None:
+        self.host, self.mark = host, f"{host}-{uuid.uuid4().hex}"
+        self.log = folder / f"agent-{self.mark}.log"
+        environ = {key: value for key, value in os.environ.items() if not key.startswith(("UNICRON_", "PET_"))}
+        environ |= {"UNICRON_NODE_NAME": host, MARK: self.mark, "OMP_NUM_THREADS": "1"}
+        environ |= {"XDG_STATE_HOME": str(folder / "state"), "UNICRON_ETCD_ENDPOINT": endpoint, **env}
+        command = [str(BIN / "unicron"), "agent", "--address", "127.0.0.1"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log)
+
+    def carriers(self) -> list[int]:
+        """All processes of this agent that live, with itself."""
+        found = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if f"{MARK}={self.mark}".encode() in Path(f"/proc/{name}/environ").read_bytes():
+                    found.append(int(name))
+        return found
+
+    def assert_gone(self) -> None:
+        """Fails unless nothing of it is left soon."""
+        until(lambda: not self.carriers(), f"the end of all that {self.host} has started")
+
+    def end(self) -> None:
+        for pid in {*self.carriers(), *([self.process.pid] if self.process.poll() is None else [])}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Lab:
+    """An etcd and agents."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.etcd = EmbeddedEtcd()
+        self.agents: list[Agent] = []
+
+    def begin(self, *hosts: str, **env: str) -> list[Agent]:
+        """Starts agents, and waits until they are there."""
+        made = [Agent(self.folder, self.etcd.endpoint, host, **env) for host in hosts]
+        self.agents += made
+        self.until_idle(*hosts)
+        return made
+
+    def ask(self, question: Callable[[EtcdStore], Any]) -> Any:
+        """None if the store cannot be asked."""
+        with EtcdStore(EtcdAddress.parse(self.etcd.endpoint)) as store:
+            try:
+                return question(store)
+            except StoreError:
+                return None
+
+    def nodes(self) -> dict[str, NodeStatus]:
+        """By host."""
+        snapshot = self.ask(lambda store: store.read_prefix(NODE_RECORDS))
+        return {} if snapshot is None else {(each := parse_node_status(e)).host: each for e in snapshot.entries}
+
+    def until_idle(self, *hosts: str) -> None:
+        def are_idle() -> bool:
+            nodes = self.nodes()
+            return all(host in nodes and nodes[host].state is NodeState.IDLE for host in hosts)
+
+        until(are_idle, f"idle nodes {hosts}", lambda: f"{self.nodes()}\n{self.logs()}")
+
+    def phase(self, job: str) -> PhaseRecord | None:
+        entry = self.ask(lambda store: store.read(PlannedJobKeys(job).phase)).entry
+        return None if entry is None else parse_phase(entry)
+
+    def logs(self) -> str:
+        return "\n".join(f"-- {each.host}\n{each.log.read_text()}" for each in self.agents)
+
+    def unicron(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """One command of an operator."""
+        command = [str(BIN / "unicron"), *arguments, "--endpoint", self.etcd.endpoint]
+        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+    def close(self) -> None:
+        for each in self.agents:
+            each.end()
+        self.etcd.stop(timeout_s=0.0)
+
+
+def until(condition: Callable[[], Any], what: str, more: Callable[[], str] = str) -> Any:
+    """Waits for something; fails the test at the deadline."""
+    end = time.monotonic() + DEADLINE_S
+    while not (found := condition()):
+        assert time.monotonic() < end, f"{what}: not seen in {DEADLINE_S:g} s\n{more()}"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Agents a and b, which must be idle again after each test."""
+    lab = Lab(tmp_path_factory.mktemp("lab"))
+    lab.etcd.start()
+    programs = lab.folder / "bin"
+    programs.mkdir()
+    try:
+        lab.begin("a", PATH=f"{programs}:{os.environ['PATH']}")
+        lab.begin("b")
+        yield lab
+    finally:
+        lab.close()
+
+
+@pytest.fixture
+def lab(shared: Lab) -> Iterator[Lab]:
+    """The shared one, with what a test has added to it."""
+    before = list(shared.agents)
+    yield shared
+    for each in [each for each in shared.agents if each not in before]:
+        each.end()
+        shared.agents.remove(each)
+    shared.until_idle(*(each.host for each in before))
+    for each in before:
+        until(lambda each=each: each.carriers() == [each.process.pid], "the end of all that was started")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Lab]:
+    """For a test that breaks it."""
+    made = Lab(tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+Submit = Callable[..., Any]
+
+
+@pytest.fixture
+def submit(launcher: Any) -> Submit:
+    """Starts ``unicron-run --cluster`` in the test's folder."""
+    launcher.script("work.py", WORKER)
+
+    def started(lab: Lab, *arguments: str, **options: Any) -> Any:
+        return launcher.start("--cluster", lab.etcd.endpoint, *arguments, **options)
+
+    return started
+
+
+def works(run: Any, size: int, count: int | None = None) -> dict[str, int]:
+    """Waits until so many say that they work; {host: pid}."""
+    found = run.until_line(rf"^WORKS (\w+ of {size} pid \d+)$", size if count is None else count)
+    return {line.split()[0]: int(line.split()[-1]) for line in found}
+
+
+def stop(launcher: Any) -> None:
+    (launcher.folder / "stop").touch()
+
+
+def test_output_and_exit_code_come_to_who_submitted(lab: Lab, submit: Submit, launcher: Any) -> None:
+    launcher.script("talk.py", "import sys; print('out', sys.argv[1:]); print('err', file=sys.stderr)")
+    launcher.script("fail.py", "import sys; sys.exit(3)")
+    well = submit(lab, "--rdzv-id=talk", "talk.py", "--nnodes", "9", "a b")
+    bad = submit(lab, "--rdzv-id=bad", "fail.py")
+    assert well.wait() == 0, well.err
+    assert well.out == "out ['--nnodes', '9', 'a b']\n"
+    assert "err\n" in well.err
+    assert "talk has ended well" in well.err
+    assert bad.wait() == 1
+    assert "fail.py FAILED" in bad.err
+    assert re.search(r"exitcode  : 3 \(pid: \d+\)", bad.err)
+    assert "Traceback" not in bad.err
+    assert "bad has failed" in bad.err
+    assert bad.out == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_reaches_the_workers_and_ends_the_job(lab: Lab, submit: Submit, number: int) -> None:
+    run = submit(lab, "--nnodes=2", "--rdzv-id=stopped", "work.py")
+    works(run, 2)
+    run.process.send_signal(number)
+    assert run.wait() == 1
+    assert run.out.count(f"GOT {number:d}\n") == 2
+    assert "DONE" not in run.out
+    lab.until_idle("a", "b")
+    record = lab.phase("stopped")
+    assert record is not None
+    assert record.phase is Phase.CANCELLED
+    assert not any(node.refusals for node in lab.nodes().values())
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_leaves_at_once(lab: Lab, submit: Submit) -> None:
+    run = submit(lab, "--nnodes=1", "--rdzv-id=deaf", "--shutdown-timeout=6", "work.py", "deaf")
+    works(run, 1)
+    run.process.send_signal(signal.SIGINT)
+    run.until_line(r"^GOT 2$")
+    assert run.process.poll() is None
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(5.0) == 1
+    assert any(node.state is not NodeState.IDLE for node in lab.nodes().values()), "it was to be quicker than the job"
+    lab.until_idle("a", "b")
+
+
+@pytest.mark.slow
+def test_a_detached_job_is_seen_and_cancelled_and_its_name_serves_again(lab: Lab, submit: Submit) -> None:
+    run = submit(lab, "--detach", "--nnodes=1:2", "--rdzv-id=alone", "work.py")
+    assert run.wait() == 0
+    assert "unicron cancel" in run.err
+    until(lambda: any(each.state is NodeState.WORKING for each in lab.nodes().values()), "work", lab.logs)
+    assert re.search(r"^alone +running", lab.unicron("jobs").stdout, re.MULTILINE)
+    assert lab.unicron("cancel", "alone").returncode == 0
+    lab.until_idle("a", "b")
+    again = submit(lab, "--detach", "--nnodes=3", "--rdzv-id=alone", "work.py")
+    assert again.wait() == 0, again.err
+    assert lab.unicron("cancel", "alone").returncode == 0
+
+
+def test_a_job_outlives_who_submitted_it_and_keeps_its_name(lab: Lab, submit: Submit, launcher: Any) -> None:
+    run = submit(lab, "--nnodes=2", "--rdzv-id=orphan", "work.py")
+    pids = works(run, 2)
+    run.process.kill()
+    run.process.wait()
+    until(lambda: lab.ask(lambda store: store.read(PlannedJobKeys("orphan").output)).entry is None, "its absence")
+    again = submit(lab, "--rdzv-id=orphan", "work.py")
+    assert again.wait() == 1
+    assert re.search(r"^unicron-run: a job called orphan is in the cluster already; .*`unicron cancel", again.err)
+    assert len(again.err.splitlines()) == 1
+    assert all(os.path.exists(f"/proc/{pid}") for pid in pids.values())
+    stop(launcher)
+    lab.until_idle("a", "b")
+    record = lab.phase("orphan")
+    assert record is not None
+    assert (record.phase, record.exit_code) == (Phase.FINISHED, 0)
+
+
+def test_a_node_that_cannot_run_it_refuses_once_and_the_other_does(lab: Lab, submit: Submit) -> None:
+    program = lab.folder / "bin" / "only-on-a"
+    program.write_text("#!/bin/sh\necho RUNS on $UNICRON_NODE_NAME\n")
+    program.chmod(0o755)
+    path = f"{program.parent}:{os.environ['PATH']}"
+    run = submit(lab, "--nnodes=1:2", "--rdzv-id=choosy", "--no-python", "only-on-a", env={"PATH": path})
+    assert run.wait() == 0, run.err + lab.logs()
+    assert run.out.split("\n") == ["RUNS on a", ""]
+    assert run.err.count("b refuses choosy: its program only-on-a is not there.") <= 1
+    assert lab.logs().count("b refuses choosy: its program only-on-a is not there.") == 1
+
+
+def test_a_job_waits_for_enough_nodes_and_for_a_better_time_when_one_leaves(lab: Lab, submit: Submit) -> None:
+    run = submit(lab, "--nnodes=3", "--rdzv-id=wide", "--max-restarts=3", "work.py")
+    run.until(lambda: re.search(r"wide .*(needs|waits)", run.err), "why it waits")
+    assert "WORKS" not in run.out
+    (third,) = lab.begin("c")
+    pids = works(run, 3)
+    assert set(pids) == {"a", "b", "c"}
+    third.process.terminate()
+    assert third.process.wait(DEADLINE_S) == 0, third.log.read_text()
+    third.assert_gone()
+    until(lambda: (record := lab.phase("wide")) is not None and record.phase is Phase.SUBMITTED, "waiting", lab.logs)
+    lab.until_idle("a", "b")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 1
+
+
+@pytest.mark.slow
+def test_a_killed_agent_takes_its_workers_along_and_is_replaced(lab: Lab, submit: Submit, launcher: Any) -> None:
+    (third,) = lab.begin("c")
+    run = submit(lab, "--nnodes=1:3", "--rdzv-id=kept", "--max-restarts=3", "work.py")
+    pids = works(run, 3)
+    third.process.kill()
+    third.process.wait()
+    third.assert_gone()
+    assert not os.path.exists(f"/proc/{pids['c']}")
+    works(run, 2)
+    lab.begin("d")
+    assert "d" in works(run, 3, 6)
+    stop(launcher)
+    assert run.wait() == 0, run.err
+    assert run.out.count("DONE") == 3
+
+
+def test_an_agent_may_be_there_before_etcd(own: Lab) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    own.agents.append(Agent(own.folder, f"http://127.0.0.1:{port}", "early"))
+    own.etcd = EmbeddedEtcd(port=port)
+    own.etcd.start()
+    own.until_idle("early")
+    own.agents[0].process.terminate()
+    assert own.agents[0].process.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.slow
+def test_a_job_is_not_lost_with_what_etcd_knew(own: Lab, submit: Submit, launcher: Any) -> None:
+    own.etcd.start()
+    own.begin("a", "b")
+    run = submit(own, "--nnodes=2", "--rdzv-id=job", "work.py")
+    before = works(run, 2)
+    own.etcd.stop(timeout_s=0.0)
+    own.etcd.start()
+    after = run.until(
+        lambda: len(found := re.findall(r"^WORKS \w+ of 2 pid (\d+)$", run.out, re.MULTILINE)) >= 4 and found,
+        "a new start",
+    )
+    assert not set(map(int, after[2:])) & set(before.values())
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in before.values()), "it runs twice"
+    assert re.search(r"(submitted to it|is submitted) again", run.err + own.logs())
+    stop(launcher)
+    assert run.wait() == 0, run.err + own.logs()
+
+
+@pytest.mark.slow
+def test_an_agent_that_was_taken_for_lost_comes_back_and_works_for_one_job(
+    own: Lab, submit: Submit, launcher: Any
+) -> None:
+    own.etcd.start()
+    agents = own.begin("a", "b")
+    run = submit(own, "--nnodes=1:2", "--rdzv-id=job", "--max-restarts=3", "work.py")
+    works(run, 2)
+    second = agents[1]
+    second.process.send_signal(signal.SIGSTOP)
+    try:
+        until(lambda: "b" not in own.nodes(), "its loss")
+        end = time.monotonic() + 8.0
+        while time.monotonic() < end:
+            assert len(_workers(run)) <= 2
+            time.sleep(0.1)
+    finally:
+        second.process.send_signal(signal.SIGCONT)
+    until(lambda: "b" in own.nodes(), "its return", own.logs)
+    until(lambda: [each.heads_for for each in own.nodes().values()] == ["job", "job"], "two at work", own.logs)
+    until(lambda: len(_workers(run)) == 2, "one worker on each")
+    stop(launcher)
+    assert run.wait() == 0, run.err
+    own.until_idle("a", "b")
+
+
+def _workers(run: Any) -> list[int]:
+    """Those of the job that live."""
+    pids = {int(pid) for pid in re.findall(r"^WORKS .* pid (\d+)$", run.out, re.MULTILINE)}
+    return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]

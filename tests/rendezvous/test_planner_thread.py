@@ -1,0 +1,310 @@
+"""The thread that plans, on a real etcd: how fast it is, and that it comes and goes with the leader's key."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from store_lab import BINARY, wait_until
+from term_lab import read_published, spec
+
+from unicron_elastic.planning.snapshot import NodeState, NodeStatus, Phase
+from unicron_elastic.rendezvous.cluster_records import LEADER
+from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.etcd_address import EtcdAddress
+from unicron_elastic.rendezvous.etcd_store import EtcdStore
+from unicron_elastic.rendezvous.plan_keys import CURRENT, ORDERS, PLAN, PlannedJobKeys, order_key, status_key
+from unicron_elastic.rendezvous.plan_records import PhaseRecord, phase_text, spec_text, status_text
+from unicron_elastic.rendezvous.planner import RETRY_S, TICK_S, Planner
+from unicron_elastic.rendezvous.store import Changes, Store, StoreDeniedError, StoreUnreachableError, WatchItem
+
+DEADLINE_S = 20.0
+LATENCY_MS_MAX = 1000.0  # 10 ms on an idle machine
+CHAT = PlannedJobKeys("chat")
+
+
+def threads() -> list[str]:
+    """Those of planners that live."""
+    mine = ("unicron-planner", "unicron-watch", "unicron-table")
+    return [each.name for each in threading.enumerate() if each.name in mine]
+
+
+class Cluster:
+    """A store with the records of a cluster, and its planners."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint, self.namespace = endpoint, f"/test/{uuid.uuid4().hex}"
+        self.store = self.open_store()
+        self.said: list[str] = []
+        self.planners: list[Planner] = []
+
+    def open_store(self) -> EtcdStore:
+        return EtcdStore(EtcdAddress.parse(self.endpoint), self.namespace)
+
+    def planner(self, open_store: Callable[[], Store] | None = None) -> Planner:
+        found = Planner(open_store or self.open_store, self.said.append)
+        self.planners.append(found)
+        return found
+
+    def elect(self) -> int:
+        """The leader's key, written anew."""
+        return self.store.put(LEADER, b"leader")
+
+    def say(self, host: str, state: NodeState = NodeState.IDLE, job: str = "") -> None:
+        status = NodeStatus(node_id=f"{host}/agent", host=host, state=state, job=job)
+        self.store.put(status_key(status.node_id), status_text(status).encode())
+
+    def lose(self, host: str) -> None:
+        self.store.delete(status_key(f"{host}/agent"))
+
+    def hosts(self) -> set[str]:
+        """All whom the plan knows."""
+        found = read_published(self.store)
+        return set() if found is None else {seat.host for seat in found.seats}
+
+    def close(self) -> None:
+        for planner in self.planners:
+            planner.close()
+        self.store.close()
+
+
+@pytest.fixture
+def cluster(shared_etcd: EmbeddedEtcd) -> Iterator[Cluster]:
+    before = threads()
+    made = Cluster(shared_etcd.endpoint)
+    try:
+        yield made
+    finally:
+        made.close()
+    wait_until(lambda: len(threads()) <= len(before))
+
+
+class Seen:
+    """When keys were written, as somebody hears of it who watches."""
+
+    def __init__(self, store: Store) -> None:
+        self.at: dict[str, float] = {}
+        self._new = threading.Condition()
+        store.watch(store.read_prefix(PLAN), self._take)
+
+    def _take(self, item: WatchItem) -> None:
+        now = time.perf_counter()
+        with self._new:
+            if isinstance(item, Changes):
+                self.at |= {change.key: now for change in item.changes if change.entry is not None}
+            self._new.notify_all()
+
+    def since(self, began: float, key: str) -> float:
+        """Milliseconds until ``key`` was written."""
+        with self._new:
+            assert self._new.wait_for(lambda: self.at.get(key, 0.0) > began, DEADLINE_S), f"{key} was not written"
+            return 1e3 * (self.at[key] - began)
+
+
+def test_a_lost_node_is_replaced_within_milliseconds(cluster: Cluster) -> None:
+    """From the end of its key to the new plan, and to the order for the node in its place."""
+    spares = [f"spare{place}" for place in range(10)]
+    working = ["w0", "w1", "w2"]
+    cluster.store.put(CHAT.spec, spec_text(spec("chat", max_nodes=3)))
+    cluster.store.put(CHAT.phase, phase_text(PhaseRecord(phase=Phase.RUNNING, reason="")))
+    for host in working:
+        cluster.say(host, NodeState.WORKING, "chat")
+    for host in spares:
+        cluster.say(host)
+    cluster.planner().lead(cluster.elect())
+    wait_until(lambda: len(cluster.hosts()) == 13)
+    seen = Seen(cluster.store)
+    plans, orders = [], []
+    for spare in spares:
+        gone = working.pop(0)
+        began = time.perf_counter()
+        cluster.lose(gone)
+        plans.append(seen.since(began, CURRENT))
+        orders.append(seen.since(began, order_key(f"{spare}/agent")))
+        cluster.say(spare, NodeState.WORKING, "chat")
+        working.append(spare)
+    plan_ms, order_ms = statistics.median(plans), statistics.median(orders)
+    print(f"A lost node: {plan_ms:.1f} ms to the plan, {order_ms:.1f} ms to the order, medians of {len(plans)}")
+    assert order_ms < LATENCY_MS_MAX
+
+
+def test_who_is_elected_plans_at_once(cluster: Cluster) -> None:
+    """Though nothing changes from then on, and not only at the next tick."""
+    cluster.say("h1")
+    planner = cluster.planner()
+    planner.lead(cluster.elect())  # which may load NumPy
+    wait_until(lambda: cluster.hosts() == {"h1"})
+    planner.lead(0)
+    wait_until(lambda: threads() == ["unicron-planner"])
+    cluster.store.delete(CURRENT)
+    revision, seen = cluster.elect(), Seen(cluster.store)
+    began = time.perf_counter()
+    planner.lead(revision)
+    assert seen.since(began, CURRENT) < 1e3 * TICK_S
+
+
+def test_another_right_is_taken_up_at_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which what the planner has begun with is worth nothing any more; no news comes from the store."""
+    monkeypatch.setattr("unicron_elastic.rendezvous.planner.TICK_S", 10 * DEADLINE_S)
+    cluster.say("h1")
+    planner = cluster.planner()
+    planner.lead(cluster.elect())
+    wait_until(lambda: cluster.hosts() == {"h1"})
+    revision = cluster.elect()
+    cluster.store.delete(CURRENT)
+    wait_until(lambda: (term := planner._term) is not None and term._mirror.get(CURRENT) is None)
+    planner.lead(revision)
+    wait_until(lambda: cluster.hosts() == {"h1"})
+
+
+def test_who_leads_no_more_decides_nothing_and_keeps_no_connection(cluster: Cluster) -> None:
+    cluster.say("h1")
+    planner = cluster.planner()
+    planner.lead(cluster.elect())
+    wait_until(lambda: cluster.hosts() == {"h1"})
+    planner.lead(0)
+    wait_until(lambda: threads() == ["unicron-planner"])
+    cluster.say("h2")
+    other = cluster.planner()
+    assert cluster.hosts() == {"h1"}
+    other.lead(cluster.elect())
+    wait_until(lambda: cluster.hosts() == {"h1", "h2"})
+
+
+def test_two_who_believe_that_they_lead_are_one(cluster: Cluster) -> None:
+    cluster.say("h1")
+    cluster.store.put(CHAT.spec, spec_text(spec("chat")))
+    old, new = cluster.planner(), cluster.planner()
+    old.lead(cluster.elect())
+    wait_until(lambda: cluster.store.read_prefix(ORDERS).entries)
+    new.lead(cluster.elect())
+    for place in range(2, 6):
+        cluster.say(f"h{place}")
+        wait_until(lambda place=place: len(cluster.hosts()) == place)
+    assert len(cluster.said) == len(set(cluster.said))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_may_be_told_anything_at_any_time_and_ends(cluster: Cluster, seed: int) -> None:
+    cluster.say("h1")
+    revision = cluster.elect()
+    planner = cluster.planner()
+    tellers = [
+        threading.Thread(target=planner.lead, args=(told,))
+        for told in (revision, 0, revision + 1, revision)[: seed % 5]
+    ]
+    for each in tellers:
+        each.start()
+        time.sleep(0.004 * seed)
+    began = time.monotonic()
+    planner.close()
+    planner.close()
+    assert time.monotonic() - began < 2.0
+    for each in tellers:
+        each.join(DEADLINE_S)
+    wait_until(lambda: not threads())
+    planner.lead(revision)
+    assert threads() == []
+
+
+def test_who_hears_what_is_said_may_close_it(cluster: Cluster) -> None:
+    planner = Planner(cluster.open_store, lambda _words: planner.close())
+    cluster.say("h1")
+    planner.lead(cluster.elect())
+    wait_until(lambda: cluster.hosts() == {"h1"})
+    wait_until(lambda: not threads())
+
+
+@pytest.mark.parametrize("error", [StoreUnreachableError("it is away"), RuntimeError("a bug")])
+def test_a_store_that_cannot_be_opened_is_tried_again(cluster: Cluster, error: Exception) -> None:
+    tries: list[float] = []
+
+    def open_store() -> Store:
+        tries.append(time.monotonic())
+        if len(tries) == 1:
+            raise error
+        return cluster.open_store()
+
+    cluster.say("h1")
+    cluster.planner(open_store).lead(cluster.elect())
+    wait_until(lambda: cluster.hosts() == {"h1"})
+    assert tries[1] - tries[0] >= RETRY_S
+
+
+def test_who_may_not_use_the_store_says_so_once(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    tries: list[float] = []
+
+    def open_store() -> Store:
+        tries.append(time.monotonic())
+        if len(tries) < 3:
+            raise StoreDeniedError("etcd does not allow it")
+        if len(tries) < 5:
+            raise RuntimeError("a bug")
+        return cluster.open_store()
+
+    cluster.say("h1")
+    cluster.planner(open_store).lead(cluster.elect())
+    wait_until(lambda: cluster.hosts() == {"h1"})
+    assert cluster.said[0] == "Nothing can be planned: etcd does not allow it."
+    assert len(cluster.said) == 2  # and the plan's reason
+    errors = [record for record in caplog.records if record.exc_info]
+    assert ["a bug" in str(record.exc_info) for record in errors] == [True]
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unicron_elastic.rendezvous.planner.CLOSE_S", 0.2)
+    answers, is_asked = threading.Event(), threading.Event()
+
+    def open_store() -> Store:
+        is_asked.set()
+        assert answers.wait(DEADLINE_S)
+        return cluster.open_store()
+
+    planner = cluster.planner(open_store)
+    planner.lead(cluster.elect())
+    assert is_asked.wait(DEADLINE_S)
+    began = time.monotonic()
+    planner.close()
+    assert time.monotonic() - began < 1.0
+    answers.set()
+    wait_until(lambda: not threads())
+
+
+def test_who_is_told_twice_at_once_plans_once(cluster: Cluster) -> None:
+    planner, revision = cluster.planner(), cluster.elect()
+    begin = threading.Barrier(8)
+
+    def lead() -> None:
+        begin.wait(DEADLINE_S)
+        planner.lead(revision)
+
+    tellers = [threading.Thread(target=lead) for _ in range(8)]
+    for each in tellers:
+        each.start()
+    for each in tellers:
+        each.join(DEADLINE_S)
+    assert threads().count("unicron-planner") == 1
+
+
+def test_a_store_that_has_lost_its_data_is_opened_again() -> None:
+    with EmbeddedEtcd(binary=BINARY) as server:
+        cluster = Cluster(server.endpoint)
+        try:
+            cluster.say("h1")
+            planner = cluster.planner()
+            planner.lead(cluster.elect())
+            wait_until(lambda: cluster.hosts() == {"h1"})
+            server.stop(timeout_s=0.0)
+            server.start()
+            cluster.store.close()
+            cluster.store = cluster.open_store()
+            cluster.say("h2")
+            planner.lead(cluster.elect())
+            wait_until(lambda: cluster.hosts() == {"h2"})
+        finally:
+            cluster.close()
+    wait_until(lambda: not threads())
