@@ -26,11 +26,11 @@ from _report import describe_machine
 EXAMPLE = Path(__file__).parent.parent / "examples" / "two_jobs"
 sys.path.insert(0, str(EXAMPLE))
 
-from run import Cluster
-from waf import Job, integral, made_at
+from run import Cluster  # noqa: E402
+from waf import Job, integral, made_at  # noqa: E402
 
-from unicron_elastic.planning.snapshot import NodeState
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.planning.snapshot import NodeState  # noqa: E402
+from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd  # noqa: E402
 
 HOSTS = ("a", "b", "c", "d")
 PHASE_S = 14.0

@@ -71,6 +71,7 @@ _RECORD_MAX_BYTES = 64 * 1024
 _REFUSALS_MAX = 100
 _UNITS_MAX = 1_000_000
 _NODES_MAX = 1_000_000
+_NODE_S_MAX = 1e15
 _WEIGHT_MAX = 1e9
 _RATE_MAX_FLOPS = 1e30
 _ERROR_CHARACTERS = 300  # of what is wrong, which may quote what anybody wrote
@@ -249,10 +250,10 @@ def parse_faults(entry: Entry) -> FaultRate:
     told = _parse(entry, _RECORD_MAX_BYTES)
     node_s = told.get("node_s")
     try:
-        if not isinstance(node_s, int | float) or isinstance(node_s, bool):
-            raise ValueError("node_s must be seconds")
+        if not isinstance(node_s, int | float) or isinstance(node_s, bool) or not 0 <= node_s <= _NODE_S_MAX:
+            raise ValueError(f"node_s must be seconds, from 0 to {_NODE_S_MAX:g}")
         return FaultRate(faults=_number(told, "faults"), node_s=float(node_s))
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         raise _odd(entry, "rate of faults", error) from None
 
 

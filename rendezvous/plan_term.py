@@ -187,7 +187,10 @@ class Term:
         # What stands there and is no plan is replaced: its revision is that of the key all the same.
         revision = command.expected_revision or self._mirror.revision(records.CURRENT)
         put = Put(records.CURRENT, command.published.to_json().encode())
-        if self._store.commit(self._guards({records.CURRENT: revision}), [put]) is not None:
+        before = self._mirror.published
+        if self._store.commit(self._guards({records.CURRENT: revision}), [put]) is None:
+            return
+        if before is None or before.seats != command.published.seats:  # else it is looked at, and nothing is to be told
             self._say(command.reason)
 
     def _adopt(self, adoptions: Sequence[AdoptRates]) -> None:

@@ -306,6 +306,7 @@ def test_a_job_whose_rates_nobody_can_compute_costs_itself_alone() -> None:
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", json.dumps({"plan": 10**400}).encode()])
 def test_a_published_plan_that_nobody_can_read_is_replaced(text: bytes) -> None:
     found = two_jobs()
+    found.write(CURRENT, a_plan("h1", "h2"))
     found.write(CURRENT, text)
     assert (found.snapshot().published, list(found.mirror.odd)) == (None, [CURRENT])
     _, commands = handle(CoordinatorState(), SnapshotSeen(1e9, found.snapshot()))

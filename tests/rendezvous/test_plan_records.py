@@ -373,6 +373,12 @@ def test_rates_that_nobody_can_plan_with_are_none(told: list[object]) -> None:
         parse_rates(entry(KEYS.rates, {"rates_flops": told}))
 
 
+@pytest.mark.parametrize("node_s", [-1, 1e300, HUGE, float("nan"), float("inf"), True, "1", None])
+def test_a_time_that_no_nodes_have_run_is_none(node_s: object) -> None:
+    with pytest.raises(ValueError, match=FAULTS):
+        parse_faults(changed("faults", node_s=node_s))
+
+
 @pytest.mark.parametrize("number", [SIGKILL, 0, 99, -15, True, "15"])
 def test_a_job_is_stopped_by_no_other_signal_than_torchrun_is(number: object) -> None:
     with pytest.raises(ValueError, match="signal"):

@@ -13,7 +13,8 @@ from store_lab import BINARY, wait_until
 from term_lab import read_published, spec
 
 from unicron_elastic.planning.snapshot import NodeState, NodeStatus, Phase
-from unicron_elastic.rendezvous.cluster_records import LEADER
+from unicron_elastic.rendezvous.cluster_node import ClusterNode
+from unicron_elastic.rendezvous.cluster_records import LEADER, NodeRecord
 from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress
 from unicron_elastic.rendezvous.etcd_store import EtcdStore
@@ -149,7 +150,8 @@ def test_who_is_elected_plans_at_once(cluster: Cluster) -> None:
 
 def test_another_right_is_taken_up_at_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """By which what the planner has begun with is worth nothing any more; no news comes from the store."""
-    monkeypatch.setattr("unicron_elastic.rendezvous.planner.TICK_S", 10 * DEADLINE_S)
+    for name in ("TICK_S", "RETRY_S"):
+        monkeypatch.setattr(f"unicron_elastic.rendezvous.planner.{name}", 10 * DEADLINE_S)
     cluster.say("h1")
     planner = cluster.planner()
     planner.lead(cluster.elect())
@@ -308,3 +310,54 @@ def test_a_store_that_has_lost_its_data_is_opened_again() -> None:
         finally:
             cluster.close()
     wait_until(lambda: not threads())
+
+
+# -- in the agents of a cluster ------------------------------------------------------------------------------------
+
+
+def agent(cluster: Cluster, host: str, *, may_lead: bool = True) -> ClusterNode:
+    """An idle node that says so."""
+    record = NodeRecord(node_id=f"{host}/agent", host=host, job="", label="", pid=0)
+    found = ClusterNode(cluster.open_store, 30.0, record, bind="127.0.0.1", address="127.0.0.1", may_lead=may_lead)
+    status = NodeStatus(node_id=record.node_id, host=host)
+    found.say(status_key(status.node_id), status_text(status))
+    found.enter(DEADLINE_S)
+    return found
+
+
+def links(found: ClusterNode) -> int:
+    heartbeats = found._heartbeats
+    return 0 if heartbeats is None else sum(link.is_open for link in list(heartbeats._links._links))
+
+
+def test_who_coordinates_plans_and_a_node_that_it_removes_is_in_no_plan(cluster: Cluster) -> None:
+    first = agent(cluster, "first")
+    second = agent(cluster, "second")
+    try:
+        wait_until(lambda: cluster.hosts() == {"first", "second"})
+        wait_until(lambda: links(first) and links(second))
+        assert (first.leads, second.leads) == (True, False)
+        assert second._heartbeats is not None
+        began = time.monotonic()
+        second._heartbeats.close()  # as if its process had ended, while its lease lives on
+        wait_until(lambda: cluster.hosts() == {"first"})
+        print(f"A node that has ended is in no plan after {1e3 * (time.monotonic() - began):.0f} ms")
+        assert time.monotonic() - began < 10.0
+    finally:
+        second.leave()
+        first.leave()
+
+
+def test_the_next_coordinator_plans_when_the_first_has_gone(cluster: Cluster) -> None:
+    first = agent(cluster, "first")
+    wait_until(lambda: cluster.hosts() == {"first"})
+    guest, second = agent(cluster, "guest", may_lead=False), agent(cluster, "second")
+    try:
+        wait_until(lambda: cluster.hosts() == {"first", "guest", "second"})
+        first.leave()
+        wait_until(lambda: cluster.hosts() == {"guest", "second"})
+        assert (guest.leads, second.leads) == (False, True)
+    finally:
+        first.leave()
+        second.leave()
+        guest.leave()

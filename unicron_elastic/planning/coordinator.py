@@ -172,16 +172,16 @@ def _pairs(old: Sequence[float], new: Sequence[float]) -> list[tuple[int, float,
 
 def _once(state: CoordinatorState, commands: tuple[Command, ...], at_unix_s: float) -> Outcome:
     """The commands without those that were given a moment ago and may be on their way."""
-    late = tuple((each, given) for each, given in state.given if is_within(at_unix_s, given, REPEAT_S))
-    known = [_essence(each) for each, _ in late]
-    fresh = tuple(each for each in commands if _essence(each) not in known)
-    return replace(state, given=(*late, *((each, at_unix_s) for each in fresh))), fresh
+    late = {each: given for each, given in state.given if is_within(at_unix_s, given, REPEAT_S)}
+    fresh = tuple(each for each in commands if _essence(each) not in late)
+    late.update((_essence(each), at_unix_s) for each in fresh)
+    return replace(state, given=tuple(late.items())), fresh
 
 
-def _essence(command: Command) -> object:
+def _essence(command: Command) -> Command:
     """What makes two commands the same: a plan is proposed anew at each moment, with another time on it."""
     if isinstance(command, PublishPlan):
-        return command.published.without_times(), command.expected_revision
+        return replace(command, published=command.published.without_times())
     return command
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from unicron_elastic.planning.checks import require, require_count
@@ -75,7 +76,8 @@ class Published:
     def to_json(self) -> str:
         """The plan as one line of JSON, without the revision: the store knows that."""
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "revision"}
-        return json.dumps({**found, "plan": json.loads(self.plan.to_json())}, allow_nan=False)
+        found |= {"plan": json.loads(self.plan.to_json()), "seats": list(_benches(self.seats))}
+        return json.dumps(found, allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes, revision: int) -> Published:
@@ -92,16 +94,16 @@ class Published:
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a published plan: a field has the wrong kind: {error!r}") from None
 
-    def without_times(self) -> Mapping[str, object]:
+    def without_times(self) -> Published:
         """What two proposals that come to the same have in common."""
-        return {**asdict(self), "made_unix_s": 0.0, "moved_unix_s": (), "losses": (), "look_again_unix_s": None}
+        return replace(self, made_unix_s=0.0, moved_unix_s=(), losses=(), look_again_unix_s=None)
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:
     look = found["look_again_unix_s"]
     return {
         "plan": Plan.from_json(json.dumps(found["plan"])),
-        "seats": tuple(_seat(*row) for row in found["seats"]),
+        "seats": tuple(seat for bench in found["seats"] for seat in _seats(*bench)),
         "jobs": tuple((_text(name), _whole(revision)) for name, revision in found["jobs"]),
         "made_unix_s": _number(found["made_unix_s"]),
         "moved_unix_s": tuple((_text(name), _number(moment)) for name, moment in found["moved_unix_s"]),
@@ -113,10 +115,32 @@ def _values(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _seat(node_id: object, host: object, job: object, is_draining: object) -> Seat:
+def _benches(seats: tuple[Seat, ...]) -> Iterator[list[object]]:
+    """Seats side by side of one job, each by its node's id alone where that begins with the host, as agents' do.
+
+    A plan has to fit into one transaction of the store, however many nodes there are.
+    """
+    for (job, is_draining), bench in groupby(seats, key=lambda seat: (seat.job, seat.is_draining)):
+        nodes = [each.node_id if _host_in(each.node_id) == each.host else [each.node_id, each.host] for each in bench]
+        yield [job, is_draining, nodes]
+
+
+def _seats(job: object, is_draining: object, nodes: Iterable[object]) -> Iterator[Seat]:
     if not isinstance(is_draining, bool):
         raise TypeError(is_draining)
-    return Seat(_text(node_id), _text(host), _text(job), is_draining)
+    for node in nodes:
+        node_id, host = (node, _host_in(node)) if isinstance(node, str) else _pair(node)
+        yield Seat(_text(node_id), _text(host), _text(job), is_draining)
+
+
+def _host_in(node_id: str) -> str:
+    return node_id.rpartition("/")[0]
+
+
+def _pair(value: object) -> tuple[object, object]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise TypeError(value)
+    return value[0], value[1]
 
 
 def _text(value: object) -> str:
