@@ -6,7 +6,6 @@ connections of a few threads that write, and one that keeps leases alive. A chil
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from unicron_elastic.planning import agent
 from unicron_elastic.planning.agent import AgentState, handle
 from unicron_elastic.planning.jobs import JobSpec
+from unicron_elastic.planning.published import Published
 from unicron_elastic.planning.snapshot import NodeState, NodeStatus, Phase
 from unicron_elastic.rendezvous.plan_keys import (
     CURRENT,
@@ -187,9 +187,9 @@ class Agents:
         if entry is None:
             return None
         if self._plan is None or self._plan.revision != entry.revision:
-            told = json.loads(entry.value)  # and no more: what checks it takes its time, of which others have need
-            jobs_of = {status_key(node_id): job for node_id, _host, job, _is_draining in told["seats"]}
-            self._plan = _Plan(entry.revision, jobs_of, frozenset(name for name, _revision in told["jobs"]))
+            told = Published.from_json(entry.value, entry.revision)
+            jobs_of = {status_key(node_id): job for node_id, job in told.job_of().items()}
+            self._plan = _Plan(entry.revision, jobs_of, frozenset(name for name, _revision in told.jobs))
         return self._plan
 
     # -- what comes from the store -------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ class Result:
     faults: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     steps: dict[str, float] = field(default_factory=dict)
-    parts: dict[str, list[float]] = field(default_factory=dict)
+    parts: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def add(self, **values: float) -> None:
         """One more of each measure."""
@@ -86,18 +86,19 @@ def table(results: Sequence[Result]) -> str:
 def steps_table(results: Sequence[Result]) -> str:
     """One line for each part of a look, in ms."""
     heads = [f"{each.agents} agents, {each.jobs} jobs" for each in results]
-    rows = [["a part of a look, alone, ms", *heads], ["---"] * (len(results) + 1)]
+    rows = [["a part of a look, ms of processor time", *heads], ["---"] * (len(results) + 1)]
     for words in dict.fromkeys(words for each in results for words in each.steps):
         rows.append([words, *(short(each.steps[words]) if words in each.steps else "" for each in results)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def parts_table(results: Sequence[Result]) -> str:
-    """One line for each part of the time from a loss to the first agent that acts, in ms."""
-    heads = [f"{each.agents} agents, {each.jobs} jobs" for each in results]
-    rows = [["from lost to first agent acting, ms", *heads], ["---"] * (len(results) + 1)]
+    """One line for each part of the time from a loss to the first agent that acts; by the clock, and of a core."""
+    heads = [head for each in results for head in (f"{each.agents} agents: by the clock", "processor time")]
+    rows = [["from lost to first agent acting, ms", *heads], ["---"] * (len(heads) + 1)]
     for words in dict.fromkeys(words for each in results for words in each.parts):
-        rows.append([words, *(cell(each.parts.get(words, [])) for each in results)])
+        both = [list(zip(*each.parts.get(words, []), strict=True)) or [(), ()] for each in results]
+        rows.append([words, *(cell(values) for pair in both for values in pair)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -17,13 +17,11 @@ from typing import Any
 from unicron_elastic.launcher.cli import app
 from unicron_elastic.planning import coordinator, proposal
 from unicron_elastic.planning.published import Published
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
 from unicron_elastic.rendezvous.plan_mirror import PlanMirror
 from unicron_elastic.rendezvous.plan_term import Term
 
 PARTS: tuple[tuple[str, object, str], ...] = (
     ("look, the rest", Term, "look"),
-    ("noting faults, the rest", Term, "_note_faults"),
     ("changes into the mirror", PlanMirror, "apply"),
     ("snapshot of the mirror", PlanMirror, "planning_snapshot"),
     ("why overtaken", coordinator, "why_overtaken"),
@@ -36,7 +34,10 @@ PARTS: tuple[tuple[str, object, str], ...] = (
     ("situation for the table", coordinator, "_prepared"),
     ("plan to JSON", Published, "to_json"),
     ("plan from JSON", Published, "from_json"),
-    ("writing to etcd", EtcdStore, "commit"),
+    ("writing the plan to etcd", Term, "_publish"),
+    ("writing how often nodes fail", Term, "_note_faults"),
+    ("writing orders", Term, "_order"),
+    ("writing starts and stops", Term, "_set_phase"),
     ("table, in another thread", Term, "_build"),
 )
 

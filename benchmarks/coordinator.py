@@ -86,7 +86,7 @@ class Cluster:
         """So far."""
         times = [each.cpu_times() for each in (self.coordinator, self._etcd)]
         spent = [each.user + each.system for each in times]
-        return Used(*spent, self.store.read(LEADER).revision)
+        return Used(spent[0], spent[1], self.store.read(LEADER).revision)
 
     def settle(self, since: int, timeout_s: float = SETTLE_S) -> float:
         """Until all is as planned; the moment of that."""
@@ -154,7 +154,7 @@ def measure(agents: int, jobs: int, args: argparse.Namespace) -> Result:
     say(f"{agents} agents, {jobs} jobs")
     try:
         parts = args.parts and f"{args.parts}-{agents}"
-        with running(parts, result) as cluster:
+        with running(parts, result, to_disk=args.to_disk) as cluster:
             cluster.elect()
             join(cluster, result)
             place(cluster, result, args.seed)
@@ -170,9 +170,13 @@ def measure(agents: int, jobs: int, args: argparse.Namespace) -> Result:
 
 
 @contextmanager
-def running(parts: str, result: Result) -> Iterator[Cluster]:
+def running(parts: str, result: Result, *, to_disk: bool) -> Iterator[Cluster]:
     """A cluster with nothing in it."""
-    with EmbeddedEtcd() as etcd, tempfile.TemporaryFile() as errors:
+    with (
+        tempfile.TemporaryDirectory(prefix="unicron-benchmark-") as folder,
+        EmbeddedEtcd(data_dir=Path(folder) / "etcd" if to_disk else None) as etcd,
+        tempfile.TemporaryFile() as errors,
+    ):
         words = ["coordinator", "--endpoint", etcd.endpoint, "--address", "127.0.0.1", "--name", "coordinator"]
         program = [str(Path(sys.executable).parent / "unicron")]
         if parts:
@@ -324,26 +328,27 @@ def finish(cluster: Cluster, result: Result) -> None:
     result.steps = steps(cluster.agents.mirror(), victim(cluster, random.Random(0)))
 
 
-def parts_of(path: Path, faults: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """By part, the milliseconds that it took of the time from each loss to the first agent that acts.
+def parts_of(path: Path, faults: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """By part, the milliseconds of the time from each loss to the first agent that acts, and of processor time.
 
     All else is waiting: for etcd to tell of changes, for other processes, and for the agent.
     """
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     planner = {thread for thread, part, *_ in lines if part.startswith("look")}
-    found: dict[str, list[float]] = {}
     names = dict.fromkeys(part for thread, part, *_ in lines if thread in planner)
+    found: dict[str, list[tuple[float, float]]] = {}
     for fault in faults:
         if "acting_ms" not in fault:
             continue
         since, until = fault["lost_at"], fault["lost_at"] + fault["acting_ms"] / 1e3
-        took = dict.fromkeys(names, 0.0)
-        for thread, part, began, ended, own_s, _cpu_s in lines:
+        took = {part: [0.0, 0.0] for part in names}
+        for thread, part, began, ended, own_s, own_cpu_s in lines:
             if thread in planner and since <= began and ended <= until:
-                took[part] += own_s * 1e3
-        took["all else"] = fault["acting_ms"] - sum(took.values())
-        for part, own_ms in took.items():
-            found.setdefault(part, []).append(own_ms)
+                took[part][0] += own_s * 1e3
+                took[part][1] += own_cpu_s * 1e3
+        took["all else"] = [fault["acting_ms"] - sum(own_ms for own_ms, _ in took.values()), 0.0]
+        for part, (own_ms, own_cpu_ms) in took.items():
+            found.setdefault(part, []).append((own_ms, own_cpu_ms))
     return found
 
 
@@ -376,6 +381,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--pause", type=float, default=6.0, metavar="S", help="before each loss, s (default: %(default)s)"
     )
+    parser.add_argument("--to-disk", action="store_true", help="etcd forces each write to disk; else it does not")
     parser.add_argument("--seed", type=int, default=0, help="of jobs and losses (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all records there")
     parser.add_argument(

@@ -116,6 +116,7 @@ def _run_command(argv: Sequence[str]) -> int:
         check(args, warn=_say)
         if cluster := _cluster_of(args):
             return _submit(args, argv, cluster)
+        _check_is_for_here(args)
         if not _may_join(args, chosen):
             return 1
     except options.BadOption as error:
@@ -142,6 +143,13 @@ def _cluster_of(args: argparse.Namespace) -> str:
         return str(args.cluster)
     is_here = args.standalone or args.rdzv_endpoint or args.rdzv_backend != "static"
     return "" if is_here else os.environ.get("UNICRON_CLUSTER", "").strip()
+
+
+def _check_is_for_here(args: argparse.Namespace) -> None:
+    """Raises BadArgument for what is said of a job that goes to a cluster, and would be without effect."""
+    for flag, value in (("--detach", args.detach), ("--weight", args.weight), ("--job-spec", args.job_spec)):
+        if value:
+            raise BadArgument(f"{flag}: it is for a job that runs on a cluster; give --cluster ENDPOINT as well")
 
 
 def _submit(args: argparse.Namespace, argv: Sequence[str], cluster: str) -> int:

@@ -86,9 +86,9 @@ class Cluster:
         return {job: sorted(hosts) for job, hosts in found.items()}
 
     def reason(self) -> str:
-        """Of the published plan; `unicron plan` shows it as well."""
+        """Of the published plan, "" if it moves nobody; `unicron plan` shows it as well."""
         published = self.seen().published
-        return "" if published is None else published.reason
+        return "" if published is None or not published.plan.moves else published.reason
 
     def close(self) -> None:
         """End all agents."""
@@ -132,7 +132,7 @@ class Show:
             working = self.cluster.working()
             who = "   ".join(f"{job.name}: {' '.join(working.get(job.name, ['-']))}" for job in self.jobs)
             print(f"{now - self.began_at:5.0f} s  WAF {waf:5.2f} GFLOP/s  {'#' * int(waf * 10):<24} {who}", flush=True)
-            if (reason := self.cluster.reason()) != self._reason:
+            if (reason := self.cluster.reason()) not in ("", self._reason):
                 self._reason = reason
                 print(f"         plan: {reason}", flush=True)
 

@@ -110,6 +110,10 @@ class Lab:
         snapshot = self.ask(lambda store: store.read_prefix(NODE_RECORDS))
         return {} if snapshot is None else {(each := parse_node_status(e)).host: each for e in snapshot.entries}
 
+    def refused(self) -> set[str]:
+        """Jobs that some node has refused."""
+        return {each.job for node in self.nodes().values() for each in node.refusals}
+
     def until_idle(self, *hosts: str) -> None:
         def are_idle() -> bool:
             nodes = self.nodes()
@@ -235,7 +239,17 @@ def test_a_signal_reaches_the_workers_and_ends_the_job(lab: Lab, submit: Submit,
     record = lab.phase("stopped")
     assert record is not None
     assert record.phase is Phase.CANCELLED
-    assert not any(node.refusals for node in lab.nodes().values())
+    assert "stopped" not in lab.refused()
+
+
+def test_ctrl_c_while_a_job_waits_leaves_nothing(lab: Lab, submit: Submit) -> None:
+    run = submit(lab, "--nnodes=9", "--rdzv-id=huge", "work.py")
+    run.until(lambda: re.search(r"huge .*(needs|waits)", run.err), "why it waits")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(10.0) == 1
+    record = lab.phase("huge")
+    assert record is not None
+    assert (record.phase, record.signal) == (Phase.CANCELLED, signal.SIGINT)
 
 
 @pytest.mark.slow
@@ -326,6 +340,95 @@ def test_a_killed_agent_takes_its_workers_along_and_is_replaced(lab: Lab, submit
     stop(launcher)
     assert run.wait() == 0, run.err
     assert run.out.count("DONE") == 3
+
+
+@pytest.mark.slow
+def test_nodes_of_a_job_may_end_one_after_the_other(lab: Lab, submit: Submit, launcher: Any) -> None:
+    launcher.script("uneven.py", WORKER.replace('os.path.exists("stop")', "os.path.exists('stop' + environ['RANK'])"))
+    run = submit(lab, "--nnodes=2", "--rdzv-id=uneven", "uneven.py")
+    works(run, 2)
+    (launcher.folder / "stop0").touch()
+    run.until_line("^DONE a$")
+    until(lambda: len(_workers(run)) == 1, "the end of the first")
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.process.wait(3.0)  # nobody hurries the second
+    (launcher.folder / "stop1").touch()
+    assert run.wait() == 0, run.err
+    assert "DONE b" in run.out
+    assert "GOT" not in run.out
+    assert "stopped" not in run.err
+    lab.until_idle("a", "b")
+    assert "uneven" not in lab.refused()
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_killed_is_no_end_of_the_job(lab: Lab, submit: Submit, launcher: Any) -> None:
+    run = submit(lab, "--nnodes=1", "--rdzv-id=hit", "work.py")
+    ((host, pid),) = works(run, 1).items()
+    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    agents = {each.process.pid for each in lab.agents}
+    while int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1]) not in agents:
+        parent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(parent, signal.SIGKILL)
+    until(lambda: not os.path.exists(f"/proc/{pid}"), "the end of its worker")
+    others = works(run, 1, 2)
+    assert set(others) == {"a", "b"}
+    assert f"{host} leaves hit: its part of it ended with exit code -9 while the job goes on." in run.err
+    stop(launcher)
+    assert run.wait() == 0, run.err
+
+
+@pytest.mark.slow
+def test_a_node_is_lent_to_another_job(lab: Lab, submit: Submit, launcher: Any) -> None:
+    first = submit(lab, "--nnodes=1:2", "--rdzv-id=first", "--max-restarts=0", "work.py")
+    works(first, 2)
+    second = submit(lab, "--nnodes=1", "--rdzv-id=second", "--weight=3", "work.py")
+    works(second, 1)
+    works(first, 1)
+    stop(launcher)
+    assert first.wait() == 0, first.err + lab.logs()
+    assert second.wait() == 0, second.err
+
+
+@pytest.mark.slow
+def test_a_job_that_ends_while_etcd_is_away_has_ended_well(own: Lab, submit: Submit, launcher: Any) -> None:
+    own.etcd = EmbeddedEtcd(data_dir=own.folder / "etcd")
+    own.etcd.start()
+    own.begin("a", "b")
+    run = submit(own, "--nnodes=2", "--rdzv-id=job", "work.py")
+    pids = works(run, 2)
+    own.etcd.stop()
+    run.until(lambda: "cannot be seen" in run.err, "blindness")
+    stop(launcher)
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids.values()), "the end of the workers")
+    own.etcd.start()
+    assert run.wait() == 0, run.err + own.logs()
+    assert run.out.count("WORKS") == run.out.count("DONE") == 2
+    own.until_idle("a", "b")
+
+
+@pytest.mark.slow
+def test_an_agent_that_helps_a_job_nobody_plans_leaves_it_when_it_ends(own: Lab, launcher: Any) -> None:
+    own.etcd.start()
+    launcher.script("work.py", WORKER)
+    run = launcher.start(
+        "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=unicron", f"--rdzv-endpoint={own.etcd.endpoint}",
+        "--rdzv-id=loose", "--rdzv-conf=last_call_timeout=0", "--local-addr=127.0.0.1", "--max-restarts=3", "work.py",
+        env={"UNICRON_NODE_NAME": "z"},
+    )  # fmt: skip
+    run.until_line("^WORKS z of 1 ")
+    helper = Agent(own.folder, own.etcd.endpoint, "a")
+    own.agents.append(helper)
+    run.until_line("^WORKS z of 2 ")
+    until(lambda: own.nodes()["a"].state is NodeState.WORKING, "work", own.logs)
+    began = time.monotonic()
+    helper.process.terminate()
+    assert helper.process.wait(DEADLINE_S) == 0
+    assert time.monotonic() - began < 20.0, "its child was not told"
+    helper.assert_gone()
+    run.until_line("^WORKS z of 1 ", 2)
+    stop(launcher)
+    assert run.wait() == 0
 
 
 def test_an_agent_may_be_there_before_etcd(own: Lab) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import queue
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from unicron_elastic.launcher import children
 from unicron_elastic.launcher.arguments import get_args_parser
+from unicron_elastic.launcher.children import Child
 from unicron_elastic.launcher.planned_command import (
     JOB_VARIABLE,
     MOST_NODES,
@@ -24,8 +30,6 @@ from unicron_elastic.planning.jobs import JobSpec
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables of whoever runs the tests change no default."""
-    import os
-
     for name in list(os.environ):
         if name.startswith(("PET_", "UNICRON_")):
             monkeypatch.delenv(name)
@@ -216,3 +220,49 @@ def test_a_child_is_not_alone_with_its_part(monkeypatch: pytest.MonkeyPatch) -> 
     args = understood(child(*job.command, environ=found))
     assert not args["standalone"]
     assert args["max_restarts"] == 2
+
+
+# -- a child that runs it ----------------------------------------------------------------------------------------------
+
+
+def test_a_child_is_seen_to_its_end_and_told_of_signals(tmp_path: Path) -> None:
+    ended: queue.SimpleQueue[Child] = queue.SimpleQueue()
+    words = [sys.executable, "-c", "import time; open('is-there', 'w').close(); time.sleep(60)"]
+    child = Child("what", words, str(tmp_path), dict(os.environ), on_end=ended.put)
+    child.signal(9)  # there is none yet
+    child.start("", "", "host", lambda _words: None)
+    while not (tmp_path / "is-there").exists():
+        time.sleep(0.01)
+    child.set_output("")
+    child.signal(15)
+    assert ended.get(timeout=30.0) is child
+    assert (child.exit_code, child.why) == (-15, "")
+    child.signal(9)  # there is none any more
+    assert ended.empty()
+
+
+def test_a_child_whose_output_cannot_be_read_is_not_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_values: object, **_named: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(children, "OutputSender", fails)
+    started: list[int] = []
+    popen = subprocess.Popen
+
+    def noted(*values: Any, **named: Any) -> Any:
+        process = popen(*values, **named)
+        started.append(process.pid)
+        return process
+
+    monkeypatch.setattr(children.subprocess, "Popen", noted)
+    child = Child("what", ["sleep", "60"], str(tmp_path), dict(os.environ), on_end=lambda _child: None)
+    with pytest.raises(OSError, match="Too many"):
+        child.start("", "", "host", lambda _words: None)
+    assert not os.path.exists(f"/proc/{started[0]}")
+
+
+@pytest.mark.parametrize(("words", "folder"), [(["/nowhere/program"], "/"), ([sys.executable], "/nowhere")])
+def test_a_child_that_cannot_be_started_says_so(words: list[str], folder: str) -> None:
+    child = Child("what", words, folder, dict(os.environ), on_end=lambda _child: None)
+    with pytest.raises(OSError):
+        child.start("", "", "host", lambda _words: None)

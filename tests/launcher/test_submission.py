@@ -201,6 +201,18 @@ def test_the_variable_counts_unless_the_command_line_says_where_it_runs(
     assert main._cluster_of(main.parse_args([*options, "train.py"])) == cluster
 
 
+@pytest.mark.parametrize("option", ["--detach", "--weight=2", "--job-spec=job.json"])
+def test_what_would_be_without_effect_is_no_job(
+    option: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNICRON_CLUSTER", "h:1")  # which does not count
+    assert main._run_command(["--standalone", option, "train.py"]) == 1
+    err = capfd.readouterr().err
+    assert err.startswith(f"unicron-run: {option.partition('=')[0]}: ")
+    assert "--cluster" in err
+    assert len(err.splitlines()) == 1
+
+
 @dataclass
 class _Submitted:
     spec: JobSpec
