@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from unicron_elastic.launcher.output_sender import OutputSender
+from unicron_elastic.rendezvous.plan_keys import VERDICT_VARIABLE
 
 __all__ = ["Child"]
 
@@ -30,22 +33,26 @@ class Child:
         self.what = what
         self.exit_code: int | None = None
         self.why = ""  # it could not be seen to its end
+        self.verdict = ""  # how the job has ended, as the child says: well, failed, or "" if it goes on
         self._command, self._directory, self._env = command, directory, env
         self._on_end = on_end
         self._process: subprocess.Popen[bytes] | None = None
         self._output: OutputSender | None = None
         self._address = ""  # where its output is wanted
+        self._verdict_path = ""
 
     def start(self, output: str, secret: str, host: str, say: Callable[[str], None]) -> None:
         """Starts it; what it writes goes to ``output``, HOST:PORT, and for want of that to this process's own streams.
 
         Raises OSError.
         """
+        file, self._verdict_path = tempfile.mkstemp(prefix="unicron-verdict-")
+        os.close(file)
         # A session of its own: Ctrl-C here is for the agent, which stops its child as it should be stopped.
         process = subprocess.Popen(
             self._command,
             cwd=self._directory,
-            env=dict(self._env),
+            env={**self._env, VERDICT_VARIABLE: self._verdict_path},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -88,4 +95,14 @@ class Child:
         self.exit_code = self._process.wait()
         self._output.finish(GRACE_S)
         self._output.join(GRACE_S)
+        self.verdict = self._read_verdict()
         self._on_end(self)
+
+    def _read_verdict(self) -> str:
+        try:
+            with open(self._verdict_path, encoding="utf-8") as file:
+                told = file.read(16)
+            os.unlink(self._verdict_path)
+        except (OSError, ValueError):
+            return ""
+        return told if told in ("well", "failed") else ""

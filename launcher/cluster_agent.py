@@ -117,9 +117,9 @@ class ClusterAgent:
         self._has_lost_data = False
 
     def stop(self) -> None:
-        """Ends it soon; what runs here is stopped first. From a signal's handler as well."""
+        """Ends it soon: what runs here leaves its job, the second time at once. From a signal's handler as well."""
         self._stop.set()
-        self._inbox.put(None)
+        self._inbox.put(agent.Stopped(at_unix_s=time.time()))
 
     def run(self) -> None:
         """Obeys orders. Raises StoreError if the cluster cannot be reached at the start."""
@@ -127,8 +127,6 @@ class ClusterAgent:
         self._open()
         while not (self._stop.is_set() and self._is_idle):
             self._wait()
-            if self._stop.is_set() and not self._state.is_stopping:
-                self._handle(agent.Stopped(at_unix_s=time.time()))
             self._handle(agent.TimePassed(at_unix_s=time.time()))
             self._tell_ends()
             if not self._stop.is_set():
@@ -176,6 +174,8 @@ class ClusterAgent:
                 self._blind.discard(what)
             case _Seen(_, _, Replaced() as item):
                 raise StoreReplacedError(item.reason)
+            case agent.Stopped():
+                self._handle(told)
             case _Ended(child) if child is self._child:
                 self._child_ended(child)
 
@@ -264,7 +264,7 @@ class ClusterAgent:
         if isinstance(child.what, Claim):
             self._spare.ended(child.what, is_well=child.exit_code == 0)
         else:
-            verdict = self._verdict(child.what)
+            verdict = child.verdict or self._verdict(child.what)
         event = agent.ChildEnded(at_unix_s=time.time(), exit_code=child.exit_code, verdict=verdict, why=child.why)
         self._handle(event)
 

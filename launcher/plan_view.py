@@ -12,7 +12,6 @@ from typing import Any
 
 from unicron_elastic.launcher.cluster_view import AgentState, PlannedJob
 from unicron_elastic.launcher.tables import natural
-from unicron_elastic.planning.plan import Plan
 from unicron_elastic.planning.proposal import propose, why_overtaken
 from unicron_elastic.planning.published import Published
 from unicron_elastic.planning.reconcile import Movement, StartJob, StopJob, reconcile
@@ -306,30 +305,12 @@ def why_it_waits(job: JobStatus, published: Published | None) -> str:
     if not job.is_alive:
         return f"{name} is {job.phase.value}."
     if plan is not None and (wait := next((wait for wait in plan.waits if wait.task == name), None)) is not None:
-        return wait.reason if job.spec.paused else _unless_paused(job, plan, wait.reason)
+        return wait.reason
     if plan is not None and plan.counts.get(name):
         return ""
     if not job.is_planned:
         return f"{name} waits: how fast it is on how many nodes is not known yet."
     return f"{name} waits for the next plan." if published is not None else f"{name} waits for the first plan."
-
-
-def _unless_paused(job: JobStatus, plan: Plan, reason: str) -> str:
-    """The planner calls a job paused, too, that can have none of what it runs on."""
-    if reason != f"{job.name} is paused.":
-        return reason
-    needs = f"{job.name} waits: it needs at least {_counted(job.least_nodes)}"
-    if job.least_nodes > plan.nodes:
-        return f"{needs}, and there {_are(plan.nodes)}."
-    return f"{needs}, and too few may work for it: the others refuse it, or are to be drained."
-
-
-def _are(count: int) -> str:
-    return f"{'is' if count == 1 else 'are'} {count}"
-
-
-def _counted(nodes: int) -> str:
-    return f"{nodes} node{'s' * (nodes != 1)}"
 
 
 # -- nodes ---------------------------------------------------------------------------------------------------------

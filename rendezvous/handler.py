@@ -6,6 +6,7 @@ Works under plain torchrun as well, by the entry point `torchrun.handlers`. Who 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -44,7 +45,7 @@ from unicron_elastic.rendezvous.membership import (
     lost,
     nodes_waiting,
 )
-from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys
+from unicron_elastic.rendezvous.plan_keys import VERDICT_VARIABLE, PlannedJobKeys
 from unicron_elastic.rendezvous.round_store import RoundStoreError
 from unicron_elastic.rendezvous.round_watch import RoundListener, RoundWatch
 from unicron_elastic.rendezvous.store import StoreError
@@ -239,6 +240,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         error = sys.exc_info()[1]
         if not self._has_left and (error is None or isinstance(error, ChildFailedError)):
             how = "has ended well" if error is None else "has failed"
+            _tell_verdict("well" if error is None else "failed")
             self._presence.close_job(f"It {how} on {self._member.host}.", has_failed=error is not None)
             self._round = None
         self.leave()
@@ -495,3 +497,11 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         if self._presence.blind:
             return False
         return view.round is None or view.round != found or bool(lost(view)) or bool(view.closed)
+
+
+def _tell_verdict(word: str) -> None:
+    """To the agent that runs this one for a planned job, if one does."""
+    path = os.environ.get(VERDICT_VARIABLE)
+    if path:
+        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+            file.write(word)

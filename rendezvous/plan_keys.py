@@ -11,12 +11,17 @@ __all__ = [
     "NODE_RECORDS",
     "ORDERS",
     "PLAN",
+    "VERDICT_VARIABLE",
     "PlannedJobKeys",
     "job_of_key",
     "order_key",
     "run_of_start",
     "status_key",
 ]
+
+# In the environment of what runs a job's part for an agent: a file for its word on how the job has ended, as the store
+# may be away at that moment.
+VERDICT_VARIABLE = "UNICRON_VERDICT"
 
 PLAN = "plan/"
 CURRENT = f"{PLAN}current"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from unicron_elastic.planning.agent import (
     END_S,
     RECALL_S,
+    STOP_S,
     AgentState,
     ChildEnded,
     ChildWorks,
@@ -380,6 +381,12 @@ def _recalled() -> Node:
     return node
 
 
+def test_an_agent_that_ends_waits_a_little_for_its_job_to_do_without_it() -> None:
+    node = working()
+    assert kinds(node.stop()) == [RecallChild]
+    assert kinds(node.wait(STOP_S)) == [StopChild]
+
+
 def _claiming() -> Node:
     node = Node()
     node.claim()
@@ -390,10 +397,12 @@ def _claiming() -> Node:
 def test_an_agent_that_ends_leaves_whatever_it_has(make: Any) -> None:
     node = make()
     had_child = node.has_child
-    assert kinds(node.stop()) == ([StopChild] if had_child else [])
+    is_asked_first = make is working  # the others are to do without it
+    first = ([RecallChild] if is_asked_first else [StopChild]) if had_child else []
+    assert kinds(node.stop()) == first
     assert kinds(node.order("c")) == []
     assert kinds(node.claim()) == []
-    assert kinds(node.stop()) == []
+    assert kinds(node.stop()) == ([StopChild] if is_asked_first else [])
     if had_child:
         assert node.wait(END_S) == [StopChild(SIGKILL)]
         node.ends(-9)

@@ -37,8 +37,10 @@ __all__ = [
 ]
 
 RECALL_S = 60.0  # so long a job may take to let a node go
+STOP_S = 10.0  # ... when its agent is to end
 END_S = 60.0  # ... and a finished one to end by itself
 MOST_S = max(RECALL_S, END_S) + 1.0  # that any wait takes
+_UNUSED = "the plan takes it out of the job."
 
 
 # -- events --------------------------------------------------------------------------------------------------------
@@ -257,7 +259,7 @@ def _ordered(state: AgentState, event: Ordered) -> Outcome:
         return replace(state, status=_joining(status, event.target), seen=None), (told,)
     if status.state is NodeState.LEAVING:
         return replace(state, status=replace(status, towards=event.target)), (told,)
-    state, commands = _leave(state, event.target, event.at_unix_s, event.reason)
+    state, commands = _leave(state, event.target, event.at_unix_s)
     return state, (told, *commands)
 
 
@@ -285,7 +287,7 @@ def _job_seen(state: AgentState, event: JobSeen) -> Outcome:
         return _await_end(state, event.at_unix_s)
     if status.state is NodeState.LEAVING:
         return _stop(state, event.at_unix_s)
-    return _leave(state, "", event.at_unix_s, "")
+    return _leave(state, "", event.at_unix_s)
 
 
 def _child_works(state: AgentState) -> Outcome:
@@ -326,9 +328,15 @@ def _code_of(event: ChildEnded) -> str:
 
 
 def _stopped(state: AgentState, event: Stopped) -> Outcome:
-    state = replace(state, is_stopping=True)
+    """The first time the job is asked to let the node go, which costs nobody a restart; the second time it must."""
+    is_first, state = not state.is_stopping, replace(state, is_stopping=True)
     if not state.has_child:
         return replace(state, status=_joining(state.status, "")), ()
+    if is_first and state.status.state is not NodeState.LEAVING:
+        state, commands = _leave(state, "", event.at_unix_s)
+        if state.stops_at_unix_s is not None:
+            state = replace(state, stops_at_unix_s=min(state.stops_at_unix_s, event.at_unix_s + STOP_S))
+        return state, commands
     return _stop(replace(state, status=replace(state.status, state=NodeState.LEAVING, towards="")), event.at_unix_s)
 
 
@@ -347,7 +355,7 @@ def _is_due(moment_unix_s: float | None, at_unix_s: float) -> bool:
     return moment_unix_s is not None and not moment_unix_s - MOST_S <= at_unix_s < moment_unix_s
 
 
-def _leave(state: AgentState, target: str, at_unix_s: float, reason: str) -> Outcome:
+def _leave(state: AgentState, target: str, at_unix_s: float) -> Outcome:
     """A job that goes on lets the node go; else there is nothing to wait for."""
     status, seen = state.status, state.seen
     state = replace(state, status=replace(status, state=NodeState.LEAVING, towards=target))
@@ -356,6 +364,7 @@ def _leave(state: AgentState, target: str, at_unix_s: float, reason: str) -> Out
     goes_on = seen is not None and seen.phase is Phase.RUNNING and seen.start == state.start and seen.spec is not None
     if not goes_on or state.is_claimed or status.state is not NodeState.WORKING:
         return _stop(state, at_unix_s)
+    reason = f"{target} gets it by the plan." if target else "its agent ends." if state.is_stopping else _UNUSED
     return replace(state, stops_at_unix_s=at_unix_s + RECALL_S), (RecallChild(reason),)
 
 

@@ -137,7 +137,7 @@ def parse_job(told: object) -> JobSpec:
     command = values["command"]
     require(
         isinstance(command, list | tuple),
-        f"job {name}: command is {command!r}: it must be a list of words, such as ['python', 'train.py']",
+        f"job {name}: command is {command!r}: it must be a list of words, such as ['train.py', '--epochs', '3']",
     )
     values["command"] = tuple(command)
     if "throughput" in values:
@@ -187,7 +187,7 @@ def _require_command(spec: JobSpec) -> None:
     where = f"job {spec.name}"
     require(
         len(spec.command) > 0 and all(isinstance(word, str) for word in spec.command) and spec.command[0].strip() != "",
-        f"{where}: command is {list(spec.command)!r}: it must be a list of words that begins with a program",
+        f"{where}: command is {list(spec.command)!r}: it must be a list of words, those after unicron-run",
     )
     require(
         isinstance(spec.directory, str) and spec.directory.startswith("/"),

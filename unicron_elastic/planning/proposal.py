@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from unicron_elastic.planning.holding import DWELL_S, dwell_s, dwelling_of, have_room, losses_of, moved_of, returned_to
-from unicron_elastic.planning.plan import Plan
+from unicron_elastic.planning.plan import Plan, Wait
 from unicron_elastic.planning.published import Loss, Published, Seat
 from unicron_elastic.planning.seating import seated
 from unicron_elastic.planning.situation import Bounds, Changes, changes_of, situation_of
@@ -109,8 +109,20 @@ def _fitted(
             continue
         seats, short = seated(snapshot, plan.counts, kept, losses, at_unix_s)
         if not short:
+            plan = replace(plan, waits=tuple(_told(snapshot, plan, wait) for wait in plan.waits))
             return _Fitted(_with_reasons(snapshot, plan, bounds, at_unix_s), seats, bounds)
         bounds = replace(bounds, most={**bounds.most, **short})
+
+
+def _told(snapshot: Snapshot, plan: Plan, wait: Wait) -> Wait:
+    """The planner calls a job paused, too, that can have none of the numbers of nodes on which it runs."""
+    job = snapshot.job(wait.task)
+    if job is None or job.spec.paused or wait.reason != f"{wait.task} is paused.":
+        return wait
+    needs = f"{wait.task} waits: it needs at least {job.least_nodes} node{'s' * (job.least_nodes != 1)}"
+    if job.least_nodes > plan.nodes:
+        return Wait(wait.task, f"{needs}, and there {'is' if plan.nodes == 1 else 'are'} {plan.nodes}.")
+    return Wait(wait.task, f"{needs}, and too few may work for it: the others refuse it, or are to be drained.")
 
 
 def _planned(snapshot: Snapshot, changes: Changes, bounds: Bounds, table: Table | None) -> Plan:
