@@ -136,7 +136,9 @@ class Story:
         """Have the policy's limits set, as an operator does."""
         found = self.limits([spec.name for spec in JOBS] if running is None else running, hosts)
         for job, nodes in (found or {}).items():
-            command = ["jobs", "set", job, "--max-nodes", str(max(1, min(nodes, self.most[job])))]
+            # The first job is held at its number, or its nodes would go to who earns more with them.
+            option = "--pin" if job == BASE else "--max-nodes"
+            command = ["jobs", "set", job, option, str(max(1, min(nodes, self.most[job])))]
             subprocess.run(
                 [str(Path(sys.executable).parent / "unicron"), *command],
                 env=self.cluster.env,
