@@ -114,10 +114,12 @@ class Term:
             health = health_of(self._quarantined.values(), at_unix_s)
             snapshot = self._mirror.planning_snapshot(health)
             self._tell_odd()
-            self._handle(SnapshotSeen(at_unix_s, snapshot))
-            self._note_faults(snapshot)  # last, as it keeps nobody waiting
+            self._count_faults(snapshot)
+            has_acted = self._handle(SnapshotSeen(at_unix_s, snapshot))
         else:
-            self._handle(TimePassed(at_unix_s))
+            has_acted = self._handle(TimePassed(at_unix_s))
+        if not has_acted:  # first the orders that follow from a fault
+            self._note_faults()
         if self._built is not None:
             built, self._built = replace(self._built, at_unix_s=at_unix_s), None
             self._handle(built)
@@ -162,9 +164,11 @@ class Term:
 
     # -- what is done --------------------------------------------------------------------------------------------------
 
-    def _handle(self, event: SnapshotSeen | TimePassed | TableBuilt) -> None:
+    def _handle(self, event: SnapshotSeen | TimePassed | TableBuilt) -> bool:
+        """Whether there was anything to do."""
         self._state, commands = handle(self._state, event)
         self._carry_out(commands)
+        return bool(commands)
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
         moves = [each for each in commands if isinstance(each, LendNode | ReturnNode)]
@@ -267,13 +271,16 @@ class Term:
 
     # -- how often nodes fail ------------------------------------------------------------------------------------------
 
-    def _note_faults(self, snapshot: Snapshot) -> None:
+    def _count_faults(self, snapshot: Snapshot) -> None:
         now, uptime = time.monotonic(), self._uptime
         before, self._before = self._before, snapshot
         if before is not None:
             uptime.node_s += len(before.nodes) * (now - uptime.since)
         uptime.since = now
         uptime.faults += 0 if before is None else lost_nodes(before, snapshot)
+
+    def _note_faults(self) -> None:
+        now, uptime = time.monotonic(), self._uptime
         if not uptime.faults and now - uptime.noted_at < FAULTS_EVERY_S:
             return
         told = self._mirror.faults.observed(uptime.faults, uptime.node_s)

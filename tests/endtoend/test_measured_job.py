@@ -103,6 +103,7 @@ def test_what_a_planned_job_measures_is_in_the_store(
     assert left.wait() == 0
 
 
+@pytest.mark.slow
 def test_one_that_goes_on_in_place_is_measured_too(
     start: Callable[..., Any], measured: Callable[[], MeasuredJob]
 ) -> None:

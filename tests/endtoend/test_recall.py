@@ -71,7 +71,12 @@ def _assert_left_well(run: Any, node: str) -> None:
 
 
 def _incidents(folder: Path) -> list[str]:
-    return [line for path in folder.glob("ledger-*") for line in path.read_text().splitlines()]
+    """Their numbers, reasons and decisions, those that are told again as well."""
+    lines = (line for path in folder.glob("ledger-*") for line in path.read_text().splitlines())
+    return [
+        " ".join(str(told.get(name)) for name in ("host", "number", "reason", "decision"))
+        for told in map(json.loads, lines)
+    ]
 
 
 @pytest.mark.parametrize("node", ["a", pytest.param("b", marks=pytest.mark.slow), "c"])  # "a" hosts the round's store
@@ -176,7 +181,7 @@ def _final(folder: Path, rank: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("node", ["a", "c"])  # "a" is rank 0, and hosts the round's store
+@pytest.mark.parametrize("node", ["a", pytest.param("c", marks=pytest.mark.slow)])  # "a" is rank 0, with the store
 def test_in_place_the_others_go_on_in_their_processes(
     start: Start, launcher: Any, recall: Callable[[str], object], undisturbed: Any, node: str
 ) -> None:
@@ -199,6 +204,7 @@ def test_in_place_the_others_go_on_in_their_processes(
     assert _incidents(launcher.folder) == []
 
 
+@pytest.mark.slow
 def test_in_place_a_node_that_is_needed_leaves_when_another_has_come(
     start: Start, launcher: Any, recall: Callable[[str], object], undisturbed: Any
 ) -> None:

@@ -146,8 +146,9 @@ class Snapshot:
     """Everything at one revision of the store; nodes by id, jobs by name.
 
     ``published``: the plan, None before the first. ``faults``: how often nodes fail, as last agreed on.
-    ``gpu_flops``: what a GPU achieves here, as jobs of which nothing is known are taken to do. Raises ``ValueError`` if
-    two nodes or two jobs are called the same.
+    ``gpu_flops``: what a GPU achieves here, as jobs of which nothing is known are taken to do. ``sound_nodes``: those
+    that a plan is about: all but broken ones, and those that work for a job of which too little is known to plan for
+    it. Draining ones are among them. Raises ``ValueError`` if two nodes or two jobs are called the same.
     """
 
     nodes: tuple[NodeStatus, ...] = ()
@@ -155,6 +156,8 @@ class Snapshot:
     published: Published | None = None
     faults: FaultRate = field(default_factory=FaultRate)
     gpu_flops: float = GPU_FLOPS
+    # Asked for many times of each snapshot, and a walk over all nodes.
+    sound_nodes: tuple[NodeStatus, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", tuple(sorted(self.nodes, key=lambda node: node.node_id)))
@@ -162,24 +165,22 @@ class Snapshot:
         for what, names in (("nodes", [n.node_id for n in self.nodes]), ("jobs", [j.name for j in self.jobs])):
             twice = [name for name, following in pairwise(names) if name == following]
             require(not twice, f"two {what} are called {twice[:1]}: each must have a name of its own")
+        object.__setattr__(self, "sound_nodes", _sound_nodes(self.nodes, self.jobs))
 
     @property
     def plan_revision(self) -> int:
         """Of the published plan; 0: there is none."""
         return 0 if self.published is None else self.published.revision
 
-    @property
-    def sound_nodes(self) -> tuple[NodeStatus, ...]:
-        """The nodes that a plan is about: all but broken ones, and those that work for a job of which too little is
-        known to plan for it. Draining ones are among them.
-        """
-        unplanned = {job.name for job in self.jobs if job.is_alive and not job.is_planned}
-        known = {job.name for job in self.jobs} - unplanned | {""}
-        return tuple(node for node in self.nodes if node.health is not Health.BROKEN and node.held_by in known)
-
     def job(self, name: str) -> JobStatus | None:
         """The job called so; None if there is none."""
         return next((job for job in self.jobs if job.name == name), None)
+
+
+def _sound_nodes(nodes: tuple[NodeStatus, ...], jobs: tuple[JobStatus, ...]) -> tuple[NodeStatus, ...]:
+    unplanned = {job.name for job in jobs if job.is_alive and not job.is_planned}
+    known = {job.name for job in jobs} - unplanned | {""}
+    return tuple(node for node in nodes if node.health is not Health.BROKEN and node.held_by in known)
 
 
 def is_within(at_unix_s: float, since_unix_s: float, length_s: float) -> bool:
