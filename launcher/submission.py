@@ -28,7 +28,7 @@ from unicron_elastic.rendezvous.cluster_records import SECRET
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress, own_address
 from unicron_elastic.rendezvous.etcd_options import etcd_address
 from unicron_elastic.rendezvous.plan_keys import CURRENT, PlannedJobKeys
-from unicron_elastic.rendezvous.plan_records import PhaseRecord, parse_phase, phase_text, spec_text
+from unicron_elastic.rendezvous.plan_records import PhaseRecord, parse_phase, parse_spec, phase_text, spec_text
 from unicron_elastic.rendezvous.presence import Presence
 from unicron_elastic.rendezvous.store import (
     MAX_OPERATIONS,
@@ -51,6 +51,7 @@ LOOK_S = 1.0
 DRAIN_S = 10.0  # for the last of the output
 STOP_S = 120.0  # for the nodes to stop the job after Ctrl-C
 CANCELLED_FOR_S = 86_400.0
+_SAME_SPEED = ("command", "directory", "nproc_per_node", "unit_nodes", "max_nodes", "throughput")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 MOST_DELETES = MAX_OPERATIONS - 10  # in one commit, beside what it writes
 NAME_BYTES = 300  # as it stands in the store's keys
@@ -319,12 +320,26 @@ def _write(store: Store, spec: JobSpec, lease_id: int | None) -> None:
                 f"one with `unicron cancel {spec.name}`"
             )
         guards = {keys.spec: 0 if known is None else known.revision, keys.phase: 0 if phase is None else phase.revision}
-        old = [entry.key for entry in snapshot.entries if entry.key != keys.spec]
+        kept = _still_true(snapshot, keys, spec)
+        old = [entry.key for entry in snapshot.entries if entry.key not in (keys.spec, *(put.key for put in kept))]
         while len(old) > MOST_DELETES and store.commit(guards, [], old[-MOST_DELETES:]) is not None:
             del old[-MOST_DELETES:]
-        puts = [Put(keys.spec, spec_text(spec), lease_id)]
+        puts = [Put(keys.spec, spec_text(spec), lease_id), *kept]
         if store.commit(guards, puts, old[:MOST_DELETES]) is not None:
             return
+
+
+def _still_true(snapshot: Snapshot, keys: PlannedJobKeys, spec: JobSpec) -> list[Put]:
+    """What was measured of a job that runs the same again."""
+    entry = snapshot.get(keys.spec)
+    try:
+        before = None if entry is None else parse_spec(entry)
+    except ValueError:
+        return []
+    if before is None or any(getattr(before, each) != getattr(spec, each) for each in _SAME_SPEED):
+        return []
+    found = (snapshot.get(key) for key in (keys.measured, keys.rates))
+    return [Put(entry.key, entry.value) for entry in found if entry is not None]
 
 
 def _cancel(store: Store, keys: PlannedJobKeys, record: PhaseRecord) -> None:

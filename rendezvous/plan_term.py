@@ -264,7 +264,7 @@ class Term:
     def _build(self, command: BuildTable) -> None:
         table: Table | None = None
         try:
-            table = build_table(command.cluster)
+            table = build_table(command.cluster, command.expected, with_pairs=command.with_pairs)
         except Exception:  # who waits for it would wait for good
             logger.exception("The table of plans could not be built; plans are computed when they are needed")
         self._inbox.put(TableBuilt(time.time(), table))

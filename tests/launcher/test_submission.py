@@ -331,3 +331,18 @@ def test_some_of_them_as_the_parsers_take_them(word: str, capfd: pytest.CaptureF
         assert is_ours
         assert {name: ours[name] for name in torchs} == torchs
     capfd.readouterr()
+
+
+def test_what_was_measured_holds_for_a_job_that_runs_the_same_again(store: Store) -> None:
+    keys = PlannedJobKeys("job")
+    submission._write(store, made("--rdzv-id=job", "train.py", "--lr=1"), None)
+    lease_id = store.grant(60.0).lease_id
+    for key in (keys.measured, keys.rates, keys.refused("n/1")):
+        store.put(key, b"{}", lease_id)
+    store.put(keys.phase, phase_text(PhaseRecord(phase=Phase.FINISHED, reason="It has ended.", exit_code=0)))
+    submission._write(store, made("--rdzv-id=job", "--nnodes=1", "train.py", "--lr=1", weight="3"), None)
+    found = {entry.key: entry.lease_id for entry in store.read_prefix(keys.prefix).entries}
+    assert found == {keys.spec: None, keys.measured: None, keys.rates: None}
+    store.put(keys.phase, phase_text(PhaseRecord(phase=Phase.CANCELLED, reason="It was cancelled.")))
+    submission._write(store, made("--rdzv-id=job", "train.py", "--lr=2"), None)
+    assert [entry.key for entry in store.read_prefix(keys.prefix).entries] == [keys.spec]

@@ -173,7 +173,7 @@ class FakeCluster:
                     self._obey(command)
             case BuildTable():
                 if self.builds_tables:
-                    table = build_table(command.cluster)
+                    table = build_table(command.cluster, command.expected, with_pairs=command.with_pairs)
                     self.state, _ = handle(self.state, TableBuilt(self.wall, table))
 
     def _obey(self, command: LendNode | ReturnNode | StartJob | StopJob) -> None:

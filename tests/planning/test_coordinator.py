@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_cluster import job, two_jobs
+from fake_cluster import B, job, two_jobs
 
 from unicron_elastic.planning import proposal
+from unicron_elastic.planning.cluster import NodesLost, TaskSubmitted
 from unicron_elastic.planning.coordinator import (
     REPEAT_S,
     AdoptRates,
@@ -21,7 +22,9 @@ from unicron_elastic.planning.coordinator import (
 )
 from unicron_elastic.planning.proposal import propose
 from unicron_elastic.planning.reconcile import reconcile
+from unicron_elastic.planning.situation import Bounds, changes_of, situation_of
 from unicron_elastic.planning.snapshot import Phase, Snapshot
+from unicron_elastic.planning.table import build_table
 
 
 def test_nothing_is_said_of_nothing() -> None:
@@ -124,6 +127,21 @@ def test_a_table_is_built_once_everything_is_in_its_place() -> None:
     state, commands = handle(state, TableBuilt(cluster.wall, None))  # it failed, and is not tried again
     assert commands == ()
     assert state.table is None
+
+
+def test_the_table_has_what_may_come_again_and_any_two_losses() -> None:
+    cluster = two_jobs()
+    cluster.end("b", Phase.FINISHED)
+    cluster.settle()
+    _, (command,) = handle(CoordinatorState(), SnapshotSeen(cluster.wall, cluster.snapshot()))
+    assert isinstance(command, BuildTable)
+    assert [task.name for task in command.expected] == ["b"]
+    table = build_table(command.cluster, command.expected, with_pairs=command.with_pairs)
+    assert NodesLost(("a", "a")) in table.plans
+    cluster.submit(B)
+    _, event = situation_of(cluster.snapshot(), changes_of(cluster.snapshot()), Bounds())
+    assert event in table.plans
+    assert isinstance(event, TaskSubmitted)
 
 
 def test_rates_are_adopted_when_they_have_changed_by_enough() -> None:

@@ -21,9 +21,10 @@ from unicron_elastic.planning.cluster import Cluster
 from unicron_elastic.planning.proposal import propose, why_overtaken
 from unicron_elastic.planning.published import Published
 from unicron_elastic.planning.reconcile import Movement, reconcile
-from unicron_elastic.planning.situation import Bounds, Changes, situation_of
+from unicron_elastic.planning.situation import Bounds, Changes, expected_tasks, situation_of
 from unicron_elastic.planning.snapshot import JobStatus, NodeState, Snapshot, is_within
 from unicron_elastic.planning.table import Table
+from unicron_elastic.planning.tasks import Task
 
 __all__ = [
     "AdoptRates",
@@ -42,6 +43,7 @@ REPEAT_S = 5.0  # after which a command that had no effect is given again
 # The model of rates is off by 1 to 2 % in the median, by 10 % in bad cases (docs/throughput.md): less than this is no
 # news. What a move costs until the next fault is far below that, and would let jobs move for noise.
 RATE_CHANGE = 0.05
+PAIRS_MOST_TASKS = 16  # for which it is cheap to plan for the loss of any two nodes: 136 pairs more
 
 
 # -- events --------------------------------------------------------------------------------------------------------
@@ -97,9 +99,14 @@ class AdoptRates:
 
 @dataclass(frozen=True, slots=True)
 class BuildTable:
-    """Compute the plans for what may happen next in ``cluster``, beside everything else."""
+    """Compute the plans for what may happen next in ``cluster``, beside everything else.
+
+    ``expected``: tasks that may be submitted; ``with_pairs``: any two nodes may be lost at once.
+    """
 
     cluster: Cluster
+    expected: tuple[Task, ...] = ()
+    with_pairs: bool = False
 
 
 Command = PublishPlan | AdoptRates | BuildTable | Movement
@@ -193,4 +200,5 @@ def _prepared(state: CoordinatorState, snapshot: Snapshot) -> Outcome:
     cluster, _ = situation_of(snapshot, Changes(), Bounds())
     if cluster in (state.asked, None if state.table is None else state.table.cluster):
         return state, ()
-    return replace(state, asked=cluster), (BuildTable(cluster),)
+    expected, with_pairs = expected_tasks(snapshot, cluster.size), len(cluster.tasks) <= PAIRS_MOST_TASKS
+    return replace(state, asked=cluster), (BuildTable(cluster, expected, with_pairs),)

@@ -26,7 +26,9 @@ from unicron_elastic.planning.published import Seat
 from unicron_elastic.planning.snapshot import Health, JobStatus, NodeStatus, Snapshot
 from unicron_elastic.planning.tasks import Floats, Task
 
-__all__ = ["Bounds", "Changes", "changes_of", "situation_of", "usable_nodes"]
+__all__ = ["Bounds", "Changes", "changes_of", "expected_tasks", "situation_of", "usable_nodes"]
+
+EXPECTED_MOST = 16  # tasks that are planned for although nobody has submitted them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,13 @@ def situation_of(snapshot: Snapshot, changes: Changes, bounds: Bounds) -> tuple[
         others = tuple(task for task in now.tasks if task.name != changes.new[0])
         found = replace(now, tasks=others), TaskSubmitted(tasks[changes.new[0]])
     return (now, NothingChanged()) if found is None else found
+
+
+def expected_tasks(snapshot: Snapshot, size: int) -> tuple[Task, ...]:
+    """Jobs that may be submitted again, as they were not long ago; of a cluster of ``size`` nodes at most."""
+    over = [job for job in snapshot.jobs if not job.is_alive and len(job.rates_flops) > 1]
+    tasks = (_task(job, Bounds(), held_nodes=0, lost_nodes=0) for job in over)
+    return tuple(task for task in tasks if max(task.min_nodes, task.pinned_nodes or 0) <= size)[:EXPECTED_MOST]
 
 
 def _before_loss(
