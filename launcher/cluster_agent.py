@@ -17,10 +17,11 @@ from typing import Any
 
 from unicron_elastic.launcher.children import Child
 from unicron_elastic.launcher.planned_command import child_command, child_environment, why_not_here
+from unicron_elastic.launcher.planned_jobs import end_job, read_spec, verdict_on, wait_for_name
+from unicron_elastic.launcher.sight import Seen, Sight, Trouble
 from unicron_elastic.launcher.spare import Claim, Spare
 from unicron_elastic.planning import agent
 from unicron_elastic.planning.agent import AgentState, handle
-from unicron_elastic.planning.jobs import JobSpec
 from unicron_elastic.planning.snapshot import REFUSED_S, NodeState, NodeStatus, Phase
 from unicron_elastic.rendezvous.cluster_node import ClusterNode
 from unicron_elastic.rendezvous.job_records import JobKeys, parse_round
@@ -30,23 +31,14 @@ from unicron_elastic.rendezvous.plan_records import (
     parse_order,
     parse_phase,
     parse_spec,
-    phase_text,
     spec_text,
     status_text,
 )
 from unicron_elastic.rendezvous.store import (
-    MAX_OPERATIONS,
-    Blind,
-    Changes,
-    Entry,
     LeaseGoneError,
-    Put,
-    Replaced,
-    Sighted,
     Store,
     StoreError,
     StoreReplacedError,
-    Watch,
 )
 
 __all__ = ["ClusterAgent"]
@@ -54,23 +46,6 @@ __all__ = ["ClusterAgent"]
 TICK_S = 0.25
 RETRY_S = 1.0
 SPARE_S = 1.0  # without an order, after which a job that nobody plans may have this node
-FINISHED_FOR_S = 86_400.0  # so long it is known how a job has ended
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """Something below a watched prefix has changed. ``number``: of the watch; one that was given up is not heard."""
-
-    what: str
-    number: int
-    item: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Trouble:
-    """The store must be opened again."""
-
-    error: StoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +75,8 @@ class ClusterAgent:
         self._state = AgentState(status=status)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stop = threading.Event()
-        self._store: Store | None = None
-        self._watches: dict[str, tuple[int, Watch]] = {}
-        self._watches_begun = 0
+        self._sight = Sight(open_store, self._inbox.put)
         self._has_told_trouble = False
-        self._entries: dict[str, dict[str, Entry]] = {}  # by what is watched, then by key
         self._child: Child | None = None
         self._child_since = 0  # revision of the store when it was started
         self._recall_key = ""
@@ -113,7 +85,6 @@ class ClusterAgent:
         self._pending: dict[str, agent.EndJob] = {}  # by job: what the store has not been told yet
         self._spare = Spare(node, status.host, address, say)
         self._idle_since = time.monotonic()
-        self._blind: set[str] = set()
         self._has_lost_data = False
 
     def stop(self) -> None:
@@ -122,7 +93,9 @@ class ClusterAgent:
         self._inbox.put(agent.Stopped(at_unix_s=time.time()))
 
     def run(self) -> None:
-        """Obeys orders. Raises StoreError if the cluster cannot be reached at the start."""
+        """Obeys orders. Raises StoreError if the cluster cannot be reached at the start, or has a node of this name."""
+        with self._open_store() as store:
+            wait_for_name(store, self._state.status.host, self._stop)
         self._node.say(status_key(self._me), status_text(self._state.status))
         self._open()
         while not (self._stop.is_set() and self._is_idle):
@@ -131,7 +104,7 @@ class ClusterAgent:
             self._tell_ends()
             if not self._stop.is_set():
                 self._help()
-        self._close()
+        self._sight.close()
 
     @property
     def _me(self) -> str:
@@ -156,24 +129,10 @@ class ClusterAgent:
 
     def _take(self, told: Any) -> None:
         match told:
-            case _Trouble(error):
+            case Trouble(error):
                 raise error
-            case _Seen(what, number, _) if number != self._watches.get(what, (0, None))[0]:
-                pass  # of a watch that was given up
-            case _Seen(what, _, Changes() as item):
-                known = self._entries.setdefault(what, {})
-                for change in item.changes:
-                    if change.entry is None:
-                        known.pop(change.key, None)
-                    else:
-                        known[change.key] = change.entry
-                self._look(what)
-            case _Seen(what, _, Blind()):
-                self._blind.add(what)
-            case _Seen(what, _, Sighted()):
-                self._blind.discard(what)
-            case _Seen(_, _, Replaced() as item):
-                raise StoreReplacedError(item.reason)
+            case Seen():
+                self._look(self._sight.take(told))
             case agent.Stopped():
                 self._handle(told)
             case _Ended(child) if child is self._child:
@@ -191,7 +150,7 @@ class ClusterAgent:
                 self._look_at_round()
 
     def _look_at_order(self) -> None:
-        entry = self._entries["order"].get(order_key(self._me))
+        entry = self._sight.entries("order").get(order_key(self._me))
         if entry is None or entry.revision <= self._orders_done:
             return
         try:
@@ -200,7 +159,7 @@ class ClusterAgent:
             self._say(f"{error}: it is ignored.")
             self._orders_done = entry.revision
             return
-        spec = self._read_spec(order.target) if order.target else None
+        spec = read_spec(self._sight.opened(), order.target) if order.target else None
         why_not = why_not_here(spec) if order.target else ""
         self._orders_done = entry.revision
         event = agent.Ordered(at_unix_s=time.time(), target=order.target, reason=order.reason, why_not=why_not)
@@ -208,7 +167,7 @@ class ClusterAgent:
 
     def _look_at_status(self) -> None:
         """Who is taken for lost, and is not, says that it is there."""
-        if status_key(self._me) not in self._entries["status"] and not self._stop.is_set():
+        if status_key(self._me) not in self._sight.entries("status") and not self._stop.is_set():
             self._say("This node was taken for lost: it says that it is there.")
             threading.Thread(target=self._enter_again, name="unicron-enter", daemon=True).start()
 
@@ -220,7 +179,7 @@ class ClusterAgent:
 
     def _look_at_job(self) -> None:
         job = self._state.status.job
-        keys, known = PlannedJobKeys(job), self._entries["job"]
+        keys, known = PlannedJobKeys(job), self._sight.entries("job")
         spec, phase = known.get(keys.spec), known.get(keys.phase)
         try:
             found = None if spec is None else parse_spec(spec)
@@ -242,7 +201,7 @@ class ClusterAgent:
         self._handle(seen)
 
     def _look_at_round(self) -> None:
-        for entry in self._entries["round"].values():
+        for entry in self._sight.entries("round").values():
             if entry.revision <= self._child_since:
                 continue  # it may have this node's place of an earlier time
             try:
@@ -256,7 +215,7 @@ class ClusterAgent:
 
     def _child_ended(self, child: Child) -> None:
         self._child = None
-        self._unwatch("round")
+        self._sight.unwatch("round")
         if self._recall_key:
             self._node.give_up(self._recall_key)
             self._recall_key = ""
@@ -270,13 +229,10 @@ class ClusterAgent:
 
     def _verdict(self, run: str) -> str:
         """How the job has ended, "" if it goes on or that cannot be seen now."""
-        keys = JobKeys(run)
         try:
-            assert self._store is not None
-            found = {entry.key for entry in self._store.read_prefix(keys.prefix).entries}
-        except (StoreError, AssertionError):
+            return verdict_on(self._sight.opened(), run)
+        except StoreError:
             return ""
-        return "failed" if keys.failed in found else "well" if keys.closed in found else ""
 
     # -- what is done --------------------------------------------------------------------------------------------------
 
@@ -291,9 +247,9 @@ class ClusterAgent:
                 self._idle_since = time.monotonic()
                 self._node.say(status_key(self._me), status_text(command.status))
             case agent.WatchJob():
-                self._unwatch("job")
+                self._sight.unwatch("job")
                 if command.job and not self._state.is_claimed:
-                    self._try_to_watch("job", PlannedJobKeys(command.job).prefix)
+                    self._sight.try_to_watch("job", PlannedJobKeys(command.job).prefix)
             case agent.StartChild():
                 self._start_child(command)
             case agent.RecallChild():
@@ -317,7 +273,7 @@ class ClusterAgent:
     def _start_child(self, command: agent.StartChild) -> None:
         spec, host = command.spec, self._state.status.host
         run = run_of_start(spec.name, command.start)
-        output = self._entries.get("job", {}).get(PlannedJobKeys(spec.name).output)
+        output = self._sight.entries("job").get(PlannedJobKeys(spec.name).output)
         try:
             words = child_command(
                 spec, start=command.start, nodes=command.nodes, endpoint=self._endpoint, address=self._address
@@ -350,20 +306,19 @@ class ClusterAgent:
         """Writes how jobs have ended, as soon as the store can be reached."""
         for job, end in list(self._pending.items()):
             try:
-                assert self._store is not None
-                _end_job(self._store, end)
-            except (StoreError, LeaseGoneError, AssertionError):
+                end_job(self._sight.opened(), end)
+            except (StoreError, LeaseGoneError):
                 return
             del self._pending[job]
 
     # -- jobs that nobody plans ----------------------------------------------------------------------------------------
 
     def _help(self) -> None:
-        if not self._is_idle or self._blind or self._store is None or time.monotonic() - self._idle_since < SPARE_S:
+        if not self._is_idle or not self._sight.is_clear or time.monotonic() - self._idle_since < SPARE_S:
             return
         self._idle_since = time.monotonic()  # until the next look
         try:
-            claim = self._spare.claim(self._store)
+            claim = self._spare.claim(self._sight.opened())
         except StoreError:
             return
         if claim is None:
@@ -389,20 +344,19 @@ class ClusterAgent:
     # -- the store -----------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self._store = self._open_store()
-        self._watch("order", order_key(self._me))
-        self._watch("status", status_key(self._me))
+        wanted = {"order": order_key(self._me), "status": status_key(self._me)}
         if self._state.status.job and not self._state.is_claimed:
-            self._watch("job", PlannedJobKeys(self._state.status.job).prefix)
+            wanted["job"] = PlannedJobKeys(self._state.status.job).prefix
         if self._child is not None:
-            self._watch("round", JobKeys(_run_of(self._child)).round)
+            wanted["round"] = JobKeys(_run_of(self._child)).round
+        self._sight.open(wanted)
 
     def _reopen(self, error: StoreError) -> None:
         """After the store has lost its data, or could not be asked."""
         if not self._has_told_trouble:
             self._has_told_trouble = True
             self._say(f"The cluster's store is opened again: {error}.")
-        self._close()
+        self._sight.close()
         if isinstance(error, StoreReplacedError):
             self._orders_done = self._child_since = 0  # revisions begin anew
             self._has_lost_data = True
@@ -411,9 +365,9 @@ class ClusterAgent:
                 self._submit_again()
             self._open()
         except StoreError as again:
-            self._close()
+            self._sight.close()
             time.sleep(RETRY_S)
-            self._inbox.put(_Trouble(again))
+            self._inbox.put(Trouble(again))
             return
         self._has_told_trouble = self._has_lost_data = False
 
@@ -428,66 +382,9 @@ class ClusterAgent:
 
     def _watch_round(self, run: str) -> None:
         """Those of the child that starts now: what was written before says nothing of it."""
-        self._child_since = self._try_to_watch("round", JobKeys(run).round)
-
-    def _try_to_watch(self, what: str, prefix: str) -> int:
-        """Now or when the store can be asked; its revision now, 0 then."""
-        try:
-            return self._watch(what, prefix)
-        except StoreError as error:
-            self._inbox.put(_Trouble(error))
-            return 0
-
-    def _watch(self, what: str, prefix: str) -> int:
-        """What is there now is looked at as well, soon. Returns the store's revision. Raises StoreError."""
-        assert self._store is not None
-        self._unwatch(what)
-        self._watches_begun += 1
-        number = self._watches_begun
-        snapshot = self._store.read_prefix(prefix)
-        self._entries[what] = {entry.key: entry for entry in snapshot.entries}
-        watch = self._store.watch(snapshot, lambda item: self._inbox.put(_Seen(what, number, item)))
-        self._watches[what] = number, watch
-        self._inbox.put(_Seen(what, number, Changes(revision=snapshot.revision, changes=())))
-        return snapshot.revision
-
-    def _unwatch(self, what: str) -> None:
-        self._entries.pop(what, None)
-        self._blind.discard(what)
-        if (known := self._watches.pop(what, None)) is not None:
-            known[1].close()
-
-    def _read_spec(self, job: str) -> JobSpec | None:
-        assert self._store is not None
-        entry = self._store.read(PlannedJobKeys(job).spec).entry
-        try:
-            return None if entry is None else parse_spec(entry)
-        except ValueError:
-            return None
-
-    def _close(self) -> None:
-        self._watches.clear()
-        self._entries.clear()
-        self._blind.clear()
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+        self._child_since = self._sight.try_to_watch("round", JobKeys(run).round)
 
 
 def _run_of(child: Child) -> str:
     """The run in the store that it is a part of."""
     return child.what.run_id if isinstance(child.what, Claim) else str(child.what)
-
-
-def _end_job(store: Store, end: agent.EndJob) -> None:
-    """The first to write it decides. What is known of the job goes after a day. Raises StoreError, LeaseGoneError."""
-    keys = PlannedJobKeys(end.job)
-    snapshot = store.read_prefix(keys.prefix)
-    phase = snapshot.get(keys.phase)
-    if phase is None or phase.revision != end.start:
-        return  # it is over, was stopped, or has started again
-    record = PhaseRecord(phase=Phase.FINISHED, reason=end.reason, exit_code=end.exit_code)
-    lease_id = store.grant(FINISHED_FOR_S).lease_id
-    kept = [Put(e.key, e.value, lease_id) for e in snapshot.entries if e.key not in (keys.phase, keys.output)]
-    kept = sorted(kept, key=lambda put: put.key.startswith(keys.refusals))[: MAX_OPERATIONS - 1]
-    store.commit({keys.phase: phase.revision}, [Put(keys.phase, phase_text(record), lease_id), *kept])

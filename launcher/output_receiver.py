@@ -30,7 +30,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from unicron_elastic.rendezvous.heartbeat_wire import LINE_BYTES_MAX, Hello, WireError, challenge, read, welcome
+from unicron_elastic.rendezvous.heartbeat_wire import LINE_BYTES_MAX, Hello, WireError, challenge, listen, read, welcome
 
 __all__ = [
     "COUNT",
@@ -125,7 +125,7 @@ class OutputReceiver:
         """
         self._key = key_for_output(secret)
         self._beat_s = beat_s
-        self._listener = _listen(host)
+        self._listener = listen(host)
         self.port: int = self._listener.getsockname()[1]
         self._sinks = dict(zip(STREAMS, (Sink(stdout), Sink(stderr)), strict=True))
         self._selector = selectors.DefaultSelector()
@@ -368,20 +368,6 @@ def _check_frame(peer: _Peer, stream: int, length: int) -> None:
         raise WireError(f"a frame of {length} bytes for stream {stream}")
     if length > FRAME_BYTES_MAX or peer.taken + length - peer.written > WINDOW_BYTES:
         raise WireError(f"a frame of {length} bytes that nobody has room for")
-
-
-def _listen(host: str) -> socket.socket:
-    """On "" for IPv4 and IPv6: a name of this host may stand for either. Raises OSError."""
-    listener = None
-    if not host and socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            listener = socket.create_server(("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
-    if listener is None:
-        host = host.strip("[]")
-        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0] if host else socket.AF_INET
-        listener = socket.create_server((host, 0), family=family, backlog=1024)
-    listener.setblocking(False)
-    return listener
 
 
 def _own_descriptor(file: BinaryIO) -> int | None:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from unicron_elastic.recovery.quarantine import Quarantined
 from unicron_elastic.rendezvous.job_records import NAME_CHARACTERS
+from unicron_elastic.rendezvous.reading import number_in, object_in, odd, text_in
 from unicron_elastic.rendezvous.store import Entry
 
 __all__ = [
@@ -138,18 +139,18 @@ def node_text(record: NodeRecord) -> bytes:
 
 def parse_node(entry: Entry) -> NodeRecord:
     """Raises ValueError for what is no record of the agent that the key names."""
-    told = _parse(entry, _RECORD_MAX_BYTES)
+    told = object_in(entry, _RECORD_MAX_BYTES)
     try:
         record = NodeRecord(
-            **{name: _text(told, name)[:NAME_CHARACTERS] for name in ("node_id", "host", "job", "label")},
-            pid=_number(told, "pid"),
+            **{name: text_in(told, name)[:NAME_CHARACTERS] for name in ("node_id", "host", "job", "label")},
+            pid=number_in(told, "pid", -(2**31), 31),
             is_spare=_flag(told, "is_spare"),
-            address=_text(told, "address")[:NAME_CHARACTERS],
+            address=text_in(told, "address")[:NAME_CHARACTERS],
         )
         if node_key(record.node_id) != entry.key:
             raise ValueError("node_id must be the one that the key names")
     except ValueError as error:
-        raise _odd(entry, "agent", error) from None
+        raise odd(entry, "agent", error) from None
     return record
 
 
@@ -165,12 +166,12 @@ def leader_text(record: LeaderRecord) -> bytes:
 
 def parse_leader(entry: Entry) -> LeaderRecord:
     """Raises ValueError for what is no leader."""
-    told = _parse(entry, _RECORD_MAX_BYTES)
+    told = object_in(entry, _RECORD_MAX_BYTES)
     try:
-        texts = {name: _text(told, name)[:NAME_CHARACTERS] for name in ("node_id", "host", "address")}
+        texts = {name: text_in(told, name)[:NAME_CHARACTERS] for name in ("node_id", "host", "address")}
         return LeaderRecord(**texts, is_dedicated=_flag(told, "is_dedicated"))
     except ValueError as error:
-        raise _odd(entry, "leader", error) from None
+        raise odd(entry, "leader", error) from None
 
 
 def quarantine_key(host: str) -> str:
@@ -185,13 +186,13 @@ def quarantine_text(quarantined: Quarantined) -> bytes:
 
 def parse_quarantined(entry: Entry) -> Quarantined:
     """Raises ValueError for what does not keep out the node that the key names."""
-    told = _parse(entry, _RECORD_MAX_BYTES)
+    told = object_in(entry, _RECORD_MAX_BYTES)
     try:
         quarantined = Quarantined.from_json(told)
         if quarantine_key(quarantined.node) != entry.key:
             raise ValueError("node must be the one that the key names")
     except ValueError as error:
-        raise _odd(entry, "node in quarantine", error) from None
+        raise odd(entry, "node in quarantine", error) from None
     return quarantined
 
 
@@ -203,47 +204,17 @@ def spec_text(spec: JobSpec) -> bytes:
 
 def parse_spec(entry: Entry) -> JobSpec:
     """Raises ValueError for what no job can run."""
-    told = _parse(entry, 8 * SPEC_MAX_BYTES)  # JSON may take six bytes for one
+    told = object_in(entry, 8 * SPEC_MAX_BYTES)  # JSON may take six bytes for one
     try:
         argv, env = told.get("argv"), told.get("env")
         if not isinstance(argv, list) or not all(isinstance(word, str) for word in argv):
             raise ValueError("argv must be a list of texts")
         if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
             raise ValueError("env must be an object of texts")
-        numbers = {name: _number(told, name) for name in _NUMBERS}
-        return JobSpec(**numbers, argv=tuple(argv), cwd=_text(told, "cwd"), env=env)
+        numbers = {name: number_in(told, name, -(2**31), 31) for name in _NUMBERS}
+        return JobSpec(**numbers, argv=tuple(argv), cwd=text_in(told, "cwd"), env=env)
     except ValueError as error:
-        raise _odd(entry, "job's spec", error) from None
-
-
-def _parse(entry: Entry, max_bytes: int) -> Mapping[str, Any]:
-    if len(entry.value) > max_bytes:
-        raise ValueError(f"{entry.key} holds {len(entry.value)} bytes, and at most {max_bytes} are read")
-    try:
-        told = json.loads(entry.value)
-    except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
-        raise ValueError(f"{entry.key} holds no JSON object")
-    return told
-
-
-def _odd(entry: Entry, what: str, error: ValueError) -> ValueError:
-    return ValueError(f"{entry.key} holds no {what}: {error}")
-
-
-def _text(told: Mapping[str, Any], name: str) -> str:
-    value = told.get(name)
-    if not isinstance(value, str):
-        raise ValueError(f"{name} must be a text")
-    return value
-
-
-def _number(told: Mapping[str, Any], name: str) -> int:
-    value = told.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**31:
-        raise ValueError(f"{name} must be a whole number below 2^31")
-    return value
+        raise odd(entry, "job's spec", error) from None
 
 
 def _flag(told: Mapping[str, Any], name: str) -> bool:

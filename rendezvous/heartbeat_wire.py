@@ -6,6 +6,7 @@ The proof is an HMAC over what both sides threw in at random, so that none can b
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -15,7 +16,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BEAT", "LINE_BYTES_MAX", "Hello", "Lines", "WireError", "challenge", "line", "read", "watched", "welcome"]
+__all__ = [
+    "BEAT",
+    "LINE_BYTES_MAX",
+    "Hello",
+    "Lines",
+    "WireError",
+    "challenge",
+    "line",
+    "listen",
+    "read",
+    "watched",
+    "welcome",
+]
 
 BEAT = b"\n"
 LINE_BYTES_MAX = 16 * 1024
@@ -91,6 +104,20 @@ def read(text: bytes) -> Mapping[str, Any]:
     if not isinstance(told, dict):
         raise WireError("a line that is no JSON object")
     return told
+
+
+def listen(host: str) -> socket.socket:
+    """At a port of the system's choice; on "" for IPv4 and IPv6, as a name may stand for either. Raises OSError."""
+    listener = None
+    if not host and socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            listener = socket.create_server(("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    if listener is None:
+        host = host.strip("[]")
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0] if host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family, backlog=1024)
+    listener.setblocking(False)
+    return listener
 
 
 def watched(connection: socket.socket) -> None:

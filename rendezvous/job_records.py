@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 from urllib.parse import quote
 
 from unicron_elastic.faults.text import one_line
 from unicron_elastic.rendezvous.membership import JobView, Member, Place, Round
+from unicron_elastic.rendezvous.reading import object_in
 from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
 
 __all__ = ["JobKeys", "JobMirror", "departing_text", "lost_text", "member_text", "round_text"]
@@ -16,6 +16,7 @@ __all__ = ["JobKeys", "JobMirror", "departing_text", "lost_text", "member_text",
 NAME_CHARACTERS = 200  # of hosts, labels and nodes
 PLACES_MAX = 100_000
 REASON_CHARACTERS = 2000
+_RECORD_MAX_BYTES = 32 * 1024 * 1024  # a round names all of its nodes
 
 
 class JobKeys:
@@ -75,7 +76,7 @@ def round_text(found: Round) -> bytes:
 
 def parse_member(entry: Entry) -> Member:
     """Raises ValueError for what is no member."""
-    told = _parse(entry)
+    told = object_in(entry, _RECORD_MAX_BYTES)
     try:
         return Member(
             node_id=str(told["node"])[:NAME_CHARACTERS],
@@ -90,7 +91,7 @@ def parse_member(entry: Entry) -> Member:
 
 def parse_round(entry: Entry) -> Round:
     """Raises ValueError for what is no round."""
-    told = _parse(entry)
+    told = object_in(entry, _RECORD_MAX_BYTES)
     try:
         places = tuple(
             Place(str(node)[:NAME_CHARACTERS], str(host)[:NAME_CHARACTERS])
@@ -111,7 +112,7 @@ def lost_text(node_id: str, reason: str, *, has_ended: bool) -> bytes:
 
 def parse_lost(entry: Entry) -> tuple[str, str, bool]:
     """Node, reason, and whether it has ended. Raises ValueError."""
-    told = _parse(entry)
+    told = object_in(entry, _RECORD_MAX_BYTES)
     node_id, reason = told.get("node"), told.get("reason")
     if not isinstance(node_id, str) or not isinstance(reason, str):
         raise ValueError(f"{entry.key} holds no lost agent: node and reason must be texts")
@@ -125,7 +126,7 @@ def departing_text(node_id: str, reason: str) -> bytes:
 
 def parse_departing(entry: Entry) -> tuple[str, str]:
     """Node and reason. Raises ValueError."""
-    told = _parse(entry)
+    told = object_in(entry, _RECORD_MAX_BYTES)
     node_id, reason = told.get("node"), told.get("reason")
     if not isinstance(node_id, str) or not isinstance(reason, str):
         raise ValueError(f"{entry.key} holds no agent that leaves: node and reason must be texts")
@@ -210,13 +211,3 @@ class JobMirror:
                 self._round = parse_round(entry)
         except ValueError as error:
             self.odd[key] = str(error)
-
-
-def _parse(entry: Entry) -> Mapping[str, Any]:
-    try:
-        told = json.loads(entry.value)
-    except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
-        raise ValueError(f"{entry.key} holds no JSON object")
-    return told

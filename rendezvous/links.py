@@ -28,6 +28,7 @@ from unicron_elastic.rendezvous.heartbeat_wire import (
     WireError,
     challenge,
     line,
+    listen,
     read,
     read_welcome,
     watched,
@@ -96,7 +97,7 @@ class Links:
         self._hello = hello
         self._on_opened, self._on_lost, self._on_probed, self._on_message = on_opened, on_lost, on_probed, on_message
         self._selector = selectors.DefaultSelector()
-        self._listener = _listen(host)
+        self._listener = listen(host)
         self.port: int = self._listener.getsockname()[1]
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -374,19 +375,6 @@ class Links:
     def _was_woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
-
-
-def _listen(host: str) -> socket.socket:
-    """On "" for IPv4 and IPv6: a name of this host may stand for either. Raises OSError."""
-    listener = None
-    if not host and socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            listener = socket.create_server(("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
-    if listener is None:
-        family = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM)[0][0] if host else socket.AF_INET
-        listener = socket.create_server((host, 0), family=family, backlog=1024)
-    listener.setblocking(False)
-    return listener
 
 
 def _find(address: str) -> _Where:

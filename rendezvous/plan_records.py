@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import Any
 
-from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.planning.faulting import FaultRate
 from unicron_elastic.planning.jobs import GivenRates, JobSpec, parse_job
 from unicron_elastic.planning.published import Published
@@ -36,6 +35,7 @@ from unicron_elastic.rendezvous.plan_keys import (
     order_key,
     status_key,
 )
+from unicron_elastic.rendezvous.reading import number_in, object_in, odd, text_in
 from unicron_elastic.rendezvous.store import Entry
 
 __all__ = [
@@ -122,14 +122,14 @@ def status_text(status: NodeStatus) -> str:
 
 def parse_node_status(entry: Entry, health: Health = Health.OK) -> NodeStatus:
     """Raises ValueError for what no agent says of itself."""
-    told = _parse(entry, _RECORD_MAX_BYTES)
+    told = object_in(entry, _RECORD_MAX_BYTES)
     try:
         refusals = told.get("refusals", [])
         if not isinstance(refusals, list):
             raise ValueError("refusals must be a list")
         status = NodeStatus(
-            **{name: _text(told, name) for name in ("node_id", "host", "label", "job", "towards")},
-            state=NodeState(_text(told, "state")),
+            **{name: text_in(told, name, NAME_CHARACTERS) for name in ("node_id", "host", "label", "job", "towards")},
+            state=NodeState(text_in(told, "state", NAME_CHARACTERS)),
             health=health,
             refusals=tuple(_refusal(each) for each in refusals[-_REFUSALS_MAX:]),
         )
@@ -138,7 +138,7 @@ def parse_node_status(entry: Entry, health: Health = Health.OK) -> NodeStatus:
         if len(entry.key) > _KEY_MAX_BYTES:
             raise ValueError(f"its key must have at most {_KEY_MAX_BYTES} bytes")
     except (ValueError, OverflowError) as error:
-        raise _odd(entry, "node", error) from None
+        raise odd(entry, "node", error) from None
     return status
 
 
@@ -151,16 +151,16 @@ def order_text(order: Order) -> bytes:
 
 def parse_order(entry: Entry) -> Order:
     """Raises ValueError for what is no order."""
-    told = _parse(entry, _RECORD_MAX_BYTES)
+    told = object_in(entry, _RECORD_MAX_BYTES)
     try:
         return Order(
-            source=_text(told, "source"),
-            target=_text(told, "target"),
-            plan_revision=_number(told, "plan"),
-            reason=_text(told, "reason", REASON_CHARACTERS),
+            source=text_in(told, "source", NAME_CHARACTERS),
+            target=text_in(told, "target", NAME_CHARACTERS),
+            plan_revision=number_in(told, "plan"),
+            reason=text_in(told, "reason", REASON_CHARACTERS),
         )
     except ValueError as error:
-        raise _odd(entry, "order", error) from None
+        raise odd(entry, "order", error) from None
 
 
 def spec_text(spec: JobSpec) -> bytes:
@@ -177,14 +177,14 @@ def spec_text(spec: JobSpec) -> bytes:
 
 def parse_spec(entry: Entry) -> JobSpec:
     """Raises ValueError for what no job can run."""
-    told = _parse(entry, SPEC_MAX_BYTES)
+    told = object_in(entry, SPEC_MAX_BYTES)
     try:
         spec = parse_job(told)
         if PlannedJobKeys(spec.name).spec != entry.key:
             raise ValueError("name must be the one that the key names")
         _check_bounds(spec)
     except (ValueError, OverflowError) as error:
-        raise _odd(entry, "job's spec", error) from None
+        raise odd(entry, "job's spec", error) from None
     return spec
 
 
@@ -202,17 +202,17 @@ def phase_text(record: PhaseRecord) -> bytes:
 
 def parse_phase(entry: Entry) -> PhaseRecord:
     """Raises ValueError for what is no phase of a job."""
-    told = _parse(entry, _RECORD_MAX_BYTES)
+    told = object_in(entry, _RECORD_MAX_BYTES)
     try:
         return PhaseRecord(
-            phase=Phase(_text(told, "phase")),
-            reason=_text(told, "reason", REASON_CHARACTERS),
-            nodes=_number(told, "nodes"),
-            exit_code=None if told.get("exit_code") is None else _number(told, "exit_code"),
+            phase=Phase(text_in(told, "phase", NAME_CHARACTERS)),
+            reason=text_in(told, "reason", REASON_CHARACTERS),
+            nodes=number_in(told, "nodes"),
+            exit_code=None if told.get("exit_code") is None else number_in(told, "exit_code"),
             signal=_signal(told),
         )
     except ValueError as error:
-        raise _odd(entry, "job's phase", error) from None
+        raise odd(entry, "job's phase", error) from None
 
 
 def rates_text(rates_flops: tuple[float, ...]) -> bytes:
@@ -222,7 +222,7 @@ def rates_text(rates_flops: tuple[float, ...]) -> bytes:
 
 def parse_rates(entry: Entry) -> tuple[float, ...]:
     """FLOP/s by units from 0 on. Raises ValueError for what is none."""
-    told = _parse(entry, SPEC_MAX_BYTES).get("rates_flops")
+    told = object_in(entry, SPEC_MAX_BYTES).get("rates_flops")
     if not isinstance(told, list) or not 2 <= len(told) <= _UNITS_MAX or told[0] != 0:
         raise ValueError(f"{entry.key} holds no rates: rates_flops must be a list that begins with 0 for 0 units")
     if not all(
@@ -237,7 +237,7 @@ def parse_published(entry: Entry) -> Published:
     try:
         return Published.from_json(entry.value, entry.revision)
     except (ValueError, OverflowError) as error:
-        raise _odd(entry, "plan", error) from None
+        raise odd(entry, "plan", error) from None
 
 
 def faults_text(faults: FaultRate) -> bytes:
@@ -247,14 +247,14 @@ def faults_text(faults: FaultRate) -> bytes:
 
 def parse_faults(entry: Entry) -> FaultRate:
     """Raises ValueError for what is no rate of faults."""
-    told = _parse(entry, _RECORD_MAX_BYTES)
+    told = object_in(entry, _RECORD_MAX_BYTES)
     node_s = told.get("node_s")
     try:
         if not isinstance(node_s, int | float) or isinstance(node_s, bool) or not 0 <= node_s <= _NODE_S_MAX:
             raise ValueError(f"node_s must be seconds, from 0 to {_NODE_S_MAX:g}")
-        return FaultRate(faults=_number(told, "faults"), node_s=float(node_s))
+        return FaultRate(faults=number_in(told, "faults"), node_s=float(node_s))
     except ValueError as error:
-        raise _odd(entry, "rate of faults", error) from None
+        raise odd(entry, "rate of faults", error) from None
 
 
 def _check_bounds(spec: JobSpec) -> None:
@@ -271,7 +271,7 @@ def _check_bounds(spec: JobSpec) -> None:
 
 
 def _signal(told: Mapping[str, Any]) -> int:
-    number = _number(told, "signal")
+    number = number_in(told, "signal")
     if number not in (SIGINT, SIGTERM, SIGQUIT, SIGHUP):
         raise ValueError(f"signal must be one by which torchrun is stopped, such as {int(SIGTERM)}")
     return number
@@ -282,33 +282,3 @@ def _refusal(told: object) -> Refusal:
         case [str(job), int() | float() as at_unix_s] if not isinstance(at_unix_s, bool) and math.isfinite(at_unix_s):
             return Refusal(job[:NAME_CHARACTERS], float(at_unix_s))
     raise ValueError("a refusal must be a job and a moment")
-
-
-def _parse(entry: Entry, max_bytes: int) -> Mapping[str, Any]:
-    if len(entry.value) > max_bytes:
-        raise ValueError(f"{entry.key} holds {len(entry.value)} bytes, and at most {max_bytes} are read")
-    try:
-        told = json.loads(entry.value)
-    except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
-        raise ValueError(f"{entry.key} holds no JSON object")
-    return told
-
-
-def _odd(entry: Entry, what: str, error: Exception) -> ValueError:
-    return ValueError(f"{entry.key} holds no {what}: {shorten(one_line(str(error)), _ERROR_CHARACTERS)}")
-
-
-def _text(told: Mapping[str, Any], name: str, characters: int = NAME_CHARACTERS) -> str:
-    value = told.get(name)
-    if not isinstance(value, str):
-        raise ValueError(f"{name} must be a text")
-    return value[:characters]
-
-
-def _number(told: Mapping[str, Any], name: str) -> int:
-    value = told.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
-        raise ValueError(f"{name} must be a whole number, 0 or more")
-    return value

@@ -442,6 +442,16 @@ def test_an_agent_may_be_there_before_etcd(own: Lab) -> None:
     assert own.agents[0].process.wait(DEADLINE_S) == 0
 
 
+def test_two_agents_of_one_name_are_not_taken_for_each_other(lab: Lab) -> None:
+    other = Agent(lab.folder, lab.etcd.endpoint, "a")
+    try:
+        assert other.process.wait(DEADLINE_S) == 1
+        assert "it has a node called a; give this one another name" in other.log.read_text()
+        assert lab.nodes()["a"].state is NodeState.IDLE
+    finally:
+        other.end()
+
+
 @pytest.mark.slow
 def test_a_job_is_not_lost_with_what_etcd_knew(own: Lab, submit: Submit, launcher: Any) -> None:
     own.etcd.start()
