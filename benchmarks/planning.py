@@ -1,7 +1,8 @@
-"""How long the lookup table of plans takes to build and to read, beside the paper's dynamic programme and HiGHS.
+"""How long the lookup table of plans takes to build and to read, and how other planners do with the same jobs.
 
-``planning.py``: prints a Markdown table. All three are asked for the same optimum; "all" of the other two is the time
-of one event times the number of events.
+``planning.py``: prints two Markdown tables. In the first the paper's dynamic programme and HiGHS are asked for the same
+optimum; "all" is the time of one event times the number of events. In the second all jobs are placed from nothing by
+planners that maximise something else, or search differently: the WAF of what they choose, relative to ours.
 """
 
 from __future__ import annotations
@@ -10,12 +11,23 @@ import argparse
 import os
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
-from typing import TypeVar
 
 import numpy as np
 from _planning_cases import cluster, placed
+from _planning_peers import (
+    PLANNERS,
+    SCIPY,
+    Counts,
+    Patience,
+    Planner,
+    chosen,
+    earned_flops,
+    missing,
+    timed,
+    unweighted,
+)
 
 from unicron_elastic.planning.cluster import Cluster, NodesLost, after
 from unicron_elastic.planning.optimum import best_counts, exponent_of
@@ -26,10 +38,7 @@ from unicron_elastic.planning.waf import IMPOSSIBLE, gains, keys
 
 SIZES = ((128, 6), (2048, 64), (12_500, 100))
 LOOKUPS = 20_000
-PLAIN_OPERATIONS = 6e8  # one event of a larger size is not waited for
-HIGHS_LIMIT_S = 20.0
-Found = TypeVar("Found")
-HIGHS_OPTIONS = 20_000  # more options than that are not solved within minutes
+PLACEMENTS = 5
 
 
 def main() -> None:
@@ -38,16 +47,23 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="how often each table is built")
     parser.add_argument("--clusters", type=int, default=3, help="so many different clusters of each size")
     parser.add_argument("--sizes", type=int, nargs="*", default=range(len(SIZES)), help="which of the sizes, from 0 on")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for which another planner is waited for")
     given = parser.parse_args()
+    patience = Patience(given.limit)
     print(f"numpy {np.__version__}, load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, one used\n")
     print("| nodes x jobs | events | table, median [min, max] | one event | lookup, median | memory | plain | HiGHS |")
     print("|---|---|---|---|---|---|---|---|")
     for place in given.sizes:
         nodes, jobs = SIZES[place]
-        print(row(nodes, jobs, given.clusters, given.runs), flush=True)
+        print(row(nodes, jobs, given.clusters, given.runs, patience), flush=True)
+    print("\n| nodes x jobs | planner | maximises | one plan | jobs that run | WAF / ours | all weights 1 |")
+    print("|---|---|---|---|---|---|---|")
+    for place in given.sizes:
+        for line in beside(*SIZES[place], patience):
+            print(line, flush=True)
 
 
-def row(nodes: int, jobs: int, clusters: int, runs: int) -> str:
+def row(nodes: int, jobs: int, clusters: int, runs: int, patience: Patience) -> str:
     """One size, as a line of the table."""
     waiting = [cluster(nodes, jobs, seed) for seed in range(clusters)]
     situations = [placed(each, best_counts(each)) for each in waiting]
@@ -60,17 +76,60 @@ def row(nodes: int, jobs: int, clusters: int, runs: int) -> str:
         tables.append(table)
     events = [len(table.plans) for table in tables]
     single = [timed(lambda each=each: best_counts(lost(each)))[0] for each in situations]
-    cells = [
+    return cells(
         f"{nodes:,} x {jobs}",
         f"{min(events)} to {max(events)}",
         f"{span(median(built))} [{span(min(built))}, {span(max(built))}]",
         span(median(single)),
         span(lookup_s(tables[0])),
         f"{peak_mib(situations[0]):.0f} MiB",
-        against(situations[0], len(tables[0].plans), plain),
-        against(situations[0], len(tables[0].plans), highs),
-    ]
-    return f"| {' | '.join(cells)} |"
+        against(situations[0], len(tables[0].plans), plain_optimum, patience),
+        not_run(SCIPY) or against(situations[0], len(tables[0].plans), highs, patience),
+    )
+
+
+def beside(nodes: int, jobs: int, patience: Patience) -> Iterator[str]:
+    """All planners on one size, each a line of the other table."""
+    waiting = cluster(nodes, jobs)
+    seconds = median(timed(lambda: best_counts(waiting))[0] for _ in range(PLACEMENTS))
+    ours = best_counts(waiting)
+    alike = best_counts(unweighted(waiting))
+    size = f"{nodes:,} x {jobs}"
+    yield cells(size, "ours", "WAF", span(seconds), running(ours), "1", "1")
+    for planner in PLANNERS:
+        yield cells(size, planner.name, planner.maximises, *placing(planner, waiting, ours, alike, patience))
+
+
+def placing(planner: Planner, waiting: Cluster, ours: Counts, alike: Counts, patience: Patience) -> tuple[str, ...]:
+    """How long it takes, how many jobs run, and its WAF relative to ours, with weights and without."""
+    found = not_run(planner.modules) or patience.measured(planner.modules, lambda: planner.counts(waiting))
+    if isinstance(found, str):
+        return found, "", "", ""
+    seconds, counts = found
+    equal = unweighted(waiting)
+    same = patience.measured(planner.modules, lambda: planner.counts(equal)) if planner.reads_weights else found
+    return (
+        span(seconds),
+        running(counts),
+        f"{earned_flops(waiting, counts) / earned_flops(waiting, ours):.3f}",
+        same if isinstance(same, str) else f"{earned_flops(equal, same[1]) / earned_flops(equal, alike):.3f}",
+    )
+
+
+def running(counts: Counts) -> str:
+    """How many jobs got anything, and how many nodes they got."""
+    return f"{sum(count > 0 for count in counts.values())} on {sum(counts.values()):,}"
+
+
+def not_run(modules: tuple[str, ...]) -> str:
+    """Why a planner is not run, if it is not."""
+    package = missing(modules)
+    return f"not run: {package} is not installed" if package else ""
+
+
+def cells(*texts: str) -> str:
+    """One line of a table."""
+    return f"| {' | '.join(texts)} |"
 
 
 def lost(situation: Cluster) -> Cluster:
@@ -100,17 +159,22 @@ def peak_mib(situation: Cluster) -> float:
     return peak / 2**20
 
 
-def against(situation: Cluster, events: int, solve: Callable[[list[Ints], int], int | str]) -> str:
+def against(situation: Cluster, events: int, solve: Callable[[list[Ints], int], list[int]], patience: Patience) -> str:
     """Another solver: one event, and all of them; whether it found the same value."""
     changed = lost(situation)
     rows = rows_of(changed)
-    seconds, found = timed(lambda: solve(rows, changed.nodes))
-    if isinstance(found, str):
-        return found
-    counts = best_counts(changed).values()
-    ours = sum(int(row[count]) for row, count in zip(rows, counts, strict=True))
+    measured = patience.measured((solve.__name__,), lambda: solve(rows, changed.nodes))
+    if isinstance(measured, str):
+        return measured
+    seconds, counts = measured
+    found, ours = value(rows, counts), value(rows, best_counts(changed).values())
     difference = "" if found == ours else f", value {found / ours - 1.0:+.1e}"
     return f"{span(seconds)}, all {span(seconds * events)}{difference}"
+
+
+def value(rows: list[Ints], counts: Iterable[int]) -> int:
+    """The sum of keys."""
+    return sum(int(row[count]) for row, count in zip(rows, counts, strict=True))
 
 
 def rows_of(situation: Cluster) -> list[Ints]:
@@ -123,52 +187,16 @@ def rows_of(situation: Cluster) -> list[Ints]:
     return [keys(each, row, exponent) for each, row in zip(situation.tasks, found, strict=True)]
 
 
-def plain(rows: list[Ints], nodes: int) -> int | str:
-    """The dynamic programme of the paper, with NumPy over its inner loop."""
-    operations = sum(int((row > IMPOSSIBLE).sum()) for row in rows) * nodes
-    if operations > PLAIN_OPERATIONS:
-        return f"not run: {operations:.0e} operations for each event"
-    counts = plain_optimum(rows, nodes)
-    return sum(int(row[count]) for row, count in zip(rows, counts, strict=True))
-
-
-def highs(rows: list[Ints], nodes: int) -> int | str:
+def highs(rows: list[Ints], nodes: int) -> list[int]:
     """An integer programme: a binary variable for each option, one option for each task."""
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_array
-    except ImportError:
-        return "not run: no scipy here"
     options = [np.flatnonzero(row > IMPOSSIBLE) for row in rows]
-    if sum(map(len, options)) > HIGHS_OPTIONS:
-        return f"not run: {sum(map(len, options)):,} options"
-    values = np.concatenate([row[option] for row, option in zip(rows, options, strict=True)])
-    places = np.repeat(np.arange(len(rows)), [len(option) for option in options])
-    one = csr_array((np.ones(len(values)), (places, np.arange(len(values)))))
-    found = milp(
-        -values / np.abs(values).max(),
-        integrality=np.ones(len(values)),
-        bounds=Bounds(0, 1),
-        constraints=[
-            LinearConstraint(one, 1, 1),
-            LinearConstraint(np.concatenate(options)[None, :].astype(float), -np.inf, nodes),
-        ],
-        options={"time_limit": HIGHS_LIMIT_S, "mip_rel_gap": 0.0},
-    )
-    if found.x is None:
-        return f"nothing in {HIGHS_LIMIT_S:.0f} s"
-    return int(values[found.x > 0.5].sum())
-
-
-def timed(call: Callable[[], Found]) -> tuple[float, Found]:
-    """Seconds, and what was found."""
-    began = time.perf_counter()
-    found = call()
-    return time.perf_counter() - began, found
+    return chosen(options, [row[option].astype(float) for row, option in zip(rows, options, strict=True)], nodes)
 
 
 def span(seconds: float) -> str:
     """A time in the unit that suits it."""
+    if seconds >= 1000.0:
+        return f"{round(seconds, -1):,.0f} s"
     for unit, length in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= length:
             return f"{seconds / length:.3g} {unit}"

@@ -398,7 +398,7 @@ def test_it_goes_back_to_sending_when_somebody_is_there_again(
     part.out.wait(lambda shown: shown.count(b"\n") > 20)
     listener = socket.create_server(("127.0.0.1", port))
     listener.setblocking(False)
-    monkeypatch.setattr(output_receiver, "_listen", lambda _: listener)
+    monkeypatch.setattr(output_receiver, "listen", lambda _: listener)
     here = Terminal(opened)
     here.out.wait(lambda shown: shown.count(b"\n") > 20)
     part.tell_to_end()
