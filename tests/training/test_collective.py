@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
+import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from unicron_elastic.training.collective import PATIENCE_S, AbandonedError, Waiter
+from unicron_elastic.training.collective import LOOK_S, PATIENCE_S, AbandonedError, Waiter, wait_let_go
 
 SLOW_S = 0.2  # as a look takes, at the most, on a machine with other things to do
 
@@ -32,14 +38,25 @@ class Late(Stuck):
     def __init__(self, looks: int) -> None:
         self.looks = looks
 
-    def wait(self, timeout: timedelta) -> None:
+    def wait(self, timeout: timedelta | None = None) -> None:
         """Raises RuntimeError."""
+        if timeout is None:
+            raise RuntimeError("Connection closed by peer")
         self.looks -= 1
         super().wait(timeout)
 
     def is_completed(self) -> bool:
         """After so many looks."""
         return self.looks == 0
+
+
+class EndedInTime(Late):
+    """One that ends well right after a time-out, before anybody asks whether it has."""
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Raises RuntimeError, but not once it has ended."""
+        if timeout is not None:
+            super().wait(timeout)
 
 
 def wait(waiter: Waiter, work: Any) -> float:
@@ -83,5 +100,54 @@ def test_while_nothing_is_broken_it_waits() -> None:
 
 
 def test_one_that_fails_by_itself_says_so() -> None:
-    with pytest.raises(RuntimeError, match="timed out"):
+    with pytest.raises(RuntimeError, match="closed by peer"):
         Waiter(lambda: True).wait(Late(2))  # type: ignore[arg-type]
+
+
+def test_one_that_ends_well_between_two_looks_is_no_failure() -> None:
+    Waiter(lambda: False).wait(EndedInTime(2))  # type: ignore[arg-type]
+
+
+def _pair(rank: int, path: str, results: Any) -> None:
+    """Sends and receives while the peer sleeps for longer than a look takes."""
+    dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2)
+    waiter, tensor = Waiter(lambda: False), torch.full((1_000_000,), float(rank))
+    for sleeper in (0, 1):
+        if rank == sleeper:
+            time.sleep(4 * LOOK_S)
+        waiter.wait_one_to_one(dist.isend(tensor, 1) if rank == 0 else dist.irecv(tensor, 0))
+    results.put(tensor.sum().item())
+    dist.destroy_process_group()
+
+
+def test_a_peer_may_be_late_to_a_send_or_a_receive(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    ranks = [context.Process(target=_pair, args=(rank, str(tmp_path / "store"), results)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    assert [results.get(), results.get()] == [0, 0]
+
+
+def test_a_send_that_does_not_end_is_abandoned() -> None:
+    ended = threading.Event()
+
+    class Held:
+        def wait(self) -> None:
+            ended.wait(60)
+
+    with pytest.raises(AbandonedError):
+        Waiter(lambda: True).wait_one_to_one(Held())  # type: ignore[arg-type]
+    ended.set()
+
+
+def test_a_tensor_is_let_go() -> None:
+    tensor = torch.zeros(1)
+    references = sys.getrefcount(tensor)
+    held = [tensor]
+    threading.Timer(0.1, held.clear).start()
+    wait_let_go(tensor, references)
+    assert not held

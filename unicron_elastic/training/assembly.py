@@ -163,11 +163,11 @@ class Assembly:
 
     def send(self, tensor: Tensor, destination: int) -> None:
         """To one member. Raises what a collective raises."""
-        self._waiter.wait(dist.isend(tensor, destination))
+        self._waiter.wait_one_to_one(dist.isend(tensor, destination))
 
     def receive(self, tensor: Tensor, source: int) -> None:
         """From one member. Raises what a collective raises."""
-        self._waiter.wait(dist.irecv(tensor, source))
+        self._waiter.wait_one_to_one(dist.irecv(tensor, source))
 
     def together(self, collective: Callable[[], None]) -> bool:
         """Does what all members do; false if the world broke on the way, and a newer one has come."""

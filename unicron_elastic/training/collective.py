@@ -9,18 +9,22 @@ same one, and then they are abandoned: group and collectives stay in memory, unt
 from __future__ import annotations
 
 import ctypes
+import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
+from torch import Tensor
 from torch.distributed import Work
 
-__all__ = ["AbandonedError", "Waiter"]
+__all__ = ["AbandonedError", "Waiter", "keep_for_ever", "wait_let_go"]
 
 LOOK_S = 0.05  # between two looks at whether it is broken
 LAST_LOOK_S = 0.001  # at one for which there is no patience left
 PATIENCE_S = 0.1  # for the broken ones to fail: most do within milliseconds
+LET_GO_S = 1.0
 
 
 class AbandonedError(RuntimeError):
@@ -54,10 +58,24 @@ class Waiter:
                 return
             except RuntimeError:
                 if work.is_completed():
-                    raise
+                    work.wait()  # raises what it ended with, if not well: it may have ended right after the time-out
+                    return
             if is_last:
-                keep_for_ever(work)
-                raise AbandonedError("a collective was broken off and does not end")
+                self._abandon(work)
+
+    def wait_one_to_one(self, work: Work) -> None:
+        """As ``wait``, for a send or a receive: gloo ends the connection when a time-out of one of these is over."""
+        if not self._looks_up:
+            work.wait()
+            return
+        ended = _InThread(work.wait)
+        while not ended.wait(LAST_LOOK_S if (is_last := self._is_over()) else LOOK_S):
+            if is_last:
+                self._abandon(work)
+
+    def _abandon(self, work: Work) -> NoReturn:
+        keep_for_ever(work)
+        raise AbandonedError("a collective was broken off and does not end")
 
     def _is_over(self) -> bool:
         """Whether the collectives are broken and had their time to fail."""
@@ -76,6 +94,41 @@ class Waiter:
         except RuntimeError:
             pass
         return True
+
+
+class _InThread:
+    """A call in a thread of its own, which is left to itself if it does not end."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._error: BaseException | None = None
+        self._has_ended = threading.Event()
+
+        def run() -> None:
+            try:
+                call()
+            except BaseException as error:
+                self._error = error
+            self._has_ended.set()
+
+        threading.Thread(target=run, name="unicron-wait", daemon=True).start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended. Raises what it raised."""
+        has_ended = self._has_ended.wait(timeout_s)
+        if self._error is not None:
+            raise self._error
+        return has_ended
+
+
+def wait_let_go(tensor: Tensor, references: int) -> None:
+    """Waits until gloo's threads have let go of a tensor that had so many references (``sys.getrefcount``) before.
+
+    They do that after a collective has ended, and a thread which does it while the interpreter ends aborts the process
+    (torch 2.13: it needs the interpreter for that).
+    """
+    deadline = time.monotonic() + LET_GO_S
+    while sys.getrefcount(tensor) > references + 1 and time.monotonic() < deadline:  # one is that of ``tensor``
+        time.sleep(0.0005)
 
 
 def keep_for_ever(thing: Any) -> None:

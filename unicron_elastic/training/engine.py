@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from unicron_elastic.training.agreement import Agreement, Said
 from unicron_elastic.training.assembly import Assembly
+from unicron_elastic.training.collective import wait_let_go
 from unicron_elastic.training.gradients import Gradients
 from unicron_elastic.training.joining import HasState, Servant, fetch_state, give_state, take_state
 from unicron_elastic.training.membership import membership
@@ -241,11 +243,13 @@ class Engine:
         _, assembly = self._parts()
         self._clear()
         nothing = torch.zeros(1, device=self._device)
+        references = sys.getrefcount(nothing)
         while True:
             if self._must_meet or assembly.needs_meeting():
                 self._meet()
             elif assembly.together(partial(assembly.all_reduce, nothing)):
                 break
+        wait_let_go(nothing, references)
         self._has_parted = True
         self._membership.tell({"parted": True})
 
