@@ -46,6 +46,7 @@ def test_a_worker_is_killed(cluster: Callable[..., Cluster], victim: str) -> Non
     assert job.end("abc")[1:] == [second]
 
 
+@pytest.mark.slow
 def test_an_agent_is_killed(cluster: Callable[..., Cluster], victim: str) -> None:
     """The others go on, and take its successor in."""
     job = cluster()
@@ -226,6 +227,7 @@ def test_a_host_flaps(cluster: Callable[..., Cluster], victim: str) -> None:
     assert job.end("abc")[-1] == latest
 
 
+@pytest.mark.slow
 def test_a_host_that_joins_costs_no_restart(cluster: Callable[..., Cluster]) -> None:
     """All begin anew with it, which is nobody's fault, whoever is the first to stop for it."""
     job = cluster(nnodes="2:4", conf=f"last_call_timeout={LAST_CALL_S:g}")
@@ -250,6 +252,7 @@ def test_a_host_joins_while_another_one_is_lost(cluster: Callable[..., Cluster],
     assert job.end("acd")[-1] == latest
 
 
+@pytest.mark.slow
 def test_a_host_is_lost_while_all_meet_again(cluster: Callable[..., Cluster], victim: str) -> None:
     """A fault on one host, and the loss of another one just when that is being recovered from."""
     job = cluster()

@@ -152,6 +152,7 @@ def test_an_agent_without_a_job_is_lent_to_one_and_comes_back(
     assert spare.end() == 0
 
 
+@pytest.mark.slow
 def test_a_coordinator_without_a_node_goes_before_agents(
     start: Start, launcher: Any, etcd: EmbeddedEtcd, service: Callable[[str, str], Service]
 ) -> None:

@@ -118,7 +118,7 @@ def test_restart_without_memory_goes_on_from_the_folder(launcher: Any, killed: A
 @pytest.mark.parametrize(
     ("kills", "goes_on_from"),
     [
-        pytest.param(["1:12"], 11, id="in place"),
+        pytest.param(["1:12"], 11, id="in place", marks=pytest.mark.slow),
         pytest.param(["0:12", "1:12"], 10, id="all are lost", marks=pytest.mark.slow),
     ],
 )

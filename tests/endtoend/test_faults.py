@@ -87,10 +87,10 @@ def test_who_left_is_blamed_although_the_other_complains_first(launcher: Any, le
 @pytest.mark.parametrize(
     ("body", "reported"),
     [
-        ("import sys; sys.exit(3)", "exitcode  : 3 "),
+        pytest.param("import sys; sys.exit(3)", "exitcode  : 3 ", marks=pytest.mark.slow),
         ("import sys; sys.exit('some text')", "exitcode  : 1 "),
         ("import os; os._exit(7)", "exitcode  : 7 "),
-        ("import os; os.abort()", "(SIGABRT)"),
+        pytest.param("import os; os.abort()", "(SIGABRT)", marks=pytest.mark.slow),
         ("import ctypes; ctypes.string_at(0)", "(SIGSEGV)"),
         ("raise KeyboardInterrupt", "(SIGINT)"),
         ("raise ValueError('boom')", "ValueError: boom"),
@@ -105,7 +105,9 @@ def test_failed_worker_is_reported_and_exits_1(launcher: Any, body: str, reporte
     assert reported in run.err
 
 
-@pytest.mark.parametrize("body", ["", "import sys; sys.exit(0)", "import sys; sys.exit(None)"])
+@pytest.mark.parametrize(
+    "body", ["", pytest.param("import sys; sys.exit(0)", marks=pytest.mark.slow), "import sys; sys.exit(None)"]
+)
 def test_good_end_exits_0_and_leaves_no_folder(launcher: Any, body: str) -> None:
     run = launcher.run("--nproc-per-node=2", launcher.script("good.py", body + "\n"))
     assert run.process.returncode == 0, run.err

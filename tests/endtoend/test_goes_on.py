@@ -66,7 +66,13 @@ def _assert_same(folder: Path, undisturbed: dict[str, Any], ranks: list[int]) ->
 
 @pytest.mark.parametrize(
     "strike",
-    ["0:2:accumulate:kill", "1:2:reduce:exit", "2:2:reduced:kill", "1:2:optimizer:kill", "1:2:between:raise"],
+    [
+        "0:2:accumulate:kill",
+        "1:2:reduce:exit",
+        "2:2:reduced:kill",
+        pytest.param("1:2:optimizer:kill", marks=pytest.mark.slow),
+        "1:2:between:raise",
+    ],
 )
 def test_the_others_go_on_and_the_replacement_joins(launcher: Any, undisturbed: Any, strike: str) -> None:
     folder = _train(launcher, 3, strike, worlds=3)
@@ -82,13 +88,14 @@ def test_only_the_lost_micro_batches_are_computed_again(launcher: Any, undisturb
     assert (incident["micro_batches_reused"], incident["micro_batches_recomputed"]) == (5, 3)
 
 
+@pytest.mark.slow
 def test_one_is_enough(launcher: Any, undisturbed: Any) -> None:
     folder = _train(launcher, 3, "0:2:accumulate:kill", "2:2:accumulate:kill", worlds=5)
     _assert_same(folder, undisturbed, [0, 1, 2])
     assert [incident["restarts_used"] for incident in _incidents(folder)] == [1, 2]
 
 
-@pytest.mark.parametrize("point", ["fetch", "fetched"])
+@pytest.mark.parametrize("point", ["fetch", pytest.param("fetched", marks=pytest.mark.slow)])
 def test_a_newcomer_may_be_lost_too(launcher: Any, undisturbed: Any, point: str) -> None:
     folder = _train(launcher, 2, "1:2:accumulate:kill", f"1:-1:{point}:kill", worlds=4)
     _assert_same(folder, undisturbed, [0, 1])
@@ -109,7 +116,7 @@ def test_another_may_be_lost_while_the_members_meet(launcher: Any, undisturbed: 
     _assert_same(folder, undisturbed, [0, 1, 2])
 
 
-@pytest.mark.parametrize("step", [0, STEPS - 1])
+@pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.slow), STEPS - 1])
 def test_it_may_be_the_first_step_or_the_last(launcher: Any, undisturbed: Any, step: int) -> None:
     folder = _train(launcher, 2, f"1:{step}:accumulate:kill")
     _assert_same(folder, undisturbed, [0])
@@ -128,6 +135,7 @@ def test_the_others_go_on_without_one_that_ends_early(launcher: Any, undisturbed
     assert not (folder / "final-1.json").exists()
 
 
+@pytest.mark.slow
 def test_a_failure_at_the_very_end_leaves_nobody_waiting(launcher: Any, undisturbed: Any) -> None:
     folder = _train(launcher, 3, f"1:{STEPS - 1}:even:fail")
     _assert_same(folder, undisturbed, [0, 1, 2])

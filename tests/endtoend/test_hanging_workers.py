@@ -149,7 +149,9 @@ def test_who_holds_the_interpreter_is_named_as_the_one_without_an_answer(launche
     assert "_sleep_with_gil" in hangs  # faulthandler needs no lock
 
 
-@pytest.mark.parametrize("patience_s", [30, pytest.param(0.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "patience_s", [pytest.param(30, marks=pytest.mark.slow), pytest.param(0.5, marks=pytest.mark.slow)]
+)
 def test_who_goes_on_is_let_go_on(launcher: Any, patience_s: float) -> None:
     env = no_py_spy(launcher) | {
         "STEPS": "150"
@@ -178,6 +180,7 @@ def test_a_hang_that_is_only_observed_is_recorded_and_let_be(launcher: Any) -> N
     assert all("steps.py" in part for part in of_ranks(Path(incident["evidence"]).read_text()))
 
 
+@pytest.mark.slow
 def test_off_is_off(launcher: Any) -> None:
     run = start(launcher, "sleep:rank=1,step=50,seconds=1", "--unicron-on-hang=off")
     assert run.wait() == 0, run.err
@@ -186,6 +189,7 @@ def test_off_is_off(launcher: Any) -> None:
     assert not (launcher.folder / "ledger").exists()
 
 
+@pytest.mark.slow
 def test_a_script_that_closes_our_descriptors_and_forks_is_watched_all_the_same(launcher: Any) -> None:
     # Nobody answers, and there is no place for stacks and records: what hangs is restarted nevertheless.
     (launcher.folder / "ledger").write_text("a file where a folder should be")

@@ -54,6 +54,7 @@ def test_failing_node_leaves_and_the_other_goes_on(launcher: Any, job: list[str]
     assert again.process.returncode == 0, again.err
 
 
+@pytest.mark.slow
 def test_host_of_the_rendezvous_stays(launcher: Any, job: list[str]) -> None:
     first = launcher.start(*job)
     first.until(lambda: launcher.is_listening(_port(job)), "the rendezvous")

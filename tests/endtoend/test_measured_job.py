@@ -127,6 +127,7 @@ def test_one_that_goes_on_in_place_is_measured_too(
     assert job.now.nodes == 2
 
 
+@pytest.mark.slow
 def test_a_job_that_nobody_planned_tells_nothing(start: Callable[..., Any], launcher: Any, etcd: EmbeddedEtcd) -> None:
     run = start("a", launcher.script("train.py", TRAIN))
     run.until_line(r"^STEPPED$")

@@ -63,6 +63,7 @@ def test_it_is_named_and_goes_on(launcher: Any) -> None:
     assert said in run.err
 
 
+@pytest.mark.slow
 def test_a_step_beside_the_training_is_none(launcher: Any) -> None:
     run, ledger = start(launcher, "extra")
     run.until_line("^FAR", count=2)

@@ -309,6 +309,7 @@ def test_a_node_that_cannot_run_it_refuses_once_and_the_other_does(lab: Lab, sub
     assert lab.logs().count("b refuses choosy: its program only-on-a is not there.") == 1
 
 
+@pytest.mark.slow
 def test_a_job_waits_for_enough_nodes_and_for_a_better_time_when_one_leaves(lab: Lab, submit: Submit) -> None:
     run = submit(lab, "--nnodes=3", "--rdzv-id=wide", "--max-restarts=3", "work.py")
     run.until(lambda: re.search(r"wide .*(needs|waits)", run.err), "why it waits")

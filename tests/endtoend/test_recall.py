@@ -79,7 +79,9 @@ def _incidents(folder: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("node", ["a", pytest.param("b", marks=pytest.mark.slow), "c"])  # "a" hosts the round's store
+@pytest.mark.parametrize(
+    "node", ["a", pytest.param("b", marks=pytest.mark.slow), pytest.param("c", marks=pytest.mark.slow)]
+)  # "a" hosts the round's store
 def test_the_others_restart_without_it_and_nobody_counts_that(
     start: Start, launcher: Any, recall: Callable[[str], object], node: str
 ) -> None:

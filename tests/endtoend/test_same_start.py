@@ -58,9 +58,9 @@ def observe(launcher: Any, tool: str, arguments: list[str], options: list[str], 
 @pytest.mark.parametrize(
     ("arguments", "env"),
     [
-        (["probe.py"], {}),
+        pytest.param(["probe.py"], {}, marks=pytest.mark.slow),
         (["./sub/probe.py", "--x", "${local_rank}", "", "a b", "ü"], {}),
-        (["-m", "pkg.probe", "arg"], {}),
+        pytest.param(["-m", "pkg.probe", "arg"], {}, marks=pytest.mark.slow),
         (["probe.py"], {"PYTHONPATH": "lib", "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONDEVMODE": "1"}),
         (["probe.py"], {"PYTHONPATH": "", "PYTHONUNBUFFERED": "1", "BIG": "x" * 100_000}),
     ],

@@ -135,6 +135,7 @@ def test_the_loss_goes_on_from_the_snapshot_in_memory(launcher: Any, kind: str) 
     assert_as_if_nothing_happened(launcher, run.out, kind)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_it_copies_has_the_snapshot_before(launcher: Any) -> None:
     run = train(launcher, "fsdp", "in-copy")
     assert starts(run.out) == [0, 0, 10, 10]

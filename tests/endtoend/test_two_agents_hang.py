@@ -76,6 +76,7 @@ def done(runs: list[Any]) -> list[str]:
 RESTARTED = [f"DONE 1 {rank}" for rank in range(4)]
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_named_on_the_other_node_as_well(start: Any) -> None:
     runs = start("none")
     first, second = in_order(runs)

@@ -211,7 +211,9 @@ def violations(word: str, executor: Executor = EXECUTOR, faults: Sequence[str] =
     return found
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize(
+    "block", [pytest.param(block, marks=[pytest.mark.slow] if block % 2 else []) for block in range(BLOCKS)]
+)
 def test_whatever_happens_the_job_goes_on_or_ends_for_all(block: int) -> None:
     for seed in seeds(block):
         cluster = play(seed)

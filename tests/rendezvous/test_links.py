@@ -489,18 +489,21 @@ def test_a_forked_child_keeps_no_connection_open(make: Make) -> None:
     """Else nobody notices the end of this process before that of all its children."""
     boss, one = linked(make, "one")
     reader, writer = os.pipe()
+    is_there, is_here = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(writer)
+        os.write(is_here, b".")  # what runs in a child after a fork has run
         os.read(reader, 1)
         os._exit(0)
     try:
+        os.read(is_there, 1)
         one.links.close()
         turn((boss,), lambda: boss.lost)
         boss.links.probe("one/1", one.address)
         turn((boss,), lambda: boss.probed)
         assert boss.probed == [("one/1", Answer.REFUSED)]
     finally:
-        os.close(writer)
-        os.close(reader)
+        for end in (writer, reader, is_there, is_here):
+            os.close(end)
         os.waitpid(child, 0)
