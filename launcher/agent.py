@@ -452,7 +452,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         assert isinstance(self._pcontext, WorkersContext)
         worker = self._worker_group.workers[command.local_rank]
         self._remaining_restarts = self._worker_group.spec.max_restarts - command.restarts_used
-        env = {"TORCHELASTIC_RESTART_COUNT": str(command.restarts_used)}
+        env = {"TORCHELASTIC_RESTART_COUNT": str(command.restarts_used), "UNICRON_TAKES_PLACE": "1"}
         self._snapshots.replaced(command.local_rank)
         process = self._pcontext.replace(command.local_rank, env)
         worker.id = process.pid

@@ -2,14 +2,14 @@
 
 The time of a step is modelled as that of one replica's GPUs, in samples that they could have computed meanwhile::
 
-    busy     = (k + PP - 1) * (micro_batch + s * g) + s * c * (1 - 1/DP)
+    busy     = (k + (PP - 1)/v) * (micro_batch + s * g) + s * c * (1 - 1/DP)
     slowdown = busy / (B / DP) * (1 + t) * r * (1 + d)^log2(GPUs)
     FLOP/s   = u * GPUs / slowdown
 
-with a global batch ``B``, ``k`` micro-batches on the replica that has most, ``PP - 1`` more for the pipeline's bubble
-(1F1B), ``g`` lost with every micro-batch and ``c`` with every step that replicas synchronise, ``t`` for tensor
-parallelism, ``r`` for recomputed activations and ``d`` for every doubling. ``u`` and ``s`` are fitted to what was
-measured; the others are ``Overheads``.
+with a global batch ``B``, ``k`` micro-batches on the replica that has most, ``(PP - 1)/v`` more for the pipeline's
+bubble (1F1B with ``v`` virtual stages per GPU), ``g`` lost with every micro-batch and ``c`` with every step that
+replicas synchronise, ``t`` for tensor parallelism, ``r`` for recomputed activations and ``d`` for every doubling.
+``u`` and ``s`` are fitted to what was measured; the others are ``Overheads``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def slowdown(workload: Workload, configuration: Configuration, overheads: Overhe
     step, micro_batch = _overhead_samples(workload, configuration, overheads)
     replicas = configuration.replicas
     count = -(-workload.global_batch // (configuration.micro_batch * replicas))
-    busy = (count + configuration.pipeline - 1) * (configuration.micro_batch + scale * micro_batch)
+    bubble = (configuration.pipeline - 1) / workload.virtual_stages  # arXiv 2104.04473, section 2.2
+    busy = (count + bubble) * (configuration.micro_batch + scale * micro_batch)
     busy += scale * step * (1.0 - 1.0 / replicas)  # a ring's share: nothing is sent by one, nearly all by many
     growth = math.pow(1.0 + overheads.per_doubling, math.log2(configuration.gpus))
     again = RECOMPUTED if configuration.recompute else 1.0

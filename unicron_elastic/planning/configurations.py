@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from unicron_elastic.planning.checks import require
+from unicron_elastic.planning.checks import require, require_count
 from unicron_elastic.planning.throughput_shape import Transformer, require_counts
 
 __all__ = ["SHARDINGS", "Configuration", "Sharding", "Workload"]
@@ -67,8 +67,11 @@ class Workload:
     # What the replicas divide between them: nothing, the optimizer's state (ZeRO-1), or weights too (ZeRO-3, FSDP).
     sharding: Sharding = "none"
     recompute: bool | None = False  # whether activations are computed a second time; None: either is possible
+    shard_copies: int = 0  # of every optimizer shard, in the memory of hosts (host_bytes)
     max_tensor: int = 1
     max_pipeline: int = 1
+    sequence_parallel: bool = False  # the ranks of a tensor group divide the tokens between its matrix products
+    virtual_stages: int = 1  # that a GPU has of a pipeline, if there is one (interleaved 1F1B)
 
     def __post_init__(self) -> None:
         require_counts(
@@ -78,7 +81,9 @@ class Workload:
             gpus_per_node=self.gpus_per_node,
             max_tensor=self.max_tensor,
             max_pipeline=self.max_pipeline,
+            virtual_stages=self.virtual_stages,
         )
+        require_count("shard_copies", self.shard_copies)
         for name in ("maximum", "gpu_memory_bytes", "parameters"):
             if getattr(self, name) is not None:
                 require_counts(**{name: getattr(self, name)})
@@ -127,7 +132,12 @@ def _require_model(workload: Workload) -> None:
         flops is None or (math.isfinite(flops) and flops > 0.0),
         f"flops_per_sample is {flops}: it must be a positive number",
     )
-    for name in ("max_tensor", "max_pipeline"):
+    require(
+        workload.shard_copies == 0 or workload.sharding != "none",
+        f"shard_copies is {workload.shard_copies}, but sharding is none: every replica then has the whole state, and "
+        "shard_copies must be 0",
+    )
+    for name in ("max_tensor", "max_pipeline", "virtual_stages"):
         require(
             shape is not None or getattr(workload, name) == 1,
             f"{name} is {getattr(workload, name)}, but transformer is not given: without it, {name} must be 1",

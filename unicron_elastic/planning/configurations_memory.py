@@ -7,18 +7,15 @@ of NCCL, the CUDA context and what the allocator cannot use are left out.
 from __future__ import annotations
 
 from unicron_elastic.planning.configurations import Configuration, Workload
+from unicron_elastic.planning.throughput_shape import Transformer
 
-__all__ = ["fits", "memory_bytes", "parameters"]
+__all__ = ["fits", "host_bytes", "memory_bytes", "parameters"]
 
 # Mixed precision with Adam, bytes per parameter: weight in bf16 (2) and gradient in fp32 (4); weight in fp32, mean and
 # variance (12). These are Megatron-LM's numbers (theoretical_memory_usage.py): 18, and 6 + 12/DP with ZeRO-1.
 WEIGHT_AND_GRADIENT_BYTES = 6.0
 OPTIMIZER_BYTES = 12.0
-# Activations of a layer, bytes per token and hidden unit, with an attention that does not write out its scores:
-# Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), section 4.
-REPLICATED_BYTES = 10.0  # on every rank of the tensor group
-DIVIDED_BYTES = 24.0  # shared by the tensor group
-RECOMPUTED_BYTES = 2.0  # the layer's input is all that is kept
+RECOMPUTED_BYTES = 2.0  # per token and hidden unit of a layer: its input is all that is kept
 LOGIT_BYTES = 6.0  # per token and word: bf16 and fp32
 
 
@@ -31,7 +28,20 @@ def parameters(workload: Workload) -> int | None:
 
 def memory_bytes(workload: Workload, configuration: Configuration) -> float:
     """What the GPU needs that needs most; without a transformer only weights, gradients and the optimizer's state."""
-    return _state_bytes(workload, configuration) + _activation_bytes(workload, configuration)
+    shape = workload.transformer
+    if shape is None:
+        return _state_bytes(workload, configuration, 0)
+    return max(
+        _state_bytes(workload, configuration, stage) + _activation_bytes(workload, shape, configuration, stage)
+        for stage in shape.loaded_stages(configuration.pipeline)
+    )
+
+
+def host_bytes(workload: Workload, configuration: Configuration) -> float:
+    """What the host needs for each GPU of the stage that has most: copies of other replicas' optimizer shards."""
+    stages = (0,) if workload.transformer is None else workload.transformer.loaded_stages(configuration.pipeline)
+    held = max(_held_parameters(workload, configuration, stage) for stage in stages)
+    return workload.shard_copies * OPTIMIZER_BYTES / configuration.replicas * held
 
 
 def fits(workload: Workload, configuration: Configuration, proven_bytes: float = 0.0) -> bool:
@@ -44,33 +54,42 @@ def fits(workload: Workload, configuration: Configuration, proven_bytes: float =
     return memory_bytes(workload, configuration) <= max(workload.gpu_memory_bytes, proven_bytes)
 
 
-def _state_bytes(workload: Workload, configuration: Configuration) -> float:
+def _state_bytes(workload: Workload, configuration: Configuration, stage: int) -> float:
     each = WEIGHT_AND_GRADIENT_BYTES
     each /= configuration.replicas if workload.sharding == "full" else 1
     each += OPTIMIZER_BYTES / (1 if workload.sharding == "none" else configuration.replicas)
-    return each * _rank_parameters(workload, configuration)
+    return each * _held_parameters(workload, configuration, stage)
 
 
-def _rank_parameters(workload: Workload, configuration: Configuration) -> float:
-    """Parameters of the pipeline stage that has most: a part of the layers, and the embedding."""
-    total, shape = parameters(workload) or 0, workload.transformer
-    if shape is None:
-        return float(total)
-    part = (shape.block_parameters / configuration.pipeline + shape.embedding_parameters) / shape.parameters
-    return total * part / configuration.tensor
-
-
-def _activation_bytes(workload: Workload, configuration: Configuration) -> float:
+def _held_parameters(workload: Workload, configuration: Configuration, stage: int) -> float:
+    """Parameters on a GPU of a pipeline stage."""
     shape = workload.transformer
     if shape is None:
-        return 0.0
+        return float(workload.parameters or 0)
+    held = shape.stage_parameters(configuration.tensor, configuration.pipeline, stage)
+    return held if workload.parameters is None else held * workload.parameters / shape.parameters
+
+
+def _activation_bytes(workload: Workload, shape: Transformer, configuration: Configuration, stage: int) -> float:
+    tensor, pipeline = configuration.tensor, configuration.pipeline
     tokens = configuration.micro_batch * shape.sequence
-    full = tokens * shape.hidden * (REPLICATED_BYTES + DIVIDED_BYTES / configuration.tensor)
-    # The first stage of a 1F1B pipeline holds as many micro-batches as there are stages, each for 1/stages of the
-    # layers: all layers of one micro-batch, or less if there are fewer micro-batches.
-    count = -(-workload.global_batch // (configuration.micro_batch * configuration.replicas))
-    layers = shape.layers * min(1.0, count / configuration.pipeline)
-    logits = LOGIT_BYTES * tokens * shape.vocabulary / configuration.tensor if configuration.pipeline == 1 else 0.0
+    full = shape.kept_bytes(tokens, tensor, is_sequence_divided=workload.sequence_parallel)
+    layers = shape.layers * _in_flight(workload, configuration, stage)
+    logits = LOGIT_BYTES * tokens * shape.padded_vocabulary(tensor) / tensor if stage == pipeline - 1 else 0.0
     if configuration.recompute:
-        return tokens * shape.hidden * RECOMPUTED_BYTES * layers + full + logits
+        inputs = tokens * shape.hidden * RECOMPUTED_BYTES / (tensor if workload.sequence_parallel else 1)
+        return inputs * layers + full + logits
     return full * layers + logits
+
+
+def _in_flight(workload: Workload, configuration: Configuration, stage: int) -> float:
+    """How much is kept at most between forward and backward, in micro-batches through all layers.
+
+    In 1F1B a stage has as many micro-batches in flight as there are stages from it to the last; interleaved, the
+    number of chunks of layers is that of megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches.
+    """
+    count = -(-workload.global_batch // (configuration.micro_batch * configuration.replicas))
+    pipeline = configuration.pipeline
+    after, chunks = pipeline - stage - 1, workload.virtual_stages if pipeline > 1 else 1
+    kept = after + 1 if chunks == 1 else 2 * after + (chunks - 1) * pipeline + 1
+    return min(count * chunks, kept) / (pipeline * chunks)

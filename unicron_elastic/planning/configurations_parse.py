@@ -8,12 +8,13 @@ from typing import Any
 
 from unicron_elastic.planning.checks import require, require_keys
 from unicron_elastic.planning.configurations import Workload
+from unicron_elastic.planning.decoder import Decoder
 from unicron_elastic.planning.throughput_shape import Transformer
 
 __all__ = ["parse_workload"]
 
 NUMBERS = ("flops_per_sample",)
-FLAGS = ("uneven", "recompute")
+FLAGS = ("uneven", "recompute", "sequence_parallel")
 
 
 def parse_workload(options: Mapping[str, object]) -> Workload:
@@ -43,8 +44,10 @@ def _value(key: str, value: object) -> object:
 
 
 def _parse_transformer(sizes: dict[str, Any]) -> Transformer:
-    require_keys(sizes, _names(Transformer), "transformer", _names(Transformer))
-    return Transformer(**sizes)
+    """The approximation where only its sizes are given, the exact decoder with any key more."""
+    plain = _names(Transformer)
+    require_keys(sizes, _names(Decoder), "transformer", plain)
+    return Transformer(**sizes) if set(sizes) <= set(plain) else Decoder(**sizes)
 
 
 def _names(made: type[Any]) -> list[str]:

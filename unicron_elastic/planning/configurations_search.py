@@ -51,25 +51,41 @@ def _divided(workload: Workload, units: int) -> Iterator[Configuration]:
             if rest or not replicas:
                 continue
             for size in sorted(set(workload.micro_batch_sizes), reverse=True):
-                if _shares(workload, replicas, size):
+                if _shares(workload, replicas, size, pipeline):
                     for recompute in again:
                         yield Configuration(
                             replicas=replicas, tensor=tensor, pipeline=pipeline, micro_batch=size, recompute=recompute
                         )
 
 
-def _shares(workload: Workload, replicas: int, micro_batch: int) -> bool:
-    """Whether the global batch can be divided so."""
+def _shares(workload: Workload, replicas: int, micro_batch: int, pipeline: int) -> bool:
+    """Whether the global batch can be divided so.
+
+    Megatron's rules (megatron-core 0.16.1): num_microbatches_calculator.py, ConstantNumMicroBatchesCalculator, and
+    with virtual stages pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: micro-batches go
+    through in groups of as many as there are stages.
+    """
     count, rest = divmod(workload.global_batch, micro_batch)
-    return not rest and count >= replicas and (workload.uneven or count % replicas == 0)
+    if rest or count < replicas:
+        return False
+    if workload.virtual_stages > 1 and pipeline > 1:
+        return count % (replicas * pipeline) == 0
+    return workload.uneven or count % replicas == 0
 
 
 def _tensor_sizes(workload: Workload) -> list[int]:
-    heads = workload.transformer.heads if workload.transformer else 1
-    most = min(workload.max_tensor, workload.gpus_per_node)
-    return [size for size in range(1, most + 1) if workload.gpus_per_node % size == 0 and heads % size == 0]
+    shape, divided = workload.transformer, workload.sequence_parallel
+    return [
+        size
+        for size in range(1, min(workload.max_tensor, workload.gpus_per_node) + 1)
+        if workload.gpus_per_node % size == 0
+        and (shape is None or shape.allows_tensor(size, is_sequence_divided=divided))
+    ]
 
 
 def _pipeline_sizes(workload: Workload) -> list[int]:
-    layers = workload.transformer.layers if workload.transformer else 1
-    return [size for size in range(1, min(workload.max_pipeline, layers) + 1) if layers % size == 0]
+    shape = workload.transformer
+    if shape is None:
+        return [1]
+    most = min(workload.max_pipeline, shape.layers)
+    return [size for size in range(1, most + 1) if shape.allows_pipeline(size, workload.virtual_stages)]

@@ -21,7 +21,7 @@ from unicron_elastic.training.membership import Membership
 from unicron_elastic.training.shares import from_ranges, to_ranges
 from unicron_elastic.world import World
 
-__all__ = ["Assembly", "MismatchError"]
+__all__ = ["BROKEN", "Assembly", "MismatchError"]
 
 BROKEN = (RuntimeError, ValueError)  # as which torch raises what befalls a collective; DistError is a RuntimeError
 

@@ -25,10 +25,10 @@ class Superseded(Exception):
 
 
 @contextlib.contextmanager
-def given_up_when(is_superseded: Callable[[], bool]) -> Iterator[None]:
+def given_up_when(is_superseded: Callable[[], bool], *, number: int | None = 0) -> Iterator[None]:
     """While this lasts, torch makes gloo's part of a process group so; where it is given up, Superseded is raised.
 
-    torch 2.13 makes it by calling ``distributed_c10d.ProcessGroupGloo``, and asks then whether that is its type.
+    ``number``: with which the groups are counted from here; None: as torch counts. torch 2.13 makes it by calling ``distributed_c10d.ProcessGroupGloo``, and asks then whether that is its type.
     """
     original: Any = c10d.ProcessGroupGloo
 
@@ -41,7 +41,8 @@ def given_up_when(is_superseded: Callable[[], bool]) -> Iterator[None]:
 
     # By this number torch names the group, and so the keys in the store. It starts again when groups are destroyed, but
     # not after one that was given up: who has given up would wait for keys other than those of a newcomer.
-    c10d._world.group_count = 0
+    if number is not None:
+        c10d._world.group_count = number
     c10d.ProcessGroupGloo = Meta("ProcessGroupGloo", (), {})
     try:
         yield

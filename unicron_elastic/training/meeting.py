@@ -42,8 +42,9 @@ class Meeting:
         self._store = PrefixStore(f"unicron/world/{world.number}", store)
         self._world = world
         self._rank = rank
-        self._is_superseded = is_superseded
+        self.is_superseded = is_superseded
         self._round = 0
+        self._group_store: Store | None = None
 
     def exchange(self, said: str) -> list[str]:
         """What each member says, by rank, once all have spoken. Raises Superseded, or DistError if the store is gone.
@@ -55,24 +56,36 @@ class Meeting:
         store.set(str(self._rank), said)
         if store.add("count", 1) == self._world.size:
             store.set("all", "")
-        _wait(store, ["all"], self._is_superseded)
+        _wait(store, ["all"], self.is_superseded)
         return [bytes(text).decode() for text in store.multi_get([str(rank) for rank in range(self._world.size)])]
 
-    def connect(self, backend: str, timeout_s: float, device: Any) -> None:
+    def announce(self, word: str) -> None:
+        """Says something to all members who look for it. Raises DistError if the store is gone."""
+        self._store.set(f"said/{word}", "")
+
+    def is_announced(self, word: str) -> bool:
+        """Whether a member has said it. Raises DistError if the store is gone."""
+        return bool(self._store.check([f"said/{word}"]))
+
+    def connect(
+        self, backend: str, timeout_s: float, device: Any, *, rank: int | None = None, size: int | None = None
+    ) -> None:
         """Makes the default process group of this world. Raises Superseded, or DistError.
 
-        ``timeout_s`` is that of its collectives.
+        ``timeout_s`` is that of its collectives. ``rank`` and ``size`` are those of the group if not all members are
+        in it.
         """
         store: Store = PrefixStore("group", self._store)
         if "nccl" not in backend:  # which reads its store in ways of its own
-            store = _Interruptible(store, self._is_superseded)
+            # Kept here: torch keeps what it has of it in C++ only, and groups that are made later would find it empty.
+            store = self._group_store = _Interruptible(store, self.is_superseded)
         options = {"device_id": device} if device is not None and device.type == "cuda" else {}
-        with given_up_when(self._is_superseded):
+        with given_up_when(self.is_superseded):
             dist.init_process_group(
                 backend,
                 store=store,
-                rank=self._rank,
-                world_size=self._world.size,
+                rank=self._rank if rank is None else rank,
+                world_size=self._world.size if size is None else size,
                 timeout=timedelta(seconds=timeout_s),
                 **options,
             )

@@ -24,7 +24,11 @@ Invitation = dict[str, Any]  # where a newcomer gets the state: {"sources": [add
 
 
 class Membership(Protocol):
-    """Of one process in its job."""
+    """Of one process in its job. ``is_fixed``: there is one world, and it does not go on without a member."""
+
+    @property
+    def is_fixed(self) -> bool:
+        """Known when it has entered."""
 
     def enter(self) -> Invitation | None:
         """Asks to be a member. None: the first world is there; else the state is to be fetched first."""
@@ -50,6 +54,8 @@ class Membership(Protocol):
 
 class FixedMembership:
     """Under torchrun, or alone: one world, which lives as long as all its processes."""
+
+    is_fixed = True
 
     def __init__(self) -> None:
         self._is_alone = "RANK" not in os.environ
@@ -93,6 +99,11 @@ class AgentMembership:
         self._world: World | None = None
         self._stores: dict[str, Store] = {}
         self._fixed: FixedMembership | None = None  # where agents cannot agree on worlds
+
+    @property
+    def is_fixed(self) -> bool:
+        """Where agents cannot agree on worlds."""
+        return self._fixed is not None
 
     def enter(self) -> Invitation | None:
         """Asks the agent. Raises TimeoutError if it does not answer."""

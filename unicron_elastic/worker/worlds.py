@@ -29,6 +29,7 @@ class Link:
         self._adopted = 0
         self._words: dict[str, Message] = {}
         self.on_serve: Callable[[str], Message] | None = None  # begins to serve this replica's state; returns where
+        self.must_break: Callable[[World], bool] = lambda _world: True  # a newer world, what goes on in the one before
         self.name = ""  # of this member
 
     # -- from the training loop ---------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ class Link:
         with self._changed:
             if not self.is_newer(world.number - 1):  # else it is told once more
                 self._world, self.name = world, name
-                if self._adopted:
+                if self._adopted and self.must_break(world):
                     break_collectives(world.reason, is_quiet=True)
             self._words["world"] = {}
             self._changed.notify_all()

@@ -1,0 +1,10 @@
+"""Megatron-Core: goes on from the failed step with DP x TP x PP. The only package that imports megatron."""
+
+from unicron_elastic.megatron.alone import begin_alone, takes_place
+
+if takes_place():  # before the script makes its process groups
+    begin_alone()
+
+from unicron_elastic.megatron.attach import attach
+
+__all__ = ["attach"]

@@ -1,0 +1,135 @@
+"""What the members of a new world agree on, from what each says of itself: pure, so that all conclude the same.
+
+It is the agreement of ``unicron_elastic.training`` for replicas of several processes. A micro-batch counts as computed
+if all members of a replica have its gradients; gradients are reduced seat by seat, over all replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from unicron_elastic.megatron.layout import Layout, Place, Shape, lay_out
+from unicron_elastic.training.shares import deal
+
+__all__ = ["Agreement", "NoStateLeft", "Said", "agree"]
+
+
+class NoStateLeft(RuntimeError):
+    """Nobody has the training state of some seat, or too few are left for one replica."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What one member says of itself.
+
+    ``replica`` is the name of the replica that it trains in; None: it waits, or is new. ``state`` is how many optimizer
+    steps its parameters have behind them, and so the number of the step it is in; None: it has no state that others
+    know. ``held``: the micro-batches of that step whose gradients it has summed up. ``done``: those of its ``buckets``
+    of that step which it has, reduced over all replicas. ``is_committed``: it knows that all members have all gradients
+    of that step. ``tokens``: of the step that it committed last, summed over all micro-batches.
+    """
+
+    seat: int
+    replica: str | None
+    state: int | None
+    buckets: int
+    held: frozenset[int] = frozenset()
+    done: frozenset[int] = frozenset()
+    is_committed: bool = False
+    tokens: int = 0
+
+    @property
+    def heads_for(self) -> int:
+        """The state that it has, or is sure to have next; -1 without any."""
+        return -1 if self.state is None else self.state + self.is_committed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What happens next, by index of the member in the new world.
+
+    Somebody may be behind: those who ``advance`` have all gradients of the step before, of ``tokens`` tokens, and make
+    its optimizer step first. Else those who ``pull`` take the state of step ``step``, each from the member beside it in
+    ``sources``. Then all say again where they are. If nobody is behind, ``fill`` are the (seat, bucket, source) of
+    buckets that some in the seat have and others need; ``held`` are the micro-batches, by replica, whose gradients
+    stay; and ``dealt`` those that each replica computes besides, for the buckets that nobody in some seat has.
+    """
+
+    layout: Layout
+    step: int
+    advance: tuple[int, ...] = ()
+    tokens: int = 0
+    pull: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
+    fill: tuple[tuple[int, int, int], ...] = ()
+    held: tuple[frozenset[int], ...] = field(default=())
+    dealt: tuple[tuple[int, ...], ...] = field(default=())
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all who train are in the same step with the same parameters."""
+        return not self.pull and not self.advance
+
+
+def agree(said: Sequence[Said], *, shape: Shape, micro_batches: int) -> Agreement:
+    """The agreement of those who ``said`` this, for steps of so many micro-batches. Raises NoStateLeft."""
+    step = max(each.heads_for for each in said)
+    if step < 0:
+        raise NoStateLeft("no member of the new world has the training state in its memory")
+    layout = lay_out(shape, [Place(each.seat, each.replica, has_state=each.heads_for == step) for each in said])
+    if not layout.replicas:
+        raise NoStateLeft(
+            f"a replica takes {shape.seats} ranks, each with a part of the model of its own, and of some part nobody "
+            "is left"
+        )
+    if any(said[member].state != step for members in layout.replicas for member in members):
+        return _catch_up(said, layout, step)
+    held = tuple(_held(said, layout, number) for number in range(len(layout.replicas)))
+    is_open = False
+    fill: list[tuple[int, int, int]] = []
+    for seat in range(shape.seats):
+        members = layout.in_seat(seat)
+        for bucket in range(said[members[0]].buckets):
+            having = [member for member in members if bucket in said[member].done]
+            is_open = is_open or not having
+            if having and len(having) < len(members):
+                fill.append((seat, bucket, having[0]))
+    lost = frozenset(range(micro_batches)).difference(*held) if is_open else frozenset()
+    dealt = deal(lost, [len(each) for each in held])
+    return Agreement(layout=layout, step=step, fill=tuple(fill), held=held, dealt=dealt)
+
+
+def _held(said: Sequence[Said], layout: Layout, replica: int) -> frozenset[int]:
+    """What a replica has summed up, if all its members have the same: what else is in a sum cannot be taken out."""
+    held = {said[member].held for member in layout.replicas[replica]}
+    return held.pop() if layout.names[replica] is not None and len(held) == 1 else frozenset()
+
+
+def _catch_up(said: Sequence[Said], layout: Layout, step: int) -> Agreement:
+    """Whole replicas that have all gradients of the step before make that step; then the others take the state."""
+    advance = tuple(
+        member
+        for number, members in enumerate(layout.replicas)
+        if layout.names[number] is not None and all(_may_advance(said[member], step) for member in members)
+        for member in members
+    )
+    if advance:
+        tokens = max(each.tokens for each in said if each.heads_for == step)
+        return Agreement(layout=layout, step=step, advance=advance, tokens=tokens)
+    pull: list[int] = []
+    sources: list[int] = []
+    for seat in range(layout.shape.seats):
+        members = layout.in_seat(seat)
+        behind = [member for member in members if said[member].state != step]
+        source = next((member for member in members if said[member].state == step), None)
+        if behind and source is None:
+            raise NoStateLeft(f"nobody is left with the state after {step} steps of part {seat} of the model")
+        pull += behind
+        sources += [source] * len(behind) if source is not None else []
+    return Agreement(layout=layout, step=step, pull=tuple(pull), sources=tuple(sources))
+
+
+def _may_advance(said: Said, step: int) -> bool:
+    """Together with its replica: the optimizer step may need collectives between its members."""
+    return said.state == step - 1 and (said.is_committed or len(said.done) == said.buckets)

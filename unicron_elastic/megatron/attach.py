@@ -1,0 +1,151 @@
+"""The line that a Megatron-Core training script adds: what it calls in the place of Megatron's forward-backward.
+
+Nothing of Megatron-Core is changed but these, on the script's own objects: ``config.finalize_model_grads_func``,
+``start_grad_sync`` and ``finish_grad_sync`` of each bucket group, and ``optimizer.step`` (seen in 0.16.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_model_config
+
+from unicron_elastic.megatron.buckets import Buckets
+from unicron_elastic.megatron.groups import Groups, Unsupported
+from unicron_elastic.megatron.members import Members, device_of
+from unicron_elastic.megatron.run import Run, scaled
+from unicron_elastic.megatron.state import State
+from unicron_elastic.training.membership import membership
+from unicron_elastic.worker.worlds import link
+
+__all__ = ["ForwardBackward", "attach"]
+
+SEEN = "0.16"  # of megatron-core: where all places that are used here were seen
+
+
+class ForwardBackward:
+    """Called as Megatron-Core's own: it trains one step, with the micro-batches that fall to this rank."""
+
+    def __init__(self, chunks: Sequence[Any], run: Run, micro_batch: Callable[[int, int], Any]) -> None:
+        self._chunks = chunks
+        self._run = run
+        self._micro_batch = micro_batch
+        self._passes = get_forward_backward_func()
+        self._tokens = 0
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps the parameters have behind them: a newcomer begins where the others are."""
+        return self._run.step
+
+    def __call__(self, *, forward_only: bool = False, **arguments: Any) -> list[Any]:
+        """As ``get_forward_backward_func()``'s. ``data_iterator`` and ``num_microbatches`` are for evaluation only.
+
+        Returns what the passes of this rank gave; nothing when all steps of the run are made.
+        """
+        if forward_only:
+            return list(self._passes(forward_only=True, **arguments))
+        given = self._run.train(partial(self._pass, arguments))
+        if not self._run.is_over:
+            device = device_of(list(self._chunks))
+            scaled([buffer for chunk in self._chunks for buffer in chunk.buffers], self._run.tokens, device)
+        return given
+
+    def _pass(self, arguments: dict[str, Any], indices: list[int]) -> tuple[list[Any], int]:
+        step = self._run.step
+        iterators = [map(partial(self._micro_batch, step), indices) for _ in self._chunks]
+        own = {"num_microbatches": len(indices), "data_iterator": iterators if len(iterators) > 1 else iterators[0]}
+        self._tokens = 0
+        return list(self._passes(**{**arguments, **own})), self._tokens
+
+    def note_tokens(self, _chunks: Any, tokens: Any = None, **_arguments: Any) -> None:
+        """In the place of ``finalize_model_grads``, right after the passes."""
+        self._tokens = int(tokens)
+
+
+def attach(
+    model: Any,
+    optimizer: Any,
+    *,
+    steps: int,
+    micro_batches: int,
+    micro_batch: Callable[[int, int], Any],
+    step: int = 0,
+    timeout_s: float = 600.0,
+    **state: Any,
+) -> ForwardBackward:
+    """Lets the script survive the loss of ranks; returns what to call instead of Megatron-Core's function.
+
+    ``model``: the chunks of this rank, in Megatron-Core's DistributedDataParallel. ``steps``: how many the whole run
+    makes, of ``micro_batches`` each, over all replicas together; ``step``: how many are made already, if the script has
+    loaded a checkpoint. ``micro_batch(step, index)`` gives what a forward step takes from the data iterator, the same
+    on each rank that asks. ``state``: what else a newcomer needs, by name, with ``state_dict`` and ``load_state_dict``,
+    such as the scheduler. ``timeout_s`` is that of collectives.
+
+    Raises Unsupported, a ValueError, for what cannot go on from a failed step.
+    """
+    chunks = list(model) if isinstance(model, list | tuple) else [model]
+    config = get_model_config(chunks[0])
+    _check(chunks, config, optimizer, steps, micro_batches)
+    backend = "nccl" if device_of(chunks).type == "cuda" else "gloo"
+    groups = Groups([*chunks, optimizer, *state.values()], backend, timeout_s)
+    members = Members(membership(lambda _key: {}), groups, micro_batches)
+    to_agent = link()
+    if to_agent is not None:
+        to_agent.on_serve = None
+        to_agent.must_break = members.must_break
+    finalize = config.finalize_model_grads_func or finalize_model_grads
+    run = Run(
+        members=members,
+        buckets=Buckets(chunks, members.waiter),
+        state=State(chunks, optimizer, state),
+        finish=lambda: finalize(chunks, None),
+        changes_reduced=groups.shape.pipeline > 1 or bool(getattr(config, "sequence_parallel", False)),
+        counts_tokens=parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+        and parallel_state.get_tensor_model_parallel_rank() == 0,
+        step=step,
+        steps=steps,
+        micro_batches=micro_batches,
+        device=device_of(chunks),
+    )
+    forward_backward = ForwardBackward(chunks, run, micro_batch)
+    config.finalize_model_grads_func = forward_backward.note_tokens
+    optimizer.step = partial(_step, run, optimizer.step)
+    return forward_backward
+
+
+def _step(run: Run, make: Callable[[], Any]) -> Any:
+    """In the place of the optimizer's. As there: whether it was made, the gradients' norm, how many are zero."""
+    made = run.make_step(make)
+    return (True, None, None) if made is None else made
+
+
+def _check(chunks: Sequence[Any], config: Any, optimizer: Any, steps: int, micro_batches: int) -> None:
+    found = version("megatron-core")
+    if not found.startswith(SEEN + "."):
+        raise Unsupported(f"megatron-core {found} is not known here: {SEEN} is")
+    if steps < 1 or micro_batches < 1:
+        raise ValueError(f"steps and micro_batches must be 1 or more, got {steps} and {micro_batches}")
+    if not all(hasattr(chunk, "bucket_groups") for chunk in chunks):
+        raise Unsupported("the model must be in megatron.core.distributed.DistributedDataParallel")
+    if any(chunk.expert_parallel_bucket_groups for chunk in chunks):
+        raise Unsupported("mixtures of experts cannot go on from a failed step")
+    if not config.calculate_per_token_loss:
+        raise Unsupported(
+            "set calculate_per_token_loss=True, and have the loss function return (sum of losses, tokens, report): "
+            "gradients divided by anything but the tokens of the whole step depend on how many ranks there are"
+        )
+    if chunks[0].ddp_config.use_distributed_optimizer:
+        raise Unsupported("the distributed optimizer cannot go on from a failed step")
+    if dist.get_world_size() % parallel_state.get_model_parallel_group().size():
+        raise Unsupported("ranks are left over")
+    assert torch.is_grad_enabled()
+    del optimizer

@@ -1,0 +1,154 @@
+"""The gradients of one process, bucket group by bucket group, so that a reduction which breaks can be made again.
+
+Megatron-Core reduces gradients in place (``_ParamAndGradBucketGroup.start_grad_sync``), and a reduction that a fault
+interrupts leaves them changed on some ranks. So what this rank has summed up is copied right before, one group at a
+time, where Megatron begins to reduce it: with ``overlap_grad_reduce`` that is during the last backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unicron_elastic.training.assembly import BROKEN
+from unicron_elastic.training.collective import Waiter
+
+__all__ = ["Buckets"]
+
+
+class Buckets:
+    """Those of all model chunks of this process. ``chunks`` are Megatron-Core's DistributedDataParallel modules.
+
+    A bucket here is one of Megatron's bucket groups, which it reduces together.
+    """
+
+    def __init__(self, chunks: Sequence[Any], waiter: Waiter) -> None:
+        self._chunks = chunks
+        self._waiter = waiter
+        self._groups = [group for chunk in chunks for group in chunk.bucket_groups]
+        self._kept = [[torch.empty_like(bucket.grad_data) for bucket in group.buckets] for group in self._groups]
+        self._begun: set[int] = set()  # those that may have been changed, and whose sums are kept
+        self._error: BaseException | None = None  # of a reduction that did not begin, in the middle of a backward pass
+        self._is_held_back = False
+        self.done: set[int] = set()  # reduced over all replicas
+        for number, group in enumerate(self._groups):
+            group.start_grad_sync = partial(self._start, number, group.start_grad_sync)
+            group.finish_grad_sync = partial(self._finish, number, group.finish_grad_sync)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._groups)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all are reduced."""
+        return len(self.done) == self.count
+
+    def begin(self) -> None:
+        """Begins a step: nothing is reduced."""
+        self.done.clear()
+        self._begun.clear()
+        self._error = None
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """While more is added to the sums, none is reduced; those that are reduced already stay as they are."""
+        counts = [dict(group.per_param_grad_ready_counts) for group in self._groups]
+        for number in self.done:
+            self._keep(number)
+        self._is_held_back = True
+        try:
+            yield
+        finally:
+            self._is_held_back = False
+            for number in self.done:
+                self._take_back(number)
+            for group, before in zip(self._groups, counts, strict=True):
+                if before:  # else nothing of this step was summed up: it counts as any other first pass
+                    group.per_param_grad_ready_counts = before
+
+    def reduce(self) -> None:
+        """Reduces what is not reduced. Raises what a collective raises."""
+        for group in self._groups:
+            group.finish_grad_sync()
+        if self._error is not None:
+            raise self._error
+
+    def keep_reduced(self) -> None:
+        """Before the reduced gradients are changed by collectives that may break."""
+        for number in range(self.count):
+            self._keep(number)
+
+    def restore_reduced(self) -> None:
+        """As ``keep_reduced`` found them."""
+        for number in self.done:
+            self._take_back(number)
+
+    def restore(self) -> None:
+        """Takes back the sums of reductions that broke. Raises RuntimeError if one may still write to them."""
+        for number in sorted(self._begun - self.done):
+            group = self._groups[number]
+            handle, group.grad_reduce_handle = group.grad_reduce_handle, None
+            if not all(self._waiter.has_ended(work) for work in getattr(handle, "works", ())):
+                raise RuntimeError("a reduction of gradients was broken off and does not end")
+            self._take_back(number)
+        self._begun &= self.done
+        self._error = None
+
+    def drop(self) -> None:
+        """Forgets what was summed up, but not what is reduced."""
+        for number in range(self.count):
+            self._groups[number].per_param_grad_ready_counts = {}
+            if number not in self.done:
+                for bucket in self._groups[number].buckets:
+                    bucket.grad_data.zero_()
+        self._begun &= self.done
+
+    def fill(self, number: int, transfer: Callable[[Tensor], None], *, has_it: bool) -> None:
+        """Gives the reduced gradients of a bucket to those who need them, or takes them."""
+        if not has_it:  # what breaks on the way leaves anything
+            self._begun.add(number)
+            self._keep(number)
+        for bucket in self._groups[number].buckets:
+            transfer(bucket.grad_data)
+        self.done.add(number)
+
+    # -- in the place of Megatron's ------------------------------------------------------------------------------------
+
+    def _start(self, number: int, start: Callable[..., None], force_all_reduce: bool | None = False) -> None:
+        if self._is_held_back or number in self.done or self._error is not None:
+            return
+        self._keep(number)
+        self._begun.add(number)
+        try:
+            start(force_all_reduce=force_all_reduce)
+        except BROKEN as error:  # it must not end a backward pass, whose gradients are good
+            self._error = error
+
+    def _finish(self, number: int, finish: Callable[..., None], force_all_reduce: bool | None = False) -> None:
+        group = self._groups[number]
+        if number in self.done:
+            group.param_gather_dispatched = False
+            return
+        if self._error is not None:
+            raise self._error
+        if group.ddp_config.overlap_grad_reduce and group.grad_reduce_handle is None and not group.is_first_batch:
+            group.start_grad_sync(force_all_reduce=force_all_reduce)
+        finish(force_all_reduce=force_all_reduce)
+        if self._error is not None:
+            raise self._error
+        self.done.add(number)
+
+    def _keep(self, number: int) -> None:
+        for kept, bucket in zip(self._kept[number], self._groups[number].buckets, strict=True):
+            kept.copy_(bucket.grad_data)
+
+    def _take_back(self, number: int) -> None:
+        for kept, bucket in zip(self._kept[number], self._groups[number].buckets, strict=True):
+            bucket.grad_data.copy_(kept)
