@@ -10,13 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unicron_elastic.megatron.layout import Layout, Place, Shape, lay_out
+from unicron_elastic.megatron.shards import Cut
 from unicron_elastic.training.shares import deal
 
 __all__ = ["Agreement", "NoStateLeft", "Said", "agree"]
 
 
 class NoStateLeft(RuntimeError):
-    """Nobody has the training state of some seat, or too few are left for one replica."""
+    """Nobody has the training state of some seat, or too few are left for one replica. ``step``: how far others are."""
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +32,8 @@ class Said:
     steps its parameters have behind them, and so the number of the step it is in; None: it has no state that others
     know. ``held``: the micro-batches of that step whose gradients it has summed up. ``done``: those of its ``buckets``
     of that step which it has, reduced over all replicas. ``is_committed``: it knows that all members have all gradients
-    of that step. ``tokens``: of the step that it committed last, summed over all micro-batches.
+    of that step. ``tokens`` and ``norm``: of the step that it committed last, those of all micro-batches and of all
+    gradients, if it knows. ``cuts``: the parts of the distributed optimizer's state that it has (``shards``).
     """
 
     seat: int
@@ -38,6 +44,8 @@ class Said:
     done: frozenset[int] = frozenset()
     is_committed: bool = False
     tokens: int = 0
+    norm: float | None = None
+    cuts: tuple[Cut, ...] = ()
 
     @property
     def heads_for(self) -> int:
@@ -50,16 +58,19 @@ class Agreement:
     """What happens next, by index of the member in the new world.
 
     Somebody may be behind: those who ``advance`` have all gradients of the step before, of ``tokens`` tokens, and make
-    its optimizer step first. Else those who ``pull`` take the state of step ``step``, each from the member beside it in
-    ``sources``. Then all say again where they are. If nobody is behind, ``fill`` are the (seat, bucket, source) of
-    buckets that some in the seat have and others need; ``held`` are the micro-batches, by replica, whose gradients
-    stay; and ``dealt`` those that each replica computes besides, for the buckets that nobody in some seat has.
+    its optimizer step first; with the ``norm`` if anybody knows it, and else nobody has begun to. Else those who
+    ``pull`` take the state of step ``step``, each from the member beside it in ``sources``. Then all say again where
+    they are. If nobody is behind, ``fill`` are the (seat, bucket, source) of buckets that some in the seat have and
+    others need; ``held`` are the micro-batches, by replica, whose gradients stay; and ``dealt`` those that each replica
+    computes besides, for the buckets that nobody in some seat has. ``cuts`` are what each member said.
     """
 
     layout: Layout
     step: int
     advance: tuple[int, ...] = ()
     tokens: int = 0
+    norm: float | None = None
+    cuts: tuple[tuple[Cut, ...], ...] = ()
     pull: tuple[int, ...] = ()
     sources: tuple[int, ...] = ()
     fill: tuple[tuple[int, int, int], ...] = ()
@@ -72,32 +83,40 @@ class Agreement:
         return not self.pull and not self.advance
 
 
-def agree(said: Sequence[Said], *, shape: Shape, micro_batches: int) -> Agreement:
-    """The agreement of those who ``said`` this, for steps of so many micro-batches. Raises NoStateLeft."""
+def agree(
+    said: Sequence[Said], *, shape: Shape, micro_batches: int, unit: int = 1, layout: Layout | None = None
+) -> Agreement:
+    """The agreement of those who ``said`` this, for steps of so many micro-batches, dealt in units of so many.
+
+    ``layout``: the one of this world, if they have agreed on it already. Raises NoStateLeft.
+    """
     step = max(each.heads_for for each in said)
     if step < 0:
-        raise NoStateLeft("no member of the new world has the training state in its memory")
-    layout = lay_out(shape, [Place(each.seat, each.replica, has_state=each.heads_for == step) for each in said])
+        raise NoStateLeft("no member of the new world has the training state in its memory", step)
+    if layout is None:
+        layout = lay_out(shape, [Place(each.seat, each.replica, has_state=_is_ready(each, step)) for each in said])
     if not layout.replicas:
         raise NoStateLeft(
             f"a replica takes {shape.seats} ranks, each with a part of the model of its own, and of some part nobody "
-            "is left"
+            "is left",
+            step,
         )
     if any(said[member].state != step for members in layout.replicas for member in members):
         return _catch_up(said, layout, step)
     held = tuple(_held(said, layout, number) for number in range(len(layout.replicas)))
-    is_open = False
     fill: list[tuple[int, int, int]] = []
     for seat in range(shape.seats):
         members = layout.in_seat(seat)
         for bucket in range(said[members[0]].buckets):
             having = [member for member in members if bucket in said[member].done]
-            is_open = is_open or not having
             if having and len(having) < len(members):
                 fill.append((seat, bucket, having[0]))
-    lost = frozenset(range(micro_batches)).difference(*held) if is_open else frozenset()
-    dealt = deal(lost, [len(each) for each in held])
-    return Agreement(layout=layout, step=step, fill=tuple(fill), held=held, dealt=dealt)
+    # Also where all buckets are reduced: the tokens of the lost are not known.
+    lost = sorted(frozenset(range(micro_batches)).difference(*held))
+    units = deal(range(len(lost) // unit), [len(each) // unit for each in held])
+    dealt = tuple(tuple(index for each in some for index in lost[each * unit : (each + 1) * unit]) for some in units)
+    cuts = tuple(each.cuts for each in said)
+    return Agreement(layout=layout, step=step, fill=tuple(fill), held=held, dealt=dealt, cuts=cuts)
 
 
 def _held(said: Sequence[Said], layout: Layout, replica: int) -> frozenset[int]:
@@ -107,16 +126,23 @@ def _held(said: Sequence[Said], layout: Layout, replica: int) -> frozenset[int]:
 
 
 def _catch_up(said: Sequence[Said], layout: Layout, step: int) -> Agreement:
-    """Whole replicas that have all gradients of the step before make that step; then the others take the state."""
+    """Those who have all gradients of the step before make that step; then the others take the state.
+
+    The norm is summed up over the members of a replica, so without it one of them alone cannot make the step.
+    """
+    ahead = [each for each in said if each.heads_for == step]
+    norm = next((each.norm for each in ahead if each.norm is not None), None)
+    ready = {member for member, each in enumerate(said) if each.state == step - 1 and _is_ready(each, step)}
     advance = tuple(
         member
-        for number, members in enumerate(layout.replicas)
-        if layout.names[number] is not None and all(_may_advance(said[member], step) for member in members)
+        for members in layout.replicas
         for member in members
+        if member in ready and (norm is not None or ready.issuperset(members))
     )
     if advance:
-        tokens = max(each.tokens for each in said if each.heads_for == step)
-        return Agreement(layout=layout, step=step, advance=advance, tokens=tokens)
+        tokens = max(each.tokens for each in ahead)
+        cuts = tuple(each.cuts for each in said)
+        return Agreement(layout=layout, step=step, advance=advance, tokens=tokens, norm=norm, cuts=cuts)
     pull: list[int] = []
     sources: list[int] = []
     for seat in range(layout.shape.seats):
@@ -124,12 +150,14 @@ def _catch_up(said: Sequence[Said], layout: Layout, step: int) -> Agreement:
         behind = [member for member in members if said[member].state != step]
         source = next((member for member in members if said[member].state == step), None)
         if behind and source is None:
-            raise NoStateLeft(f"nobody is left with the state after {step} steps of part {seat} of the model")
+            raise NoStateLeft(f"nobody is left with the state after {step} steps of part {seat} of the model", step)
         pull += behind
         sources += [source] * len(behind) if source is not None else []
     return Agreement(layout=layout, step=step, pull=tuple(pull), sources=tuple(sources))
 
 
-def _may_advance(said: Said, step: int) -> bool:
-    """Together with its replica: the optimizer step may need collectives between its members."""
-    return said.state == step - 1 and (said.is_committed or len(said.done) == said.buckets)
+def _is_ready(said: Said, step: int) -> bool:
+    """Whether it has the state ``step``, or all gradients of the step that leads there."""
+    if said.heads_for == step:
+        return True
+    return said.state == step - 1 and said.buckets == len(said.done)

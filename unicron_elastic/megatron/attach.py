@@ -11,17 +11,18 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
+from megatron.core.optimizer import ChainedOptimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 
 from unicron_elastic.megatron.buckets import Buckets
 from unicron_elastic.megatron.groups import Groups, Unsupported
 from unicron_elastic.megatron.members import Members, device_of
-from unicron_elastic.megatron.run import Run, scaled
+from unicron_elastic.megatron.run import Run
+from unicron_elastic.megatron.sharded import Settings, Sharded
 from unicron_elastic.megatron.state import State
 from unicron_elastic.training.membership import membership
 from unicron_elastic.worker.worlds import link
@@ -46,6 +47,11 @@ class ForwardBackward:
         """How many optimizer steps the parameters have behind them: a newcomer begins where the others are."""
         return self._run.step
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps are made: a newcomer needs fewer rounds than the others for that."""
+        return self._run.is_over
+
     def __call__(self, *, forward_only: bool = False, **arguments: Any) -> list[Any]:
         """As ``get_forward_backward_func()``'s. ``data_iterator`` and ``num_microbatches`` are for evaluation only.
 
@@ -55,8 +61,7 @@ class ForwardBackward:
             return list(self._passes(forward_only=True, **arguments))
         given = self._run.train(partial(self._pass, arguments))
         if not self._run.is_over:
-            device = device_of(list(self._chunks))
-            scaled([buffer for chunk in self._chunks for buffer in chunk.buffers], self._run.tokens, device)
+            self._run.scale([buffer for chunk in self._chunks for buffer in chunk.buffers])
         return given
 
     def _pass(self, arguments: dict[str, Any], indices: list[int]) -> tuple[list[Any], int]:
@@ -97,28 +102,33 @@ def attach(
     _check(chunks, config, optimizer, steps, micro_batches)
     backend = "nccl" if device_of(chunks).type == "cuda" else "gloo"
     groups = Groups([*chunks, optimizer, *state.values()], backend, timeout_s)
+    if micro_batches % groups.unit:
+        raise ValueError(f"micro_batches must be a multiple of {groups.unit}, the stages of an interleaved pipeline")
     members = Members(membership(lambda _key: {}), groups, micro_batches)
     to_agent = link()
     if to_agent is not None:
         to_agent.on_serve = None
         to_agent.must_break = members.must_break
     finalize = config.finalize_model_grads_func or finalize_model_grads
+    sharded = Sharded(chunks, distributed, members) if (distributed := _distributed(optimizer)) is not None else None
     run = Run(
         members=members,
         buckets=Buckets(chunks, members.waiter),
-        state=State(chunks, optimizer, state),
+        state=State(chunks, optimizer if sharded is None else Settings(sharded), state),
         finish=lambda: finalize(chunks, None),
-        changes_reduced=groups.shape.pipeline > 1 or bool(getattr(config, "sequence_parallel", False)),
+        changes_reduced=groups.shape.seats > 1,
         counts_tokens=parallel_state.is_pipeline_last_stage(ignore_virtual=True)
         and parallel_state.get_tensor_model_parallel_rank() == 0,
         step=step,
         steps=steps,
         micro_batches=micro_batches,
         device=device_of(chunks),
+        sharded=sharded,
     )
     forward_backward = ForwardBackward(chunks, run, micro_batch)
     config.finalize_model_grads_func = forward_backward.note_tokens
     optimizer.step = partial(_step, run, optimizer.step)
+    optimizer.get_grad_norm = partial(run.norm, optimizer.get_grad_norm)
     return forward_backward
 
 
@@ -126,6 +136,16 @@ def _step(run: Run, make: Callable[[], Any]) -> Any:
     """In the place of the optimizer's. As there: whether it was made, the gradients' norm, how many are zero."""
     made = run.make_step(make)
     return (True, None, None) if made is None else made
+
+
+def _distributed(optimizer: ChainedOptimizer) -> DistributedOptimizer | None:
+    """The distributed optimizer, if it is one. Raises Unsupported if there are several."""
+    found = [each for each in optimizer.chained_optimizers if isinstance(each, DistributedOptimizer)]
+    if not found:
+        return None
+    if len(optimizer.chained_optimizers) > 1:
+        raise Unsupported("several distributed optimizers in one cannot go on from a failed step")
+    return found[0]
 
 
 def _check(chunks: Sequence[Any], config: Any, optimizer: Any, steps: int, micro_batches: int) -> None:
@@ -143,9 +163,12 @@ def _check(chunks: Sequence[Any], config: Any, optimizer: Any, steps: int, micro
             "set calculate_per_token_loss=True, and have the loss function return (sum of losses, tokens, report): "
             "gradients divided by anything but the tokens of the whole step depend on how many ranks there are"
         )
-    if chunks[0].ddp_config.use_distributed_optimizer:
-        raise Unsupported("the distributed optimizer cannot go on from a failed step")
-    if dist.get_world_size() % parallel_state.get_model_parallel_group().size():
-        raise Unsupported("ranks are left over")
-    assert torch.is_grad_enabled()
-    del optimizer
+    if not isinstance(optimizer, ChainedOptimizer):
+        raise Unsupported(f"the optimizer must be what get_megatron_optimizer makes, got {type(optimizer).__name__}")
+    ddp_config = chunks[0].ddp_config
+    if ddp_config.overlap_param_gather:
+        raise Unsupported("overlap_param_gather cannot go on from a failed step: set it to False")
+    if ddp_config.num_distributed_optimizer_instances > 1:
+        raise Unsupported("num_distributed_optimizer_instances must be 1: copies of its parts are made here")
+    if optimizer.config.log_num_zeros_in_grad or optimizer.config.fp16:
+        raise Unsupported("log_num_zeros_in_grad and fp16 cannot go on from a failed step: set them to False")

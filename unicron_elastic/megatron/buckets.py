@@ -30,12 +30,22 @@ class Buckets:
     def __init__(self, chunks: Sequence[Any], waiter: Waiter) -> None:
         self._chunks = chunks
         self._waiter = waiter
-        self._groups = [group for chunk in chunks for group in chunk.bucket_groups]
-        self._kept = [[torch.empty_like(bucket.grad_data) for bucket in group.buckets] for group in self._groups]
+        self._groups: list[Any] = []
+        self._kept: list[list[Tensor]] = []
         self._begun: set[int] = set()  # those that may have been changed, and whose sums are kept
         self._error: BaseException | None = None  # of a reduction that did not begin, in the middle of a backward pass
         self._is_held_back = False
         self.done: set[int] = set()  # reduced over all replicas
+        self.install()
+
+    def install(self) -> None:
+        """Takes the place of Megatron's functions; again if its bucket groups were made anew."""
+        self._groups = [group for chunk in self._chunks for group in chunk.bucket_groups]
+        self._kept = [[torch.empty_like(bucket.grad_data) for bucket in group.buckets] for group in self._groups]
+        numbered = iter(range(len(self._groups)))
+        by_chunk = [[next(numbered) for _ in chunk.bucket_groups] for chunk in self._chunks]
+        self._order = [number for numbers in reversed(by_chunk) for number in numbers]
+        self._ready: dict[int, Callable[[], None]] = {}
         for number, group in enumerate(self._groups):
             group.start_grad_sync = partial(self._start, number, group.start_grad_sync)
             group.finish_grad_sync = partial(self._finish, number, group.finish_grad_sync)
@@ -54,6 +64,7 @@ class Buckets:
         """Begins a step: nothing is reduced."""
         self.done.clear()
         self._begun.clear()
+        self._ready.clear()
         self._error = None
 
     @contextmanager
@@ -75,8 +86,8 @@ class Buckets:
 
     def reduce(self) -> None:
         """Reduces what is not reduced. Raises what a collective raises."""
-        for group in self._groups:
-            group.finish_grad_sync()
+        for number in self._order:
+            self._groups[number].finish_grad_sync()
         if self._error is not None:
             raise self._error
 
@@ -90,6 +101,11 @@ class Buckets:
         for number in self.done:
             self._take_back(number)
 
+    def reopen(self) -> None:
+        """What is reduced is of no use: with the distributed optimizer, each rank has its part of it only."""
+        self._begun |= self.done
+        self.done.clear()
+
     def restore(self) -> None:
         """Takes back the sums of reductions that broke. Raises RuntimeError if one may still write to them."""
         for number in sorted(self._begun - self.done):
@@ -99,6 +115,7 @@ class Buckets:
                 raise RuntimeError("a reduction of gradients was broken off and does not end")
             self._take_back(number)
         self._begun &= self.done
+        self._ready.clear()
         self._error = None
 
     def drop(self) -> None:
@@ -122,24 +139,31 @@ class Buckets:
     # -- in the place of Megatron's ------------------------------------------------------------------------------------
 
     def _start(self, number: int, start: Callable[..., None], force_all_reduce: bool | None = False) -> None:
-        if self._is_held_back or number in self.done or self._error is not None:
+        """Begins those whose turn it is: all ranks in the same order, also those for whom it is their first step."""
+        if self._is_held_back or number in self.done or number in self._begun:
             return
-        self._keep(number)
-        self._begun.add(number)
-        try:
-            start(force_all_reduce=force_all_reduce)
-        except BROKEN as error:  # it must not end a backward pass, whose gradients are good
-            self._error = error
+        self._ready[number] = partial(start, force_all_reduce=force_all_reduce)
+        for each in self._order:
+            if each in self.done or each in self._begun:
+                continue
+            if each not in self._ready or self._error is not None:
+                return
+            self._keep(each)
+            self._begun.add(each)
+            try:
+                self._ready[each]()
+            except BROKEN as error:  # it must not end a backward pass, whose gradients are good
+                self._error = error
 
     def _finish(self, number: int, finish: Callable[..., None], force_all_reduce: bool | None = False) -> None:
         group = self._groups[number]
         if number in self.done:
             group.param_gather_dispatched = False
             return
+        if group.ddp_config.overlap_grad_reduce:
+            group.start_grad_sync(force_all_reduce=force_all_reduce)
         if self._error is not None:
             raise self._error
-        if group.ddp_config.overlap_grad_reduce and group.grad_reduce_handle is None and not group.is_first_batch:
-            group.start_grad_sync(force_all_reduce=force_all_reduce)
         finish(force_all_reduce=force_all_reduce)
         if self._error is not None:
             raise self._error

@@ -137,7 +137,7 @@ def stand_in() -> bool:
     asked = [_find(place) for place in CUDA_ASKED]
     random = [(*_find(place), own) for place, own in RANDOM.items()]
     torch.cuda.current_device = lambda: torch.device("cpu")
-    torch.cuda.synchronize = lambda *device: None  # noqa: ARG005
+    torch.cuda.synchronize = lambda device=None: None  # noqa: ARG005
     for module, _ in spelled:
         module.torch = _TorchOnCpu()
     for owner, name in asked:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from megatron.core import parallel_state
 
 from unicron_elastic.megatron.alone import alone, join
 from unicron_elastic.megatron.layout import Shape
+from unicron_elastic.training.collective import keep_for_ever
 from unicron_elastic.training.connecting import given_up_when
 from unicron_elastic.training.meeting import Meeting
 
@@ -43,8 +45,11 @@ class Groups:
             pipeline=parallel_state.get_pipeline_model_parallel_world_size(),
         )
         self._virtual = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+        # Interleaved schedules take as many micro-batches at a time as there are stages.
+        self.unit = self.shape.pipeline if self._virtual else 1
         self._has_gloo = getattr(parallel_state, "_DATA_PARALLEL_GROUP_GLOO", None) is not None
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._check_order()
         self._named = _named()
         # Who drops a group waits for gloo's threads and holds the interpreter meanwhile, for which they may wait.
         self._former: list[Any] = []
@@ -78,11 +83,26 @@ class Groups:
             pipeline_model_parallel_size=self.shape.pipeline,
             virtual_pipeline_model_parallel_size=self._virtual,
             create_gloo_process_groups=self._has_gloo,
+            distributed_timeout_minutes=max(1, math.ceil(self._timeout_s / 60)),
         )
         named = _named()
         successors = {id(group): named[name] for name, group in self._named.items() if name in named}
         rebind(self._holders, successors)
         self._named = named
+
+    def keep(self) -> None:
+        """Has the groups never be destroyed: a collective in one of them does not end."""
+        for group in self._named.values():
+            keep_for_ever(group)
+
+    def _check_order(self) -> None:
+        tensor, pipeline = self.shape.tensor, parallel_state.get_pipeline_model_parallel_rank()
+        here = (
+            parallel_state.get_tensor_model_parallel_rank() + tensor * pipeline,
+            parallel_state.get_data_parallel_rank(),
+        )
+        if self.shape.seat_of(self._rank, self._size) != here:
+            raise Unsupported('ranks must be in the order "tp-cp-ep-dp-pp", which Megatron-Core has by default')
 
     def drop_former(self) -> None:
         """Lets go of groups of earlier worlds, at a time when no collective of theirs is under way."""

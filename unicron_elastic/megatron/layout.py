@@ -90,14 +90,18 @@ class Layout:
 def lay_out(shape: Shape, places: Sequence[Place]) -> Layout:
     """As many replicas as there are processes for, in the order of their first members.
 
-    Those that are whole stay as they are. Of the others' members and of newcomers more are put together, those who have
-    the training state first.
+    Those that are whole and have the training state stay as they are. Of the others' members and of newcomers more are
+    put together, those who have the training state first.
     """
     before: dict[str, dict[int, int]] = {}
     for member, place in enumerate(places):
         if place.replica is not None:
             before.setdefault(place.replica, {})[place.seat] = member
-    kept = {name: seats for name, seats in before.items() if len(seats) == shape.seats}
+    kept = {
+        name: seats
+        for name, seats in before.items()
+        if len(seats) == shape.seats and all(places[member].has_state for member in seats.values())
+    }
     taken = {member for seats in kept.values() for member in seats.values()}
     left: list[list[int]] = [[] for _ in range(shape.seats)]
     for member, place in enumerate(places):

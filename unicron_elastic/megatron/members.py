@@ -18,7 +18,7 @@ from unicron_elastic.megatron.agreement import Agreement, NoStateLeft, Said, agr
 from unicron_elastic.megatron.groups import Groups
 from unicron_elastic.megatron.layout import Layout
 from unicron_elastic.training.assembly import BROKEN, MismatchError
-from unicron_elastic.training.collective import AbandonedError, Waiter, keep_for_ever, wait_let_go
+from unicron_elastic.training.collective import AbandonedError, Waiter, wait_let_go
 from unicron_elastic.training.meeting import Meeting, Superseded
 from unicron_elastic.training.membership import Membership
 from unicron_elastic.training.shares import from_ranges, to_ranges
@@ -38,6 +38,7 @@ class Members:
         self._membership = membership
         self._groups = groups
         self._micro_batches = micro_batches
+        self.unit = groups.unit
         self._is_broken = False  # the connections of this world
         self.waiter = Waiter(lambda: self._is_broken or membership.is_newer(), looks_up="gloo" in groups.backend)
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -53,6 +54,7 @@ class Members:
         self._lock = threading.Lock()
         self._is_computing = False
         self._owes_a_break = False
+        self._was_broken = False  # collectives that end may have ended without their result, on NCCL
 
     def begin(self) -> bool:
         """Becomes a member of the job; false for a newcomer, which has no state yet."""
@@ -80,9 +82,14 @@ class Members:
         assert self._meeting is not None
         while not self._membership.wait_for_newer(SPARE_LOOK_S):
             if self._meeting.is_announced(_OVER):
-                self._groups.be_alone()
+                self.be_alone()
                 return False
         return True
+
+    def be_alone(self) -> None:
+        """Has process groups without peers: the script may go on."""
+        self._groups.leave()
+        self._groups.be_alone()
 
     def part(self, nothing: Tensor) -> None:
         """With all others who train, after the last step. Raises what a collective raises."""
@@ -121,13 +128,20 @@ class Members:
         assert self.world is not None
         heard = self._meeting.exchange(_written(said, self._terms))
         everybody = [_read(text, self._terms, self._micro_batches, index) for index, text in enumerate(heard)]
-        agreement = agree(everybody, shape=self._groups.shape, micro_batches=self._micro_batches)
+        agreement = agree(
+            everybody,
+            shape=self._groups.shape,
+            micro_batches=self._micro_batches,
+            unit=self.unit,
+            layout=self._layout if self._is_connected else None,
+        )
         if not self._is_connected:
             self._connect(agreement.layout, self._meeting)
         return agreement
 
     def _connect(self, layout: Layout, meeting: Meeting) -> None:
         assert self.world is not None
+        self._was_broken = False
         self._groups.leave()  # not before all have met: until then a pipeline of theirs may need this member
         self._is_broken = False
         self.waiter.begin()
@@ -163,17 +177,23 @@ class Members:
                 owes, self._owes_a_break = self._owes_a_break, False
             if owes:
                 break_collectives("a newer world has come", is_quiet=True)
+        if self._was_broken and self._groups.shape.seats > 1:
+            raise _BrokenOff
 
     def must_break(self, world: World) -> bool:
         """Whether a newer world ends what goes on now. Called from the thread that hears the agent."""
         with self._lock:
-            if not self._is_computing or self.world is None or self._groups.shape.seats == 1:
-                return True
-            names = {member.name for member in world.members}
-            if names >= {member.name for member in self.world.members} and len(names) == self.world.size:
-                return True  # somebody's connections broke, and whose is not said
-            self._owes_a_break = self._peers() <= names
+            self._owes_a_break = self._may_wait(world)
+            self._was_broken = self._was_broken or not self._owes_a_break
             return not self._owes_a_break
+
+    def _may_wait(self, world: World) -> bool:
+        if not self._is_computing or self.world is None or self._groups.shape.seats == 1:
+            return False
+        names = {member.name for member in world.members}
+        if names == {member.name for member in self.world.members}:
+            return False  # somebody's connections broke, and whose is not said
+        return self._peers() <= names
 
     def _peers(self) -> set[str]:
         """The members of this one's replica."""
@@ -189,14 +209,18 @@ class Members:
         """Breaks with this world; returns when a newer one has come, else raises ``error``."""
         self._membership.broke(error)
         self._is_broken = True
-        if isinstance(error, AbandonedError) and dist.is_initialized():
-            keep_for_ever(dist.group.WORLD)
+        if isinstance(error, AbandonedError):
+            self._groups.keep()
 
     # -- what they do together ----------------------------------------------------------------------------------------
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sums it over all ranks that train, in place. Raises what a collective raises."""
         self.waiter.wait(dist.all_reduce(tensor, async_op=True))
+        if self._groups.backend == "nccl":
+            torch.cuda.synchronize(tensor.device)
+            if self._was_broken:
+                raise _BrokenOff
         return tensor
 
     def send(self, tensor: Tensor, destination: int) -> None:
@@ -207,6 +231,19 @@ class Members:
         """From one member, by index. Raises what a collective raises."""
         self.waiter.wait_one_to_one(dist.irecv(tensor, self._rank(source)))
 
+    def swap(self, tensor: Tensor, destination: int, into: Tensor, source: int) -> None:
+        """Sends to one member while it receives from another. Raises what a collective raises."""
+        sent = dist.isend(tensor, self._rank(destination))
+        self.receive(into, source)
+        self.waiter.wait_one_to_one(sent)
+
+    def in_seat(self) -> tuple[int, ...]:
+        """Who has this one's seat, by replica."""
+        if self._layout is not None:
+            return self._layout.in_seat(self.seat)
+        shape, size = self._groups.shape, self.replicas * self._groups.shape.seats
+        return tuple(shape.rank_of(self.seat, number, self.replicas) for number in range(size // shape.seats))
+
     def spread(self, tensor: Tensor, *, source: int, takes: bool) -> None:
         """Gives all who have this seat what ``source`` has, in place if this one ``takes`` it."""
         target = tensor if takes or source == self.index else torch.empty_like(tensor)
@@ -214,7 +251,8 @@ class Members:
         self.waiter.wait(dist.broadcast(target, self._rank(source), group=group, async_op=True))
 
     def _rank(self, member: int) -> int:
-        assert self._layout is not None
+        if self._layout is None:  # the script's own groups
+            return member
         rank = self._layout.rank_of(member)
         assert rank is not None
         return rank
@@ -222,6 +260,9 @@ class Members:
     def drop_former(self) -> None:
         """Lets go of the groups of earlier worlds."""
         self._groups.drop_former()
+
+
+_BrokenOff = dist.DistNetworkError("Connection closed by peer: a newer world has come")
 
 
 def _written(said: Said, terms: str) -> str:
@@ -235,6 +276,8 @@ def _written(said: Said, terms: str) -> str:
         "done": to_ranges(said.done),
         "is_committed": said.is_committed,
         "tokens": said.tokens,
+        "norm": said.norm,
+        "cuts": said.cuts,
     }
     return json.dumps(message, separators=(",", ":"))
 
@@ -253,6 +296,8 @@ def _read(text: str, terms: str, micro_batches: int, index: int) -> Said:
         done=from_ranges(message["done"], message["buckets"]),
         is_committed=bool(message["is_committed"]),
         tokens=message["tokens"],
+        norm=message["norm"],
+        cuts=tuple((parts, number) for parts, number in message["cuts"]),
     )
 
 

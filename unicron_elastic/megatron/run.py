@@ -18,11 +18,14 @@ from torch import Tensor
 
 from unicron_elastic.faults.classify import classify
 from unicron_elastic.faults.vocabulary import Failure, Severity
-from unicron_elastic.megatron.agreement import Agreement, Said
+from unicron_elastic.megatron.agreement import Agreement, NoStateLeft, Said
 from unicron_elastic.megatron.buckets import Buckets
 from unicron_elastic.megatron.members import Members
+from unicron_elastic.megatron.sharded import Sharded
+from unicron_elastic.megatron.state import State
 from unicron_elastic.training.assembly import BROKEN
-from unicron_elastic.training.joining import HasState, give_state, take_state
+from unicron_elastic.training.collective import AbandonedError
+from unicron_elastic.training.joining import give_state, take_state
 from unicron_elastic.worker.steps import made_before
 
 __all__ = ["Call", "Run"]
@@ -42,7 +45,7 @@ class Run:
         *,
         members: Members,
         buckets: Buckets,
-        state: HasState,
+        state: State,
         finish: Callable[[], None],
         changes_reduced: bool,
         counts_tokens: bool,
@@ -50,6 +53,7 @@ class Run:
         steps: int,
         micro_batches: int,
         device: torch.device,
+        sharded: Sharded | None = None,
     ) -> None:
         self._members = members
         self._buckets = buckets
@@ -61,10 +65,13 @@ class Run:
         self._steps = steps
         self._micro_batches = micro_batches
         self._device = device
+        self._sharded = sharded
         self._held: frozenset[int] = frozenset()  # micro-batches of this step whose gradients are summed up
         self._assigned: frozenset[int] = frozenset()
         self._tokens = 0  # of those that are held
+        self._given: list[Any] = []  # by their passes
         self._all_tokens = 0  # of the step that was committed last
+        self._norm: float | None = None  # of its gradients
         self._is_committed = False
         self._is_spoiled = False  # the sums: passes broke on the way
         self._is_changed = False  # the reduced gradients
@@ -72,8 +79,12 @@ class Run:
         self._has_state = True
         self._has_parted = False
         self._news: dict[str, Any] | None = None  # of a new world, to be told after the step
-        if not members.begin():
+        is_member = members.begin()
+        if not is_member:
             self._must_meet, self._has_state = True, False
+        if sharded is not None:
+            sharded.on_rebuilt = buckets.install
+            sharded.begin() if is_member else sharded.begin_anew()
 
     @property
     def is_over(self) -> bool:
@@ -87,31 +98,34 @@ class Run:
 
         ``call`` is called again for micro-batches of lost replicas.
         """
-        given: list[Any] = []
+        self._state.load_again()
         self._clear()
         if not (self._must_meet or self._members.needs_meeting()):
-            self._assigned = frozenset(range(self._members.number, self._micro_batches, self._members.replicas))
+            self._assigned = self._share()
         while not (self._is_committed or self.is_over):
             if self._must_meet or self._members.needs_meeting():
                 self._meet()
             elif to_do := sorted(self._assigned - self._held):
-                self._attempt(partial(self._compute, call, to_do, given))
+                self._attempt(partial(self._compute, call, to_do))
             else:
                 self._attempt(self._reduce)
-        return given
+        if self.is_over and not self._has_parted:
+            self._part()
+        return self._given
 
-    @property
-    def tokens(self) -> int:
-        """Of all micro-batches of the step, when it is committed."""
-        return self._all_tokens
+    def _share(self) -> frozenset[int]:
+        """The micro-batches of this replica, as Megatron deals them: in turns."""
+        unit = self._members.unit
+        units = range(self._members.number, self._micro_batches // unit, self._members.replicas)
+        return frozenset(each * unit + index for each in units for index in range(unit))
 
     def _clear(self) -> None:
         self._buckets.begin()
         self._held = self._assigned = frozenset()
-        self._tokens = 0
+        self._tokens, self._given = 0, []
         self._is_committed = self._is_spoiled = self._is_changed = False
 
-    def _compute(self, call: Call, indices: list[int], given: list[Any]) -> None:
+    def _compute(self, call: Call, indices: list[int]) -> None:
         self._is_spoiled = True
         with self._members.computing():
             if self._held or self._buckets.done:
@@ -120,18 +134,21 @@ class Run:
             else:
                 found, tokens = call(indices)
         self._is_spoiled = False
-        given += found
+        self._given += found
         self._held |= frozenset(indices)
         self._tokens += tokens
 
     def _reduce(self) -> None:
         self._buckets.reduce()
-        if self._changes_reduced:
+        if self._changes_reduced and self._sharded is None:
             self._buckets.keep_reduced()
             self._is_changed = True
         self._finish_replica()
+        if self._sharded is not None:
+            self._sharded.exchange_gradients()
         tokens = torch.tensor([self._tokens if self._counts_tokens else 0], dtype=torch.int64, device=self._device)
         self._all_tokens = int(self._members.sum(tokens))
+        self._norm = None
         self._is_committed = True
 
     def _attempt(self, part: Callable[[], None]) -> bool:
@@ -153,11 +170,17 @@ class Run:
             return None
         made: list[Any] = []
         before = self.step
-        while not self._attempt(lambda: made.append(make())):
-            self._meet()
+        while not self._attempt(partial(self._make, make, made)):
+            self._meet(leaves_after_taking=True)
+            if self._has_parted:
+                return None
             if self.step != before:  # of others
+                self._state.load_again_later()
                 break
         else:
+            if self._sharded is not None:
+                assert self._norm is not None
+                self._sharded.step_copy(self._norm)
             self.step += 1
         self._is_committed = False
         self._held = frozenset()
@@ -169,6 +192,29 @@ class Run:
             self._part()
         return made[0] if made else None
 
+    def _make(self, make: Callable[[], Any], made: list[Any]) -> None:
+        if self._sharded is None or not self._must_meet:
+            made.append(make())
+            return
+        with self._sharded.parameters_held():  # the optimizer is still cut for the world before
+            if not self._sharded.has_stepped:
+                made.append(make())
+
+    def norm(self, find: Callable[[], float]) -> float:
+        """The norm of the gradients of the step that is committed; ``find`` finds it, with others."""
+        if self._norm is None:
+            self._norm = float(find())
+        return self._norm
+
+    def scale(self, buffers: Sequence[Any]) -> None:
+        """Divides gradients by the tokens of the step, as ``finalize_model_grads`` does (megatron-core 0.16.1)."""
+        if self._all_tokens > 0:
+            factor: Tensor = 1.0 / torch.tensor(self._all_tokens, dtype=torch.int, device=self._device)
+            for buffer in buffers:
+                buffer.scale_gradients(factor)
+            if self._sharded is not None:
+                self._sharded.scale(factor)
+
     def _tell_news(self) -> None:
         if self._news is not None and not self._must_meet:
             self._members.tell({"went_on": self._news})
@@ -176,51 +222,67 @@ class Run:
 
     def _part(self) -> None:
         """Stays until nobody needs this rank any more."""
-        while True:
+        while not self._has_parted:
             if self._must_meet or self._members.needs_meeting():
                 self._meet()
             elif self._attempt(lambda: self._members.part(torch.zeros(1, device=self._device))):
-                break
-        self._has_parted = True
-        self._tell_news()
-        self._members.tell({"parted": True})
+                self._has_parted = True
+                self._tell_news()
+                self._members.tell({"parted": True})
 
     # -- the world ----------------------------------------------------------------------------------------------------
 
-    def _meet(self) -> None:
-        """Agrees with the members of the newest world on where they are, until all are even or this rank is late."""
+    def _meet(self, *, leaves_after_taking: bool = False) -> None:
+        """Agrees with the members of the newest world on where they are, until all are even or this rank is late.
+
+        ``leaves_after_taking``: who has taken the state of others is not in the step any more that it was in.
+        """
         self._must_meet = True
         self._mend()
         while True:
-            agreement = self._members.meet(self._said)
+            try:
+                agreement = self._members.meet(self._said)
+            except NoStateLeft as error:
+                if error.step < self._steps:
+                    raise
+                self._end_alone()  # the others have made the last step, and need nobody
+                return
             if self._members.is_spare:
                 if agreement.is_even and not self._wait_as_spare():
                     return
             elif agreement.advance:
-                if self._members.index in agreement.advance:
-                    self._is_committed, self._all_tokens = True, agreement.tokens
+                if self._attempt(partial(self._learn, agreement)) and self._members.index in agreement.advance:
                     return
             elif agreement.pull:
-                self._attempt(partial(self._give_or_take, agreement))
+                has_taken = self._attempt(partial(self._give_or_take, agreement))
+                if has_taken and leaves_after_taking and self._members.index in agreement.pull:
+                    return
             elif self._attempt(partial(self._take_part, agreement)):
                 break
             self._mend()
         self._must_meet = False
 
+    def _learn(self, agreement: Agreement) -> None:
+        """What those who make the step before have to know, before it is said that this one will make it."""
+        norm = agreement.norm
+        if norm is None and self._sharded is not None:
+            norm = self._sharded.norm_without(agreement.cuts)
+        if self._members.index in agreement.advance:
+            self._is_committed, self._all_tokens, self._norm = True, agreement.tokens, norm
+
     def _mend(self) -> None:
         """Puts the gradients in order that a fault left in disorder."""
         if self._is_committed:
             return
-        if self._is_changed:
-            self._buckets.restore_reduced()
-            self._is_changed = False
+        if self._sharded is not None:
+            self._buckets.reopen()
         self._buckets.restore()
         if self._is_spoiled:
             self._drop()
 
     def _drop(self) -> None:
         self._buckets.drop()
-        self._held, self._tokens, self._is_spoiled = frozenset(), 0, False
+        self._held, self._tokens, self._given, self._is_spoiled = frozenset(), 0, [], False
 
     def _said(self) -> Said:
         return Said(
@@ -229,16 +291,24 @@ class Run:
             state=self.step if self._has_state else None,
             buckets=self._buckets.count,
             held=self._held,
-            done=frozenset(self._buckets.done),
+            done=frozenset() if self._sharded is not None else frozenset(self._buckets.done),
             is_committed=self._is_committed,
             tokens=self._all_tokens,
+            norm=self._norm,
+            cuts=() if self._sharded is None else self._sharded.cuts,
         )
 
     def _take_part(self, agreement: Agreement) -> None:
         """All are in the same step: takes over what this rank is to do of it."""
         number = self._members.number
+        # Not before: if anybody has committed the step, those sums are as they have to be.
+        if self._is_changed:
+            self._buckets.restore_reduced()
+            self._is_changed = False
         if agreement.held[number] != self._held:
             self._drop()
+        if self._sharded is not None:
+            self._sharded.settle(agreement.cuts)
         for seat, bucket, source in agreement.fill:
             if seat == self._members.seat:
                 has_it = bucket in self._buckets.done
@@ -260,6 +330,8 @@ class Run:
 
     def _wait_as_spare(self) -> bool:
         """Until there is a newer world; false if the training is over."""
+        if self._sharded is not None:
+            self._sharded.begin_anew()
         self._clear()
         self._drop()
         self._must_meet = False
@@ -272,6 +344,12 @@ class Run:
         self._members.tell({"parted": True})
         return False
 
+    def _end_alone(self) -> None:
+        self._members.be_alone()
+        self._has_parted, self._must_meet = True, False
+        self._tell_news()
+        self._members.tell({"parted": True})
+
     def _give_or_take(self, agreement: Agreement) -> None:
         """Gives the state to those who have none, or takes it."""
         me = self._members.index
@@ -283,21 +361,16 @@ class Run:
                 self.step = agreement.step
                 made_before(self.step)
                 self._has_state = True
+                self._all_tokens, self._norm = 0, None
                 self._clear()
                 self._drop()
 
 
 def _is_of_connections(error: BaseException) -> bool:
     """Whether it is about the connections between ranks, and not the script's own."""
+    if isinstance(error, AbandonedError):
+        return True
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     failure = Failure(at=0.0, rank=0, local_rank=0, pid=0, exception_type=name, message=str(error))
     return classify(failure).severity is Severity.SEV3
-
-
-def scaled(buffers: Sequence[Any], tokens: int, device: torch.device) -> None:
-    """Divides gradients by the tokens of the step, as ``finalize_model_grads`` does (megatron-core 0.16.1)."""
-    if tokens > 0:
-        factor: Tensor = 1.0 / torch.tensor(tokens, dtype=torch.int, device=device)
-        for buffer in buffers:
-            buffer.scale_gradients(factor)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 __all__ = ["State"]
 
@@ -16,6 +17,8 @@ class State:
     def __init__(self, chunks: Sequence[torch.nn.Module], optimizer: Any, others: Mapping[str, Any]) -> None:
         self._chunks = chunks
         self._others = {"optimizer": optimizer, **others}
+        self._taken: dict[str, Any] | None = None
+        self._again: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """The tensors themselves, not copies."""
@@ -31,5 +34,22 @@ class State:
             for chunk, tensors in zip(self._chunks, state_dict["chunks"], strict=True):
                 for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers()):
                     tensor.copy_(tensors[name])
-        for name, each in self._others.items():
-            each.load_state_dict(state_dict[name])
+        for name in self._others:
+            self._load(name, state_dict[name])
+        self._taken = {name: state_dict[name] for name in self._others if name != "optimizer"}
+
+    def load_again_later(self) -> None:
+        """The script is about to go on as if it had made a step itself, which is in what was taken already."""
+        self._again = self._taken
+
+    def load_again(self) -> None:
+        """Takes over once more what the script has changed since, if anything."""
+        for name, state in (self._again or {}).items():
+            self._load(name, state)
+        self._again = self._taken = None
+
+    def _load(self, name: str, state: Any) -> None:
+        each = self._others[name]
+        if isinstance(each, OptimizerParamScheduler):
+            each.num_steps = 0  # it adds what it loads to what it has (megatron-core 0.16.1)
+        each.load_state_dict(state)

@@ -28,7 +28,8 @@ class Superseded(Exception):
 def given_up_when(is_superseded: Callable[[], bool], *, number: int | None = 0) -> Iterator[None]:
     """While this lasts, torch makes gloo's part of a process group so; where it is given up, Superseded is raised.
 
-    ``number``: with which the groups are counted from here; None: as torch counts. torch 2.13 makes it by calling ``distributed_c10d.ProcessGroupGloo``, and asks then whether that is its type.
+    torch 2.13 makes it by calling ``distributed_c10d.ProcessGroupGloo``, and asks then whether that is its type.
+    ``number``: from which the groups are counted; None: as torch counts.
     """
     original: Any = c10d.ProcessGroupGloo
 

@@ -1,0 +1,85 @@
+"""Makes Megatron-Core's gradient buffers and distributed optimizer anew, in place, for another number of replicas.
+
+The script keeps its objects: ``DistributedDataParallel`` modules are initialised once more around the same model, and
+the ``DistributedOptimizer`` gets the attributes of a new one (both seen in megatron-core 0.16.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
+
+from unicron_elastic.megatron.part import like
+from unicron_elastic.megatron.shards import Span
+
+__all__ = ["find_groups", "rebuild", "spans_of"]
+
+
+def spans_of(chunks: Sequence[Any], numbers: Mapping[Tensor, int]) -> list[tuple[list[Span], int]]:
+    """Of each bucket, where its parameters are in it, by their numbers; and its length without padding."""
+    found = []
+    for chunk in chunks:
+        for buffer in chunk.buffers:
+            for bucket in buffer.buckets:
+                spans = []
+                for parameter in bucket.params_list:
+                    begin, end, _ = buffer.param_index_map[parameter]
+                    spans.append(Span(numbers[parameter], begin - bucket.offset, end - bucket.offset))
+                found.append((sorted(spans, key=lambda span: span.begin), int(bucket.numel_unpadded)))
+    return found
+
+
+def find_groups(optimizer: Any, parameters: Sequence[Tensor]) -> list[int]:
+    """The optimizer's group of each parameter, by number; with all replicas, as each knows its own parameters only."""
+    found = torch.full((len(parameters),), -1, dtype=torch.int64, device=parameters[0].device)
+    numbers = {parameter: number for number, parameter in enumerate(parameters)}
+    for parameter, (group, _) in optimizer.model_param_group_index_map.items():
+        found[numbers[parameter]] = group
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+    return [int(each) for each in found]
+
+
+def rebuild(chunks: Sequence[Any], optimizer: Any, group_of: Sequence[int], parameters: Sequence[Tensor]) -> None:
+    """For the data-parallel group that there is now. Gradients are zero then, and the optimizer's state is new."""
+    for chunk in chunks:
+        _initialise_again(chunk)
+    before = dict(vars(optimizer))
+    old = optimizer.optimizer
+    groups: list[dict[str, Any]] = [{**group, "params": []} for group in old.param_groups]
+    for parameter, group in zip(parameters, group_of, strict=True):
+        groups[group]["params"].append(parameter)
+    inner = like(old)
+    inner.param_groups = groups
+    new = type(optimizer)(
+        inner,
+        optimizer.config,
+        optimizer.grad_scaler,
+        optimizer.init_state_fn,
+        optimizer.model_chunks,
+        dict(zip(optimizer.per_model_buffers, ([*chunk.buffers] for chunk in chunks), strict=True)),
+        parallel_state.get_data_parallel_group(with_context_parallel=True),
+        None if optimizer.data_parallel_group_gloo is None else parallel_state.get_data_parallel_group_gloo(True),
+        optimizer.data_parallel_group_idx,
+        optimizer.distributed_optimizer_instance_id,
+    )
+    vars(optimizer).clear()
+    vars(optimizer).update({**before, **vars(new)})
+
+
+def _initialise_again(chunk: Any) -> None:
+    settings = {
+        "config": chunk.config,
+        "ddp_config": chunk.ddp_config,
+        "module": chunk.module,
+        "disable_bucketing": chunk.bucket_size is None,
+    }
+    chunk.param_to_bucket_group.clear()  # what is left of the hooks that add gradients finds nothing to do
+    chunk.grad_accs.clear()
+    vars(chunk).clear()
+    type(chunk).__init__(chunk, **settings)
