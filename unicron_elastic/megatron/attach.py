@@ -113,7 +113,7 @@ def attach(
     sharded = Sharded(chunks, distributed, members) if (distributed := _distributed(optimizer)) is not None else None
     run = Run(
         members=members,
-        buckets=Buckets(chunks, members.waiter),
+        buckets=Buckets(chunks, members.waiter, groups.keep),
         state=State(chunks, optimizer if sharded is None else Settings(sharded), state),
         finish=lambda: finalize(chunks, None),
         changes_reduced=groups.shape.seats > 1,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unicron_elastic.training.assembly import BROKEN
-from unicron_elastic.training.collective import Waiter
+from unicron_elastic.training.collective import Waiter, keep_for_ever
 
 __all__ = ["Buckets"]
 
@@ -27,9 +27,11 @@ class Buckets:
     A bucket here is one of Megatron's bucket groups, which it reduces together.
     """
 
-    def __init__(self, chunks: Sequence[Any], waiter: Waiter) -> None:
+    def __init__(self, chunks: Sequence[Any], waiter: Waiter, on_abandon: Callable[[], None] = lambda: None) -> None:
+        """``on_abandon`` is called when a reduction does not end."""
         self._chunks = chunks
         self._waiter = waiter
+        self._on_abandon = on_abandon
         self._groups: list[Any] = []
         self._kept: list[list[Tensor]] = []
         self._begun: set[int] = set()  # those that may have been changed, and whose sums are kept
@@ -107,16 +109,33 @@ class Buckets:
         self.done.clear()
 
     def restore(self) -> None:
-        """Takes back the sums of reductions that broke. Raises RuntimeError if one may still write to them."""
-        for number in sorted(self._begun - self.done):
-            group = self._groups[number]
-            handle, group.grad_reduce_handle = group.grad_reduce_handle, None
-            if not all(self._waiter.has_ended(work) for work in getattr(handle, "works", ())):
-                raise RuntimeError("a reduction of gradients was broken off and does not end")
+        """Takes back the sums of reductions that broke."""
+        broken = sorted(self._begun - self.done)
+        handles = [self._groups[number].grad_reduce_handle for number in broken]
+        works = [work for handle in handles for work in getattr(handle, "works", ())]
+        have_ended = [self._waiter.has_ended(work) for work in works]
+        if not all(have_ended):
+            self._on_abandon()
+            self._renew()
+        for number in broken:
+            self._groups[number].grad_reduce_handle = None
             self._take_back(number)
         self._begun &= self.done
         self._ready.clear()
         self._error = None
+
+    def _renew(self) -> None:
+        """Takes other memory for the gradients: a reduction that does not end may still write to where they were."""
+        for buffer in (buffer for chunk in self._chunks for buffer in chunk.buffers):
+            keep_for_ever(buffer.grad_data)
+            buffer.grad_data = buffer.grad_data.clone()
+            for bucket in buffer.buckets:
+                bucket.grad_data = buffer.grad_data[bucket.offset :][: bucket.grad_data.numel()]
+            for parameter in buffer.params:
+                begin, end, _ = buffer.param_index_map[parameter]
+                parameter.main_grad = buffer.grad_data[begin:end].view(parameter.shape)
+        for group in self._groups:
+            group.cached_grad_buffer_shard_list = [None] * len(group.buckets)
 
     def drop(self) -> None:
         """Forgets what was summed up, but not what is reduced."""

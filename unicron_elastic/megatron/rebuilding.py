@@ -79,7 +79,11 @@ def _initialise_again(chunk: Any) -> None:
         "module": chunk.module,
         "disable_bucketing": chunk.bucket_size is None,
     }
-    chunk.param_to_bucket_group.clear()  # what is left of the hooks that add gradients finds nothing to do
-    chunk.grad_accs.clear()
+    accumulators = chunk.grad_accs
     vars(chunk).clear()
+    # The hooks that add gradients belong to the parameters, and look for all else in ``chunk``: those that are there
+    # serve the new buffers, and a second one for each would add nothing, or complain.
+    chunk.__dict__["_make_backward_post_hook"] = lambda _parameter: lambda *_: None
     type(chunk).__init__(chunk, **settings)
+    del chunk.__dict__["_make_backward_post_hook"]
+    chunk.grad_accs = accumulators
