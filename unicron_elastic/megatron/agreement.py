@@ -32,8 +32,9 @@ class Said:
     steps its parameters have behind them, and so the number of the step it is in; None: it has no state that others
     know. ``held``: the micro-batches of that step whose gradients it has summed up. ``done``: those of its ``buckets``
     of that step which it has, reduced over all replicas. ``is_committed``: it knows that all members have all gradients
-    of that step. ``tokens`` and ``norm``: of the step that it committed last, those of all micro-batches and of all
-    gradients, if it knows. ``cuts``: the parts of the distributed optimizer's state that it has (``shards``).
+    of that step. ``tokens``: of all its micro-batches, if it knows, as who has a bucket does. ``norm``: of all gradients
+    of the step that it committed last, if it knows. ``cuts``: the parts of the distributed optimizer's state that it
+    has (``shards``).
     """
 
     seat: int
@@ -43,7 +44,7 @@ class Said:
     held: frozenset[int] = frozenset()
     done: frozenset[int] = frozenset()
     is_committed: bool = False
-    tokens: int = 0
+    tokens: int | None = None
     norm: float | None = None
     cuts: tuple[Cut, ...] = ()
 
@@ -57,18 +58,18 @@ class Said:
 class Agreement:
     """What happens next, by index of the member in the new world.
 
-    Somebody may be behind: those who ``advance`` have all gradients of the step before, of ``tokens`` tokens, and make
-    its optimizer step first; with the ``norm`` if anybody knows it, and else nobody has begun to. Else those who
-    ``pull`` take the state of step ``step``, each from the member beside it in ``sources``. Then all say again where
-    they are. If nobody is behind, ``fill`` are the (seat, bucket, source) of buckets that some in the seat have and
-    others need; ``held`` are the micro-batches, by replica, whose gradients stay; and ``dealt`` those that each replica
-    computes besides, for the buckets that nobody in some seat has. ``cuts`` are what each member said.
+    Somebody may be behind: those who ``advance`` have all gradients of the step before, and make its optimizer step
+    first; with the ``norm`` if anybody knows it, and else nobody has begun to. Else those who ``pull`` take the state
+    of step ``step``, each from the member beside it in ``sources``. Then all say again where they are. If nobody is
+    behind, ``fill`` are the (seat, bucket, source) of buckets that some in the seat have and others need; ``tokens``
+    those of the step, if anybody knows; ``held`` are the micro-batches, by replica, whose gradients stay; and ``dealt``
+    those that each replica computes besides, for the buckets that nobody in some seat has. ``cuts`` are what each said.
     """
 
     layout: Layout
     step: int
     advance: tuple[int, ...] = ()
-    tokens: int = 0
+    tokens: int | None = None
     norm: float | None = None
     cuts: tuple[tuple[Cut, ...], ...] = ()
     pull: tuple[int, ...] = ()
@@ -104,19 +105,27 @@ def agree(
     if any(said[member].state != step for members in layout.replicas for member in members):
         return _catch_up(said, layout, step)
     held = tuple(_held(said, layout, number) for number in range(len(layout.replicas)))
+    is_open = False
     fill: list[tuple[int, int, int]] = []
     for seat in range(shape.seats):
         members = layout.in_seat(seat)
         for bucket in range(said[members[0]].buckets):
             having = [member for member in members if bucket in said[member].done]
+            is_open = is_open or not having
             if having and len(having) < len(members):
                 fill.append((seat, bucket, having[0]))
-    # Also where all buckets are reduced: the tokens of the lost are not known.
-    lost = sorted(frozenset(range(micro_batches)).difference(*held))
+    lost = sorted(frozenset(range(micro_batches)).difference(*held)) if is_open else []
     units = deal(range(len(lost) // unit), [len(each) // unit for each in held])
     dealt = tuple(tuple(index for each in some for index in lost[each * unit : (each + 1) * unit]) for some in units)
-    cuts = tuple(each.cuts for each in said)
-    return Agreement(layout=layout, step=step, fill=tuple(fill), held=held, dealt=dealt, cuts=cuts)
+    return Agreement(
+        layout=layout,
+        step=step,
+        tokens=next((each.tokens for each in said if each.state == step and each.tokens is not None), None),
+        fill=tuple(fill),
+        held=held,
+        dealt=dealt,
+        cuts=tuple(each.cuts for each in said),
+    )
 
 
 def _held(said: Sequence[Said], layout: Layout, replica: int) -> frozenset[int]:
@@ -140,9 +149,8 @@ def _catch_up(said: Sequence[Said], layout: Layout, step: int) -> Agreement:
         if member in ready and (norm is not None or ready.issuperset(members))
     )
     if advance:
-        tokens = max(each.tokens for each in ahead)
         cuts = tuple(each.cuts for each in said)
-        return Agreement(layout=layout, step=step, advance=advance, tokens=tokens, norm=norm, cuts=cuts)
+        return Agreement(layout=layout, step=step, advance=advance, norm=norm, cuts=cuts)
     pull: list[int] = []
     sources: list[int] = []
     for seat in range(layout.shape.seats):

@@ -1,9 +1,9 @@
 """What goes on in one process that trains with Megatron-Core: micro-batches, reductions, meetings in each new world.
 
 A step is: forward and backward passes through this process's part of the model; the reduction of the gradients over all
-replicas; what Megatron sums up over the members of a replica (embeddings, layer norms); and one sum over all ranks, of
-the tokens, with which every rank knows that all have all gradients: the step is committed. What breaks before that is
-made again with the members of the next world. After it, each replica makes its optimizer step by itself.
+replicas, and of the tokens; what Megatron sums up over the members of a replica (embeddings, layer norms); and one sum
+over all ranks, with which every rank knows that all have all gradients: the step is committed. What breaks before that
+is made again with the members of the next world. After it, each replica makes its optimizer step by itself.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Run:
         self._assigned: frozenset[int] = frozenset()
         self._tokens = 0  # of those that are held
         self._given: list[Any] = []  # by their passes
-        self._all_tokens = 0  # of the step that was committed last
-        self._norm: float | None = None  # of its gradients
+        self._all_tokens: int | None = None  # of all micro-batches of this step
+        self._norm: float | None = None  # of the gradients of the step that was committed last
         self._is_committed = False
         self._is_spoiled = False  # the sums: passes broke on the way
         self._is_changed = False  # the reduced gradients
@@ -122,7 +122,7 @@ class Run:
     def _clear(self) -> None:
         self._buckets.begin()
         self._held = self._assigned = frozenset()
-        self._tokens, self._given = 0, []
+        self._tokens, self._given, self._all_tokens = 0, [], None
         self._is_committed = self._is_spoiled = self._is_changed = False
 
     def _compute(self, call: Call, indices: list[int]) -> None:
@@ -139,6 +139,9 @@ class Run:
         self._tokens += tokens
 
     def _reduce(self) -> None:
+        if self._all_tokens is None:  # before any bucket is done: who has one knows the tokens
+            tokens = torch.tensor([self._tokens if self._counts_tokens else 0], dtype=torch.int64, device=self._device)
+            self._all_tokens = int(self._members.sum(tokens))
         self._buckets.reduce()
         if self._changes_reduced and self._sharded is None:
             self._buckets.keep_reduced()
@@ -146,8 +149,7 @@ class Run:
         self._finish_replica()
         if self._sharded is not None:
             self._sharded.exchange_gradients()
-        tokens = torch.tensor([self._tokens if self._counts_tokens else 0], dtype=torch.int64, device=self._device)
-        self._all_tokens = int(self._members.sum(tokens))
+        self._members.sum(torch.zeros(1, device=self._device))
         self._norm = None
         self._is_committed = True
 
@@ -182,10 +184,7 @@ class Run:
                 assert self._norm is not None
                 self._sharded.step_copy(self._norm)
             self.step += 1
-        self._is_committed = False
-        self._held = frozenset()
-        self._tokens = 0
-        self._buckets.begin()
+        self._clear()
         self._members.drop_former()
         self._tell_news()
         if self.step >= self._steps:
@@ -208,7 +207,7 @@ class Run:
 
     def scale(self, buffers: Sequence[Any]) -> None:
         """Divides gradients by the tokens of the step, as ``finalize_model_grads`` does (megatron-core 0.16.1)."""
-        if self._all_tokens > 0:
+        if self._all_tokens:
             factor: Tensor = 1.0 / torch.tensor(self._all_tokens, dtype=torch.int, device=self._device)
             for buffer in buffers:
                 buffer.scale_gradients(factor)
@@ -268,7 +267,7 @@ class Run:
         if norm is None and self._sharded is not None:
             norm = self._sharded.norm_without(agreement.cuts)
         if self._members.index in agreement.advance:
-            self._is_committed, self._all_tokens, self._norm = True, agreement.tokens, norm
+            self._is_committed, self._norm = True, norm
 
     def _mend(self) -> None:
         """Puts the gradients in order that a fault left in disorder."""
@@ -314,6 +313,7 @@ class Run:
                 has_it = bucket in self._buckets.done
                 transfer = partial(self._members.spread, source=source, takes=not has_it)
                 self._buckets.fill(bucket, transfer, has_it=has_it)
+        self._all_tokens = agreement.tokens
         self._assigned = self._held | frozenset(agreement.dealt[number])
         self._hear_news(reused=len(self._held), recomputed=sum(map(len, agreement.dealt)) if self._held else 0)
 
@@ -361,7 +361,7 @@ class Run:
                 self.step = agreement.step
                 made_before(self.step)
                 self._has_state = True
-                self._all_tokens, self._norm = 0, None
+                self._norm = None
                 self._clear()
                 self._drop()
 
