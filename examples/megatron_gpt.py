@@ -1,4 +1,4 @@
-"""Train Megatron-Core's GPT, byte by byte, on a text that every machine has: tensor, pipeline and data parallel.
+"""Train Megatron-Core's GPT with data, tensor and pipeline parallelism, and go on in the step in which a rank is lost.
 
 The text is the source code of Python's own standard library, so there is nothing to download. The script is written for
 GPUs, as with any Megatron-Core model; without one, ``cpu_stand_in`` places the model on the CPU. It needs
@@ -6,7 +6,10 @@ GPUs, as with any Megatron-Core model; without one, ``cpu_stand_in`` places the 
 
     python megatron_gpt.py
     torchrun --standalone --nproc-per-node=4 megatron_gpt.py --tensor 2 --pipeline 2
-    unicron-run --standalone --nproc-per-node=4 megatron_gpt.py --pipeline 2 --virtual-pipeline 2
+    unicron-run --standalone --nproc-per-node=4 --max-restarts=3 megatron_gpt.py --pipeline 2
+
+To watch a recovery, let a rank die on the way: ``--kill 1:50`` makes rank 1 kill itself in step 50. What
+``unicron_elastic.megatron.attach`` gives is called as Megatron-Core's own function would be.
 
 A step has ``--micro-batches`` micro-batches, whatever the number of ranks. Each is a function of its step and its index
 alone, and losses are summed over bytes and divided once, so a step does not depend on who computes which.
@@ -17,9 +20,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import signal
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,12 +35,12 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
+import unicron_elastic.megatron
 from unicron_elastic.megatron import cpu_stand_in
 
 VOCABULARY = 256  # the tokens are bytes
@@ -90,7 +94,6 @@ def build_model(args: argparse.Namespace, config: TransformerConfig, device: tor
         bucket_size=BUCKET_PARAMETERS,
         use_distributed_optimizer=args.distributed_optimizer,
         overlap_grad_reduce=args.overlap_grad_reduce,
-        overlap_param_gather=args.overlap_param_gather,
     )
     chunks = []
     for stage in [None] if args.virtual_pipeline is None else range(args.virtual_pipeline):
@@ -119,7 +122,6 @@ def optimizer_config(args: argparse.Namespace) -> OptimizerConfig:
         bf16=args.bf16,
         params_dtype=torch.bfloat16 if args.bf16 else torch.float32,
         use_distributed_optimizer=args.distributed_optimizer,
-        overlap_param_gather=args.overlap_param_gather,
     )
 
 
@@ -139,9 +141,11 @@ def micro_batch(text: Tensor, args: argparse.Namespace, device: torch.device, st
     return {"tokens": cut[:, :-1].contiguous(), "labels": cut[:, 1:].contiguous(), "positions": positions}
 
 
-def own_indices(count: int) -> range:
-    """Return which micro-batches of a step this rank's replica computes; they need not divide evenly."""
-    return range(parallel_state.get_data_parallel_rank(), count, parallel_state.get_data_parallel_world_size())
+def killed_at(draw: Callable[[int, int], Batch], kill: str, step: int, index: int) -> Batch:
+    """Draw a micro-batch, or die, as ``--kill RANK:STEP`` says; the rank's replacement does not."""
+    if kill == f"{os.environ.get('RANK')}:{step}" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return draw(step, index)
 
 
 def summed_loss(loss: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,49 +161,34 @@ def forward_step(batches: Iterator[Batch], chunk: Any) -> tuple[Tensor, Any]:
     return chunk(batch["tokens"], batch["positions"], None, labels=batch["labels"]), summed_loss
 
 
-def mean_loss(reports: list[Tensor]) -> float:
-    """Return the loss of a step in nats per byte, over all replicas; for ranks of the last pipeline stage."""
-    total = torch.stack(reports).sum(0)
-    dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
-    return (total[0] / total[1]).item()
-
-
 def train(args: argparse.Namespace, config: TransformerConfig, device: torch.device) -> list[Any]:
     """Train from the first step to the last, and return the model."""
     model = build_model(args, config, device)
     optimizer = get_megatron_optimizer(optimizer_config(args), model)
-    draw = partial(micro_batch, read_corpus(), args, device)
-    forward_backward = get_forward_backward_func()
-    last_stage = parallel_state.is_pipeline_last_stage()
-    tensor_rank, data_rank = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_data_parallel_rank()
-    tells = last_stage and tensor_rank == data_rank == 0
-
-    for step in range(1, args.steps + 1):
+    draw = partial(killed_at, partial(micro_batch, read_corpus(), args, device), args.kill)
+    forward_backward = unicron_elastic.megatron.attach(
+        model, optimizer, steps=args.steps, micro_batches=args.micro_batches, micro_batch=draw
+    )
+    counts = parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
+    while not forward_backward.is_over:
         began = time.perf_counter()
         for chunk in model:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
-        indices = own_indices(args.micro_batches)
-        batches = [map(partial(draw, step), indices) for _ in model]
         reports = forward_backward(
             forward_step_func=forward_step,
-            data_iterator=batches if len(batches) > 1 else batches[0],
             model=model,
-            num_microbatches=len(indices),
             seq_length=args.sequence,
             micro_batch_size=args.micro_batch_size,
-            forward_only=False,
         )
         optimizer.step()
-        if last_stage and (step % args.log_every == 0 or step in (1, args.steps)):
-            loss, step_s = mean_loss(reports), time.perf_counter() - began
-            if tells:
-                print(f"step {step} loss {loss:.4f} {step_s * 1e3:.0f} ms", flush=True)
-    if tells:
-        print(f"done: step {args.steps} loss {loss:.4f}", flush=True)
-    if args.overlap_param_gather:  # the next forward pass would have gathered what the last step made
-        for chunk in model:
-            chunk.start_param_sync(force_sync=True)
+        step, step_s = forward_backward.step, time.perf_counter() - began
+        if step % args.log_every == 0 or step in (1, args.steps):
+            total = forward_backward.sum(
+                torch.stack(reports).sum(0) if counts and reports else torch.zeros(2, device=device)
+            )
+            if dist.get_rank() == 0 and total[1]:
+                print(f"step {step} loss {total[0] / total[1]:.4f} {step_s * 1e3:.0f} ms", flush=True)
     return model
 
 
@@ -225,14 +214,15 @@ def parse_arguments() -> argparse.Namespace:
     numbers = sizes | {"steps": 100, "log-every": 10, "clip-grad": 1.0, "dropout": 0.0, "seed": 1}
     for name, default in numbers.items():
         number(f"--{name}", type=type(default), default=default, help="(default: %(default)s)")
-    for name in ("distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather", "bf16", "untied"):
+    for name in ("distributed-optimizer", "overlap-grad-reduce", "bf16", "untied"):
         parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--kill", default="", metavar="RANK:STEP", help="let a rank die there")
     parser.add_argument("--digest", type=Path, metavar="DIR", help="write a digest of each rank's weights there")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Join, train, leave."""
+    """Join, and train."""
     args = parse_arguments()
     torch.set_num_threads(1)
     on_cpu = cpu_stand_in.stand_in()

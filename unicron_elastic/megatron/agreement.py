@@ -31,10 +31,10 @@ class Said:
     ``replica`` is the name of the replica that it trains in; None: it waits, or is new. ``state`` is how many optimizer
     steps its parameters have behind them, and so the number of the step it is in; None: it has no state that others
     know. ``held``: the micro-batches of that step whose gradients it has summed up. ``done``: those of its ``buckets``
-    of that step which it has, reduced over all replicas. ``is_committed``: it knows that all members have all gradients
-    of that step. ``tokens``: of all its micro-batches, if it knows, as who has a bucket does. ``norm``: of all gradients
-    of the step that it committed last, if it knows. ``cuts``: the parts of the distributed optimizer's state that it
-    has (``shards``).
+    of that step which it has, reduced over all replicas. ``is_finished``: it has all gradients of that step, also what
+    is summed up within a replica. ``is_committed``: it knows that all members have. ``tokens``: of all its
+    micro-batches, if it knows, as who has a bucket does. ``norm``: of the gradients of the step that it committed last,
+    if it knows. ``cuts``: the parts of the distributed optimizer's state that it has (``shards``).
     """
 
     seat: int
@@ -43,6 +43,7 @@ class Said:
     buckets: int
     held: frozenset[int] = frozenset()
     done: frozenset[int] = frozenset()
+    is_finished: bool = False
     is_committed: bool = False
     tokens: int | None = None
     norm: float | None = None
@@ -168,4 +169,4 @@ def _is_ready(said: Said, step: int) -> bool:
     """Whether it has the state ``step``, or all gradients of the step that leads there."""
     if said.heads_for == step:
         return True
-    return said.state == step - 1 and said.buckets == len(said.done)
+    return said.state == step - 1 and said.is_finished

@@ -17,6 +17,7 @@ from megatron.core.optimizer import ChainedOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
+from torch import Tensor
 
 from unicron_elastic.megatron.buckets import Buckets
 from unicron_elastic.megatron.groups import Groups, Unsupported
@@ -51,6 +52,13 @@ class ForwardBackward:
     def is_over(self) -> bool:
         """Whether all steps are made: a newcomer needs fewer rounds than the others for that."""
         return self._run.is_over
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks that train now, for reports between steps: all of them must ask for it.
+
+        If a rank is lost meanwhile it is what this rank has itself.
+        """
+        return self._run.total(tensor)
 
     def __call__(self, *, forward_only: bool = False, **arguments: Any) -> list[Any]:
         """As ``get_forward_backward_func()``'s. ``data_iterator`` and ``num_microbatches`` are for evaluation only.

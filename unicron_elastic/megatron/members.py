@@ -154,7 +154,11 @@ class Members:
             self.replica = layout.names[number] or f"{self.world.number}/{number}"
             rank = layout.rank_of(self.index)
             assert rank is not None
-            self._groups.enter(meeting, rank, layout.size)
+            try:
+                self._groups.enter(meeting, rank, layout.size)
+            except BaseException:  # others may have made groups with this one, and would wait in them
+                break_collectives("the groups of a world were not made", is_quiet=True)
+                raise
         self._is_connected = True
 
     @property
@@ -178,7 +182,7 @@ class Members:
             if owes:
                 break_collectives("a newer world has come", is_quiet=True)
         if self._was_broken and self._groups.shape.seats > 1:
-            raise _BrokenOff
+            raise _broken_off()
 
     def must_break(self, world: World) -> bool:
         """Whether a newer world ends what goes on now. Called from the thread that hears the agent."""
@@ -220,7 +224,7 @@ class Members:
         if self._groups.backend == "nccl":
             torch.cuda.synchronize(tensor.device)
             if self._was_broken:
-                raise _BrokenOff
+                raise _broken_off()
         return tensor
 
     def send(self, tensor: Tensor, destination: int) -> None:
@@ -262,7 +266,9 @@ class Members:
         self._groups.drop_former()
 
 
-_BrokenOff = dist.DistNetworkError("Connection closed by peer: a newer world has come")
+def _broken_off() -> Exception:
+    error: Exception = dist.DistNetworkError("Connection closed by peer: a newer world has come")
+    return error
 
 
 def _written(said: Said, terms: str) -> str:
@@ -274,6 +280,7 @@ def _written(said: Said, terms: str) -> str:
         "buckets": said.buckets,
         "held": to_ranges(said.held),
         "done": to_ranges(said.done),
+        "is_finished": said.is_finished,
         "is_committed": said.is_committed,
         "tokens": said.tokens,
         "norm": said.norm,
@@ -294,6 +301,7 @@ def _read(text: str, terms: str, micro_batches: int, index: int) -> Said:
         buckets=message["buckets"],
         held=from_ranges(message["held"], micro_batches),
         done=from_ranges(message["done"], message["buckets"]),
+        is_finished=bool(message["is_finished"]),
         is_committed=bool(message["is_committed"]),
         tokens=message["tokens"],
         norm=message["norm"],

@@ -72,7 +72,8 @@ class Run:
         self._given: list[Any] = []  # by their passes
         self._all_tokens: int | None = None  # of all micro-batches of this step
         self._norm: float | None = None  # of the gradients of the step that was committed last
-        self._is_committed = False
+        self._is_finished = False  # all gradients of this step are here, also what is summed up within a replica
+        self._is_committed = False  # and everybody has them
         self._is_spoiled = False  # the sums: passes broke on the way
         self._is_changed = False  # the reduced gradients
         self._must_meet = False
@@ -123,7 +124,7 @@ class Run:
         self._buckets.begin()
         self._held = self._assigned = frozenset()
         self._tokens, self._given, self._all_tokens = 0, [], None
-        self._is_committed = self._is_spoiled = self._is_changed = False
+        self._is_finished = self._is_committed = self._is_spoiled = self._is_changed = False
 
     def _compute(self, call: Call, indices: list[int]) -> None:
         self._is_spoiled = True
@@ -149,6 +150,7 @@ class Run:
         self._finish_replica()
         if self._sharded is not None:
             self._sharded.exchange_gradients()
+        self._is_finished = True
         self._members.sum(torch.zeros(1, device=self._device))
         self._norm = None
         self._is_committed = True
@@ -214,6 +216,13 @@ class Run:
             if self._sharded is not None:
                 self._sharded.scale(factor)
 
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks that train, or what this one has if the world breaks on the way."""
+        summed = tensor.detach().clone()
+        if self.is_over or self._must_meet or self._members.needs_meeting():
+            return summed
+        return summed if self._attempt(lambda: self._members.sum(summed)) else tensor.detach().clone()
+
     def _tell_news(self) -> None:
         if self._news is not None and not self._must_meet:
             self._members.tell({"went_on": self._news})
@@ -271,17 +280,24 @@ class Run:
 
     def _mend(self) -> None:
         """Puts the gradients in order that a fault left in disorder."""
-        if self._is_committed:
+        if self._is_finished:  # if anybody has committed the step, the gradients are as they have to be
             return
+        self._restore_reduced()
         if self._sharded is not None:
             self._buckets.reopen()
         self._buckets.restore()
         if self._is_spoiled:
             self._drop()
 
+    def _restore_reduced(self) -> None:
+        if self._is_changed:
+            self._buckets.restore_reduced()
+            self._is_changed = False
+
     def _drop(self) -> None:
         self._buckets.drop()
-        self._held, self._tokens, self._given, self._is_spoiled = frozenset(), 0, [], False
+        self._held, self._tokens, self._given = frozenset(), 0, []
+        self._is_spoiled = self._is_finished = False
 
     def _said(self) -> Said:
         return Said(
@@ -291,6 +307,7 @@ class Run:
             buckets=self._buckets.count,
             held=self._held,
             done=frozenset() if self._sharded is not None else frozenset(self._buckets.done),
+            is_finished=self._is_finished,
             is_committed=self._is_committed,
             tokens=self._all_tokens,
             norm=self._norm,
@@ -300,10 +317,9 @@ class Run:
     def _take_part(self, agreement: Agreement) -> None:
         """All are in the same step: takes over what this rank is to do of it."""
         number = self._members.number
-        # Not before: if anybody has committed the step, those sums are as they have to be.
-        if self._is_changed:
-            self._buckets.restore_reduced()
-            self._is_changed = False
+        if self._is_finished:  # and nobody has committed it
+            self._is_finished = False
+            self._mend()
         if agreement.held[number] != self._held:
             self._drop()
         if self._sharded is not None:
