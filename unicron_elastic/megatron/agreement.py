@@ -17,11 +17,7 @@ __all__ = ["Agreement", "NoStateLeft", "Said", "agree"]
 
 
 class NoStateLeft(RuntimeError):
-    """Nobody has the training state of some seat, or too few are left for one replica. ``step``: how far others are."""
-
-    def __init__(self, message: str, step: int) -> None:
-        super().__init__(message)
-        self.step = step
+    """Nobody has the training state of some seat, or too few are left for one replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +90,13 @@ def agree(
     """
     step = max(each.heads_for for each in said)
     if step < 0:
-        raise NoStateLeft("no member of the new world has the training state in its memory", step)
+        raise NoStateLeft("no member of the new world has the training state in its memory")
     if layout is None:
         layout = lay_out(shape, [Place(each.seat, each.replica, has_state=_is_ready(each, step)) for each in said])
     if not layout.replicas:
         raise NoStateLeft(
             f"a replica takes {shape.seats} ranks, each with a part of the model of its own, and of some part nobody "
-            "is left",
-            step,
+            "is left"
         )
     if any(said[member].state != step for members in layout.replicas for member in members):
         return _catch_up(said, layout, step)
@@ -159,7 +154,7 @@ def _catch_up(said: Sequence[Said], layout: Layout, step: int) -> Agreement:
         behind = [member for member in members if said[member].state != step]
         source = next((member for member in members if said[member].state == step), None)
         if behind and source is None:
-            raise NoStateLeft(f"nobody is left with the state after {step} steps of part {seat} of the model", step)
+            raise NoStateLeft(f"nobody is left with the state after {step} steps of part {seat} of the model")
         pull += behind
         sources += [source] * len(behind) if source is not None else []
     return Agreement(layout=layout, step=step, pull=tuple(pull), sources=tuple(sources))

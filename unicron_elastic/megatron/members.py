@@ -61,7 +61,8 @@ class Members:
         if self._membership.enter() is None:
             if self._membership.is_fixed:
                 return True
-            self.world, self.index, _ = self._membership.adopt()
+            self._adopt()
+            assert self.world is not None
             self._is_connected = self.world.number == 1
             return True
         self.replica, self._is_connected = None, False
@@ -81,10 +82,14 @@ class Members:
         """Until the next world; false if the others have made the last step."""
         assert self._meeting is not None
         while not self._membership.wait_for_newer(SPARE_LOOK_S):
-            if self._meeting.is_announced(_OVER):
+            if self.is_over():
                 self.be_alone()
                 return False
         return True
+
+    def is_over(self) -> bool:
+        """Whether somebody has made the last step and knows that all have who trained with it."""
+        return self._meeting is not None and self._meeting.is_announced(_OVER)
 
     def be_alone(self) -> None:
         """Has process groups without peers: the script may go on."""
@@ -122,10 +127,9 @@ class Members:
 
     def _meet(self, said: Said) -> Agreement:
         if self._meeting is None or self._membership.is_newer():
-            self.world, self.index, store = self._membership.adopt()
-            self._meeting = Meeting(store, self.world, self.index, self._membership.is_newer)
+            self._adopt()
             self._is_connected = False
-        assert self.world is not None
+        assert self._meeting is not None
         heard = self._meeting.exchange(_written(said, self._terms))
         everybody = [_read(text, self._terms, self._micro_batches, index) for index, text in enumerate(heard)]
         agreement = agree(
@@ -138,6 +142,10 @@ class Members:
         if not self._is_connected:
             self._connect(agreement.layout, self._meeting)
         return agreement
+
+    def _adopt(self) -> None:
+        self.world, self.index, store = self._membership.adopt()
+        self._meeting = Meeting(store, self.world, self.index, self._membership.is_newer)
 
     def _connect(self, layout: Layout, meeting: Meeting) -> None:
         assert self.world is not None

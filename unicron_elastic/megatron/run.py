@@ -219,9 +219,14 @@ class Run:
     def total(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks that train, or what this one has if the world breaks on the way."""
         summed = tensor.detach().clone()
-        if self.is_over or self._must_meet or self._members.needs_meeting():
+        if self._must_meet or self._members.needs_meeting():
             return summed
-        return summed if self._attempt(lambda: self._members.sum(summed)) else tensor.detach().clone()
+        try:
+            return self._members.sum(summed)
+        except BROKEN as error:
+            if not self._has_parted:  # else nobody needs this rank any more
+                self._members.broke(error)
+            return tensor.detach().clone()
 
     def _tell_news(self) -> None:
         if self._news is not None and not self._must_meet:
@@ -250,10 +255,10 @@ class Run:
         while True:
             try:
                 agreement = self._members.meet(self._said)
-            except NoStateLeft as error:
-                if error.step < self._steps:
+            except NoStateLeft:
+                if not self._members.is_over():
                     raise
-                self._end_alone()  # the others have made the last step, and need nobody
+                self._end_alone()
                 return
             if self._members.is_spare:
                 if agreement.is_even and not self._wait_as_spare():

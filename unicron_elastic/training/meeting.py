@@ -39,6 +39,7 @@ class Meeting:
     """The members of one world, as ``rank`` of it. ``is_superseded`` tells that a newer one has come."""
 
     def __init__(self, store: Store, world: World, rank: int, is_superseded: Callable[[], bool]) -> None:
+        self._all_worlds = PrefixStore("unicron/worlds", store)
         self._store = PrefixStore(f"unicron/world/{world.number}", store)
         self._world = world
         self._rank = rank
@@ -60,12 +61,12 @@ class Meeting:
         return [bytes(text).decode() for text in store.multi_get([str(rank) for rank in range(self._world.size)])]
 
     def announce(self, word: str) -> None:
-        """Says something to all members who look for it. Raises DistError if the store is gone."""
-        self._store.set(f"said/{word}", "")
+        """Says something to all who look for it, also in a later world. Raises DistError if the store is gone."""
+        self._all_worlds.set(word, "")
 
     def is_announced(self, word: str) -> bool:
-        """Whether a member has said it. Raises DistError if the store is gone."""
-        return bool(self._store.check([f"said/{word}"]))
+        """Whether anybody has said it. Raises DistError if the store is gone."""
+        return bool(self._all_worlds.check([word]))
 
     def connect(
         self, backend: str, timeout_s: float, device: Any, *, rank: int | None = None, size: int | None = None
