@@ -107,6 +107,7 @@ def cut_and_restore(job: Cluster, victim: str, cut: Callable[[Host], None]) -> N
     assert job.end("abc") == [job.first, second, third]
 
 
+@pytest.mark.slow
 def test_a_partition_in_which_the_larger_part_has_etcd(cluster: Callable[..., Cluster], network: Network) -> None:
     """The larger part goes on; the other one waits, and joins when the network is whole."""
     job = cluster()
@@ -293,6 +294,7 @@ def test_a_host_is_lost_before_it_takes_its_place(cluster: Callable[..., Cluster
     assert job.end("abc") == [job.first, second]
 
 
+@pytest.mark.slow
 def test_a_worker_is_killed_when_the_host_of_the_store_has_lost_power(cluster: Callable[..., Cluster]) -> None:
     """What its agent would tell the others through that store must not keep it."""
     job = cluster()

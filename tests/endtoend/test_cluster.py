@@ -96,6 +96,7 @@ def test_training_goes_on_while_the_store_is_gone(launcher: Any, options: Any, e
     stop(launcher, runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps_data", [True, False])
 def test_a_store_that_was_restarted_is_gone_on_with(launcher: Any, node_options: list[str], keeps_data: bool) -> None:
     folder = launcher.folder / "etcd"

@@ -169,6 +169,7 @@ def test_who_goes_on_is_let_go_on(launcher: Any, patience_s: float) -> None:
         assert "hangs" not in run.err
 
 
+@pytest.mark.slow
 def test_a_hang_that_is_only_observed_is_recorded_and_let_be(launcher: Any) -> None:
     options = ["--unicron-on-hang=observe", "--unicron-hang-patience=0.1"]
     run = start(launcher, "sleep:rank=1,step=50,seconds=2", *options, env=no_py_spy(launcher))

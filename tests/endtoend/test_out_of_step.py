@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 # In the odd one out of the steps, rank 1 does not reduce; or it makes one step more, as torch's get_state_dict does for
 # an optimizer without a state, and all is well.
 TRAIN = """

@@ -297,6 +297,7 @@ def test_a_job_outlives_who_submitted_it_and_keeps_its_name(lab: Lab, submit: Su
     assert (record.phase, record.exit_code) == (Phase.FINISHED, 0)
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_run_it_refuses_once_and_the_other_does(lab: Lab, submit: Submit) -> None:
     program = lab.folder / "bin" / "only-on-a"
     program.write_text("#!/bin/sh\necho RUNS on $UNICRON_NODE_NAME\n")

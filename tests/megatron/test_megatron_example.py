@@ -51,6 +51,7 @@ def test_replicas_train_as_one_process_does_and_stay_equal(tmp_path: Path) -> No
     assert len(set(found.values())) == 1
 
 
+@pytest.mark.slow
 def test_tensor_parallel_ranks_train_as_one_process_does(tmp_path: Path) -> None:
     assert train("--tensor", "2", "--digest", str(tmp_path), ranks=2) == pytest.approx(alone(), abs=SLACK)
     found = digests(tmp_path)
@@ -58,6 +59,7 @@ def test_tensor_parallel_ranks_train_as_one_process_does(tmp_path: Path) -> None
     assert len(set(found.values())) == 2
 
 
+@pytest.mark.slow
 def test_pipeline_stages_train(tmp_path: Path) -> None:
     train("--pipeline", "2", "--digest", str(tmp_path), ranks=2)
     found = digests(tmp_path)

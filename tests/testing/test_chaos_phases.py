@@ -155,6 +155,7 @@ def test_hooks_are_gone_after_the_step(jobs: Any, script: Any) -> None:
     assert [line.split()[2] for line in worker.out.splitlines() if line.startswith("hooks")] == ["0", "1", "0", "0"]
 
 
+@pytest.mark.slow
 def test_a_script_that_imports_torch_later_under_torchrun(jobs: Any, script: Any, tmp_path: Path) -> None:  # noqa: ARG001
     """The plan is installed before torch is imported, and the second generation of torchrun's is let be."""
     path = tmp_path / "train.py"
