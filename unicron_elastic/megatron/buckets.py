@@ -183,6 +183,8 @@ class Buckets:
             group.start_grad_sync(force_all_reduce=force_all_reduce)
         if self._error is not None:
             raise self._error
+        for work in getattr(group.grad_reduce_handle, "works", ()):  # which waits for ever if gloo has lost a send
+            self._waiter.wait(work)
         finish(force_all_reduce=force_all_reduce)
         if self._error is not None:
             raise self._error
