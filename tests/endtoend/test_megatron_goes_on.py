@@ -38,8 +38,8 @@ PRELOADED = (
 QUICK = {"TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore"}  # Megatron imports all of dynamo, for nothing here
 END_S = 80.0
 STEPS = 4
-RELATIVE_L2 = 1e-6  # of the parameters, from those of an undisturbed run
-RELATIVE_LOSS = 1e-4
+RELATIVE_L2 = 1e-7  # of the parameters, from those of an undisturbed run; 3e-8 was the most in 75 runs
+RELATIVE_LOSS = 1e-5
 
 Losses = dict[tuple[int, int], float]  # by step and index of the micro-batch
 
@@ -81,7 +81,18 @@ LAYOUTS = {
     "sharded tp2": Layout(4, 4, ("--tensor=2", "--distributed-optimizer", "--overlap-grad-reduce")),
     "sharded pp2": Layout(4, 4, ("--pipeline=2", "--distributed-optimizer", "--overlap-grad-reduce")),
 }
-POINTS = ("forward", "backward", "before", "reduce", "reduced", "commit", "committed", "optimizer", "stepped")
+POINTS = (
+    "forward",
+    "backward",
+    "before",
+    "counted",
+    "reduce",
+    "reduced",
+    "commit",
+    "committed",
+    "optimizer",
+    "stepped",
+)
 SINGLE_FAST = {
     ("dp4", "1:1:reduce:kill"),
     ("dp2tp2", "1:1:forward:kill"),
@@ -290,6 +301,7 @@ def test_who_gives_the_state_or_takes_it_may_be_lost_too(
         ("dp4", "2:1:committed:fail"),
         ("dp2tp2", "1:1:reduced:fail"),
         ("dp2tp2", "1:1:optimizer:fail"),
+        ("dp2pp2", "0:1:counted:fail"),
         ("dp2pp2", "0:1:committed:fail"),
         ("dp2pp2", "3:1:reduce:fail"),
     ],
