@@ -10,7 +10,7 @@ import pytest
 from simulated import ASLEEP, BUSY, DISK, PREEMPTED, STEP_TIMES_S, STOPPED, Job, Script, Trouble
 from watcher import Watcher
 
-from unicron_elastic.detection.sample import RankSample, Sample
+from unicron_elastic.detection.sample import SPARE, TRAIN, RankSample, Sample
 from unicron_elastic.detection.state import PaceState
 from unicron_elastic.detection.verdicts import Hung, Recovered, Slow, Verdict, Waiting
 from unicron_elastic.detection.watch import forget, next_look_at, observe
@@ -264,3 +264,28 @@ def test_a_phase_may_take_what_the_script_allows_it() -> None:
         watcher.state, said = observe(watcher.state, Sample(at=watcher.now, ranks=tuple(idle)))
     assert watcher.now == pytest.approx(begin + 40.0, abs=1.5)  # and not the 600 s of a phase that is new
     assert 'of phase "setup", where 40 s are allowed' in said[0].reason
+
+
+def test_a_spare_waits_as_long_as_it_likes_and_is_not_blamed_for_the_others() -> None:
+    state, said = PaceState(), list[Verdict]()
+    for number in range(1, 3000):
+        at = number * 0.1
+        done = min(number, 2900)  # the others stop in the end
+        others = tuple(
+            RankSample(rank=rank, step=done, step_at=done * 0.1, cpu_time_s=done * 0.1, runnable=False, in_io=False)
+            for rank in (0, 1)
+        )
+        spare_step = min(number, 40) if number < 2899 else 2899  # no more than a step from the others
+        spare = RankSample(
+            rank=2,
+            step=spare_step,
+            step_at=min(number, 40) * 0.1,
+            phase=SPARE if number > 40 else TRAIN,
+            phase_since=4.0 if number > 40 else None,
+            cpu_time_s=4.0,
+            runnable=False,
+            in_io=False,
+        )
+        state, verdicts = observe(state, Sample(at=at, ranks=(*others, spare)))
+        said += verdicts
+    assert [(type(verdict), verdict.ranks) for verdict in said] == [(Hung, (0, 1))]

@@ -97,6 +97,7 @@ def odd(path: Sequence[Any], value: Any) -> bytes:
         odd(["ranks", 0, "rank"], None),
         odd(["ranks", 0, "rank"], 1.5),
         odd(["ranks", 0, "step"], "nine"),
+        odd(["ranks", 0, "phase"], None),
         odd(["ranks", 0, "cpu"], float("inf")),
         odd(["ranks", 0, "cpu"], 10**400),
         odd(["ranks", 0, "groups"], [["0", 1, 1]]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from unicron_elastic.detection.sample import TRAIN
+from unicron_elastic.detection.sample import SPARE, TRAIN
 from unicron_elastic.detection.state import PaceState, RankPace
 
 __all__ = ["Allowance", "allowance"]
@@ -34,6 +34,8 @@ def allowance(pace: RankPace, state: PaceState, floor_s: float = 0.0) -> Allowan
 
 def _allowance(pace: RankPace, state: PaceState) -> Allowance:
     seen, policy = pace.seen, state.policy
+    if seen.phase == SPARE:
+        return Allowance(seen.phase_since or pace.began_at, None, math.inf, " of the wait")
     if not seen.step or seen.step_at is None:
         return _start(pace, state)
     since = max(seen.step_at, seen.phase_since or seen.step_at)

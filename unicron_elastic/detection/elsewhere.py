@@ -44,6 +44,7 @@ def report_text(report: Report) -> str:
         {
             "rank": seen.rank,
             "step": seen.step,
+            "phase": seen.phase,
             "cpu": seen.cpu_time_s,
             "stopped": seen.stopped,
             "silent": seen.silent,
@@ -85,6 +86,7 @@ def _rank(told: Mapping[str, Any]) -> RankSample:
     return RankSample(
         rank=_count(told["rank"]),
         step=_maybe_count(told["step"]),
+        phase=_name(told["phase"]),
         cpu_time_s=None if told["cpu"] is None else _seconds(told["cpu"]),
         stopped=told["stopped"] is True,
         silent=told["silent"] is True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unicron_elastic.detection.policy import PacePolicy
-from unicron_elastic.detection.sample import GroupPosition, RankSample
+from unicron_elastic.detection.sample import SPARE, GroupPosition, RankSample
 from unicron_elastic.faults import HangKind
 from unicron_elastic.faults.text import one_line, shorten
 
@@ -94,9 +94,13 @@ def _op(group: GroupPosition) -> str:
 
 
 def _near(ranks: tuple[RankSample, ...], standing: frozenset[int]) -> list[RankSample]:
-    """Those who stand, and those no more than a step from them: further apart, nobody waits for anybody."""
+    """Those who stand, and those no more than a step from them: further apart, nobody waits for anybody.
+
+    For a spare nobody waits.
+    """
     steps = [rank.step or 0 for rank in ranks if rank.rank in standing]
-    return [rank for rank in ranks if any(abs((rank.step or 0) - step) <= 1 for step in steps)]
+    near = [rank for rank in ranks if any(abs((rank.step or 0) - step) <= 1 for step in steps)]
+    return [rank for rank in near if rank.phase != SPARE]
 
 
 def _places(ranks: list[RankSample]) -> dict[int, tuple[int, int]]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from unicron_elastic.detection.arrivals import Arrivals, Beats
 
-__all__ = ["TRAIN", "GroupPosition", "RankSample", "RemoteRank", "Sample", "waits"]
+__all__ = ["SPARE", "TRAIN", "GroupPosition", "RankSample", "RemoteRank", "Sample", "waits"]
 
 TRAIN = "train"  # the phase of a worker that says nothing
+SPARE = "spare"  # of one that waits until there is a place for it, while others train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
