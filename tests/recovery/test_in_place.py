@@ -38,6 +38,7 @@ from unicron_elastic.recovery.events import (
     WorldChanged,
 )
 from unicron_elastic.recovery.losses import BREAK_GRACE_S, REPLACE_AFTER_S
+from unicron_elastic.recovery.members import member_of
 from unicron_elastic.recovery.state import Part, Phase
 from unicron_elastic.world import Member, World
 
@@ -247,6 +248,20 @@ def test_newcomers_end_when_the_last_member_has_parted() -> None:
     assert only(job.parted(0), KillWorkers).local_ranks == (1,)
     job.exited(1, KILLED)
     assert only(job.exited(0), FinishJob)
+
+
+def test_a_newcomer_that_was_ended_while_it_joined_is_left_out_again() -> None:
+    job = InPlace(3)
+    job.exited(1, KILLED)
+    job.later(REPLACE_AFTER_S)
+    job.entered(1)
+    joined = job.state.world.after(  # type: ignore[union-attr]
+        store="h:1", reason="rank 5 is back.", lost=(), joined=(member_of(job.state, job.state.workers[1]),)
+    )
+    assert only(job.parted(0), KillWorkers).local_ranks == (1,)
+    commands = job.feed(WorldChanged(at=job.now, world=joined, generation=job.state.generation))
+    assert "5.1" in short(next(command.lost for command in commands if isinstance(command, ChangeWorld)))
+    assert job.names() == ["6.0"]
 
 
 def test_the_same_members_connect_anew_when_collectives_fail_and_nobody_is_gone() -> None:

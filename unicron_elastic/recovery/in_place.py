@@ -117,8 +117,10 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
 
 
 def _leave_to_the_others(state: JobState, world: World) -> list[Command]:
-    """Who has made its last step does not come to meet the others any more."""
-    over = [worker for worker in state.workers if worker.part is Part.PARTED]
+    """Who has made its last step does not come to meet the others any more, nor does a newcomer that was ended then."""
+    if not any(worker.part is Part.PARTED for worker in state.workers):
+        return []
+    over = [worker for worker in state.workers if worker.part is Part.PARTED or worker.is_lost]
     names = tuple(name for name in (name_of(state, worker) for worker in over) if world.rank_of(name) is not None)
     reason = "The training is over: those who still make their last step do so without the others."
     return [ChangeWorld(lost=names, reason=reason)] if names and world.number > 1 else []
