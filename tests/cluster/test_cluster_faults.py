@@ -148,6 +148,7 @@ def test_two_of_four_hosts_lose_power_at_once(cluster: Callable[..., Cluster]) -
     assert job.end("ac")[-1] == second
 
 
+@pytest.mark.slow
 def test_etcd_does_not_answer_for_a_while(cluster: Callable[..., Cluster], etcd: Etcd) -> None:
     """All leases run out meanwhile, and the training is not disturbed, neither then nor after it."""
     job = cluster()

@@ -77,6 +77,7 @@ def test_gpt_in_place_loses_the_rank_that_prints(killed: Any) -> None:
     assert last_line(job.out).startswith("done: step 12  eval loss")
 
 
+@pytest.mark.slow
 def test_gpt_in_place_evaluates_and_saves_between_steps_and_is_started_again(launcher: Any, killed: Any) -> None:
     folder = launcher.folder / "saved"
     arguments = ("--batch-size", "2", "--log-every", "1", "--checkpoint-dir", str(folder), "--checkpoint-every", "5")

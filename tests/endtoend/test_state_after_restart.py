@@ -160,6 +160,7 @@ def test_a_rank_without_the_newest_snapshot_takes_that_of_another_if_they_are_th
 
 
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_under_torchrun_the_state_comes_from_storage(launcher: Any, kind: str) -> None:
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # which torchrun's restarts need with gloo
     launcher.script("train.py", SCRIPT)

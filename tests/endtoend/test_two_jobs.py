@@ -63,6 +63,7 @@ def _wait(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_loss_regroup_return_finish_and_submission(cluster: Any) -> None:
     from waf import made_at
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "megatron_gpt.py"
 DEADLINE_S = 100.0
+ABORT_S = 5.0
 
 needs_megatron = pytest.mark.skipif(
     importlib.util.find_spec("megatron.core") is None, reason="megatron-core is not installed"
@@ -26,7 +28,7 @@ def run(*arguments: str | Path, ranks: int = 1, launcher: str = "torchrun") -> s
     if ranks > 1:
         command = [Path(sysconfig.get_path("scripts")) / launcher, "--standalone", f"--nproc-per-node={ranks}"]
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("UNICRON_", "PET_", "TORCHEL"))}
-    environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONFAULTHANDLER": "1"}
     with subprocess.Popen(
         [*command, *arguments],
         env=environ,
@@ -38,6 +40,9 @@ def run(*arguments: str | Path, ranks: int = 1, launcher: str = "torchrun") -> s
         try:
             out, err = process.communicate(timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGABRT)  # for their stacks
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(ABORT_S)
             os.killpg(process.pid, signal.SIGKILL)
             out, err = process.communicate()
             pytest.fail(f"still running after {DEADLINE_S:g} s\n{out}\n{err}")
