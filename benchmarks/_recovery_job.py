@@ -87,6 +87,15 @@ class RunningJob:
             raise LauncherEndedError(f"{self._competitor.name} ended ({codes}) before {what}")
         time.sleep(poll_s)
 
+    def exit_code(self) -> int | None:
+        """Of the launcher that was started first; None while it runs."""
+        return self._main[0].poll()
+
+    def processes(self) -> list[psutil.Process]:
+        """The launchers, and all that they have started."""
+        launchers = [psutil.Process(process.pid) for process in self._main if process.poll() is None]
+        return [*launchers, *(child for each in launchers for child in each.children(recursive=True))]
+
     def kill(self, pid: int, slot: int) -> int:
         """SIGKILL the process of ``slot``, start the replacement if that is ours to do, and return when it was."""
         at_ns = time.monotonic_ns()

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 from _launchers import Launch, Launcher, LauncherEndedError, TimedOutError, noticed_ns
@@ -27,7 +28,7 @@ class Run:
     repetition: int
     problem: str | None = None
     values: dict[str, float] = field(default_factory=dict)
-    notes: dict[str, int | list[str]] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def succeeded(self) -> bool:

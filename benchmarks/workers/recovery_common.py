@@ -45,6 +45,10 @@ class EventLog:
         """The optimizer has finished ``step``, with gradients of ``world`` ranks."""
         self._write("step", step, 0, generation, world)
 
+    def moment(self, kind: str, step: int = 0) -> None:
+        """Something else has happened."""
+        self._write(kind, step, 0, 0, 0)
+
     def _write(self, kind: str, step: int, index: int, generation: int, world: int) -> None:
         words = (time.monotonic_ns(), os.getpid(), self._slot, kind, step, index, generation, world)
         os.write(self._file, (" ".join(map(str, words)) + "\n").encode())
