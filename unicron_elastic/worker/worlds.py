@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from unicron_elastic.worker.channel import Message
 from unicron_elastic.worker.collectives import break_collectives
 from unicron_elastic.worker.control import Control
+from unicron_elastic.worker.stuck import end_if_stuck
 from unicron_elastic.world import World
 
 __all__ = ["Link", "hear", "link", "offer"]
@@ -96,6 +97,7 @@ class Link:
                 self._world, self.name = world, name
                 if self._adopted and self.must_break(world):
                     break_collectives(world.reason, is_quiet=True)
+                    end_if_stuck(lambda: self._adopted >= world.number, world.reason)
             self._words["world"] = {}
             self._changed.notify_all()
 

@@ -1,0 +1,70 @@
+"""A training loop that does not come back from a broken collective ends its process; any other is left alone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from unicron_elastic.worker.stuck import Glance, is_stuck
+
+HERE = Glance(frame=7, instruction=40, file="/lib/torch/distributed/distributed_c10d.py", cpu_s=3.0)
+
+
+def test_who_stays_in_a_wait_for_others_is_stuck() -> None:
+    assert is_stuck(HERE, HERE)
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        HERE._replace(frame=8),
+        HERE._replace(instruction=42),
+        HERE._replace(cpu_s=3.1),
+    ],
+)
+def test_who_does_anything_is_not(now: Glance) -> None:
+    assert not is_stuck(HERE, now)
+
+
+@pytest.mark.parametrize("file", ["/home/me/train.py", "/lib/torch/utils/data/dataloader.py", "/lib/python3/queue.py"])
+def test_who_waits_for_something_else_is_not(file: str) -> None:
+    assert not is_stuck(HERE._replace(file=file), HERE._replace(file=file))
+
+
+SCRIPT = """
+import sys, time
+from unicron_elastic.worker import stuck
+stuck.STUCK_S, stuck.LOOK_S = 0.5, 0.05
+code = compile("import time\\ndef wait(seconds):\\n    time.sleep(seconds)\\n", sys.argv[1], "exec")
+names = {}
+exec(code, names)
+gone_on = []
+stuck.end_if_stuck(lambda: bool(gone_on), "A newer world has come.")
+if sys.argv[2] == "goes on":
+    gone_on.append(True)
+names["wait"](1.5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "what", "ends"),
+    [
+        ("/lib/torch/distributed/distributed_c10d.py", "stays", -signal.SIGKILL),
+        ("/lib/torch/distributed/distributed_c10d.py", "goes on", 0),
+        ("/home/me/train.py", "stays", 0),
+    ],
+)
+def test_the_process_ends(file: str, what: str, ends: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), file, what],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == ends, done.stderr
+    assert ("begins again. A newer world has come." in done.stderr) == (ends != 0)
