@@ -9,10 +9,12 @@ GPUs, as with any Megatron-Core model; without one, ``cpu_stand_in`` places the 
     unicron-run --standalone --nproc-per-node=4 --max-restarts=3 megatron_gpt.py --pipeline 2
 
 To watch a recovery, let a rank die on the way: ``--kill 1:50`` makes rank 1 kill itself in step 50. What
-``unicron_elastic.megatron.attach`` gives is called as Megatron-Core's own function would be.
+``unicron_elastic.megatron.attach`` gives is called as Megatron-Core's own function would be. With ``--checkpoint DIR``
+the job also survives what no rank is left of: it goes on from there, with whatever ``--tensor`` and ``--pipeline``.
 
 A step has ``--micro-batches`` micro-batches, whatever the number of ranks. Each is a function of its step and its index
-alone, and losses are summed over bytes and divided once, so a step does not depend on who computes which.
+alone, and losses are summed over bytes and divided once, so a step does not depend on who computes which. On a cluster
+whose plan knows how the model is best divided, it decides what ``--tensor`` and so on do not.
 """
 
 from __future__ import annotations
@@ -42,8 +44,10 @@ from torch import Tensor
 
 import unicron_elastic.megatron
 from unicron_elastic.megatron import cpu_stand_in
+from unicron_elastic.planning.configurations import Configuration
 
 VOCABULARY = 256  # the tokens are bytes
+MICRO_BATCH = 4
 CORPUS_BYTES = 2_000_000
 BUCKET_PARAMETERS = 100_000  # a small model has several buckets too, so that there is something to overlap
 Batch = dict[str, Tensor]
@@ -134,16 +138,18 @@ def read_corpus() -> Tensor:
 
 def micro_batch(text: Tensor, args: argparse.Namespace, device: torch.device, step: int, index: int) -> Batch:
     """Draw a micro-batch; it depends on nothing but (seed, step, index), so it does not matter which rank draws it."""
-    generator = torch.Generator().manual_seed(hash((args.seed, step, index)))
-    starts = torch.randint(len(text) - args.sequence - 1, (args.micro_batch_size,), generator=generator)
+    generator = torch.Generator().manual_seed(hash((args.seed, step)))
+    samples = args.micro_batches * args.micro_batch_size  # the same in a step, however large micro-batches are
+    starts = torch.randint(len(text) - args.sequence - 1, (samples,), generator=generator)
+    starts = starts[index * args.micro_batch_size :][: args.micro_batch_size]
     cut = text[starts[:, None] + torch.arange(args.sequence + 1)].to(device, torch.long)
     positions = torch.arange(args.sequence, device=device).expand(args.micro_batch_size, -1)
     return {"tokens": cut[:, :-1].contiguous(), "labels": cut[:, 1:].contiguous(), "positions": positions}
 
 
-def killed_at(draw: Callable[[int, int], Batch], kill: str, step: int, index: int) -> Batch:
+def killed_at(draw: Callable[[int, int], Batch], kill: list[str], step: int, index: int) -> Batch:
     """Draw a micro-batch, or die, as ``--kill RANK:STEP`` says; the rank's replacement does not."""
-    if kill == f"{os.environ.get('RANK')}:{step}" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+    if f"{os.environ.get('RANK')}:{step}" in kill and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         os.kill(os.getpid(), signal.SIGKILL)
     return draw(step, index)
 
@@ -162,12 +168,13 @@ def forward_step(batches: Iterator[Batch], chunk: Any) -> tuple[Tensor, Any]:
 
 
 def train(args: argparse.Namespace, config: TransformerConfig, device: torch.device) -> list[Any]:
-    """Train from the first step to the last, and return the model."""
+    """Train from the first step, or from that of the checkpoint, to the last, and return the model."""
     model = build_model(args, config, device)
     optimizer = get_megatron_optimizer(optimizer_config(args), model)
     draw = partial(killed_at, partial(micro_batch, read_corpus(), args, device), args.kill)
+    begun = unicron_elastic.megatron.load(args.checkpoint, model, optimizer) if args.checkpoint else 0
     forward_backward = unicron_elastic.megatron.attach(
-        model, optimizer, steps=args.steps, micro_batches=args.micro_batches, micro_batch=draw
+        model, optimizer, steps=args.steps, micro_batches=args.micro_batches, micro_batch=draw, step=begun
     )
     counts = parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
     while not forward_backward.is_over:
@@ -189,6 +196,8 @@ def train(args: argparse.Namespace, config: TransformerConfig, device: torch.dev
             )
             if dist.get_rank() == 0 and total[1]:
                 print(f"step {step} loss {total[0] / total[1]:.4f} {step_s * 1e3:.0f} ms", flush=True)
+        if args.checkpoint and step % args.checkpoint_every == 0:
+            forward_backward.save(args.checkpoint)
     return model
 
 
@@ -206,24 +215,38 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Train a small byte-level GPT of Megatron-Core.")
     number = partial(parser.add_argument, type=int, metavar="N")
-    number("--tensor", default=1, help="ranks that share each layer (default: %(default)s)")
-    number("--pipeline", default=1, help="stages of the pipeline (default: %(default)s)")
+    number("--tensor", help="ranks that share each layer (default: as planned, else 1)")
+    number("--pipeline", help="stages of the pipeline (default: as planned, else 1)")
     number("--virtual-pipeline", help="chunks of the model in each stage (default: stages are not interleaved)")
     number("--micro-batches", default=8, help="in a step, over all ranks (default: %(default)s)")
-    sizes = {"micro-batch-size": 4, "sequence": 64, "layers": 4, "hidden": 128, "heads": 4}
+    number("--micro-batch-size", help=f"samples (default: as planned, else {MICRO_BATCH})")
+    sizes = {"sequence": 64, "layers": 4, "hidden": 128, "heads": 4}
     numbers = sizes | {"steps": 100, "log-every": 10, "clip-grad": 1.0, "dropout": 0.0, "seed": 1}
+    numbers |= {"checkpoint-every": 50}
     for name, default in numbers.items():
         number(f"--{name}", type=type(default), default=default, help="(default: %(default)s)")
     for name in ("distributed-optimizer", "overlap-grad-reduce", "bf16", "untied"):
         parser.add_argument(f"--{name}", action="store_true")
-    parser.add_argument("--kill", default="", metavar="RANK:STEP", help="let a rank die there")
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="begin with what is there, and write more")
+    parser.add_argument("--kill", action="append", default=[], metavar="RANK:STEP", help="let a rank die there")
     parser.add_argument("--digest", type=Path, metavar="DIR", help="write a digest of each rank's weights there")
     return parser.parse_args()
+
+
+def fill_in(args: argparse.Namespace) -> None:
+    """Take what was not given from the cluster's plan, if there is one; a step has as many samples as without it."""
+    samples = args.micro_batches * (args.micro_batch_size or MICRO_BATCH)
+    plan = unicron_elastic.megatron.configuration() or Configuration(replicas=1, micro_batch=MICRO_BATCH)
+    args.tensor = args.tensor or plan.tensor
+    args.pipeline = args.pipeline or plan.pipeline
+    args.micro_batch_size = args.micro_batch_size or plan.micro_batch
+    args.micro_batches = samples // args.micro_batch_size
 
 
 def main() -> None:
     """Join, and train."""
     args = parse_arguments()
+    fill_in(args)
     torch.set_num_threads(1)
     on_cpu = cpu_stand_in.stand_in()
     device = join_world()

@@ -46,6 +46,7 @@ DEADLINE_S = 40.0
 VOCABULARY, SEQUENCE, HIDDEN, HEADS, MICRO_BATCH = 64, 16, 32, 4, 2
 BUCKET = 6000  # parameters; the first stage has three buckets or more
 LEARNING_RATE = 1e-2
+EVALUATED = 3  # micro-batches
 
 
 class Strikes:
@@ -137,7 +138,7 @@ def arm_model(strikes: Strikes, chunk: Any) -> None:
             outputs[0].register_hook(lambda _gradient: strikes.nth(2, "backward"))
 
     middle = chunk.module.decoder.layers[-1].mlp
-    middle.register_forward_pre_hook(lambda *_: strikes.nth(2, "forward"))
+    middle.register_forward_pre_hook(lambda *_: strikes.nth(2, "forward" if torch.is_grad_enabled() else "evaluate"))
     middle.register_forward_hook(watch)
 
 
@@ -271,6 +272,7 @@ def train(asked: argparse.Namespace, strikes: Strikes) -> None:
         steps=asked.steps,
         micro_batches=asked.micro_batches,
         micro_batch=partial(micro_batch, asked),
+        reproducible=asked.reproducible,
         scheduler=scheduler,
     )
     run = forward_backward._run
@@ -294,7 +296,23 @@ def train(asked: argparse.Namespace, strikes: Strikes) -> None:
         optimizer.step()
         scheduler.step(increment=1)
         strikes.at("between")
+        if asked.evaluate:
+            evaluate(asked, forward_backward, model)
     tell(model, optimizer, scheduler, {"steps": forward_backward.step, "losses": losses})
+
+
+def evaluate(asked: argparse.Namespace, forward_backward: Any, model: list[Any]) -> None:
+    """Forward passes only, with micro-batches of their own."""
+    with torch.no_grad():
+        forward_backward(
+            forward_step_func=forward_step,
+            data_iterator=map(partial(micro_batch, asked, 0), range(EVALUATED)),
+            model=model[0],
+            num_microbatches=EVALUATED,
+            seq_length=SEQUENCE,
+            micro_batch_size=MICRO_BATCH,
+            forward_only=True,
+        )
 
 
 def tell(model: list[Any], optimizer: Any, scheduler: Any, result: dict[str, Any]) -> None:
@@ -353,6 +371,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--untied", action="store_false", dest="tied")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--reproducible", action="store_true")
+    parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--strike", action="append", default=[])
     parser.add_argument(
         "--wait-for-worlds",

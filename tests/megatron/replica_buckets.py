@@ -28,7 +28,7 @@ class BucketGroup:
     def __init__(self, rank: Rank, number: int) -> None:
         self.rank, self.number = rank, number
         self.buckets = [Bucket(rank.job.case.micro_batches)]
-        self.ddp_config = SimpleNamespace(overlap_grad_reduce=rank.job.case.overlap)
+        self.ddp_config = SimpleNamespace(overlap_grad_reduce=rank.job.case.overlap, use_distributed_optimizer=False)
         self.golden: dict[str, int] = {}
         self.per_param_grad_ready_counts: dict[str, int] = {}
         self.is_first_batch = True

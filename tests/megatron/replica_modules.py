@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,7 +73,10 @@ class _Waiter:
 
     wait_one_to_one = wait
 
-    def has_ended(self, work: Work) -> bool:
+    def call(self, waits: Callable[[], object]) -> None:
+        waits()
+
+    def has_ended(self, work: Work, **_: Any) -> bool:
         with contextlib.suppress(RuntimeError):
             work.wait()
         return True

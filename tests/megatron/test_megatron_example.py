@@ -44,6 +44,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_replicas_train_as_one_process_does_and_stay_equal(tmp_path: Path) -> None:
     assert train("--digest", str(tmp_path), ranks=2) == pytest.approx(alone(), abs=SLACK)
     found = digests(tmp_path)

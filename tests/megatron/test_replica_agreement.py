@@ -174,3 +174,10 @@ def test_without_a_seat_there_is_no_replica() -> None:
         pairs(said(0), said(0, "0/1"))
     with pytest.raises(NoStateLeft, match="after 3 steps of part 1"):
         pairs(said(0), said(1, None, None))
+
+
+def test_the_state_comes_from_the_same_node_if_it_is_there_and_from_who_gives_least_else() -> None:
+    members = [said(0, f"0/{number}") for number in range(3)] + [said(0, None, None) for _ in range(3)]
+    nodes = ["a", "b", "c", "c", "x", "x"]
+    agreed = agree(members, shape=Shape(tensor=1, pipeline=1), micro_batches=6, nodes=nodes)
+    assert (agreed.pull, agreed.sources) == ((3, 4, 5), (2, 0, 1))

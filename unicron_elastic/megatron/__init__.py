@@ -6,5 +6,7 @@ if takes_place():  # before the script makes its process groups
     begin_alone()
 
 from unicron_elastic.megatron.attach import attach
+from unicron_elastic.megatron.checkpoint import load
+from unicron_elastic.megatron.configured import configuration
 
-__all__ = ["attach"]
+__all__ = ["attach", "configuration", "load"]

@@ -56,11 +56,12 @@ class Agreement:
     """What happens next, by index of the member in the new world.
 
     Somebody may be behind: those who ``advance`` have all gradients of the step before, and make its optimizer step
-    first; with the ``norm`` if anybody knows it, and else nobody has begun to. Else those who ``pull`` take the state
-    of step ``step``, each from the member beside it in ``sources``. Then all say again where they are. If nobody is
-    behind, ``fill`` are the (seat, bucket, source) of buckets that some in the seat have and others need; ``tokens``
-    those of the step, if anybody knows; ``held`` are the micro-batches, by replica, whose gradients stay; and ``dealt``
-    those that each replica computes besides, for the buckets that nobody in some seat has. ``cuts`` are what each said.
+    first; with the ``norm`` if anybody knows it, and else nobody has begun to. Else those who ``pull`` take the
+    state of step ``step``, each from the member beside it in ``sources``, the nearest that has it. Then all say
+    again where they are. If nobody is behind, ``fill`` are the (seat, bucket, source) of buckets that some in the
+    seat have and others need; ``tokens`` those of the step, if anybody knows; ``held`` are the micro-batches, by
+    replica, whose gradients stay; and ``dealt`` those that each replica computes besides, for the buckets that
+    nobody in some seat has. ``cuts`` are what each said.
     """
 
     layout: Layout
@@ -82,11 +83,18 @@ class Agreement:
 
 
 def agree(
-    said: Sequence[Said], *, shape: Shape, micro_batches: int, unit: int = 1, layout: Layout | None = None
+    said: Sequence[Said],
+    *,
+    shape: Shape,
+    micro_batches: int,
+    unit: int = 1,
+    layout: Layout | None = None,
+    nodes: Sequence[str] = (),
 ) -> Agreement:
     """The agreement of those who ``said`` this, for steps of so many micro-batches, dealt in units of so many.
 
-    ``layout``: the one of this world, if they have agreed on it already. Raises NoStateLeft.
+    ``layout``: the one of this world, if they have agreed on it already. ``nodes``: where each of them is, if that is
+    known. Raises NoStateLeft.
     """
     step = max(each.heads_for for each in said)
     if step < 0:
@@ -99,7 +107,7 @@ def agree(
             "is left"
         )
     if any(said[member].state != step for members in layout.replicas for member in members):
-        return _catch_up(said, layout, step)
+        return _catch_up(said, layout, step, nodes)
     held = tuple(_held(said, layout, number) for number in range(len(layout.replicas)))
     is_open = False
     fill: list[tuple[int, int, int]] = []
@@ -130,7 +138,7 @@ def _held(said: Sequence[Said], layout: Layout, replica: int) -> frozenset[int]:
     return held.pop() if layout.names[replica] is not None and len(held) == 1 else frozenset()
 
 
-def _catch_up(said: Sequence[Said], layout: Layout, step: int) -> Agreement:
+def _catch_up(said: Sequence[Said], layout: Layout, step: int, nodes: Sequence[str]) -> Agreement:
     """Those who have all gradients of the step before make that step; then the others take the state.
 
     The norm is summed up over the members of a replica, so without it one of them alone cannot make the step.
@@ -152,12 +160,18 @@ def _catch_up(said: Sequence[Said], layout: Layout, step: int) -> Agreement:
     for seat in range(layout.shape.seats):
         members = layout.in_seat(seat)
         behind = [member for member in members if said[member].state != step]
-        source = next((member for member in members if said[member].state == step), None)
-        if behind and source is None:
+        having = [member for member in members if said[member].state == step]
+        if behind and not having:
             raise NoStateLeft(f"nobody is left with the state after {step} steps of part {seat} of the model")
+        for member in behind:
+            sources.append(_nearest(member, having, sources, nodes))
         pull += behind
-        sources += [source] * len(behind) if source is not None else []
     return Agreement(layout=layout, step=step, pull=tuple(pull), sources=tuple(sources))
+
+
+def _nearest(member: int, having: Sequence[int], busy: Sequence[int], nodes: Sequence[str]) -> int:
+    """Of those who have the state one on the same node, and of these one that gives it to the fewest others yet."""
+    return min(having, key=lambda source: (bool(nodes) and nodes[source] != nodes[member], busy.count(source), source))
 
 
 def _is_ready(said: Said, step: int) -> bool:

@@ -6,6 +6,8 @@ Nothing of Megatron-Core is changed but these, on the script's own objects: ``co
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -20,6 +22,7 @@ from megatron.core.utils import get_model_config
 from torch import Tensor
 
 from unicron_elastic.megatron.buckets import Buckets
+from unicron_elastic.megatron.checkpoint import Ranks, save
 from unicron_elastic.megatron.groups import Groups, Unsupported
 from unicron_elastic.megatron.members import Members, device_of
 from unicron_elastic.megatron.run import Run
@@ -36,8 +39,17 @@ SEEN = "0.16"  # of megatron-core: where all places that are used here were seen
 class ForwardBackward:
     """Called as Megatron-Core's own: it trains one step, with the micro-batches that fall to this rank."""
 
-    def __init__(self, chunks: Sequence[Any], run: Run, micro_batch: Callable[[int, int], Any]) -> None:
+    def __init__(
+        self,
+        chunks: list[Any],
+        optimizer: Any,
+        state: dict[str, Any],
+        run: Run,
+        micro_batch: Callable[[int, int], Any],
+    ) -> None:
         self._chunks = chunks
+        self._optimizer = optimizer
+        self._state = state
         self._run = run
         self._micro_batch = micro_batch
         self._passes = get_forward_backward_func()
@@ -60,13 +72,36 @@ class ForwardBackward:
         """
         return self._run.total(tensor)
 
+    def save(self, directory: str | os.PathLike[str], *, keep: int = 2) -> bool:
+        """Writes a sharded checkpoint between two steps; all who train must ask for it. ``load`` reads it.
+
+        ``directory``: a folder that all ranks see; its newest ``keep`` checkpoints stay. False if it could not be
+        written, or if a rank was lost or came meanwhile: that is said in a sentence, and the training goes on.
+        """
+        written: list[bool] = []
+
+        def part(members: Members) -> None:
+            ranks = Ranks(members.sum, members.waiter.wait)
+            written.append(
+                save(directory, self.step, self._chunks, self._optimizer, keep=keep, ranks=ranks, **self._state)
+            )
+
+        is_done = self._run.together(part)
+        if not is_done and not self._run.is_alone and os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(
+                f"unicron: the checkpoint of step {self.step} was given up, as ranks were lost or joined meanwhile. "
+                "The training goes on.\n"
+            )
+        return is_done and written[0]
+
     def __call__(self, *, forward_only: bool = False, **arguments: Any) -> list[Any]:
         """As ``get_forward_backward_func()``'s. ``data_iterator`` and ``num_microbatches`` are for evaluation only.
 
-        Returns what the passes of this rank gave; nothing when all steps of the run are made.
+        Returns what the passes of this rank gave; nothing when all steps of the run are made, or for an evaluation in
+        which another rank of this replica was lost.
         """
         if forward_only:
-            return list(self._passes(forward_only=True, **arguments))
+            return self._run.evaluate(lambda: list(self._passes(forward_only=True, **arguments)))
         given = self._run.train(partial(self._pass, arguments))
         if not self._run.is_over:
             self._run.scale([buffer for chunk in self._chunks for buffer in chunk.buffers])
@@ -93,6 +128,7 @@ def attach(
     micro_batch: Callable[[int, int], Any],
     step: int = 0,
     timeout_s: float = 600.0,
+    reproducible: bool = False,
     **state: Any,
 ) -> ForwardBackward:
     """Lets the script survive the loss of ranks; returns what to call instead of Megatron-Core's function.
@@ -101,13 +137,18 @@ def attach(
     makes, of ``micro_batches`` each, over all replicas together; ``step``: how many are made already, if the script has
     loaded a checkpoint. ``micro_batch(step, index)`` gives what a forward step takes from the data iterator, the same
     on each rank that asks. ``state``: what else a newcomer needs, by name, with ``state_dict`` and ``load_state_dict``,
-    such as the scheduler. ``timeout_s`` is that of collectives.
+    such as the scheduler. ``timeout_s`` is that of collectives. ``reproducible``: gradients are summed up and reduced
+    in fp64 and rounded once, so that whoever is lost, parameters are those of an undisturbed run, bit by bit, where
+    Megatron-Core's own are the same from run to run; that takes 12 bytes more per parameter, and twice the bytes in
+    reductions.
 
     Raises Unsupported, a ValueError, for what cannot go on from a failed step.
     """
     chunks = list(model) if isinstance(model, list | tuple) else [model]
     config = get_model_config(chunks[0])
     _check(chunks, config, optimizer, steps, micro_batches)
+    if reproducible and config.gradient_accumulation_fusion:
+        raise Unsupported("reproducible sums are made in fp64, and gradient_accumulation_fusion adds in fp32")
     backend = "nccl" if device_of(chunks).type == "cuda" else "gloo"
     groups = Groups([*chunks, optimizer, *state.values()], backend, timeout_s)
     if micro_batches % groups.unit:
@@ -121,7 +162,7 @@ def attach(
     sharded = Sharded(chunks, distributed, members) if (distributed := _distributed(optimizer)) is not None else None
     run = Run(
         members=members,
-        buckets=Buckets(chunks, members.waiter, groups.keep),
+        buckets=Buckets(chunks, members.waiter, groups.keep, is_wide=reproducible),
         state=State(chunks, optimizer if sharded is None else Settings(sharded), state),
         finish=lambda: finalize(chunks, None),
         changes_reduced=groups.shape.seats > 1,
@@ -132,8 +173,9 @@ def attach(
         micro_batches=micro_batches,
         device=device_of(chunks),
         sharded=sharded,
+        is_reproducible=reproducible,
     )
-    forward_backward = ForwardBackward(chunks, run, micro_batch)
+    forward_backward = ForwardBackward(chunks, optimizer, state, run, micro_batch)
     config.finalize_model_grads_func = forward_backward.note_tokens
     optimizer.step = partial(_step, run, optimizer.step)
     optimizer.get_grad_norm = partial(run.norm, optimizer.get_grad_norm)

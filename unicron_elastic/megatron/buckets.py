@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from unicron_elastic.megatron.sums import Sums
 from unicron_elastic.training.assembly import BROKEN
-from unicron_elastic.training.collective import Waiter, keep_for_ever
+from unicron_elastic.training.collective import Waiter
 
 __all__ = ["Buckets"]
 
@@ -27,9 +27,17 @@ class Buckets:
     A bucket here is one of Megatron's bucket groups, which it reduces together.
     """
 
-    def __init__(self, chunks: Sequence[Any], waiter: Waiter, on_abandon: Callable[[], None] = lambda: None) -> None:
-        """``on_abandon`` is called when a reduction does not end."""
+    def __init__(
+        self,
+        chunks: Sequence[Any],
+        waiter: Waiter,
+        on_abandon: Callable[[], None] = lambda: None,
+        *,
+        is_wide: bool = False,
+    ) -> None:
+        """``on_abandon`` is called when a reduction does not end. ``is_wide``: see ``sums``."""
         self._chunks = chunks
+        self._sums = Sums(chunks, is_wide=is_wide)
         self._waiter = waiter
         self._on_abandon = on_abandon
         self._groups: list[Any] = []
@@ -42,8 +50,9 @@ class Buckets:
 
     def install(self) -> None:
         """Takes the place of Megatron's functions; again if its bucket groups were made anew."""
+        self._sums.install()
         self._groups = [group for chunk in self._chunks for group in chunk.bucket_groups]
-        self._kept = [[torch.empty_like(bucket.grad_data) for bucket in group.buckets] for group in self._groups]
+        self._kept = [[self._sums.like(bucket) for bucket in group.buckets] for group in self._groups]
         numbered = iter(range(len(self._groups)))
         by_chunk = [[next(numbered) for _ in chunk.bucket_groups] for chunk in self._chunks]
         self._order = [number for numbers in reversed(by_chunk) for number in numbers]
@@ -51,6 +60,11 @@ class Buckets:
         for number, group in enumerate(self._groups):
             group.start_grad_sync = partial(self._start, number, group.start_grad_sync)
             group.finish_grad_sync = partial(self._finish, number, group.finish_grad_sync)
+
+    @property
+    def _scatters(self) -> bool:
+        """Whether gradients are reduced by reduce-scatter, whose work on gloo minds no time-out (torch 2.13)."""
+        return any(group.ddp_config.use_distributed_optimizer for group in self._groups)
 
     @property
     def count(self) -> int:
@@ -64,10 +78,15 @@ class Buckets:
 
     def begin(self) -> None:
         """Begins a step: nothing is reduced."""
+        self._sums.widen()
         self.done.clear()
         self._begun.clear()
         self._ready.clear()
         self._error = None
+
+    def round(self) -> None:
+        """When all is reduced and divided: gradients are as the optimizer takes them."""
+        self._sums.round()
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
@@ -113,29 +132,16 @@ class Buckets:
         broken = sorted(self._begun - self.done)
         handles = [self._groups[number].grad_reduce_handle for number in broken]
         works = [work for handle in handles for work in getattr(handle, "works", ())]
-        have_ended = [self._waiter.has_ended(work) for work in works]
+        have_ended = [self._waiter.has_ended(work, minds_time_out=not self._scatters) for work in works]
         if not all(have_ended):
             self._on_abandon()
-            self._renew()
+            self._sums.renew()
         for number in broken:
             self._groups[number].grad_reduce_handle = None
             self._take_back(number)
         self._begun &= self.done
         self._ready.clear()
         self._error = None
-
-    def _renew(self) -> None:
-        """Takes other memory for the gradients: a reduction that does not end may still write to where they were."""
-        for buffer in (buffer for chunk in self._chunks for buffer in chunk.buffers):
-            keep_for_ever(buffer.grad_data)
-            buffer.grad_data = buffer.grad_data.clone()
-            for bucket in buffer.buckets:
-                bucket.grad_data = buffer.grad_data[bucket.offset :][: bucket.grad_data.numel()]
-            for parameter in buffer.params:
-                begin, end, _ = buffer.param_index_map[parameter]
-                parameter.main_grad = buffer.grad_data[begin:end].view(parameter.shape)
-        for group in self._groups:
-            group.cached_grad_buffer_shard_list = [None] * len(group.buckets)
 
     def drop(self) -> None:
         """Forgets what was summed up, but not what is reduced."""
@@ -184,7 +190,7 @@ class Buckets:
         if self._error is not None:
             raise self._error
         for work in getattr(group.grad_reduce_handle, "works", ()):  # which waits for ever if gloo has lost a send
-            self._waiter.wait(work)
+            (self._waiter.wait_one_to_one if self._scatters else self._waiter.wait)(work)
         finish(force_all_reduce=force_all_reduce)
         if self._error is not None:
             raise self._error

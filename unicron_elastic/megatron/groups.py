@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -51,7 +52,6 @@ class Groups:
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._check_order()
         self._named = _named()
-        # Who drops a group waits for gloo's threads and holds the interpreter meanwhile, for which they may wait.
         self._former: list[Any] = []
 
     def leave(self) -> None:
@@ -105,8 +105,14 @@ class Groups:
             raise Unsupported('ranks must be in the order "tp-cp-ep-dp-pp", which Megatron-Core has by default')
 
     def drop_former(self) -> None:
-        """Lets go of groups of earlier worlds, at a time when no collective of theirs is under way."""
-        self._former.clear()
+        """Lets go of groups of earlier worlds, at a time when no collective of theirs is under way.
+
+        In a thread: the end of each waits some 20 ms for gloo's threads (torch 2.13), and nobody has to wait for that.
+        It is no daemon, for the interpreter must not end while a group does.
+        """
+        former, self._former = self._former, []
+        if former:
+            threading.Thread(target=former.clear, name="unicron-drop").start()
 
 
 def _check_supported() -> None:

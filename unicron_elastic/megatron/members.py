@@ -23,6 +23,8 @@ from unicron_elastic.training.meeting import Meeting, Superseded
 from unicron_elastic.training.membership import Membership
 from unicron_elastic.training.shares import from_ranges, to_ranges
 from unicron_elastic.worker.collectives import break_collectives
+from unicron_elastic.worker.phases import phase
+from unicron_elastic.worker.pulse import SPARE
 from unicron_elastic.world import World
 
 __all__ = ["Members", "device_of"]
@@ -54,6 +56,7 @@ class Members:
         self._lock = threading.Lock()
         self._is_computing = False
         self._owes_a_break = False
+        self.is_alone = False  # it has process groups without peers
         self._was_broken = False  # collectives that end may have ended without their result, on NCCL
 
     def begin(self) -> bool:
@@ -80,11 +83,11 @@ class Members:
 
     def wait_as_spare(self) -> bool:
         """Until the next world; false if the others have made the last step."""
-        assert self._meeting is not None
-        while not self._membership.wait_for_newer(SPARE_LOOK_S):
-            if self.is_over():
-                self.be_alone()
-                return False
+        with phase(SPARE):
+            while not self._membership.wait_for_newer(SPARE_LOOK_S):
+                if self.is_over():
+                    self.be_alone()
+                    return False
         return True
 
     def is_over(self) -> bool:
@@ -93,6 +96,7 @@ class Members:
 
     def be_alone(self) -> None:
         """Has process groups without peers: the script may go on."""
+        self.is_alone = True
         self._groups.leave()
         self._groups.be_alone()
 
@@ -138,6 +142,7 @@ class Members:
             micro_batches=self._micro_batches,
             unit=self.unit,
             layout=self._layout if self._is_connected else None,
+            nodes=[] if self.world is None else [member.node for member in self.world.members],
         )
         if not self._is_connected:
             self._connect(agreement.layout, self._meeting)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unicron_elastic.megatron.shards import Cut, Range
 
-__all__ = ["Part", "like"]
+__all__ = ["Part", "begin_state", "like"]
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -26,6 +26,16 @@ def like(optimizer: Any) -> Any:
     return type(optimizer)([{"params": [torch.empty(0)]}], **options)
 
 
+def begin_state(inner: Any, main: Tensor) -> dict[str, Any]:
+    """What ``inner`` keeps of a parameter; if it has made no step with it yet, as Adam itself begins."""
+    state: dict[str, Any] = inner.state[main]
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32)
+        for name in _MOMENTS:
+            state[name] = torch.zeros_like(main)
+    return state
+
+
 class Part:
     """Part ``cut``: ``mains[i]``, of shape (end - begin,), is what ``inner`` optimises for ``ranges[i]``."""
 
@@ -35,13 +45,10 @@ class Part:
         self.mains = tuple(mains)
         self.inner = inner
         self.is_good = True  # whether it has the state of the step that its process is in
+        self._gradients: Tensor | None = None
         self._of = {each[0]: (each[1], main) for each, main in zip(ranges, mains, strict=True)}
         for main in mains:
-            state = inner.state[main]
-            if not state:  # as Adam itself begins
-                state["step"] = torch.zeros((), dtype=torch.float32)
-                for name in _MOMENTS:
-                    state[name] = torch.zeros_like(main)
+            begin_state(inner, main)
 
     @property
     def device(self) -> torch.device:
@@ -91,16 +98,21 @@ class Part:
 
     def take_gradients(self, gradients: Tensor) -> None:
         """Those of all its ranges, one after another."""
-        at = 0
-        for main in self.mains:
-            main.grad = gradients[at : at + main.numel()].float().clone()
-            at += main.numel()
+        self._gradients = gradients
 
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiplies them."""
+        if self._gradients is not None:
+            self._gradients *= factor
+
+    def lay_gradients(self, factor: Tensor | None = None) -> None:
+        """Where the optimizer looks for them, times ``factor``, in fp32."""
+        assert self._gradients is not None
+        gradients = self._gradients if factor is None else self._gradients * factor
+        at = 0
         for main in self.mains:
-            if main.grad is not None:
-                main.grad *= factor
+            main.grad = gradients[at : at + main.numel()].float()
+            at += main.numel()
 
     def follow(self, other: Part) -> None:
         """Takes over the learning rates and what else is set for each group of parameters."""

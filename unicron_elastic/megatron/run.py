@@ -54,6 +54,7 @@ class Run:
         micro_batches: int,
         device: torch.device,
         sharded: Sharded | None = None,
+        is_reproducible: bool = False,
     ) -> None:
         self._members = members
         self._buckets = buckets
@@ -66,6 +67,7 @@ class Run:
         self._micro_batches = micro_batches
         self._device = device
         self._sharded = sharded
+        self._is_reproducible = is_reproducible
         self._held: frozenset[int] = frozenset()  # micro-batches of this step whose gradients are summed up
         self._assigned: frozenset[int] = frozenset()
         self._tokens = 0  # of those that are held
@@ -76,6 +78,7 @@ class Run:
         self._is_committed = False  # and everybody has them
         self._is_spoiled = False  # the sums: passes broke on the way
         self._is_changed = False  # the reduced gradients
+        self._is_scaled = False
         self._must_meet = False
         self._has_state = True
         self._has_parted = False
@@ -124,7 +127,7 @@ class Run:
         self._buckets.begin()
         self._held = self._assigned = frozenset()
         self._tokens, self._given, self._all_tokens = 0, [], None
-        self._is_finished = self._is_committed = self._is_spoiled = self._is_changed = False
+        self._is_finished = self._is_committed = self._is_spoiled = self._is_changed = self._is_scaled = False
 
     def _compute(self, call: Call, indices: list[int]) -> None:
         self._is_spoiled = True
@@ -147,7 +150,7 @@ class Run:
         if self._changes_reduced and self._sharded is None:
             self._buckets.keep_reduced()
             self._is_changed = True
-        self._finish_replica()
+        self._members.waiter.call(_without_gradients(self._finish_replica))  # Megatron-Core waits without a time-out
         if self._sharded is not None:
             self._sharded.exchange_gradients()
         self._is_finished = True
@@ -204,17 +207,44 @@ class Run:
     def norm(self, find: Callable[[], float]) -> float:
         """The norm of the gradients of the step that is committed; ``find`` finds it, with others."""
         if self._norm is None:
-            self._norm = float(find())
+            own = self._sharded if self._is_reproducible else None  # Megatron's depends on how many parts there are
+            self._norm = self._found(find) if own is None else own.norm()
         return self._norm
+
+    def _found(self, find: Callable[[], float]) -> float:
+        norms: list[float] = []
+        self._members.waiter.call(_without_gradients(lambda: norms.append(float(find()))))
+        return norms[0]
 
     def scale(self, buffers: Sequence[Any]) -> None:
         """Divides gradients by the tokens of the step, as ``finalize_model_grads`` does (megatron-core 0.16.1)."""
         if self._all_tokens:
-            factor: Tensor = 1.0 / torch.tensor(self._all_tokens, dtype=torch.int, device=self._device)
+            factor = self._factor()
             for buffer in buffers:
                 buffer.scale_gradients(factor)
             if self._sharded is not None:
                 self._sharded.scale(factor)
+        self._is_scaled = True
+        self._buckets.round()
+
+    def _factor(self) -> Tensor:
+        tokens = torch.tensor(self._all_tokens, dtype=torch.int, device=self._device)
+        factor: Tensor = 1.0 / tokens
+        return factor
+
+    def evaluate(self, passes: Callable[[], list[Any]]) -> list[Any]:
+        """What forward ``passes`` of this replica give; nothing if they break on the way: the next step meets."""
+        given: list[Any] = []
+
+        def attempt() -> None:
+            with self._members.computing():
+                given.extend(passes())
+
+        if self._has_parted:
+            return [] if self._members.is_alone else passes()
+        if not (self._must_meet or self._members.needs_meeting()):
+            self._attempt(attempt)
+        return given
 
     def total(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks that train, or what this one has if the world breaks on the way."""
@@ -227,6 +257,25 @@ class Run:
             if not self._has_parted:  # else nobody needs this rank any more
                 self._members.broke(error)
             return tensor.detach().clone()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the others have ended the training without this rank."""
+        return self._members.is_alone
+
+    def together(self, part: Callable[[Members], Any]) -> bool:
+        """Does something with all ranks that train, between steps; false if the world is changing, or breaks."""
+        if self.is_alone or self._must_meet or self._members.needs_meeting():
+            return False
+        try:
+            part(self._members)
+        except BROKEN as error:
+            if not _is_of_connections(error):
+                raise
+            if not self._has_parted:  # else nobody needs this rank any more
+                self._members.broke(error)
+            return False
+        return True
 
     def _tell_news(self) -> None:
         if self._news is not None and not self._must_meet:
@@ -279,7 +328,8 @@ class Run:
         """What those who make the step before have to know, before it is said that this one will make it."""
         norm = agreement.norm
         if norm is None and self._sharded is not None:
-            norm = self._sharded.norm_without(agreement.cuts)
+            is_scaled = self._is_scaled or not self._all_tokens
+            norm = self._sharded.norm(agreement.cuts, None if is_scaled else self._factor())
         if self._members.index in agreement.advance:
             self._is_committed, self._norm = True, norm
 
@@ -385,6 +435,16 @@ class Run:
                 self._norm = None
                 self._clear()
                 self._drop()
+
+
+def _without_gradients(call: Callable[[], object]) -> Callable[[], None]:
+    """For a thread of its own, which does not know what is off in this one."""
+
+    def called() -> None:
+        with torch.no_grad():
+            call()
+
+    return called
 
 
 def _is_of_connections(error: BaseException) -> bool:

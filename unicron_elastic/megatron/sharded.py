@@ -81,9 +81,10 @@ class Sharded:
         self._former_own = self._former_copy = None
         self.has_stepped = False
         if self._copy is not None:
-            own = torch.cat([self._parameters[n].main_grad.view(-1)[b:e] for n, b, e in self._own.ranges])
-            into = torch.empty(sum(end - begin for _, begin, end in self._copy.ranges), device=self._device)
-            self._swap(own.float(), into)
+            own = self._own_gradients()
+            length = sum(end - begin for _, begin, end in self._copy.ranges)
+            into = torch.empty(length, dtype=own.dtype, device=self._device)
+            self._swap(own, into)
             self._copy.take_gradients(into)
 
     def scale(self, factor: Tensor) -> None:
@@ -96,6 +97,7 @@ class Sharded:
         if self._copy is None:
             return
         self._copy.follow(self._own)
+        self._copy.lay_gradients()
         most = self._optimizer.config.clip_grad
         if most > 0.0 and self._copy.mains:
             optimizers.clip_grad_by_total_norm_fp32(list(self._copy.mains), most, norm)
@@ -110,15 +112,28 @@ class Sharded:
         finally:
             self._holds_parameters = False
 
-    def norm_without(self, cuts: Sequence[tuple[Cut, ...]]) -> float:
-        """The norm of all gradients, those of lost parts from their copies; together with all who train."""
-        parts, sources = holders({member: cuts[member] for member in self._members.in_seat()})
+    def norm(self, cuts: Sequence[tuple[Cut, ...]] = (), factor: Tensor | None = None) -> float:
+        """The norm of all gradients times ``factor``, the same for any number of parts; together with all who train.
+
+        ``cuts``: what each member has; of parts whose replica is lost the copies count.
+        """
+        mine = self._own.cut
+        sources = [self._members.index]
+        if cuts:
+            parts, sources = holders({member: cuts[member][:1] for member in self._members.in_seat()})
         total = torch.zeros(1, dtype=torch.float64, device=self._device)
         for number, source in enumerate(sources):
             if source == self._members.index:
-                for gradient in self._find((parts, number)).gradients_for_norm(self._optimizer):
+                part = self._find((parts, number) if cuts else mine)
+                if part is self._own:
+                    part.take_gradients(self._own_gradients())
+                part.lay_gradients(factor)
+                for gradient in part.gradients_for_norm(self._optimizer):
                     total += gradient.double().square().sum()
-        return float(self._members.sum(total).sqrt())
+        return float(self._members.sum(total).sqrt().float())
+
+    def _own_gradients(self) -> Tensor:
+        return torch.cat([self._parameters[n].main_grad.view(-1)[begin:end] for n, begin, end in self._own.ranges])
 
     # -- another number of parts --------------------------------------------------------------------------------------
 
@@ -165,6 +180,7 @@ class Sharded:
         self._former_own, self._former_copy = self._own.detached() if self._own.is_good else None, self._copy
         sums = [parameter.main_grad.clone() for parameter in self._parameters]
         rebuild(self._chunks, self._optimizer, self.group_of, self._parameters)
+        self.on_rebuilt()
         for parameter, total in zip(self._parameters, sums, strict=True):
             parameter.main_grad.copy_(total)
         self._install()
@@ -174,7 +190,6 @@ class Sharded:
             target = self._own if each.target == cut else self._copy
             assert target is not None
             target.take(each.ranges, data)
-        self.on_rebuilt()
 
     def _find(self, cut: Cut) -> Part:
         for part in (self._own, self._copy, self._former_own, self._former_copy):
@@ -204,9 +219,14 @@ class Sharded:
         self._optimizer.optimizer.register_step_post_hook(stepped)
 
     def _gather(self, gather: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        """In the place of Megatron's ``start_param_sync``."""
+        """In the place of Megatron's ``start_param_sync``, which waits for gloo without a time-out."""
+
+        def gathered() -> None:
+            with torch.no_grad():  # which is of a thread
+                gather(*arguments, **options)
+
         if not self._holds_parameters:
-            gather(*arguments, **options)
+            self._members.waiter.call(gathered)
 
     def _part(self, cut: Cut) -> Part:
         """The part that the distributed optimizer has. Raises RuntimeError if it is cut in another way than here."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-__all__ = ["State"]
+__all__ = ["State", "load_into"]
 
 
 class State:
@@ -35,7 +35,7 @@ class State:
                 for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers()):
                     tensor.copy_(tensors[name])
         for name in self._others:
-            self._load(name, state_dict[name])
+            load_into(self._others[name], state_dict[name])
         self._taken = {name: state_dict[name] for name in self._others if name != "optimizer"}
 
     def load_again_later(self) -> None:
@@ -45,11 +45,12 @@ class State:
     def load_again(self) -> None:
         """Takes over once more what the script has changed since, if anything."""
         for name, state in (self._again or {}).items():
-            self._load(name, state)
+            load_into(self._others[name], state)
         self._again = self._taken = None
 
-    def _load(self, name: str, state: Any) -> None:
-        each = self._others[name]
-        if isinstance(each, OptimizerParamScheduler):
-            each.num_steps = 0  # it adds what it loads to what it has (megatron-core 0.16.1)
-        each.load_state_dict(state)
+
+def load_into(target: Any, state: Any) -> None:
+    """Has ``target`` take over what its ``state_dict`` gave, wherever that was."""
+    if isinstance(target, OptimizerParamScheduler):
+        target.num_steps = 0  # it adds what it loads to what it has (megatron-core 0.16.1)
+    target.load_state_dict(state)

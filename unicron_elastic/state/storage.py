@@ -27,7 +27,7 @@ from unicron_elastic.state import storage_manifest as manifest
 from unicron_elastic.state.layout import Layout, empty_tensors, flatten, rebuild
 from unicron_elastic.state.snapshot_shards import Shards, has_shards
 
-__all__ = ["Storage", "Stored"]
+__all__ = ["Storage", "Stored", "cause_of", "why_not_written"]
 
 # torch warns of what is meant: that one process writes for itself.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", module=r"torch\.distributed\.checkpoint")
@@ -50,7 +50,7 @@ class Stored:
         try:
             return self._load(shards)
         except (CheckpointException, RuntimeError, KeyError) as error:
-            raise ValueError(f"{self.path} cannot be read: {_cause(error)}") from None
+            raise ValueError(f"{self.path} cannot be read: {cause_of(error)}") from None
 
     def _load(self, shards: Shards) -> Any:
         reader = FileSystemReader(self.path)
@@ -144,7 +144,7 @@ class Storage:
             self._failed(plan.path, error, count, plan.rank)
 
     def _failed(self, path: Path, error: BaseException, count: int, rank: int) -> None:
-        why = _why(path, error, count)
+        why = why_not_written(path, error, count)
         if rank == 0:
             manifest.remove(path)
         if why not in self._told and rank == 0:
@@ -191,7 +191,7 @@ def _tidy(folder: Path, keep: int) -> None:
         manifest.remove(manifest.folder_of(folder, step))
 
 
-def _cause(error: BaseException) -> BaseException:
+def cause_of(error: BaseException) -> BaseException:
     """What a CheckpointException is about."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
@@ -201,9 +201,9 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def _why(path: Path, error: BaseException, count: int) -> str:
+def why_not_written(path: Path, error: BaseException, count: int) -> str:
     """In a few words, the same for the same kind."""
-    cause = _cause(error)
+    cause = cause_of(error)
     if isinstance(cause, OSError) and cause.errno is not None:
         return os.strerror(cause.errno)
     place = path if path.exists() else path.parent

@@ -9,14 +9,16 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from unicron_elastic.state.checksum import Checksum
 
-__all__ = ["check", "finish", "folder_of", "remove", "steps_in", "to_remove"]
+__all__ = ["check", "described", "finish", "folder_of", "remove", "steps_in", "sync", "to_remove"]
 
 MANIFEST = "unicron.json"
+Description = dict[str, int | str]
 READ_BYTES = 4 * 1024 * 1024
 
 
@@ -33,25 +35,32 @@ def steps_in(folder: Path, *, finished: bool = True) -> list[int]:
     return sorted(step for step, path in found if (path / MANIFEST).exists() == finished)
 
 
-def finish(path: Path) -> None:
-    """Writes the manifest of a folder whose files are all written, so that it counts from now on. Raises OSError."""
-    files = {each.name: _described(each) for each in _files(path)}
+def finish(path: Path, known: Mapping[str, Description] = MappingProxyType({})) -> None:
+    """Writes the manifest of a folder whose files are all written, so that it counts from now on. Raises OSError.
+
+    ``known``: what is ``described`` already, by name.
+    """
+    files = {each.name: known[each.name] if each.name in known else described(each) for each in _files(path)}
     unfinished = path / f"{MANIFEST}.{os.getpid()}"
     with unfinished.open("w") as file:
         json.dump({"files": files}, file)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path / MANIFEST)
-    _sync_folder(path)
+    sync(path)
 
 
-def check(path: Path) -> None:
-    """Raises ValueError that names the file which is not what was written, if there is one."""
+def check(path: Path, *, share: tuple[int, int] = (0, 1)) -> None:
+    """Raises ValueError that names the file which is not what was written, if there is one.
+
+    ``share``: one that looks at the files, and how many share them among them.
+    """
+    number, count = share
     try:
         told = json.loads((path / MANIFEST).read_text())
         files = dict(told["files"])
-        for name, described in files.items():
-            if _described(path / Path(name).name) != described:
+        for name in sorted(files)[number::count]:
+            if described(path / Path(name).name) != files[name]:
                 raise ValueError(f"the file {path / Path(name).name} is not what was written: its checksum is wrong")
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not whole: {error}") from error
@@ -83,7 +92,8 @@ def _files(path: Path) -> list[Path]:
     return sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith(MANIFEST))
 
 
-def _described(path: Path) -> dict[str, int | str]:
+def described(path: Path) -> Description:
+    """The size and the checksum of a file. Raises OSError."""
     checksum, size = Checksum(), 0
     room = memoryview(bytearray(READ_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -95,8 +105,9 @@ def _described(path: Path) -> dict[str, int | str]:
     return {"bytes": size, "sum": checksum.digest().hex()}
 
 
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Has a file, or the names in a folder, outlast a loss of power. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

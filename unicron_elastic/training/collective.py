@@ -25,6 +25,7 @@ LOOK_S = 0.05  # between two looks at whether it is broken
 LAST_LOOK_S = 0.001  # at one for which there is no patience left
 PATIENCE_S = 0.1  # for the broken ones to fail: most do within milliseconds
 LET_GO_S = 1.0
+_ABANDONED = "a collective was broken off and does not end"
 
 
 class AbandonedError(RuntimeError):
@@ -65,17 +66,24 @@ class Waiter:
 
     def wait_one_to_one(self, work: Work) -> None:
         """As ``wait``, for a send or a receive: gloo ends the connection when a time-out of one of these is over."""
+        try:
+            self.call(work.wait)
+        except AbandonedError:
+            self._abandon(work)
+
+    def call(self, waits: Callable[[], Any]) -> None:
+        """As ``wait``, for what waits without a time-out, in a thread. Raises what it raises, or AbandonedError."""
         if not self._looks_up:
-            work.wait()
+            waits()
             return
-        ended = _InThread(work.wait)
+        ended = _InThread(waits)
         while not ended.wait(LAST_LOOK_S if (is_last := self._is_over()) else LOOK_S):
             if is_last:
-                self._abandon(work)
+                raise AbandonedError(_ABANDONED)
 
     def _abandon(self, work: Work) -> NoReturn:
         keep_for_ever(work)
-        raise AbandonedError("a collective was broken off and does not end")
+        raise AbandonedError(_ABANDONED)
 
     def _is_over(self) -> bool:
         """Whether the collectives are broken and had their time to fail."""
@@ -85,10 +93,16 @@ class Waiter:
         self._broken_at = self._broken_at or now
         return now - self._broken_at > PATIENCE_S
 
-    def has_ended(self, work: Work) -> bool:
-        """Waits for the end of a broken collective, good or bad; false if it had to be abandoned."""
+    def has_ended(self, work: Work, *, minds_time_out: bool = True) -> bool:
+        """Waits for the end of a broken collective, good or bad; false if it had to be abandoned.
+
+        ``minds_time_out``: gloo's reduce-scatter (torch 2.13) does not, and is not completed when it has ended.
+        """
         try:
-            self.wait(work)
+            if minds_time_out:
+                self.wait(work)
+            else:
+                self.wait_one_to_one(work)
         except AbandonedError:
             return False
         except RuntimeError:
