@@ -57,7 +57,7 @@ class WorkersStarted:
     """All workers of a generation run on this node. ``restarts_used`` is the job's count, not this agent's.
 
     ``why_stay`` says why the job cannot go on without this node, as a sentence; "": it can. ``node`` is what this node
-    is called in the worlds of this generation.
+    is called in the worlds of this generation. ``nodes``: how many the job has.
     """
 
     at: float
@@ -65,6 +65,7 @@ class WorkersStarted:
     workers: tuple[StartedWorker, ...]
     why_stay: str = "it is the only node of the job."
     node: str = "here"
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from unicron_elastic.faults import Fault, RootCause, Severity, Status, classify, signature
 from unicron_elastic.incident import Incident
+from unicron_elastic.planning.configured import why_begin_again
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -53,6 +54,7 @@ __all__ = [
     "replace_if_due",
     "replace_lost",
     "tells_itself",
+    "why_not_in_place",
     "world_broke",
 ]
 
@@ -156,9 +158,20 @@ def is_in_place(state: JobState) -> bool:
     return _can_others_go_on(state, ())
 
 
+def why_not_in_place(state: JobState, more: int) -> str:
+    """Why all workers that could go on in place must begin again for so many nodes more or less, "" if they need not.
+
+    The loss of a node is no such change: it must not cost the steps since the checkpoint.
+    """
+    if state.world is None or not is_in_place(state):
+        return ""
+    nodes = len({member.node for member in state.world.members})
+    return why_begin_again(state.policy.configurations, state.started_on, nodes + more)
+
+
 def meet_nodes(state: JobState) -> tuple[JobState, list[Command]] | None:
     """Has the nodes meet while the workers go on; None if all workers here have to begin again for it."""
-    if not is_in_place(state):
+    if not is_in_place(state) or state.begins_again:
         return None
     # A recall is told again in the new round, if there still is one.
     return replace(state, newcomers="", join_at=None, recall=None), [MeetNodes(reason=state.newcomers)]

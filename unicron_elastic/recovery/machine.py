@@ -99,9 +99,7 @@ def _handled(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
         case PeerFailed() | NodesLost() | NodesDepart():
             return _about_peers(state, event)
         case MembershipChanged():
-            who = "1 node waits" if event.nodes_waiting == 1 else f"{event.nodes_waiting} nodes wait"
-            what = losses.FOR_NODES if losses.is_in_place(state) else "all workers restart with the new membership."
-            return _nodes_wait(state, event.at, f"{who} to join: {what}")
+            return _nodes_join(state, event)
         case TimePassed():
             return _time_passed(state, event)
         case _:
@@ -131,6 +129,8 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         summons="",
         newcomers="",
         join_at=None,
+        begins_again=False,
+        started_on=event.nodes,
         counts_as_restart=True,
         why_stay=event.why_stay,
         recall=None,  # of which the new round tells
@@ -287,12 +287,22 @@ def _fault_noticed(
     return state, commands
 
 
-def _nodes_wait(state: JobState, at: float, reason: str) -> tuple[JobState, list[Command]]:
+def _nodes_join(state: JobState, event: MembershipChanged) -> tuple[JobState, list[Command]]:
+    who = "1 node waits" if event.nodes_waiting == 1 else f"{event.nodes_waiting} nodes wait"
+    why_not = losses.why_not_in_place(state, event.nodes_waiting)
+    what = losses.FOR_NODES if losses.is_in_place(state) else "all workers restart with the new membership."
+    return _nodes_wait(
+        state, event.at, f"{who} to join: {what}" if not why_not else f"{who} to join. {why_not}", why_not
+    )
+
+
+def _nodes_wait(state: JobState, at: float, reason: str, why_not_in_place: str) -> tuple[JobState, list[Command]]:
     """Goes on for a moment, until all nodes have heard of it: who stops makes the workers of the others fail."""
     if state.phase is not Phase.RUNNING or state.newcomers:
         return state, []
     join_at = at + losses.JOIN_DELAY_S
-    return replace(state, newcomers=reason, join_at=join_at), [WakeAt(at=join_at)]
+    state = replace(state, newcomers=reason, join_at=join_at, begins_again=why_not_in_place != "")
+    return state, [WakeAt(at=join_at)]
 
 
 def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple[JobState, list[Command]]:
@@ -307,8 +317,10 @@ def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple
 
 def _about_peers(state: JobState, event: PeerFailed | NodesLost | NodesDepart) -> tuple[JobState, list[Command]]:
     if isinstance(event, NodesDepart):
-        reason = f"{event.reason} All workers restart without it."
-        return recalled.go_on_without(state, event) or _nodes_wait(state, event.at, reason)
+        why_not = losses.why_not_in_place(state, -len(event.nodes))
+        reason = f"{event.reason} {why_not or 'All workers restart without it.'}"
+        gone_on = None if why_not else recalled.go_on_without(state, event)
+        return gone_on or _nodes_wait(state, event.at, reason, why_not)
     gone_on = losses.go_on_without(state, event) if isinstance(event, NodesLost) else None
     return gone_on or _summoned(state, event.at, event.reason, counts=True)
 

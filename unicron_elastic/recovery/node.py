@@ -115,6 +115,7 @@ def open_node_incident(state: JobState, event: NodeUnhealthy) -> tuple[JobState,
         decision="",
         restarts_used=state.restarts_used,
         max_restarts=state.policy.max_restarts,
+        workers=len(state.workers),
         occurred_at=event.at,
         noticed_at=event.at,
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from unicron_elastic.faults import Failure, RootCause, Severity, signature
+from unicron_elastic.planning.configurations import Configuration
 
 __all__ = [
     "Policy",
@@ -43,6 +44,7 @@ class Policy:
     retries: int = 3  # of SEV3 faults of one worker within the window, before they are answered as SEV2
     isolate_after: int = 3  # SEV2 faults of one worker within the window, twice as many of all; 0: never
     attempts_window_s: float = 3600.0
+    configurations: Mapping[int, Configuration] = field(default_factory=dict)  # of the job, by number of nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

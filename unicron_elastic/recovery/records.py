@@ -34,6 +34,7 @@ def open_incident(state: JobState, fault: Fault, at: float, method: str) -> tupl
         decision="",
         restarts_used=state.restarts_used,
         max_restarts=state.policy.max_restarts,
+        workers=len(state.workers),
         occurred_at=fault.failure.at if told is None else told.occurred_at,
         noticed_at=at if told is None else told.noticed_at,
         **_of_root(fault),

@@ -130,6 +130,8 @@ class JobState:
     summons: str = ""  # why this generation is being stopped, if not for a fault of its own
     newcomers: str = ""  # why this generation is soon to be stopped, if nodes wait to join
     join_at: float | None = None  # ... which is then
+    begins_again: bool = False  # ... and the workers cannot go on in place
+    started_on: int = 1  # nodes, of which this generation's configuration is
     counts_as_restart: bool = True  # False while stopping for a membership change
     teardown_at: float | None = None
     kill_at: float | None = None
