@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from _report import describe_machine
@@ -36,7 +36,7 @@ HOSTS = ("a", "b", "c", "d")
 PHASE_S = 14.0
 READY_S = 120.0
 LONG = 10**6  # steps
-CHAT_STEPS = 430  # about three phases on two nodes
+CHAT_STEPS = 430  # about three phases on two nodes, if they last PHASE_S
 BASE, CHAT, EVAL = "base", "chat", "eval"
 
 
@@ -103,7 +103,7 @@ class Story:
         for host in HOSTS:
             self.cluster.start(host)
         for spec in JOBS:
-            self.submit(spec)
+            self.submit(replace(spec, steps=round(spec.steps * max(1.0, self.phase_s / PHASE_S))))
         self.limit()
         self.until(lambda: self.working() == len(HOSTS) and all(map(made_at, self.jobs.values())), "four hosts train")
         self.began_at = time.time()
