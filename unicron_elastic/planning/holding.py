@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from unicron_elastic.planning.plan import Plan
 from unicron_elastic.planning.published import Loss
-from unicron_elastic.planning.situation import Changes, usable_nodes
+from unicron_elastic.planning.situation import Changes, held_nodes, usable_nodes
 from unicron_elastic.planning.snapshot import JobStatus, NodeState, Phase, Snapshot, is_within
 
 __all__ = [
@@ -45,14 +45,17 @@ def losses_of(snapshot: Snapshot, changes: Changes, at_unix_s: float) -> tuple[L
     if published is None:
         return ()
     counts = published.plan.counts
-    gone = {seat.node_id for seat in changes.lost} - {node.node_id for node in snapshot.sound_nodes}
+    if not changes.lost and not published.losses:
+        return ()
+    gone = {seat.node_id for seat in changes.lost}.difference(snapshot.sound_ids)
     new = [
         Loss(seat.host, seat.job, counts[seat.job], at_unix_s)
         for seat in changes.lost
         if seat.job and seat.node_id in gone
     ]
     again = {(loss.host, loss.job) for loss in new}
-    back = {(node.host, node.held_by) for node in snapshot.sound_nodes}
+    hosts = {loss.host for loss in published.losses}
+    back = {(node.host, node.held_by) for node in snapshot.sound_nodes if node.host in hosts}
     alive = {job.name for job in snapshot.jobs if job.is_alive}
     old = (
         loss
@@ -73,7 +76,7 @@ def returned_to(snapshot: Snapshot, changes: Changes, losses: tuple[Loss, ...]) 
         back = len({loss.host for loss in own} & joined)
         if not back or not job.is_planned:
             continue
-        held = sum(node.held_by == job.name for node in snapshot.sound_nodes)
+        held = held_nodes(snapshot.sound_nodes)[job.name]
         most = min(max(loss.nodes_before for loss in own), held + back)
         if (nodes := _runnable(job, held, most)) > held:
             found[job.name] = nodes
@@ -95,20 +98,24 @@ def dwelling_of(snapshot: Snapshot, changes: Changes, at_unix_s: float) -> dict[
     if published is None:
         return {}
     disturbed = {seat.job for seat in changes.lost}
+    rests_s = {job.name: dwell_s(job) for job in snapshot.jobs}
+    rest = [
+        name
+        for name, moved_unix_s in published.moved_unix_s
+        if is_within(at_unix_s, moved_unix_s, rests_s.get(name, 0.0)) and name not in disturbed
+    ]
+    if not rest:
+        return {}
     # What it has or what is on its way: a plan of which nothing came has moved nobody.
     held = Counter(node.heads_for for node in snapshot.sound_nodes)
-    rests_s = {job.name: dwell_s(job) for job in snapshot.jobs}
-    return {
-        name: held[name]
-        for name, moved_unix_s in published.moved_unix_s
-        if is_within(at_unix_s, moved_unix_s, rests_s.get(name, 0.0)) and held[name] and name not in disturbed
-    }
+    return {name: held[name] for name in rest if held[name]}
 
 
 def moved_of(snapshot: Snapshot, plan: Plan, at_unix_s: float) -> tuple[tuple[str, float], ...]:
     """When jobs last gave or got nodes while they ran and had lost none. A job that only starts has lost no work."""
     before = dict(() if snapshot.published is None else snapshot.published.moved_unix_s)
-    working = {node.job for node in snapshot.sound_nodes if node.state is NodeState.WORKING}
+    is_working = NodeState.WORKING
+    working = {node.job for node in snapshot.sound_nodes if node.state is is_working}
     running = {job.name for job in snapshot.jobs if job.phase is Phase.RUNNING} & working
     now = {
         share.task: at_unix_s

@@ -30,13 +30,14 @@ def why_overtaken(snapshot: Snapshot, at_unix_s: float) -> str:
     published = snapshot.published
     if published is None:
         return "There is no plan yet." if snapshot.nodes or snapshot.jobs else ""
-    seats = {(seat.node_id, seat.is_draining) for seat in published.seats}
-    if {(node.node_id, node.health is Health.DRAINING) for node in snapshot.sound_nodes} != seats:
+    is_same = snapshot.sound_ids == published.node_ids or set(snapshot.sound_ids) == set(published.node_ids)
+    if not is_same or snapshot.draining_ids != published.draining_ids:
         return "Nodes have come, gone, or are to be drained."
     if {(job.name, job.revision) for job in snapshot.jobs if job.is_planned} != set(published.jobs):
         return "Jobs have come, ended or changed."
-    wanted = published.job_of()
-    for node in snapshot.sound_nodes:
+    refusing = [node for node in snapshot.sound_nodes if node.refusals]
+    wanted = published.job_of() if refusing else {}
+    for node in refusing:
         job = wanted[node.node_id]
         if job and job != node.held_by and node.refuses(job, at_unix_s):
             return f"{node.host} refuses {job}."
@@ -149,6 +150,8 @@ def _happened(snapshot: Snapshot, changes: Changes, at_unix_s: float) -> str:
 
 def _needed(snapshot: Snapshot, plan: Plan, kept: frozenset[str]) -> frozenset[str]:
     """Draining nodes without which a job that runs would have to wait."""
+    if not snapshot.draining_ids:
+        return frozenset()
     stopped = {wait.task for wait in plan.waits}
     running = {job.name for job in snapshot.jobs if job.phase is Phase.RUNNING and not job.spec.paused}
     return frozenset(

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from copy import copy
+from dataclasses import dataclass, field, fields
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from unicron_elastic.planning.checks import require, require_count
@@ -26,6 +28,9 @@ class Seat(NamedTuple):
     host: str
     job: str
     is_draining: bool = False
+
+
+_NODE_ID, _JOB = itemgetter(0), itemgetter(2)
 
 
 class Loss(NamedTuple):
@@ -55,14 +60,25 @@ class Published:
     moved_unix_s: tuple[tuple[str, float], ...] = ()
     losses: tuple[Loss, ...] = ()
     look_again_unix_s: float | None = None
+    # Asked for at every look of the coordinator, and a walk over all seats.
+    node_ids: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    draining_ids: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_count("revision of the plan", self.revision)
-        require(len({seat.node_id for seat in self.seats}) == len(self.seats), "a node has two seats: it must have one")
-        seated = Counter(seat.job for seat in self.seats if seat.job)
+        object.__setattr__(self, "node_ids", tuple(map(_NODE_ID, self.seats)))
+        draining = frozenset([seat.node_id for seat in self.seats if seat.is_draining])
+        object.__setattr__(self, "draining_ids", draining)
+        require(len(set(self.node_ids)) == len(self.seats), "a node has two seats: it must have one")
+        seated = Counter(map(_JOB, self.seats))
+        seated.pop("", 0)
         for job, nodes in self.plan.counts.items():
             require(seated.pop(job, 0) == nodes, f"the seats of {job} are not the {nodes} nodes that the plan gives it")
         require(not seated, f"seats are for {', '.join(seated)}: they must be for jobs of the plan")
+
+    def __hash__(self) -> int:
+        # Of what tells nearly all plans apart: there may be thousands of seats.
+        return hash((self.plan.reason, self.revision, len(self.seats)))
 
     @property
     def reason(self) -> str:
@@ -71,11 +87,11 @@ class Published:
 
     def job_of(self) -> dict[str, str]:
         """The job of each node by its id; "" for none."""
-        return {seat.node_id: seat.job for seat in self.seats}
+        return dict(zip(self.node_ids, map(_JOB, self.seats), strict=True))
 
     def to_json(self) -> str:
         """The plan as one line of JSON, without the revision: the store knows that."""
-        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "revision"}
+        found = {name: getattr(self, name) for name in _stored(self)}
         found |= {"plan": json.loads(self.plan.to_json()), "seats": list(_benches(self.seats))}
         return json.dumps(found, allow_nan=False, separators=(",", ":"))
 
@@ -86,7 +102,7 @@ class Published:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"not a published plan: it must be JSON, and is not: {error}") from None
-        names = {each.name for each in fields(cls)} - {"revision"}
+        names = set(_stored(cls))
         if not isinstance(found, dict) or set(found) != names:
             raise ValueError(f"not a published plan: it must be an object with {', '.join(sorted(names))} only")
         try:
@@ -96,7 +112,21 @@ class Published:
 
     def without_times(self) -> Published:
         """What two proposals that come to the same have in common."""
-        return replace(self, made_unix_s=0.0, moved_unix_s=(), losses=(), look_again_unix_s=None)
+        found = copy(self)  # what is left out needs no check
+        for name, value in (("made_unix_s", 0.0), ("moved_unix_s", ()), ("losses", ()), ("look_again_unix_s", None)):
+            object.__setattr__(found, name, value)
+        return found
+
+    def at_revision(self, revision: int) -> Published:
+        """The same plan as it is in the store. Raises ``ValueError`` if that is no revision."""
+        require_count("revision of the plan", revision)
+        found = copy(self)
+        object.__setattr__(found, "revision", revision)
+        return found
+
+
+def _stored(published: Published | type[Published]) -> list[str]:
+    return [each.name for each in fields(published) if each.init and each.name != "revision"]
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:

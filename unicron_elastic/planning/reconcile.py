@@ -75,10 +75,19 @@ def reconcile(snapshot: Snapshot, published: Published) -> tuple[Movement, ...]:
 def movements(snapshot: Snapshot, published: Published) -> Iterator[LendNode | ReturnNode]:
     """The commands for nodes alone."""
     wanted = published.job_of()
-    planned = {node.node_id for node in snapshot.sound_nodes}
-    working = Counter(node.job for node in snapshot.sound_nodes if node.state is NodeState.WORKING)
+    planned = set(snapshot.sound_ids)
+    works, leaves, broken = NodeState.WORKING, NodeState.LEAVING, Health.BROKEN
+    # As node.heads_for has it, without the call: nearly all nodes are where they are wanted.
+    misplaced = [
+        node
+        for node in snapshot.nodes
+        if (node.towards if node.state is leaves else node.job) != wanted.get(node.node_id, "") or node.health is broken
+    ]
+    if not misplaced:
+        return
+    working = Counter([node.job for node in snapshot.sound_nodes if node.state is works])
     spare = {job.name: working[job.name] - _needed_nodes(job, published) for job in snapshot.jobs}
-    for node in sorted(snapshot.nodes, key=lambda node: (node.health is Health.OK, node.node_id)):
+    for node in sorted(misplaced, key=lambda node: (node.health is Health.OK, node.node_id)):
         target = "" if node.health is Health.BROKEN else wanted.get(node.node_id, "")
         if node.heads_for == target or (node.node_id not in planned and node.health is not Health.BROKEN):
             continue
@@ -119,14 +128,15 @@ def _stops(snapshot: Snapshot, published: Published) -> Iterator[StopJob]:
 
 
 def _starts(snapshot: Snapshot, published: Published) -> Iterator[StartJob]:
+    counts = published.plan.counts
+    waiting = [job for job in snapshot.jobs if job.phase is Phase.SUBMITTED and counts.get(job.name)]
+    if not waiting:
+        return
     wanted = published.job_of()
-    for job in snapshot.jobs:
-        if job.phase is not Phase.SUBMITTED or not published.plan.counts.get(job.name):
-            continue
-        ready = sum(
-            node.held_by == job.name == wanted.get(node.node_id)  # one that works has not heard of a stop yet
-            for node in snapshot.sound_nodes
-        )
-        if ready >= job.least_nodes:
-            reason = f"{job.name} starts, as {ready} nodes wait for it and it needs {job.least_nodes}."
+    # One that works has not heard of a stop yet, and counts as well.
+    ready = Counter(node.held_by for node in snapshot.sound_nodes if node.held_by == wanted.get(node.node_id))
+    for job in waiting:
+        count = ready[job.name]
+        if count >= job.least_nodes:
+            reason = f"{job.name} starts, as {count} nodes wait for it and it needs {job.least_nodes}."
             yield StartJob(job.name, published.revision, reason)

@@ -7,8 +7,11 @@ seats.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from operator import attrgetter
 
 from unicron_elastic.planning.published import Loss, Seat
 from unicron_elastic.planning.situation import usable_nodes
@@ -20,6 +23,7 @@ __all__ = ["seated"]
 _KEEPS = (NodeState.WORKING, NodeState.JOINING, NodeState.LEAVING)
 # Who is taken first: what an idle node costs nobody, a working one costs its job a transition.
 _TAKEN = (NodeState.IDLE, NodeState.LEAVING, NodeState.JOINING, NodeState.WORKING)
+_NEW_SEAT = partial(tuple.__new__, Seat)  # as Seat._make, for thousands of them
 
 
 def seated(
@@ -30,36 +34,46 @@ def seated(
     ``kept``: draining nodes that may stay. ``losses``: who lost a node on which host.
     """
     usable = usable_nodes(snapshot, kept)
-    place = {node.node_id: "" for node in usable}
-    heading: dict[str, list[NodeStatus]] = {job: [] for job in ("", *counts)}
+    place = dict.fromkeys([node.node_id for node in usable], "")
+    heading: defaultdict[str, list[NodeStatus]] = defaultdict(list)
+    leaving = NodeState.LEAVING
     for node in usable:
-        heading[node.heads_for if node.heads_for in counts else ""].append(node)
+        heading[node.towards if node.state is leaving else node.job].append(node)
     groups = {job: _stayers(heading[job], job, count, at_unix_s) for job, count in counts.items()}
     for job, nodes in groups.items():
-        place.update((node.node_id, job) for node in nodes)
+        place.update(dict.fromkeys([node.node_id for node in nodes], job))
+    unplaced = [node for node in usable if not place[node.node_id]]
     short = {}
     for job in _neediest(snapshot, counts, groups, at_unix_s):
         own_hosts = {loss.host for loss in losses if loss.job == job}
         missing = counts[job] - len(groups[job])
         if not missing:
             continue
-        free = [node for node in usable if not place[node.node_id] and _may_be_lent(node, job, at_unix_s)]
+        free = [node for node in unplaced if not place[node.node_id] and _may_be_lent(node, job, at_unix_s)]
         while len(free) < missing and (swapped := _swapped(usable, place, groups, job, at_unix_s)):
             free.append(swapped)
+            unplaced = list(usable)  # the other one has a place now
         for node in _nearest_first(free, groups[job], own_hosts)[:missing]:
             groups[job].append(node)
             place[node.node_id] = job
         if len(groups[job]) < counts[job]:
             short[job] = len(groups[job])
-    seats = tuple(
-        Seat(node.node_id, node.host, place.get(node.node_id, ""), node.health is Health.DRAINING)
-        for node in snapshot.sound_nodes
-    )
-    return seats, short
+    return _seats(snapshot, place), short
 
 
-def _stayers(heading: Iterable[NodeStatus], job: str, count: int, at_unix_s: float) -> list[NodeStatus]:
+def _seats(snapshot: Snapshot, place: Mapping[str, str]) -> tuple[Seat, ...]:
+    """A seat for each node, in their order."""
+    ids, draining = snapshot.sound_ids, snapshot.draining_ids
+    hosts = map(attrgetter("host"), snapshot.sound_nodes)
+    jobs = [place.get(node_id, "") for node_id in ids]
+    are_draining = [node_id in draining for node_id in ids] if draining else repeat(False, len(ids))
+    return tuple(map(_NEW_SEAT, zip(ids, hosts, jobs, are_draining, strict=True)))
+
+
+def _stayers(heading: list[NodeStatus], job: str, count: int, at_unix_s: float) -> list[NodeStatus]:
     """Which of the nodes that head for a job stay with it, at most ``count``."""
+    if _are_alike(heading):
+        return heading[:count]
     own = [node for node in heading if _may_stay(node, job, at_unix_s)]
     labels = Counter(node.label for node in own)
     own.sort(
@@ -72,6 +86,13 @@ def _stayers(heading: Iterable[NodeStatus], job: str, count: int, at_unix_s: flo
         )
     )
     return own[:count]
+
+
+def _are_alike(nodes: Sequence[NodeStatus]) -> bool:
+    """Whether nothing but the id tells them apart, by which they are in order: the usual case, and the quickest."""
+    states = [node.state for node in nodes]
+    is_one_place = len({node.label for node in nodes}) < 2
+    return is_one_place and states.count(NodeState.WORKING) == len(states) and all(n.health is Health.OK for n in nodes)
 
 
 def _may_stay(node: NodeStatus, job: str, at_unix_s: float) -> bool:

@@ -7,7 +7,7 @@ and jobs that it was made for, and what is there now. So every coordinator comes
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -23,10 +23,10 @@ from unicron_elastic.planning.cluster import (
     TaskSubmitted,
 )
 from unicron_elastic.planning.published import Seat
-from unicron_elastic.planning.snapshot import Health, JobStatus, NodeStatus, Snapshot
+from unicron_elastic.planning.snapshot import Health, JobStatus, NodeState, NodeStatus, Snapshot
 from unicron_elastic.planning.tasks import Floats, Task
 
-__all__ = ["Bounds", "Changes", "changes_of", "expected_tasks", "situation_of", "usable_nodes"]
+__all__ = ["Bounds", "Changes", "changes_of", "expected_tasks", "held_nodes", "situation_of", "usable_nodes"]
 
 EXPECTED_MOST = 16  # tasks that are planned for although nobody has submitted them
 
@@ -61,7 +61,15 @@ class Changes:
 
 def usable_nodes(snapshot: Snapshot, kept: frozenset[str] = frozenset()) -> tuple[NodeStatus, ...]:
     """The nodes that a plan may count on: all that are well, and the draining ones that are ``kept``."""
+    if not snapshot.draining_ids:
+        return snapshot.sound_nodes
     return tuple(node for node in snapshot.sound_nodes if node.health is Health.OK or node.node_id in kept)
+
+
+def held_nodes(nodes: Iterable[NodeStatus]) -> Counter[str]:
+    """How many nodes count for each job, as ``NodeStatus.held_by`` has it."""
+    leaving = NodeState.LEAVING
+    return Counter(["" if node.state is leaving else node.job for node in nodes])
 
 
 def changes_of(snapshot: Snapshot, kept: frozenset[str] = frozenset()) -> Changes:
@@ -70,13 +78,17 @@ def changes_of(snapshot: Snapshot, kept: frozenset[str] = frozenset()) -> Change
     planned = {job.name: job.revision for job in snapshot.jobs if job.is_planned}
     if snapshot.published is None:
         return Changes(joined=usable, new=tuple(planned))
-    here = {node.node_id for node in usable}
+    here = set(snapshot.sound_ids if usable is snapshot.sound_nodes else [node.node_id for node in usable])
+    seats = snapshot.published.seats
     # A draining node that was sent away has no job in the plan: it is not lost a second time.
-    seated = {seat.node_id for seat in snapshot.published.seats if not seat.is_draining or seat.job}
+    seated = set(snapshot.published.node_ids)
+    if snapshot.published.draining_ids:
+        seated -= {seat.node_id for seat in seats if seat.is_draining and not seat.job}
+    gone, come = seated - here, here - seated
     before = dict(snapshot.published.jobs)
     return Changes(
-        lost=tuple(seat for seat in snapshot.published.seats if seat.node_id in seated and seat.node_id not in here),
-        joined=tuple(node for node in usable if node.node_id not in seated),
+        lost=tuple(seat for seat in seats if seat.node_id in gone) if gone else (),
+        joined=tuple(node for node in usable if node.node_id in come) if come else (),
         ended=tuple(name for name in before if name not in planned),
         new=tuple(name for name in planned if name not in before),
         altered=tuple(name for name in planned if before.get(name, planned[name]) != planned[name]),
@@ -89,7 +101,7 @@ def situation_of(snapshot: Snapshot, changes: Changes, bounds: Bounds) -> tuple[
     What is no single event is planned for as it stands, with ``NothingChanged``.
     """
     usable = usable_nodes(snapshot, bounds.kept)
-    held = Counter(node.held_by for node in usable)
+    held = held_nodes(usable)
     lost = Counter(seat.job for seat in changes.lost)
     tasks = {
         job.name: _task(job, bounds, held_nodes=held[job.name], lost_nodes=lost[job.name])

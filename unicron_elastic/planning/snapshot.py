@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
+from operator import attrgetter
 
 from unicron_elastic.planning.checks import require, require_count
 from unicron_elastic.planning.faulting import FaultRate
@@ -18,6 +19,7 @@ from unicron_elastic.planning.tasks import Transition
 
 __all__ = ["Health", "JobStatus", "NodeState", "NodeStatus", "Phase", "Refusal", "Snapshot", "is_within"]
 
+_ID = attrgetter("node_id")
 REFUSED_S = 600.0  # so long a job that a node has refused is not offered to it again
 
 
@@ -156,16 +158,25 @@ class Snapshot:
     published: Published | None = None
     faults: FaultRate = field(default_factory=FaultRate)
     gpu_flops: float = GPU_FLOPS
-    # Asked for many times of each snapshot, and a walk over all nodes.
+    # Asked for many times of each snapshot, and a walk over all nodes. ``sound_ids``: in the same order;
+    # ``draining_ids``: of them.
     sound_nodes: tuple[NodeStatus, ...] = field(init=False, repr=False, compare=False)
+    sound_ids: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    draining_ids: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nodes", tuple(sorted(self.nodes, key=lambda node: node.node_id)))
+        object.__setattr__(self, "nodes", tuple(sorted(self.nodes, key=_ID)))
         object.__setattr__(self, "jobs", tuple(sorted(self.jobs, key=lambda job: job.name)))
-        for what, names in (("nodes", [n.node_id for n in self.nodes]), ("jobs", [j.name for j in self.jobs])):
-            twice = [name for name, following in pairwise(names) if name == following]
-            require(not twice, f"two {what} are called {twice[:1]}: each must have a name of its own")
-        object.__setattr__(self, "sound_nodes", _sound_nodes(self.nodes, self.jobs))
+        ids = tuple(map(_ID, self.nodes))
+        for what, names in (("nodes", ids), ("jobs", tuple(job.name for job in self.jobs))):
+            if len(set(names)) < len(names):
+                twice = [name for name, following in pairwise(names) if name == following]
+                raise ValueError(f"two {what} are called {twice[:1]}: each must have a name of its own")
+        sound = _sound_nodes(self.nodes, self.jobs)
+        object.__setattr__(self, "sound_nodes", sound)
+        object.__setattr__(self, "sound_ids", ids if len(sound) == len(ids) else tuple(map(_ID, sound)))
+        draining = frozenset([node.node_id for node in sound if node.health is Health.DRAINING])
+        object.__setattr__(self, "draining_ids", draining)
 
     @property
     def plan_revision(self) -> int:
@@ -180,7 +191,9 @@ class Snapshot:
 def _sound_nodes(nodes: tuple[NodeStatus, ...], jobs: tuple[JobStatus, ...]) -> tuple[NodeStatus, ...]:
     unplanned = {job.name for job in jobs if job.is_alive and not job.is_planned}
     known = {job.name for job in jobs} - unplanned | {""}
-    return tuple(node for node in nodes if node.health is not Health.BROKEN and node.held_by in known)
+    broken, leaving = Health.BROKEN, NodeState.LEAVING
+    # As node.held_by has it, without the call: there may be thousands of nodes.
+    return tuple([node for node in nodes if node.health is not broken and (node.state is leaving or node.job in known)])
 
 
 def is_within(at_unix_s: float, since_unix_s: float, length_s: float) -> bool:
