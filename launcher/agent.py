@@ -123,6 +123,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - torch's signature
         self._begin_runtime()
         self._reporter.show_while_running(self._view)
+        self._serve_metrics()
         if self._runtime.is_alone:  # else it is the caller's business what is logged, and how
             self._reporter.speak_for_library()
         isolation.offer_job(self._worker_group.spec, self._runtime.shared_arguments, self._reporter.say)
@@ -147,6 +148,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             restarts_used=worker_group.spec.max_restarts - self._remaining_restarts,
             log_line_prefix_template=self._log_line_prefix_template,
             set_local_rank=self._set_local_rank_env,
+            configuration=self._state.policy.configurations.get(worker_group.group_world_size),
         )
         self._setup_local_watchdog(envs=envs)
         self._setup_healthcheck()
@@ -216,7 +218,12 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         node = self._node_in_world()
         self._has_lost_nodes = self._recalls.does_anyone_depart = False
         begun = events.WorkersStarted(
-            at=time.monotonic(), restarts_used=used, workers=started, why_stay=why_stay, node=node
+            at=time.monotonic(),
+            restarts_used=used,
+            workers=started,
+            why_stay=why_stay,
+            node=node,
+            nodes=group.group_world_size,
         )
         self._handle(begun)
         self._join_worlds(node)
@@ -245,6 +252,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             restarts_used=self._state.restarts_used,
             log_line_prefix_template=None,
             set_local_rank=self._set_local_rank_env,
+            configuration=self._state.policy.configurations.get(self._state.started_on),
         )
         for local_rank, env in envs.items():  # for those who take the place of others
             self._pcontext.envs[local_rank].update(env)
@@ -268,7 +276,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             # The old store must be let go before a new one can bind the same port.
             self._store = worker_group.store = None
             try:
-                super()._rendezvous(worker_group)
+                with self._reporter.meeting():
+                    super()._rendezvous(worker_group)
                 used = worker_group.spec.max_restarts - self._remaining_restarts
                 size = worker_group.group_world_size
                 used = agree_on_restarts(worker_group.store, worker_group.group_rank, size, used)
@@ -385,6 +394,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     def _handle(self, event: events.Event) -> None:
         before = self._state.world
         self._state, todo = handle(self._state, event)
+        self._reporter.phase_is(self._state.phase.value)
         for command in todo:
             self._do(command)
         if before is not None and self._state.world is not None and self._state.world.number > before.number:
@@ -623,9 +633,21 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             host=self._state.host,
         )
 
-    def _start_node_watch(self) -> None:
+    def _may_thread(self) -> bool:
         # torch forks function workers from this very process, which therefore must have no more threads than torch's.
-        if self._options.health and self._runtime.is_alone and isinstance(self._worker_group.spec.entrypoint, str):
+        return self._runtime.is_alone and isinstance(self._worker_group.spec.entrypoint, str)
+
+    def _serve_metrics(self) -> None:
+        self._reporter.serve_metrics(
+            self._view,
+            self._state.host,
+            self._runtime.metrics_teller,
+            cluster_samples=getattr(self._worker_group.spec.rdzv_handler, "cluster_samples", tuple),
+            may_thread=self._may_thread(),
+        )
+
+    def _start_node_watch(self) -> None:
+        if self._options.health and self._may_thread():
             folders = [str(self._reporter.folder)] if self._reporter.folder is not None else []
             self._node.start(folders, self._pids, self._options.health_command)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from unicron_elastic.launcher.metrics_link import VARIABLE as METRICS_VARIABLE
 from unicron_elastic.launcher.output_sender import OutputSender
 from unicron_elastic.rendezvous.plan_keys import VERDICT_VARIABLE
 
@@ -41,42 +44,60 @@ class Child:
         self._address = ""  # where its output is wanted
         self._verdict_path = ""
 
-    def start(self, output: str, secret: str, host: str, say: Callable[[str], None]) -> None:
+    def start(
+        self,
+        output: str,
+        secret: str,
+        host: str,
+        say: Callable[[str], None],
+        metrics: socket.socket | None = None,
+    ) -> None:
         """Starts it; what it writes goes to ``output``, HOST:PORT, and for want of that to this process's own streams.
 
-        Raises OSError.
+        ``metrics`` is where it tells its own, and is closed here. Raises OSError.
         """
+        with metrics or contextlib.nullcontext():
+            process = self._started(metrics)
+        try:
+            self._follow(process, output, secret, host, say)
+        except BaseException:
+            process.kill()  # nobody would hear of its end
+            process.wait()
+            raise
+
+    def _started(self, metrics: socket.socket | None) -> subprocess.Popen[bytes]:
         file, self._verdict_path = tempfile.mkstemp(prefix="unicron-verdict-")
         os.close(file)
         # A session of its own: Ctrl-C here is for the agent, which stops its child as it should be stopped.
-        process = subprocess.Popen(
+        told = {} if metrics is None else {METRICS_VARIABLE: str(metrics.fileno())}
+        return subprocess.Popen(
             self._command,
             cwd=self._directory,
-            env={**self._env, VERDICT_VARIABLE: self._verdict_path},
+            env={**self._env, **told, VERDICT_VARIABLE: self._verdict_path},
+            pass_fds=() if metrics is None else (metrics.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+
+    def _follow(
+        self, process: subprocess.Popen[bytes], output: str, secret: str, host: str, say: Callable[[str], None]
+    ) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         self._process = process
-        try:
-            with process.stdout as out, process.stderr as err:
-                self._address = output
-                self._output = OutputSender(
-                    output,
-                    secret,
-                    host,
-                    out.fileno(),
-                    err.fileno(),
-                    say=lambda words: say(words) if self._address else None,
-                )
-            threading.Thread(target=self._wait, name="unicron-child", daemon=True).start()
-        except BaseException:
-            process.kill()  # nobody would hear of its end
-            process.wait()
-            raise
+        with process.stdout as out, process.stderr as err:
+            self._address = output
+            self._output = OutputSender(
+                output,
+                secret,
+                host,
+                out.fileno(),
+                err.fileno(),
+                say=lambda words: say(words) if self._address else None,
+            )
+        threading.Thread(target=self._wait, name="unicron-child", daemon=True).start()
 
     def set_output(self, address: str) -> None:
         """What it writes goes there from now on."""

@@ -13,7 +13,15 @@ import typer
 
 from unicron_elastic import __version__
 from unicron_elastic.incident import Incident
-from unicron_elastic.launcher import chaos_cli, cluster_cli, cluster_services, etcd_cli, plan_cli, quarantine_cli
+from unicron_elastic.launcher import (
+    chaos_cli,
+    cluster_cli,
+    cluster_services,
+    etcd_cli,
+    plan_cli,
+    quarantine_cli,
+    simulate_cli,
+)
 from unicron_elastic.launcher.answers import BAD_USAGE, NOTHING_FOUND, fail
 from unicron_elastic.launcher.ledger import find_ledgers, read_ledger, state_folder
 
@@ -143,5 +151,6 @@ app.command("agent")(cluster_services.agent)
 app.add_typer(cluster_cli.jobs_app, name="jobs")
 cluster_cli.jobs_app.command("set")(plan_cli.set_job)
 app.command("plan")(plan_cli.plan)
+app.command("simulate")(simulate_cli.simulate)
 for command in (cluster_cli.nodes, cluster_cli.drain, cluster_cli.undrain, cluster_cli.cancel):
     app.command()(command)

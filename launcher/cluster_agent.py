@@ -7,6 +7,7 @@ comes of both is handed back. One thread decides; others wait for the child and 
 from __future__ import annotations
 
 import queue
+import socket
 import subprocess
 import threading
 import time
@@ -16,10 +17,13 @@ from signal import SIGKILL
 from typing import Any
 
 from unicron_elastic.launcher.children import Child
+from unicron_elastic.launcher.cluster_metrics import AgentMetrics
+from unicron_elastic.launcher.metrics_link import ChildMetrics
 from unicron_elastic.launcher.planned_command import child_command, child_environment, why_not_here
 from unicron_elastic.launcher.planned_jobs import end_job, read_spec, verdict_on, wait_for_name
 from unicron_elastic.launcher.sight import Seen, Sight, Trouble
 from unicron_elastic.launcher.spare import Claim, Spare
+from unicron_elastic.metrics.figures import NodeFigures
 from unicron_elastic.planning import agent
 from unicron_elastic.planning.agent import AgentState, handle
 from unicron_elastic.planning.snapshot import REFUSED_S, NodeState, NodeStatus, Phase
@@ -86,6 +90,19 @@ class ClusterAgent:
         self._spare = Spare(node, status.host, address, say)
         self._idle_since = time.monotonic()
         self._has_lost_data = False
+        self._turned_at = time.monotonic()  # when the loop last went round
+        self._child_metrics = ChildMetrics()
+        self.tells_metrics = False  # so that children tell theirs
+
+    def answers(self) -> AgentMetrics:
+        """What this agent says of itself, to other threads."""
+        return AgentMetrics(
+            self._node.answers,
+            node=lambda: NodeFigures(node=self._state.status.host, state=self._state.status.state.value),
+            child=self._child_metrics.samples,
+            stood_s=lambda: time.monotonic() - self._turned_at,
+            why_kept_out=self._node.why_kept_out,
+        )
 
     def stop(self) -> None:
         """Ends it soon: what runs here leaves its job, the second time at once. From a signal's handler as well."""
@@ -99,6 +116,7 @@ class ClusterAgent:
         self._node.say(status_key(self._me), status_text(self._state.status))
         self._open()
         while not (self._stop.is_set() and self._is_idle):
+            self._turned_at = time.monotonic()
             self._wait()
             self._handle(agent.TimePassed(at_unix_s=time.time()))
             self._tell_ends()
@@ -285,12 +303,17 @@ class ClusterAgent:
                 self._node.known_secret(),
                 host,
                 self._say,
+                self._metrics_end(),
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._handle(agent.ChildEnded(at_unix_s=time.time(), exit_code=None, why=f"it cannot be started ({error})"))
             return
         self._child = child
         self._watch_round(run)
+
+    def _metrics_end(self) -> socket.socket | None:
+        """Where a new child is to tell its metrics; None: nowhere. Raises OSError."""
+        return self._child_metrics.connect() if self.tells_metrics else None
 
     def _tell_refusal(self, key: str, reason: str) -> None:
         """As long as it holds; an agent that lives long must not say more and more."""
@@ -332,7 +355,7 @@ class ClusterAgent:
                 claim, self._spare.command(claim), claim.spec.cwd, self._spare.environment(claim),
                 on_end=lambda ended: self._inbox.put(_Ended(ended)),
             )  # fmt: skip
-            child.start("", "", self._state.status.host, self._say)
+            child.start("", "", self._state.status.host, self._say, self._metrics_end())
         except (OSError, subprocess.SubprocessError) as error:
             self._spare.ended(claim, is_well=False)
             self._say(f"The job {claim.run_id!r} cannot run here: {error}.")

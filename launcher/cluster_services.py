@@ -24,6 +24,7 @@ from unicron_elastic.launcher.etcd_arguments import (
     spelled,
 )
 from unicron_elastic.launcher.isolation import node_name
+from unicron_elastic.launcher.metrics_arguments import MetricsAddress, MetricsPort, serve_metrics
 from unicron_elastic.launcher.output import stamped
 from unicron_elastic.rendezvous.cluster_records import NodeRecord
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress, own_address
@@ -56,11 +57,15 @@ def coordinator(
     etcd_password_file: PasswordFile = None,
     address: _Address = "",
     name: _Name = "",
+    metrics_port: MetricsPort = None,
+    metrics_address: MetricsAddress = None,
 ) -> None:
     """Coordinate the cluster from a process without a node, until Ctrl-C or SIGTERM.
 
     Without one, some agent does it beside its work. While several run, one coordinates and the others stand by.
     """
+    from unicron_elastic.launcher.cluster_metrics import CoordinatorMetrics
+    from unicron_elastic.rendezvous.cluster_answers import ClusterAnswers
     from unicron_elastic.rendezvous.cluster_presence import ClusterPresence
     from unicron_elastic.rendezvous.heartbeat_wire import Hello
     from unicron_elastic.rendezvous.heartbeats import Heartbeats
@@ -78,13 +83,17 @@ def coordinator(
         planner = Planner(open_store, _say)
         heartbeats.on_lead = planner.lead
         heartbeats.start(presence)
+        answers = CoordinatorMetrics(lambda: ClusterAnswers(heartbeats, planner))
     except (StoreError, OSError) as error:
         fail(FAILED, f"the cluster cannot be joined: {error}.")
+    server = serve_metrics(metrics_port, metrics_address, answers, _say)
     _say(f"{host} stands by to coordinate the cluster, at {heartbeats.address}.")
     stopped.wait()
     planner.close()
     presence.leave()
     heartbeats.close()
+    if server is not None:
+        server.close()
 
 
 def agent(
@@ -98,6 +107,8 @@ def agent(
     address: _Address = "",
     name: _Name = "",
     label: _Label = "",
+    metrics_port: MetricsPort = None,
+    metrics_address: MetricsAddress = None,
 ) -> None:
     """Join this node to the cluster, until Ctrl-C or SIGTERM: the plan says which job it works for.
 
@@ -122,6 +133,8 @@ def agent(
         address=address,
         say=_say,
     )
+    server = serve_metrics(metrics_port, metrics_address, found.answers(), _say)
+    found.tells_metrics = server is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: found.stop())
     try:
@@ -134,6 +147,8 @@ def agent(
         fail(FAILED, f"the cluster cannot be joined: {error}.")
     finally:
         node.leave()
+        if server is not None:
+            server.close()
 
 
 def _opener(endpoint: str | None, options: dict[str, str]) -> tuple[Callable[[], Store], EtcdAddress]:

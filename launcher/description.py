@@ -13,6 +13,8 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, Work
 from torch.distributed.elastic.utils import macros
 
 from unicron_elastic.launcher.nccl import nccl_defaults
+from unicron_elastic.planning.configurations import Configuration
+from unicron_elastic.planning.configured import CONFIGURATION, configuration_text
 
 __all__ = ["describe_workers"]
 
@@ -23,10 +25,12 @@ def describe_workers(
     restarts_used: int,
     log_line_prefix_template: str | None,
     set_local_rank: Callable[[dict[str, str], int, WorkerSpec], None],
+    configuration: Configuration | None = None,
 ) -> tuple[dict[int, tuple[str, ...]], dict[int, dict[str, str]], dict[int, str] | None]:
     """Arguments, environments and prefixes (None: torch's default) by local rank.
 
     ``set_local_rank`` is torch's own rule for LOCAL_RANK and CUDA_VISIBLE_DEVICES (--virtual-local-rank).
+    ``configuration``: the one with which the job was started.
     """
     args: dict[int, tuple[str, ...]] = {}
     envs: dict[int, dict[str, str]] = {}
@@ -36,6 +40,8 @@ def describe_workers(
         args[local_rank] = tuple(macros.substitute(list(group.spec.args), str(local_rank)))
         envs[local_rank] = _environment(group, worker, restarts_used)
         set_local_rank(envs[local_rank], local_rank, group.spec)
+        if configuration is not None:
+            envs[local_rank][CONFIGURATION] = configuration_text(configuration)
         if log_line_prefix_template:
             prefixes[local_rank] = Template(log_line_prefix_template).safe_substitute(
                 role_name=group.spec.role, rank=worker.global_rank, local_rank=local_rank

@@ -9,6 +9,7 @@ import textwrap
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from unicron_elastic.launcher.options import Options
+from unicron_elastic.planning.configured import CONFIGURATIONS, parse_configurations
 from unicron_elastic.recovery.commands import FailJob, LeaveJob
 from unicron_elastic.recovery.policy import Policy
 
@@ -33,6 +34,7 @@ def policy_of(spec: WorkerSpec, options: Options, stop_timeout_s: float) -> Poli
         isolates=options.on_fault == "act",
         isolate_after=options.isolate_after,
         hang_patience_s=options.hang_patience,
+        configurations=parse_configurations(os.environ.get(CONFIGURATIONS) or "{}"),
     )
 
 

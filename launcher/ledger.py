@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 from unicron_elastic.incident import Incident
 
-__all__ = ["FILE_NAME", "Ledger", "default_ledger", "find_ledgers", "read_ledger", "state_folder"]
+__all__ = ["FILE_NAME", "Ledger", "default_ledger", "find_ledgers", "ledger_records", "read_ledger", "state_folder"]
 
 FILE_NAME = "incidents.jsonl"
 _LONGEST_FOLDER_NAME = 100
@@ -104,18 +104,22 @@ def read_ledger(path: Path) -> tuple[list[Incident], list[str]]:
     Raises OSError.
     """
     found: dict[tuple[str, str, int, str], Incident] = {}
-    problems = []
+    problems = list[str]()
+    for incident in ledger_records(path, problems.append):
+        found[incident.run_id, incident.host, incident.number, incident.time] = incident
+    return list(found.values()), problems
+
+
+def ledger_records(path: Path, on_problem: Callable[[str], None]) -> Iterator[Incident]:
+    """Every record of a ledger in its order; ``on_problem`` hears a sentence for each bad line. Raises OSError."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                incident = _parse(line)
+                yield _parse(line)
             except (ValueError, RecursionError) as error:  # RecursionError: absurdly nested JSON
-                problems.append(f"{path}:{number}: {error}")
-                continue
-            found[incident.run_id, incident.host, incident.number, incident.time] = incident
-    return list(found.values()), problems
+                on_problem(f"{path}:{number}: {error}")
 
 
 def _parse(line: bytes) -> Incident:

@@ -10,10 +10,17 @@ __all__ = ["OF_SUBMISSION", "PASSED_ON", "environment", "shared_arguments", "wit
 # What tells libraries and launchers how to work goes along; everything else, such as a token, is not the store's.
 PASSED_ON = ("PET_", "TORCH", "NCCL_", "GLOO_", "CUDA_", "OMP_", "MKL_", "UNICRON_", "PYTHON", "TRITON_", "HF_HOME")
 _KEPT_BACK = ("UNICRON_NODE_NAME", "UNICRON_ETCD_PASSWORD", "PET_LOCAL_ADDR", "PET_NODE_RANK")
-OF_SUBMISSION = ("UNICRON_CLUSTER", "UNICRON_DETACH", "UNICRON_WEIGHT", "UNICRON_JOB_SPEC")
+# Of the process that submits, and of the agent itself: a job's part of a node has neither.
+OF_SUBMISSION = ("UNICRON_CLUSTER", "UNICRON_DETACH", "UNICRON_WEIGHT", "UNICRON_JOB_SPEC", "UNICRON_METRICS_PORT",
+    "UNICRON_METRICS_ADDRESS",
+)  # fmt: skip
 _SECRET = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY")
 SPEC_VARIABLE = "UNICRON_SPEC_ENV"  # names of further variables, with commas
-_OF_ONE_NODE = ("--local-addr", "--local_addr", "--node-rank", "--node_rank")
+_OF_ONE_NODE = tuple(
+    f"--{spelled}"
+    for name in ("local-addr", "node-rank", "metrics-port", "metrics-address")
+    for spelled in (name, name.replace("-", "_"))
+)
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -18,6 +18,7 @@ from unicron_elastic.launcher import arguments, options
 from unicron_elastic.launcher.checks import BadArgument, check
 from unicron_elastic.launcher.command import warm_command
 from unicron_elastic.launcher.lending import shared_arguments
+from unicron_elastic.launcher.metrics_link import take_teller
 from unicron_elastic.launcher.processes import KeeperLost
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.streams import hold_closed
@@ -106,6 +107,7 @@ def console_script() -> NoReturn:
 
 
 def _run_command(argv: Sequence[str]) -> int:
+    teller = take_teller()
     try:
         args = parse_args(argv)
         chosen = options.from_arguments(args)
@@ -127,6 +129,7 @@ def _run_command(argv: Sequence[str]) -> int:
         return _complain(str(error), 1)  # where torchrun raises, it exits with 1
     runtime = Runtime(chosen)
     runtime.is_alone = True
+    runtime.metrics_teller = teller
     runtime.shared_arguments = shared_arguments(argv, len(args.training_script_args))
     try:
         runtime.begin(warm_command(args), _early_environment(args))

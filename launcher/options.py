@@ -19,6 +19,7 @@ __all__ = [
     "add_cluster_arguments",
     "from_arguments",
     "from_environment",
+    "port",
 ]
 
 
@@ -45,6 +46,8 @@ class Options:
     on_hang: str = "act"
     hang_patience: float = 30.0
     chaos: str = ""
+    metrics_port: int = 0
+    metrics_address: str = "127.0.0.1"
 
 
 def _switch(text: str) -> bool:
@@ -58,6 +61,13 @@ def _switch(text: str) -> bool:
 def _count(text: str) -> int:
     if not text.strip().isdecimal():
         raise ValueError("a whole number, 0 or more")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """A TCP port, or 0 for none. Raises ValueError that says what would be right."""
+    if not (text.strip().isdecimal() and int(text) < 65536):
+        raise ValueError("a port from 1 to 65535, or 0 for none")
     return int(text)
 
 
@@ -113,10 +123,16 @@ class _Option:
     parse: Callable[[str], Any]  # raises ValueError whose text says what would be right
     metavar: str
     help: str
+    is_short: bool = False  # its flag has no prefix
 
     @property
     def flag(self) -> str:
-        return "--unicron-" + self.name.replace("_", "-")
+        return ("--" if self.is_short else "--unicron-") + self.name.replace("_", "-")
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """With dashes and, as torchrun's own, with underscores."""
+        return self.flag, self.flag[:2] + self.flag[2:].replace("-", "_")
 
     @property
     def variable(self) -> str:
@@ -226,6 +242,20 @@ OPTIONS = (
         metavar="PLAN",
         help="break workers on purpose, such as kill:rank=1,step=50; `unicron chaos check` says what a plan does",
     ),
+    _Option(
+        name="metrics_port",
+        parse=port,
+        metavar="PORT",
+        help="serve metrics for Prometheus at /metrics, and /healthz and /readyz, on this port; 0: no (default: 0)",
+        is_short=True,
+    ),
+    _Option(
+        name="metrics_address",
+        parse=str,
+        metavar="HOST",
+        help="the address to serve metrics on; 0.0.0.0 for all (default: 127.0.0.1)",
+        is_short=True,
+    ),
 )
 assert {option.name for option in OPTIONS} == {field.name for field in fields(Options)}
 
@@ -235,8 +265,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("unicron-run", "Options of unicron-run itself; UNICRON_<NAME> sets each as well.")
     for option in OPTIONS:
         group.add_argument(
-            option.flag,
-            f"--unicron_{option.name}",
+            *option.flags,
             dest=f"unicron_{option.name}",
             default=None,
             metavar=option.metavar,

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from unicron_elastic.launcher.arguments import TorchMissing, get_args_parser
 from unicron_elastic.launcher.lending import OF_SUBMISSION, without_options
 from unicron_elastic.launcher.main import AGENT_VARIABLE
+from unicron_elastic.planning.best_configurations import configurations_of
+from unicron_elastic.planning.configured import CONFIGURATIONS, configurations_text
 from unicron_elastic.planning.jobs import JobSpec
 
 __all__ = ["JOB_VARIABLE", "child_command", "child_environment", "parsed", "shared_options", "why_not_here"]
@@ -22,7 +24,7 @@ MOST_NODES = 1_000_000
 LAST_CALL_S = 10  # for all nodes that the plan gives a job to meet, before it begins with fewer
 _LAUNCHERS = ("unicron-run", "torchrun")
 _PLACED = ("cluster", "weight", "job-spec", "nnodes", "nproc-per-node", "rdzv-id", "rdzv-backend", "rdzv-endpoint",
-    "master-addr", "master-port", "local-addr", "node-rank",
+    "master-addr", "master-port", "local-addr", "node-rank", "metrics-port", "metrics-address",
 )  # fmt: skip
 _PLACED_FLAGS = ("detach", "standalone")
 _OF_PLACE = ("PET_STANDALONE", "PET_NODE_RANK", "PET_LOCAL_ADDR")  # of the node where the job was submitted
@@ -148,4 +150,6 @@ def child_environment(
     }
     here = {name: value for name, value in environ.items() if name not in (*OF_SUBMISSION, "PET_STANDALONE")}
     own = {"UNICRON_NODE_NAME": host, JOB_VARIABLE: spec.name, AGENT_VARIABLE: str(os.getpid())}
+    if configurations := configurations_of(spec):
+        own[CONFIGURATIONS] = configurations_text(configurations)
     return {**here, **told, **etcd, **own}

@@ -5,18 +5,26 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unicron_elastic.incident import Incident
 from unicron_elastic.launcher.console import open_console
 from unicron_elastic.launcher.ledger import Ledger, default_ledger
 from unicron_elastic.launcher.loop import Loop
+from unicron_elastic.launcher.metrics_link import Teller
 from unicron_elastic.launcher.options import Options
 from unicron_elastic.launcher.view import JobView, WorkerView
 from unicron_elastic.recovery.machine import JobState
 from unicron_elastic.worker.pulse import PulseReading
+
+if TYPE_CHECKING:
+    from unicron_elastic.launcher.job_metrics import JobMetrics
+    from unicron_elastic.metrics.samples import Sample
 
 __all__ = ["Reporter", "job_view"]
 
@@ -49,6 +57,7 @@ class Reporter:
         self.last_said = ""
         self._is_closed = False
         self._spoken = _Spoken(self.say)
+        self._metrics: JobMetrics | None = None
 
     def speak_for_library(self) -> None:
         """What the library below would log is said as the agent's own words, until closed."""
@@ -87,9 +96,55 @@ class Reporter:
 
         self._loop.call_at(time.monotonic(), refresh)
 
+    def serve_metrics(
+        self,
+        view: Callable[[], JobView],
+        node: str,
+        teller: Teller | None,
+        *,
+        cluster_samples: Callable[[], Iterable[Sample]],
+        may_thread: bool,
+    ) -> None:
+        """Serves the job's metrics, if that is wanted, or tells them to the agent that runs it, until closed.
+
+        Those of the cluster are served with them. Without ``may_thread`` nothing is: that is said.
+        """
+        address, port = self._options.metrics_address, self._options.metrics_port
+        if teller is None and not port:
+            return
+        if not may_thread:
+            self.say("No metrics are served: workers may be forked from this very process, which must have no threads.")
+            return
+        from unicron_elastic.launcher.job_metrics import JobMetrics  # and an HTTP server, for who wants one
+        from unicron_elastic.launcher.metrics_server import open_server
+
+        metrics = JobMetrics(self._loop, view, node, self._ledger_path)
+        metrics.cluster_samples = cluster_samples
+        opened = partial(open_server, address, port, say=self.say) if port else None
+        if metrics.start(server=opened, teller=teller):
+            self._metrics = metrics
+
+    def phase_is(self, phase: str) -> None:
+        """The job is in this phase now."""
+        if self._metrics is not None:
+            self._metrics.phase_is(phase)
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """While the nodes meet the loop stands, as it should."""
+        if self._metrics is not None:
+            self._metrics.is_meeting = True
+        try:
+            yield
+        finally:
+            if self._metrics is not None:
+                self._metrics.is_meeting = False
+
     def record(self, incident: Incident) -> None:
         """Writes the incident to the ledger and, when it is over, says what it cost."""
-        self._open_ledger().record(incident)
+        written = self._open_ledger().record(incident)
+        if self._metrics is not None:
+            self._metrics.recorded(written)
         self._last_incident = incident.reason
         if incident.total_ms is not None:
             self.say(f"Incident {incident.number}: first step {incident.total_ms:.0f} ms after the fault.")
@@ -100,13 +155,17 @@ class Reporter:
 
     def _open_ledger(self) -> Ledger:
         if self._ledger is None:
-            path = Path(self._options.ledger) if self._options.ledger else default_ledger(self._run_id, self.folder)
-            self._ledger = Ledger(path, self.say)
+            self._ledger = Ledger(self._ledger_path(), self.say)
         return self._ledger
 
+    def _ledger_path(self) -> Path:
+        return Path(self._options.ledger) if self._options.ledger else default_ledger(self._run_id, self.folder)
+
     def close(self) -> None:
-        """Takes the panel away."""
+        """Takes the panel away, and serves no metrics any more."""
         self._is_closed = True
+        if self._metrics is not None:
+            self._metrics.close()
         logger = logging.getLogger("unicron_elastic")
         if self._spoken in logger.handlers:
             logger.removeHandler(self._spoken)
@@ -120,6 +179,7 @@ def job_view(state: JobState, readings: Mapping[int, PulseReading | None], *, no
     The times and the last incident are the reporter's to add.
     """
     workers = []
+    ends = [reading.at for reading in readings.values() if reading is not None and reading.at is not None]
     for worker in state.workers:
         reading = readings.get(worker.local_rank)
         workers.append(
@@ -143,4 +203,7 @@ def job_view(state: JobState, readings: Mapping[int, PulseReading | None], *, no
         workers=tuple(workers),
         uptime_s=0.0,
         last_incident=None,
+        phase=state.phase.value,
+        is_incident_open=state.incident is not None,
+        last_step_at=max(ends, default=None),
     )

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from unicron_elastic.launcher.loop import Loop
+from unicron_elastic.launcher.metrics_link import Teller
 from unicron_elastic.launcher.options import Options
 from unicron_elastic.launcher.processes import Exit, KeeperLost, Processes
 from unicron_elastic.launcher.streams import open_streams
@@ -25,6 +26,7 @@ class Runtime:
         self.warm: WarmProcess | None = None
         self.shared_arguments: tuple[str, ...] = ()  # of unicron-run, as a spare node would need them
         self.is_alone = False  # whether this process is unicron-run's own, so that nobody else forks from it
+        self.metrics_teller: Teller | None = None  # to the agent of the cluster that started this process
         self.why_plain: str | None = None  # why workers start plainly, once that is known
         self._is_unfit = False  # a warm process refused to serve, as the next one would
 

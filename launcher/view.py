@@ -34,6 +34,9 @@ class JobView:
     workers: tuple[WorkerView, ...]  # of this node only
     uptime_s: float
     last_incident: str | None
+    phase: str = ""  # of recovery.state.Phase
+    is_incident_open: bool = False  # there was no step yet since a fault
+    last_step_at: float | None = None  # monotonic seconds; None before the first
 
     @property
     def step(self) -> int | None:

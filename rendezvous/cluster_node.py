@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from unicron_elastic.recovery.quarantine import Quarantined, sentence
+from unicron_elastic.rendezvous.cluster_answers import ClusterAnswers
 from unicron_elastic.rendezvous.cluster_presence import ClusterPresence
 from unicron_elastic.rendezvous.cluster_records import NodeRecord
 from unicron_elastic.rendezvous.heartbeat_wire import Hello
@@ -58,6 +59,10 @@ class ClusterNode:
     def leads(self) -> bool:
         """Whether this agent coordinates."""
         return self._heartbeats is not None and self._heartbeats.leads
+
+    def answers(self) -> ClusterAnswers:
+        """What it says of its part in the cluster, now."""
+        return ClusterAnswers(self._heartbeats, self._planner)
 
     def enter(self, timeout_s: float, *, again: bool = False) -> None:
         """Says that this node is there; ``again``: although that was said. Raises StoreError, or OSError for a port."""

@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from unicron_elastic.faults.text import one_line
+from unicron_elastic.metrics.samples import Sample
 from unicron_elastic.recovery.quarantine import Quarantined
 from unicron_elastic.rendezvous import round_store
 from unicron_elastic.rendezvous.blindness import Decision, why_not
@@ -182,6 +183,10 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Tells the other nodes of the round of a fault here, at once."""
         if self._round is not None:
             self._node.tell_fault(self._round.number, reason)
+
+    def cluster_samples(self) -> Iterable[Sample]:
+        """What this agent's metrics say of the cluster. From any thread."""
+        return self._node.answers().samples()
 
     def offer_job(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], nproc_per_node: int) -> None:
         """Has the job's command line written for spare nodes. Raises ValueError for one that is no use to them."""

@@ -60,6 +60,8 @@ class Heartbeats:
         # Told the revision of the leader's key when this agent begins to coordinate, and 0 when it ends.
         self.on_lead: Callable[[int], None] = lambda _revision: None
         self._state = CoordinationState(me=hello.node_id, is_dedicated=is_dedicated, may_lead=may_lead)
+        self.lost_nodes = 0  # that this agent has removed
+        self.turned_at = time.monotonic()  # when the loop last went round
         self._is_looking = False
         self._posted: deque[Callable[[], None]] = deque()
         self._links = Links(
@@ -89,6 +91,11 @@ class Heartbeats:
     def leads(self) -> bool:
         """Whether this agent coordinates."""
         return self._state.leads
+
+    @property
+    def state(self) -> CoordinationState:
+        """What this agent knows of the others. From any thread."""
+        return self._state
 
     def start(self, presence: ClusterPresence) -> None:
         """Begins, once the presence has entered."""
@@ -137,6 +144,7 @@ class Heartbeats:
         while not self._is_over.is_set():
             try:
                 self._links.poll(TICK_S)
+                self.turned_at = time.monotonic()
                 while self._posted:
                     self._posted.popleft()()
                 now = time.monotonic()
@@ -262,9 +270,11 @@ class Heartbeats:
             case coordination.Remove():
                 is_back = command.node.node_id in self._state.links  # while the store took its time
                 if not is_back and presence.remove(command):
+                    self.lost_nodes += 1
                     self._say(command.reason)
             case coordination.Depose():
                 if presence.lead(record, command.leader.revision, command):
+                    self.lost_nodes += command.node is not None
                     self._say(command.reason)
             case _:
                 raise AssertionError(command)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from unicron_elastic.metrics.figures import PlanFigures
 from unicron_elastic.planning.coordinator import (
     AdoptRates,
     BuildTable,
@@ -31,7 +32,8 @@ from unicron_elastic.planning.table import Table, build_table
 from unicron_elastic.recovery.quarantine import Quarantined
 from unicron_elastic.rendezvous import plan_records as records
 from unicron_elastic.rendezvous.cluster_records import LEADER, QUARANTINE, parse_quarantined
-from unicron_elastic.rendezvous.plan_mirror import PlanMirror, health_of
+from unicron_elastic.rendezvous.plan_figures import plan_figures
+from unicron_elastic.rendezvous.plan_mirror import PlanMirror, PlannedJob, health_of
 from unicron_elastic.rendezvous.plan_records import Order, PhaseRecord, PlannedJobKeys
 from unicron_elastic.rendezvous.store import (
     MAX_COMMIT_BYTES,
@@ -88,6 +90,7 @@ class Term:
         self._built: TableBuilt | None = None
         self._odd: dict[str, str] = {}  # as told
         self._before: Snapshot | None = None
+        self._seen: tuple[Snapshot, dict[str, PlannedJob]] = Snapshot(), {}  # at the latest look
         self._uptime = _Uptime(since=time.monotonic(), noted_at=time.monotonic())
         store.watch(snapshot, lambda item: self._inbox.put((records.PLAN, item)))
         store.watch(kept_out, lambda item: self._inbox.put((QUARANTINE, item)))
@@ -105,6 +108,11 @@ class Term:
         """Ends a wait. Safe from any thread."""
         self._inbox.put(None)
 
+    def figures(self, at_unix_s: float) -> PlanFigures:
+        """What is planned for, as of the latest look. From any thread."""
+        snapshot, jobs = self._seen
+        return plan_figures(snapshot, jobs, tuple(self._quarantined.values()), at_unix_s)
+
     def look(self, at_unix_s: float) -> None:
         """Decides, and does what was decided. Raises StoreError."""
         if self._blind or self._mirror.is_empty:
@@ -116,6 +124,7 @@ class Term:
             self._tell_odd()
             self._count_faults(snapshot)
             has_acted = self._handle(SnapshotSeen(at_unix_s, snapshot))
+            self._seen = snapshot, self._mirror.jobs()
         else:
             has_acted = self._handle(TimePassed(at_unix_s))
         if not has_acted:  # first the orders that follow from a fault

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from unicron_elastic.metrics.figures import PlanFigures
 from unicron_elastic.rendezvous.store import (
     LeaseGoneError,
     Store,
@@ -45,9 +46,22 @@ class Planner:
         self._thread: threading.Thread | None = None
         self._error = ""  # the last one that was told
         self._term: Term | None = None
+        self._turned_at = 0.0
+
+    @property
+    def figures(self) -> PlanFigures | None:
+        """Of the cluster, as of the latest look; None while this agent does not plan. From any thread."""
+        term = self._term
+        return None if term is None or not self._leader_revision else term.figures(time.time())
+
+    @property
+    def turned_at(self) -> float | None:
+        """When the loop last went round, in monotonic seconds; None while this agent does not plan."""
+        return self._turned_at if self._leader_revision else None
 
     def lead(self, leader_revision: int) -> None:
         """This agent holds the leader's key, which is at ``leader_revision``; 0: it does not."""
+        self._turned_at = time.monotonic()
         self._leader_revision = leader_revision
         self._inbox.put(None)
         if (term := self._term) is not None:
@@ -67,6 +81,7 @@ class Planner:
     def _run(self) -> None:
         while not self._is_over.is_set():
             revision = self._leader_revision
+            self._turned_at = time.monotonic()
             if not revision:
                 self._inbox.get()
                 continue
@@ -99,5 +114,6 @@ class Planner:
     def _serve(self, term: Term, revision: int) -> None:
         """As long as this agent leads by the same right."""
         while self._leader_revision == revision and not self._is_over.is_set():
+            self._turned_at = time.monotonic()
             term.look(time.time())
             term.wait(TICK_S)

@@ -28,6 +28,7 @@ DECISIONS = (
     "unicron_elastic.faults",
     "unicron_elastic.recovery",
     "unicron_elastic.incident",
+    "unicron_elastic.metrics",
     "unicron_elastic.planning",
     "unicron_elastic.testing.chaos_parse",
     "unicron_elastic.testing.chaos_plan",

@@ -50,6 +50,7 @@ class Incident:
     micro_batches_reused: int | None = None  # of the failed step, computed before the fault by members on this node
     micro_batches_recomputed: int | None = None  # ... by the lost ranks, and now again by all nodes' members
     evidence: str | None = None  # the file with what was found out before anything was done
+    workers: int | None = None  # of this node, when it was noticed
     superseded_by: int | None = None  # the number of the incident that came before the first step after this one
 
     def phase_ms(self, phase: str) -> float | None:

@@ -39,7 +39,10 @@ VALUES = [
     ("on_hang", "observe", "observe"),
     ("hang_patience", "2.5", 2.5),
     ("chaos", "kill:rank=1,step=50", "kill:rank=1,step=50"),
+    ("metrics_port", "9401", 9401),
+    ("metrics_address", "0.0.0.0", "0.0.0.0"),
 ]
+WITHOUT_PREFIX = ("metrics_port", "metrics_address")
 
 
 def test_every_option_is_tried_here() -> None:
@@ -54,10 +57,11 @@ def test_without_flags_and_variables_the_defaults_hold() -> None:
 @pytest.mark.parametrize(("name", "text", "value"), VALUES)
 def test_flag_and_variable_mean_the_same(name: str, text: str, value: object) -> None:
     assert value != getattr(Options(), name)
-    dashed = name.replace("_", "-")
+    prefix = "" if name in WITHOUT_PREFIX else "unicron_"
+    dashed = f"{prefix}{name}".replace("_", "-")
     for parsed in (
-        _parse(f"--unicron-{dashed} {shlex.quote(text)}"),
-        _parse(f"--unicron_{name}={shlex.quote(text)}"),
+        _parse(f"--{dashed} {shlex.quote(text)}"),
+        _parse(f"--{prefix}{name}={shlex.quote(text)}"),
         _parse("", {f"UNICRON_{name.upper()}": text}),
         from_environment({f"UNICRON_{name.upper()}": text}),
     ):
@@ -100,12 +104,15 @@ def test_an_empty_list_of_exit_codes_is_possible() -> None:
         ("no-restart-exit-codes", "0", "exit codes from 1 to 255"),
         ("no-restart-exit-codes", "256", "exit codes from 1 to 255"),
         ("no-restart-exit-codes", "3;4", "exit codes from 1 to 255"),
+        ("metrics-port", "http", "a port from 1 to 65535, or 0 for none"),
+        ("metrics-port", "65536", "a port from 1 to 65535, or 0 for none"),
     ],
 )
 def test_a_bad_value_is_named_with_its_option_and_remedy(name: str, text: str, remedy: str) -> None:
     variable = "UNICRON_" + name.upper().replace("-", "_")
+    flag = f"--{name}" if variable.removeprefix("UNICRON_").lower() in WITHOUT_PREFIX else f"--unicron-{name}"
     for source, parse in (
-        (f"--unicron-{name}", lambda: _parse(f"--unicron-{name}={shlex.quote(text)}")),
+        (flag, lambda: _parse(f"{flag}={shlex.quote(text)}")),
         (variable, lambda: from_environment({variable: text})),
     ):
         with pytest.raises(BadOption) as caught:

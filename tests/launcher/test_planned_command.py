@@ -24,7 +24,10 @@ from unicron_elastic.launcher.planned_command import (
     shared_options,
     why_not_here,
 )
-from unicron_elastic.planning.jobs import JobSpec
+from unicron_elastic.planning.configurations import Configuration, Workload
+from unicron_elastic.planning.configured import CONFIGURATIONS, parse_configurations
+from unicron_elastic.planning.jobs import JobSpec, Modelled
+from unicron_elastic.planning.throughput_shape import Transformer
 
 
 @pytest.fixture(autouse=True)
@@ -203,6 +206,15 @@ def test_the_environment_is_the_nodes_then_the_jobs_then_what_the_plan_says() ->
         "PATH": "/here", "NCCL_DEBUG": "INFO", "PET_LOCAL_ADDR": "10.0.0.1", "UNICRON_ETCD_PASSWORD_FILE": "/secret",
         "UNICRON_ETCD_CA": "/here.pem", "PET_ROLE": "r", "UNICRON_NODE_NAME": "node1", JOB_VARIABLE: "job",
     }  # fmt: skip
+
+
+def test_a_child_knows_the_configurations_of_a_job_with_a_workload() -> None:
+    workload = Workload(
+        global_batch=8, transformer=Transformer(layers=2, hidden=64, heads=4, sequence=32, vocabulary=96)
+    )
+    job = spec("train.py", max_nodes=2, throughput=Modelled(workload))
+    told = child_environment(job, "node1", {}, {CONFIGURATIONS: "of another job"})[CONFIGURATIONS]
+    assert parse_configurations(told) == {1: Configuration(replicas=1), 2: Configuration(replicas=2)}
 
 
 @pytest.mark.parametrize("name", ["UNICRON_CLUSTER", "UNICRON_DETACH", "UNICRON_WEIGHT", "UNICRON_JOB_SPEC"])
