@@ -30,6 +30,7 @@ if os.fork() == 0:
     if os.fork() == 0:
         print("daemon", os.getpid(), flush=True)
         while True: os.read(os.pipe()[0], 1)
+    os._exit(0)
 server = socket.create_server(("", 7000))
 print("serving", flush=True)
 held, _ = server.accept()
