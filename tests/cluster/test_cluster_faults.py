@@ -190,6 +190,7 @@ def test_etcd_is_away_for_longer_than_an_agent_waits_at_its_start(cluster: Calla
     assert job.end("abc")[-1] == second
 
 
+@pytest.mark.slow
 def test_etcd_is_killed_and_started_again(cluster: Callable[..., Cluster], etcd: Etcd) -> None:
     """It has its data, the training is not disturbed, and the next round begins as usual."""
     job = cluster()

@@ -59,6 +59,7 @@ def killed(launcher: Any) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_gpt_in_place_makes_each_step_once_with_the_same_losses(killed: Any) -> None:
     arguments = ("--steps", "16", "--batch-size", "2", "--log-every", "1")
     job = killed("train_gpt_in_place.py", *arguments, "--kill", "1:6")

@@ -144,6 +144,7 @@ def test_a_node_that_is_not_recalled_any_more_stays(
     assert all(run.out.count("GENERATION") == 1 for run in runs.values())
 
 
+@pytest.mark.slow
 def test_who_waits_in_rendezvous_leaves_too(start: Start, launcher: Any, recall: Callable[[str], object]) -> None:
     waiting = start("a", "2:3")
     waiting.until(lambda: "waits" in _nodes(waiting), "a node that waits")
