@@ -2,7 +2,7 @@
 PYTHON ?= python
 TYPES := build/types
 
-.PHONY: check format lint types test cover bench
+.PHONY: check format lint types test cover bench docs
 
 check: lint types test
 
@@ -29,3 +29,8 @@ cover:
 bench:
 	$(PYTHON) benchmarks/restart.py
 	$(PYTHON) benchmarks/in_band.py
+
+# The site in build/site, from docs/ and what its pages link to. Needs the extra "docs".
+docs:
+	$(PYTHON) docs/tools/reference.py --check
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

@@ -1,0 +1,374 @@
+"""Writes the pages of the reference that are made from the code: options and the keys in etcd.
+
+``python docs/tools/reference.py`` writes them, ``--check`` only says what is out of date. A key, an option or a
+variable that the code has and this file does not describe is an error here, so that none is forgotten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from unicron_elastic.launcher import options
+from unicron_elastic.launcher.arguments import torchrun_parser
+from unicron_elastic.launcher.cli import app
+from unicron_elastic.rendezvous import cluster_records, etcd_connection, etcd_options, etcd_store, plan_keys
+from unicron_elastic.rendezvous.job_records import JobKeys
+
+DOCS = Path(__file__).parents[1]
+SOURCES = ("launcher", "rendezvous", "unicron_elastic")
+MADE = "<!-- Made by docs/tools/reference.py from the code: change it there. -->"
+
+# Of --rdzv-conf with the back end unicron: create.py reads them one by one. Name, default, meaning.
+RDZV_CONF = (
+    ("last_call_timeout", "30", "seconds for more than MIN nodes to come to the first round"),
+    ("join_timeout", "600", "seconds for a round to begin"),
+    ("connect_timeout", "30", "seconds for etcd to answer at the start"),
+    ("lease_ttl", "3", "seconds after which an agent that hangs is lost; etcd grants no less than its election time"),
+    ("target_nodes", "MAX", "how many nodes train; the others are spares"),
+    ("expected_nodes", "as many as train at most", "how many come to the first round, if that is known"),
+    ("blind_patience", "600", "seconds that a node trains without seeing etcd; 10 at the least"),
+    ("label", "", "place in the network: equal and similar labels get neighbouring ranks"),
+    ("start", "", "which start of a planned job this is; the cluster's agent sets it"),
+    *((name, "", f"or `UNICRON_{name.upper()}`") for name in etcd_options.OPTIONS),
+)
+
+# Variables that are no option's.
+OTHER_VARIABLES = {
+    "UNICRON_QUARANTINE": "the file with the nodes in quarantine; else `quarantine.json` in the user's state folder",
+    "UNICRON_NODE_NAME": "what this node is called; else its host name",
+    "UNICRON_SPEC_ENV": "names of further variables, with commas, that a job takes along to other nodes",
+    "UNICRON_ETCD_PASSWORD": "the password itself, where a file would be one more thing to keep",
+}
+
+# Variables by which the parts of unicron-run find each other. Nobody sets them by hand.
+INNER_VARIABLES = {
+    "UNICRON_AGENT_PID": "to a job's part: the agent of the cluster that began it",
+    "UNICRON_CONFIGURATION": "to workers: DP, TP, PP with which the job was started",
+    "UNICRON_CONFIGURATIONS": "to a job's part: the best of these by the number of nodes",
+    "UNICRON_CONTROL_FD": "to workers: the control channel",
+    "UNICRON_METRICS_FD": "to a job's part: where it tells its metrics",
+    "UNICRON_PLANNED_JOB": "to a job's part: the job that the plan knows",
+    "UNICRON_PULSE_FD": "to workers: the pulse page",
+    "UNICRON_PYTHONPATH": "to workers: the `PYTHONPATH` that the user had set",
+    "UNICRON_RUN_TOKEN": "to workers: marks the processes of this run, so that none is missed at its end",
+    "UNICRON_TAKES_PLACE": "to workers: this one takes the place of a lost rank",
+    "UNICRON_VERDICT": "to a job's part: a file for how the job has ended",
+    "UNICRON_WARM_FD": "to the warm process: its channel",
+}
+
+JOB = "JOB"
+LEASE_AGENT, LEASE_JOB = "the agent's lease", "the job's lease, 60 s after its last agent"
+TEN_MINUTES, A_DAY, STAYS = "10 minutes", "a day after the job's end", "until it is changed"
+
+# By the code's name of the key: what keeps it, and what it holds.
+CLUSTER_KEYS = {
+    "LEADER": (LEASE_AGENT, "who coordinates, and its address"),
+    "SECRET": (STAYS, "what all agents of the cluster know, 32 random bytes as hex; made by the first of them"),
+    "NODES": (LEASE_AGENT, "an agent: host, job, label, process, address"),
+    "QUARANTINE": ("until it is lifted, or its time is over", "a host that is kept out, why, by whom, until when"),
+    "UNREACHABLE": (LEASE_AGENT, "by agent: the coordinator that it cannot reach"),
+}
+JOB_KEYS = {
+    "round": (LEASE_JOB, "who trains together, in the order of their ranks"),
+    "closed": (TEN_MINUTES, "why the job is over"),
+    "failed": (TEN_MINUTES, "why it was closed, if it did not end well"),
+    "lease": (LEASE_JOB, "the job's lease, which all its agents keep alive"),
+    "leaving": (LEASE_JOB, "the round, and how many of its nodes leave it"),
+    "claims": ("the lease of the spare", "by number: a spare that is on its way"),
+    "spec": (LEASE_JOB, "**the command line**, folder and variables, for nodes that are lent to it"),
+    "cancelled": (TEN_MINUTES, "why, by an operator"),
+    "member": (LEASE_AGENT, "an agent that is there: host, label, the round that it waits for"),
+    "claim": None,  # of claims
+    "lost": (TEN_MINUTES, "why the coordinator has removed an agent, or why it left"),
+    "departing": (LEASE_JOB, "why an agent that is well is about to leave"),
+    "recalled": ("the lease of the cluster's agent there", "why a node is wanted elsewhere"),
+    "world": (LEASE_JOB, "by round and number: the ranks that train together"),
+    "store": ("the lease of the agent that hosts it", "where the workers of a round find their store, HOST:PORT"),
+}
+PLAN_KEYS = {
+    "CURRENT": (STAYS, "the plan: who gets which nodes, and why"),
+    "FAULTS": (STAYS, "how many faults there were in how much node time: the next fault that is to be expected"),
+    "NODE_RECORDS": (LEASE_AGENT, "what an agent says that it does: idle, joining, working, leaving"),
+    "ORDERS": ("the lease of the node's agent", "what a node is to do, and by which plan"),
+}
+PLANNED_KEYS = {
+    "spec": (A_DAY, "**the command line**, folder, variables, weight, bounds and rates of a job"),
+    "phase": (A_DAY, "how far the job is, why, and its exit code"),
+    "rates": (A_DAY, "T(t, x) from which plans are made"),
+    "measured": (A_DAY, "what the job has measured of its own steps"),
+    "output": ("the lease of who submitted it", "where its output is wanted, HOST:PORT"),
+    "refusals": (A_DAY, "by node: why that one does not work for it"),
+}
+
+
+def options_page() -> str:
+    """Of ``unicron-run``, ``--rdzv-conf``, torchrun, ``unicron``, and the environment."""
+    run = "unicron-run"
+    return _page(
+        "Options and variables",
+        "Each option of `unicron-run` has an environment variable; the command line wins. So do torchrun's, by `PET_`. "
+        "Names may be written with dashes or underscores.",
+        _section(f"{run}: its own options", ("option", "variable", "default", "meaning"), _own_options()),
+        _section(f"{run}: jobs of a cluster", ("option", "variable", "default", "meaning"), _cluster_options()),
+        _section(
+            f"{run}: what `--rdzv-conf` takes with `--rdzv-backend unicron`", ("name", "default", ""), _conf_rows()
+        ),
+        _section(f"{run}: torchrun's options", ("option", "variable", "default"), _torchrun_options()),
+        *_commands(),
+        _section("Other variables", ("variable", "meaning"), _variables(OTHER_VARIABLES)),
+        _section("Variables that the parts tell each other", ("variable", "meaning"), _variables(INNER_VARIABLES)),
+    )
+
+
+def keys_page() -> str:
+    """Every key that is written to etcd."""
+    root = f"{inspect.signature(etcd_store.EtcdStore).parameters['namespace'].default}/"
+    return _page(
+        "Keys in etcd",
+        f"All are below `{root}`, so a user of etcd needs that prefix and nothing else. Values are JSON or plain text, "
+        "and are read with bounds; what cannot be read is left out and said. Names in keys are quoted as in a URL. "
+        "A key goes with what keeps it: when that lease ends, so does the key.",
+        _section("Of the cluster", ("key", "kept by", "holds"), _cluster_rows(root)),
+        _section("Of a job that runs", ("key", "kept by", "holds"), _job_rows(root)),
+        "`JOB` is the `--rdzv-id`. A planned job may start several times, and each start has keys of its own: "
+        f"`{plan_keys.run_of_start('JOB', 1)}`.\n",
+        _section("Of planning", ("key", "kept by", "holds"), _plan_rows(root)),
+    )
+
+
+PAGES: dict[str, Callable[[], str]] = {"reference-options.md": options_page, "reference-keys.md": keys_page}
+
+
+# -- options -------------------------------------------------------------------------------------------------------
+
+
+def _own_options() -> Iterator[tuple[str, ...]]:
+    defaults = options.Options()
+    for option in options.OPTIONS:
+        value = _value(getattr(defaults, option.name)) or _default_in(option.help)
+        yield f"`{option.flag} {_plain(option.metavar)}`", f"`{option.variable}`", value, _meaning(option.help)
+
+
+def _cluster_options() -> Iterator[tuple[str, ...]]:
+    parser = argparse.ArgumentParser(add_help=False)
+    options.add_cluster_arguments(parser)
+    for action in parser._actions:
+        words = f"{action.option_strings[0]} {action.metavar or ''}".strip()
+        text = action.help or ""
+        yield f"`{words}`", _variables_in(text), _default_in(text), _meaning(text)
+
+
+def _torchrun_options() -> Iterator[tuple[str, ...]]:
+    for action in torchrun_parser()._actions:
+        if action.option_strings and action.dest != "help":
+            name = min(action.option_strings, key=lambda option: (not option.startswith("--"), "_" in option))
+            yield f"`{name}`", f"`PET_{action.dest.upper()}`", _value(action.default)
+
+
+def _conf_rows() -> Iterator[tuple[str, ...]]:
+    text = inspect.getsource(sys.modules["unicron_elastic.rendezvous.etcd_options"])
+    text += (DOCS.parent / "rendezvous" / "create.py").read_text(encoding="utf-8")
+    for name, default, meaning in RDZV_CONF:
+        _require(f'"{name}"' in text, f"--rdzv-conf {name} is not read anywhere")
+        yield f"`{name}`", default, meaning
+    described = {name: default for name, default, _ in RDZV_CONF}
+    for name, default in re.findall(r'(?:_seconds|_number)\(parameters, "(\w+)"(?:, (\d[\d.]*))?', text):
+        _require(name in described, f"--rdzv-conf {name} is not described")
+        _require(
+            not default or float(default) == float(described[name]), f"--rdzv-conf {name} is {default} if not given"
+        )
+
+
+def _commands() -> Iterator[str]:
+    head = ("", "variable", "default", "meaning")
+    where = '## unicron: where etcd is\n\nCommands that say "and where etcd is" take these as well.\n'
+    known = dict(commands())
+    yield where + _section("", head, [_command_row(each) for each in _rest(known["unicron nodes"]) if _is_etcd(each)])
+    for words, command in known.items():
+        parameters = _rest(command)
+        if hasattr(command, "commands") and not parameters:
+            continue
+        rows = [_command_row(parameter) for parameter in parameters if not _is_etcd(parameter)]
+        table = _section("", head, rows) if rows else ""
+        where = "\nAnd where etcd is.\n" if any(map(_is_etcd, parameters)) else ""
+        yield f"## {words}\n\n{_prose(command.help or '')}\n{where}{table}"
+
+
+def _rest(command: Any) -> list[Any]:
+    return [parameter for parameter in command.params if parameter.name != "help"]
+
+
+def _is_etcd(parameter: Any) -> bool:
+    return parameter.name in ("endpoint", *etcd_options.OPTIONS)
+
+
+def _prose(text: str) -> str:
+    """A command's help; what it has in columns stays so."""
+    parts = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join("```text" + part[1:] + "\n```" if part.startswith("\b") else part for part in parts)
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Each command of ``unicron`` with its words."""
+
+    def below(words: str, command: Any) -> Iterator[tuple[str, Any]]:
+        yield words, command
+        for name, child in getattr(command, "commands", {}).items():
+            yield from below(f"{words} {name}", child)
+
+    yield from below("unicron", typer.main.get_command(app))
+
+
+def _command_row(parameter: Any) -> tuple[str, ...]:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.metavar or parameter.name.upper()}`", "", "", _meaning(parameter.help or "")
+    words = "`, `".join([*parameter.opts, *parameter.secondary_opts])
+    text = parameter.help or ""
+    value = None if parameter.default is False else parameter.default
+    return f"`{words}`", _variables_in(text), _value(value), _meaning(text)
+
+
+def _variables(described: dict[str, str]) -> Iterator[tuple[str, ...]]:
+    undescribed = found_variables() - known_variables()
+    _require(not undescribed, f"the code has the variables {sorted(undescribed)}, which are not described")
+    for name, meaning in described.items():
+        _require(name in found_variables(), f"{name} is described, and no code reads it")
+        yield f"`{name}`", meaning
+
+
+@cache
+def found_variables() -> set[str]:
+    """Every variable of our own that the code names."""
+    files = [path for folder in SOURCES for path in (DOCS.parent / folder).rglob("*.py")]
+    return {name for path in files for name in re.findall(r"\bUNICRON_[A-Z][A-Z_]*[A-Z]\b", path.read_text("utf-8"))}
+
+
+def known_variables() -> set[str]:
+    """Every one that the page has."""
+    known = {*OTHER_VARIABLES, *INNER_VARIABLES, *(option.variable for option in options.OPTIONS)}
+    known |= {f"UNICRON_{name.upper()}" for name in etcd_options.OPTIONS} | set(etcd_options.ENDPOINT_VARIABLES)
+    return known | {"UNICRON_CLUSTER", "UNICRON_DETACH", "UNICRON_WEIGHT", "UNICRON_JOB_SPEC"}
+
+
+# -- keys ----------------------------------------------------------------------------------------------------------
+
+
+def _cluster_rows(root: str) -> Iterator[tuple[str, ...]]:
+    names = {"NODES": "NODE", "QUARANTINE": "HOST", "UNREACHABLE": "NODE"}
+    not_records = {"CLUSTER", "JOBS"}  # prefixes of others
+    constants = {name for name, value in vars(cluster_records).items() if name.isupper() and name[0] != "_"}
+    keys = {name for name in constants if isinstance(getattr(cluster_records, name), str)}
+    _require(keys - not_records == set(CLUSTER_KEYS), f"the cluster's keys are {sorted(keys)}: describe each of them")
+    for name, (kept_by, holds) in CLUSTER_KEYS.items():
+        yield f"`{root}{getattr(cluster_records, name)}{names.get(name, '')}`", kept_by, holds
+    what = "a random value that tells one store from another"
+    yield f"`{root}{etcd_connection.INCARNATION}`", STAYS, what
+
+
+def _job_rows(root: str) -> Iterator[tuple[str, ...]]:
+    keys = JobKeys(JOB)
+    arguments: dict[str, tuple[Any, ...]] = {"world": ("ROUND", "NUMBER"), "store": ("ROUND",)}
+    methods = {name for name, _ in inspect.getmembers(JobKeys, inspect.isfunction) if name[0] != "_"}
+    there = {name for name in vars(keys) if name != "prefix"} | methods
+    _require(there == set(JOB_KEYS), f"a job's keys are {sorted(there)}: describe each of them")
+    for name, described in JOB_KEYS.items():
+        if described is None:
+            continue
+        found = getattr(keys, name)
+        of = "HOST" if name == "recalled" else "NODE"
+        key = found(*arguments.get(name, (of,))) if name in methods else found
+        yield f"`{root}{key}{'NUMBER' if key.endswith('/') else ''}`", *described
+
+
+def _plan_rows(root: str) -> Iterator[tuple[str, ...]]:
+    constants = {name for name in plan_keys.__all__ if name.isupper()} - {"PLAN", "JOB_RECORDS", "VERDICT_VARIABLE"}
+    _require(constants == set(PLAN_KEYS), f"the keys of planning are {sorted(constants)}: describe each of them")
+    for name, described in PLAN_KEYS.items():
+        key = getattr(plan_keys, name)
+        yield f"`{root}{key}{'NODE' if key.endswith('/') else ''}`", *described
+    keys = plan_keys.PlannedJobKeys(JOB)
+    there = set(vars(keys)) - {"name", "prefix"}
+    _require(there == set(PLANNED_KEYS), f"a planned job's keys are {sorted(there)}: describe each of them")
+    for name, described in PLANNED_KEYS.items():
+        key = getattr(keys, name)
+        yield f"`{root}{key}{'NODE' if key.endswith('/') else ''}`", *described
+
+
+# -- text ----------------------------------------------------------------------------------------------------------
+
+
+def _page(title: str, introduction: str, *parts: str) -> str:
+    return "\n".join([f"# {title}\n", MADE, "", f"{introduction}\n", *parts])
+
+
+def _section(title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [f"## {title}", ""] if title else [""]
+    lines += [_row(head), _row(tuple("---" for _ in head)), *map(_row, rows), ""]
+    return "\n".join(lines)
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _meaning(text: str) -> str:
+    """A help text without what other columns have."""
+    text = re.sub(r"\s*\(default: [^()]*\)", "", re.sub(r"\s*\[env: [^]]*\]", "", " ".join(text.split())))
+    return _plain(text.strip().removesuffix("."))
+
+
+def _default_in(text: str) -> str:
+    found = re.search(r"\(default: ([^()]*)\)", " ".join(text.split()))
+    return "" if found is None or found[1] == "none" else _plain(found[1])
+
+
+def _variables_in(text: str) -> str:
+    found = re.search(r"\[env: ([^]]*)\]", " ".join(text.split()))
+    return "" if found is None else re.sub(r"\b[A-Z_]{4,}(?:=1)?", lambda name: f"`{name[0]}`", found[1])
+
+
+def _value(value: Any) -> str:
+    if value is None or value in ("", argparse.SUPPRESS):
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, frozenset):
+        value = ",".join(map(str, sorted(value)))
+    return f"`{_plain(f'{value:g}' if isinstance(value, float) else str(value))}`"
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", ", ")  # which would end a cell
+
+
+def _require(holds: bool, why: str) -> None:
+    if not holds:
+        raise LookupError(f"{why} (docs/tools/reference.py)")
+
+
+def main(words: list[str]) -> int:
+    """Writes the pages, or says which are out of date."""
+    old = [name for name, made in PAGES.items() if _text(DOCS / name) != made()]
+    if "--check" not in words:
+        for name in old:
+            (DOCS / name).write_text(PAGES[name](), encoding="utf-8")
+    for name in old:
+        print(f"docs/{name} {'is out of date' if '--check' in words else 'was written'}")
+    return int("--check" in words and bool(old))
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
