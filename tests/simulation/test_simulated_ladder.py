@@ -67,6 +67,16 @@ def test_what_was_measured_on_a_cluster_is_taken_for_it() -> None:
     assert found.sub_healthy_s <= 0.5 + 1.0
 
 
+def test_a_node_may_take_longer_to_come_than_a_worker_to_be_replaced() -> None:
+    def well_again_s(kind: Status, **own: float) -> float:
+        scenario = replace(PAIR, durations={"process_s": 1.0, **own})
+        return ran(scenario, "unicron", fault(kind, repair_s=3600.0)).curve[-1].at_s
+
+    lost, killed = Status.LOST_CONNECTION, Status.KILLED_BY_SIGNAL
+    assert well_again_s(lost, node_s=8.0) - well_again_s(lost) == pytest.approx(7.0)
+    assert well_again_s(killed, node_s=8.0) == well_again_s(killed)
+
+
 def test_a_hang_is_waited_for_as_long_as_the_live_policy_says() -> None:
     found = only(PAIR, Status.TASK_HANG)
     assert found.detection_s == pytest.approx(3.1 * STEP_S + 300.0)  # 30 s of patience, ten times that for data

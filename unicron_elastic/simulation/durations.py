@@ -37,6 +37,7 @@ class Durations:
     communicators: Sized  # by GPUs of the job: NCCL's, made anew
     stops: Figure  # workers that are told to
     process: Figure  # a worker starts, until it can take part
+    node: Figure | None = None  # all of a node that comes to a job do, with what starts them; None: as one worker
     checkpoint_s: float | None = None  # the state comes from a checkpoint of so many seconds' interval; None: peers
     peer_bytes_per_s: Figure  # into one node, from peers
     storage_bytes_per_s: Figure  # of all nodes together
@@ -46,6 +47,11 @@ class Durations:
         """From a fault until it is noticed."""
         figure = self.notices[method]
         return figure.value * (step_s if figure.unit == "steps" else 1.0)
+
+    @property
+    def node_s(self) -> float:
+        """Until the workers of a node that comes to a job can take part."""
+        return (self.process if self.node is None else self.node).value
 
     def regroup_s(self, gpus: float) -> float:
         """Survivors stand still while they form the next world."""
@@ -102,6 +108,7 @@ DURATIONS = Durations(
 OWN: Mapping[str, str] = MappingProxyType(
     {
         "process_s": "process",
+        "node_s": "node",
         "stops_s": "stops",
         "meets_s": "meets",
         "communicators_s": "communicators",

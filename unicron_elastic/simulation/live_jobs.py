@@ -32,7 +32,7 @@ class LiveJob:
     def child_s(self) -> float:
         """Until a child works that starts now, with the state that it needs."""
         nodes = max(self.training.size, self.status.least_nodes)
-        return self.durations.process.value + fetch_s(self.training.shape, nodes, self.durations)
+        return self.durations.node_s + fetch_s(self.training.shape, nodes, self.durations)
 
     def join(self, *, is_free: bool) -> None:
         """Those who work by now, and are not counted yet, join; ``is_free``: at no cost, before anything happened."""

@@ -282,7 +282,7 @@ class Simulation:
         assert self._durations is not None
         durations = self._durations
         self._joining[training.name] = self._joining.get(training.name, 0) + nodes
-        wait_s = durations.process.value + fetch_s(training.shape, training.size, durations)
+        wait_s = durations.node_s + fetch_s(training.shape, training.size, durations)
 
         def join() -> None:
             self._joining[training.name] -= nodes
