@@ -87,7 +87,9 @@ class RoundWatch:
         if drained:  # it may stay at first, and leave when another node has come
             self._once("drain, but stay" if why_stay else "drain", lambda: self._listener.on_drain(drained, why_stay))
         self._look_who_departs()
-        if (waiting := self._handler.nodes_waiting(self._round)) and not why:
+        # A round whose lost nodes the others go on without is not over for them: it takes newcomers.
+        is_over = bool(why) and not (self._listener.on_lost is not None and self._handler.nodes_gone(self._round))
+        if (waiting := self._handler.nodes_waiting(self._round)) and not is_over:
             self._once("waiting", lambda: self._listener.on_waiting(waiting))
 
     def _say_why_over(self, why: str) -> None:
