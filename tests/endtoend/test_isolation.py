@@ -22,6 +22,7 @@ def _kill_worker(run: Any, count: int) -> None:
     os.kill(int(pid), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_failing_node_leaves_and_the_other_goes_on(launcher: Any, job: list[str]) -> None:
     first = launcher.start(*job)  # hosts the rendezvous, as the first to come
     first.until(lambda: launcher.is_listening(_port(job)), "the rendezvous")

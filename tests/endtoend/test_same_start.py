@@ -100,6 +100,7 @@ def test_users_sitecustomize_knows_its_rank(launcher: Any) -> None:
     assert sorted(run.out.split("\n")) == ["", "SAW 0", "SAW 1"]
 
 
+@pytest.mark.slow
 def test_a_script_that_trains_in_a_function_ends(launcher: Any) -> None:
     launcher.script(
         "function.py",
