@@ -30,7 +30,17 @@ def test_who_does_anything_is_not(now: Glance) -> None:
     assert not is_stuck(HERE, now)
 
 
-@pytest.mark.parametrize("file", ["/home/me/train.py", "/lib/torch/utils/data/dataloader.py", "/lib/python3/queue.py"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/home/me/train.py",
+        "/lib/torch/utils/data/dataloader.py",
+        "/lib/python3/queue.py",
+        "/lib/torch/distributed/checkpoint/filesystem.py",
+        "/lib/megatron/core/dist_checkpointing/serialization.py",
+        "/lib/unicron_elastic/megatron/checkpoint.py",
+    ],
+)
 def test_who_waits_for_something_else_is_not(file: str) -> None:
     assert not is_stuck(HERE._replace(file=file), HERE._replace(file=file))
 

@@ -21,7 +21,12 @@ __all__ = ["Glance", "end_if_stuck", "is_stuck"]
 STUCK_S = 5.0
 LOOK_S = 0.5
 _CPU_S = 0.001  # that a thread may use while it waits
-_WAITING = ("/torch/distributed/", "/megatron/core/", "/unicron_elastic/megatron/", "/unicron_elastic/training/")
+# Where others are waited for. Not all of torch.distributed: who writes a checkpoint may wait for a slow disk.
+_WAITING = (
+    "/torch/distributed/distributed_c10d.py",
+    "/megatron/core/pipeline_parallel/",
+    "/unicron_elastic/training/collective.py",
+)
 
 
 class Glance(NamedTuple):
