@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +9,7 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from prometheus_client.parser import text_string_to_metric_families
+from scraping import asked, free_port, scraped
 
 from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
 
@@ -29,32 +26,6 @@ while not os.path.exists("stop"):
     optimizer.step()
     time.sleep(0.02)
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
-def status(port: int, path: str) -> tuple[int, str]:
-    """Status and body; 0 while nobody listens."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-    except OSError:
-        return 0, ""
-
-
-def scraped(port: int) -> dict[tuple[str, ...], float]:
-    """Values by name and label values, those in the order of the labels' names."""
-    return {
-        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(status(port, "/metrics")[1])
-        for sample in family.samples
-    }
 
 
 @pytest.fixture
@@ -75,8 +46,8 @@ def test_a_cluster_tells_of_itself_its_jobs_and_what_it_loses(launcher: Any, etc
         for what, port in ports.items()
     }  # fmt: skip
     for what, port in ports.items():
-        runs[what].until(lambda port=port: status(port, "/readyz") == (200, "ok\n"), "an agent or coordinator")
-        assert status(port, "/healthz") == (200, "ok\n")
+        runs[what].until(lambda port=port: asked(port, "/readyz") == (200, "ok\n"), "an agent or coordinator")
+        assert asked(port, "/healthz") == (200, "ok\n")
     assert scraped(ports["coordinator"])["unicron_coordinates",] == 1
     assert scraped(ports["agent"])["unicron_coordinates",] == 0
     assert scraped(ports["agent"])["unicron_node_state", "a", "idle"] == 1
@@ -113,7 +84,7 @@ def test_a_cluster_tells_of_itself_its_jobs_and_what_it_loses(launcher: Any, etc
     coordinator.until(
         lambda: scraped(ports["coordinator"])["unicron_cluster_nodes", "working"] == 0, "a cluster without it"
     )
-    assert status(ports["coordinator"], "/readyz") == (200, "ok\n")
+    assert asked(ports["coordinator"], "/readyz") == (200, "ok\n")
     coordinator.process.terminate()
     assert coordinator.wait() == 0
-    assert status(ports["coordinator"], "/healthz") == (0, "")
+    assert asked(ports["coordinator"], "/healthz") == (0, "")

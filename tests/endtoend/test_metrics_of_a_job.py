@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-import urllib.error
-import urllib.request
 from typing import Any
 
 import pytest
 
 pytest.importorskip("prometheus_client")
 
-from prometheus_client.parser import text_string_to_metric_families
+from scraping import asked, free_port, scraped
 
 # Rank 1 kills itself once, after its tenth step; all go on until there is a file "stop".
 TRAIN = """
@@ -34,33 +31,6 @@ for step in range(1_000_000):
 KILLED = ("unicron_incidents_total", "2", "killed by signal")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
-def asked(port: int, path: str) -> tuple[int, str]:
-    """Status and body; 0 while nobody listens."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-    except OSError:
-        return 0, ""
-
-
-def scraped(port: int) -> dict[tuple[str, ...], float]:
-    """Values by name and label values, those in the order of the labels' names, without the run's id."""
-    _, text = asked(port, "/metrics")
-    return {
-        (sample.name, *(value for label, value in sorted(sample.labels.items()) if label != "run_id")): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
 @pytest.fixture
 def options(launcher: Any) -> list[str]:
     launcher.script("train.py", TRAIN)
@@ -76,7 +46,7 @@ def test_a_killed_worker_is_seen_by_who_scrapes(launcher: Any, options: list[str
     run.until(lambda: asked(port, "/healthz") == (200, "ok\n"), "an answer")
 
     def recovered() -> dict[tuple[str, ...], float] | None:
-        found = scraped(port)
+        found = scraped(port, without="run_id")
         return found if found.get(("unicron_recovery_time_seconds_count",)) == 1 else None
 
     found = run.until(recovered, "a recovery")
@@ -91,7 +61,7 @@ def test_a_killed_worker_is_seen_by_who_scrapes(launcher: Any, options: list[str
     assert found["unicron_generation",] == 2
 
     def stepped() -> dict[tuple[str, ...], float] | None:
-        later = scraped(port)
+        later = scraped(port, without="run_id")
         return later if later.get(("unicron_step",), 0) > 20 else None
 
     later = run.until(stepped, "steps after it")
@@ -110,12 +80,12 @@ def test_a_new_launch_counts_on_and_one_whose_port_is_taken_goes_on(launcher: An
     port = free_port()
     env = {"UNICRON_METRICS_PORT": str(port)}
     first = launcher.start(*options, env=env)
-    first.until(lambda: scraped(port).get(KILLED) == 1, "an incident")
+    first.until(lambda: scraped(port, without="run_id").get(KILLED) == 1, "an incident")
     (launcher.folder / "stop").touch()
     assert first.wait() == 0
     (launcher.folder / "stop").unlink()
     second = launcher.start(*options, env=env)
-    second.until(lambda: scraped(port).get(KILLED) == 1, "the incident of before")
+    second.until(lambda: scraped(port, without="run_id").get(KILLED) == 1, "the incident of before")
     third = launcher.start("--standalone", "--nproc-per-node=1", "train.py", env=env)
     sentence = f"No metrics are served: 127.0.0.1:{port} cannot be listened on (Address already in use)."
     third.until(lambda: sentence in third.err, "a sentence")
