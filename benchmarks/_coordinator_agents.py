@@ -188,7 +188,7 @@ class Agents:
             return None
         if self._plan is None or self._plan.revision != entry.revision:
             told = Published.from_json(entry.value, entry.revision)
-            jobs_of = {status_key(node_id): job for node_id, job in told.job_of().items()}
+            jobs_of = {status_key(node_id): job for node_id, job in told.job_of.items()}
             self._plan = _Plan(entry.revision, jobs_of, frozenset(name for name, _revision in told.jobs))
         return self._plan
 

@@ -266,7 +266,7 @@ def _rate_flops(job: JobStatus, nodes: int) -> float:
 
 def _waf_now_flops(snapshot: Snapshot) -> float:
     """What all jobs earn on the nodes that they have, before anything is supposed."""
-    held = Counter(node.held_by for node in snapshot.sound_nodes)
+    held = snapshot.held()
     earning = [job for job in snapshot.jobs if job.is_planned and held[job.name] >= job.spec.min_nodes]
     units = {job.name: held[job.name] // job.spec.unit_nodes * job.spec.unit_nodes for job in earning}
     return sum(job.spec.weight * _rate_flops(job, units[job.name]) for job in earning)
@@ -317,7 +317,7 @@ def why_it_waits(job: JobStatus, published: Published | None) -> str:
 
 
 def _idle(snapshot: Snapshot, published: Published) -> tuple[str, ...]:
-    jobs = published.job_of()
+    jobs = published.job_of
     well = (node for node in snapshot.sound_nodes if node.health is Health.OK)
     return _hosts(node for node in well if not jobs.get(node.node_id, ""))
 
@@ -338,7 +338,7 @@ def _kept_out(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
 def _moves(before: Snapshot, after: Snapshot, published: Published, steps: Sequence[Movement]) -> list[NodeMove]:
     """Of every node that is on its way, or is to be; with nodes that came or went, if something was supposed."""
     ordered = {step.node_id: step.reason for step in steps if not isinstance(step, StartJob | StopJob)}
-    wanted, was = published.job_of(), {node.node_id: node for node in before.nodes}
+    wanted, was = published.job_of, {node.node_id: node for node in before.nodes}
     here = {node.node_id for node in after.nodes}
     found = [
         NodeMove(host=node.host, source=node.heads_for, target="", how="is lost")

@@ -160,7 +160,7 @@ def check_plan(snapshot: Snapshot) -> None:
     """A plan that holds gives every job its minimum or nothing, and none waits for nodes that are idle."""
     published = snapshot.published
     assert published is not None
-    seats = published.job_of()
+    seats = published.job_of
     idle = [node for node in snapshot.sound_nodes if not seats[node.node_id] and node.health is Health.OK]
     for each in snapshot.jobs:
         if not each.is_planned:
@@ -199,7 +199,7 @@ def check_idempotence(cluster: FakeCluster) -> None:
         for command in reconcile(other.snapshot(), snapshot.published):
             other.obey(command)
     assert reconcile(other.snapshot(), snapshot.published) == ()
-    assert {n.node_id: n.job for n in other.snapshot().sound_nodes} == snapshot.published.job_of()
+    assert {n.node_id: n.job for n in other.snapshot().sound_nodes} == snapshot.published.job_of
 
 
 def check_end(cluster: FakeCluster) -> None:
@@ -208,7 +208,7 @@ def check_end(cluster: FakeCluster) -> None:
     if snapshot.published is None:
         assert not snapshot.nodes
         return
-    assert {node.node_id: node.job for node in snapshot.sound_nodes} == snapshot.published.job_of()
+    assert {node.node_id: node.job for node in snapshot.sound_nodes} == snapshot.published.job_of
     held = cluster.held()
     assert held == {**dict.fromkeys(held, 0), **snapshot.published.plan.counts}
     if any(seat.is_draining and seat.job for seat in snapshot.published.seats):

@@ -22,7 +22,7 @@ def test_a_plan_without_times_is_as_if_it_had_been_made_so() -> None:
     bare = found.without_times()
     assert bare == expected
     assert hash(bare) == hash(expected)
-    assert (bare.node_ids, bare.draining_ids, bare.job_of()) == (found.node_ids, found.draining_ids, found.job_of())
+    assert (bare.node_ids, bare.draining_ids, bare.job_of) == (found.node_ids, found.draining_ids, found.job_of)
     assert found.made_unix_s == 5.0
 
 
@@ -41,4 +41,4 @@ def test_what_is_looked_up_is_not_stored() -> None:
 
 def test_seats_tell_their_jobs() -> None:
     found = plan()
-    assert found.job_of() == {seat.node_id: seat.job for seat in found.seats}
+    assert found.job_of == {seat.node_id: seat.job for seat in found.seats}

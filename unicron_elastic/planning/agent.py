@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from signal import SIGKILL, SIGTERM
 
 from unicron_elastic.planning.jobs import JobSpec
-from unicron_elastic.planning.snapshot import REFUSED_S, NodeState, NodeStatus, Phase, Refusal, is_within
+from unicron_elastic.planning.nodes import REFUSED_S
+from unicron_elastic.planning.snapshot import NodeState, NodeStatus, Phase, Refusal, is_within
 
 __all__ = [
     "AgentState",

@@ -195,8 +195,8 @@ def _essence(command: Command) -> Command:
 def _prepared(state: CoordinatorState, snapshot: Snapshot) -> Outcome:
     """Nothing is to be done: once every node is in its place, the table for what comes next is built."""
     published = snapshot.published
-    states = [node.state for node in snapshot.sound_nodes]
-    if published is None or NodeState.JOINING in states or NodeState.LEAVING in states:
+    is_moving = any(node.state in (NodeState.JOINING, NodeState.LEAVING) for node in snapshot.unsettled_nodes)
+    if published is None or is_moving:
         return state, ()
     cluster, _ = situation_of(snapshot, Changes(), Bounds())
     if cluster in (state.asked, None if state.table is None else state.table.cluster):

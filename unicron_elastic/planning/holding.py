@@ -10,13 +10,12 @@ The planner's G lets nobody move for less than a move costs until the next fault
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 from unicron_elastic.planning.plan import Plan
 from unicron_elastic.planning.published import Loss
-from unicron_elastic.planning.situation import Changes, held_nodes, usable_nodes
-from unicron_elastic.planning.snapshot import JobStatus, NodeState, Phase, Snapshot, is_within
+from unicron_elastic.planning.situation import Changes, usable_nodes
+from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot, is_within
 
 __all__ = [
     "DWELL_LEAST_S",
@@ -76,7 +75,7 @@ def returned_to(snapshot: Snapshot, changes: Changes, losses: tuple[Loss, ...]) 
         back = len({loss.host for loss in own} & joined)
         if not back or not job.is_planned:
             continue
-        held = held_nodes(snapshot.sound_nodes)[job.name]
+        held = snapshot.held()[job.name]
         most = min(max(loss.nodes_before for loss in own), held + back)
         if (nodes := _runnable(job, held, most)) > held:
             found[job.name] = nodes
@@ -107,23 +106,23 @@ def dwelling_of(snapshot: Snapshot, changes: Changes, at_unix_s: float) -> dict[
     if not rest:
         return {}
     # What it has or what is on its way: a plan of which nothing came has moved nobody.
-    held = Counter(node.heads_for for node in snapshot.sound_nodes)
-    return {name: held[name] for name in rest if held[name]}
+    held = snapshot.heading
+    return {name: held[name] for name in rest if held.get(name)}
 
 
 def moved_of(snapshot: Snapshot, plan: Plan, at_unix_s: float) -> tuple[tuple[str, float], ...]:
     """When jobs last gave or got nodes while they ran and had lost none. A job that only starts has lost no work."""
     before = dict(() if snapshot.published is None else snapshot.published.moved_unix_s)
-    is_working = NodeState.WORKING
-    working = {node.job for node in snapshot.sound_nodes if node.state is is_working}
-    running = {job.name for job in snapshot.jobs if job.phase is Phase.RUNNING} & working
+    working = snapshot.working()
+    running = {job.name for job in snapshot.jobs if job.phase is Phase.RUNNING and working[job.name]}
     now = {
         share.task: at_unix_s
         for share in plan.shares
         if share.task in running and not share.lost and share.before and share.after not in (0, share.before)
     }
     late = {name: moved for name, moved in before.items() if is_within(at_unix_s, moved, DWELL_S)}
-    return tuple(sorted((name, moved) for name, moved in {**late, **now}.items() if name in plan.counts))
+    counts = plan.counts
+    return tuple(sorted((name, moved) for name, moved in {**late, **now}.items() if name in counts))
 
 
 def _runnable(job: JobStatus, least: int, most: int) -> int:

@@ -30,21 +30,22 @@ def why_overtaken(snapshot: Snapshot, at_unix_s: float) -> str:
     published = snapshot.published
     if published is None:
         return "There is no plan yet." if snapshot.nodes or snapshot.jobs else ""
-    is_same = snapshot.sound_ids == published.node_ids or set(snapshot.sound_ids) == set(published.node_ids)
-    if not is_same or snapshot.draining_ids != published.draining_ids:
+    if not _are_same(snapshot.sound_ids, published.node_ids) or snapshot.draining_ids != published.draining_ids:
         return "Nodes have come, gone, or are to be drained."
     if {(job.name, job.revision) for job in snapshot.jobs if job.is_planned} != set(published.jobs):
         return "Jobs have come, ended or changed."
-    refusing = [node for node in snapshot.sound_nodes if node.refusals]
-    wanted = published.job_of() if refusing else {}
-    for node in refusing:
-        job = wanted[node.node_id]
+    for node in snapshot.unsettled_nodes:
+        job = published.job_of[node.node_id]
         if job and job != node.held_by and node.refuses(job, at_unix_s):
             return f"{node.host} refuses {job}."
     look = published.look_again_unix_s
     if look is not None and not 0.0 < look - at_unix_s < DWELL_S + ROUNDING_S:  # also if the clock was set back
         return "The last plan was to be looked at again about now."
     return ""
+
+
+def _are_same(ids: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    return len(ids) == len(others) and (ids == others or set(ids) == set(others))
 
 
 def propose(snapshot: Snapshot, at_unix_s: float, table: Table | None = None) -> Published:
@@ -156,7 +157,7 @@ def _needed(snapshot: Snapshot, plan: Plan, kept: frozenset[str]) -> frozenset[s
     running = {job.name for job in snapshot.jobs if job.phase is Phase.RUNNING and not job.spec.paused}
     return frozenset(
         node.node_id
-        for node in snapshot.sound_nodes
+        for node in snapshot.unsettled_nodes
         if node.health is Health.DRAINING and node.node_id not in kept and node.held_by in stopped & running
     )
 
@@ -166,7 +167,7 @@ def _makes_wait(held: _Fitted, free: _Fitted) -> bool:
 
 
 def _is_refused(snapshot: Snapshot, job: str, at_unix_s: float) -> bool:
-    return any(node.refuses(job, at_unix_s) for node in snapshot.sound_nodes)
+    return any(node.refuses(job, at_unix_s) for node in snapshot.unsettled_nodes)
 
 
 def _with_reasons(snapshot: Snapshot, plan: Plan, bounds: Bounds, at_unix_s: float) -> Plan:

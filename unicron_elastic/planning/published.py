@@ -49,7 +49,8 @@ class Published:
     ``revision``: of its key in the store; 0 until it is there. ``jobs``: the jobs that it was made for, with the
     revision of each. ``made_unix_s``: when it was made. ``moved_unix_s``: when a job last gave or got nodes without
     need. ``losses``: of late. ``look_again_unix_s``: when another look may find a better plan though nothing happens;
-    None: never. Raises ``ValueError`` if a node has two seats, or if the seats are not the counts of the plan.
+    None: never. ``job_of``: the job of each node by its id, "" for none, in the order of seats. Raises ``ValueError``
+    if a node has two seats, or if the seats are not the counts of the plan.
     """
 
     plan: Plan
@@ -63,14 +64,16 @@ class Published:
     # Asked for at every look of the coordinator, and a walk over all seats.
     node_ids: tuple[str, ...] = field(init=False, repr=False, compare=False)
     draining_ids: frozenset[str] = field(init=False, repr=False, compare=False)
+    job_of: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_count("revision of the plan", self.revision)
         object.__setattr__(self, "node_ids", tuple(map(_NODE_ID, self.seats)))
+        object.__setattr__(self, "job_of", dict(zip(self.node_ids, map(_JOB, self.seats), strict=True)))
         draining = frozenset([seat.node_id for seat in self.seats if seat.is_draining])
         object.__setattr__(self, "draining_ids", draining)
-        require(len(set(self.node_ids)) == len(self.seats), "a node has two seats: it must have one")
-        seated = Counter(map(_JOB, self.seats))
+        require(len(self.job_of) == len(self.seats), "a node has two seats: it must have one")
+        seated = Counter(self.job_of.values())
         seated.pop("", 0)
         for job, nodes in self.plan.counts.items():
             require(seated.pop(job, 0) == nodes, f"the seats of {job} are not the {nodes} nodes that the plan gives it")
@@ -84,10 +87,6 @@ class Published:
     def reason(self) -> str:
         """Why it is as it is, as one sentence."""
         return self.plan.reason
-
-    def job_of(self) -> dict[str, str]:
-        """The job of each node by its id; "" for none."""
-        return dict(zip(self.node_ids, map(_JOB, self.seats), strict=True))
 
     def to_json(self) -> str:
         """The plan as one line of JSON, without the revision: the store knows that."""

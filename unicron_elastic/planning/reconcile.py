@@ -8,8 +8,10 @@ the plan, in the transaction's guard as well: the store refuses those of a plan 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import compress
+from operator import ne
 
 from unicron_elastic.planning.published import Published
 from unicron_elastic.planning.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Snapshot
@@ -74,19 +76,13 @@ def reconcile(snapshot: Snapshot, published: Published) -> tuple[Movement, ...]:
 
 def movements(snapshot: Snapshot, published: Published) -> Iterator[LendNode | ReturnNode]:
     """The commands for nodes alone."""
-    wanted = published.job_of()
-    planned = set(snapshot.sound_ids)
-    works, leaves, broken = NodeState.WORKING, NodeState.LEAVING, Health.BROKEN
-    # As node.heads_for has it, without the call: nearly all nodes are where they are wanted.
-    misplaced = [
-        node
-        for node in snapshot.nodes
-        if (node.towards if node.state is leaves else node.job) != wanted.get(node.node_id, "") or node.health is broken
-    ]
+    misplaced = _misplaced(snapshot, published)
     if not misplaced:
         return
-    working = Counter([node.job for node in snapshot.sound_nodes if node.state is works])
-    spare = {job.name: working[job.name] - _needed_nodes(job, published) for job in snapshot.jobs}
+    wanted, planned = published.job_of, set(snapshot.sound_ids)
+    working = snapshot.working()
+    counts = published.plan.counts
+    spare = {job.name: working[job.name] - _needed_nodes(job, counts) for job in snapshot.jobs}
     for node in sorted(misplaced, key=lambda node: (node.health is Health.OK, node.node_id)):
         target = "" if node.health is Health.BROKEN else wanted.get(node.node_id, "")
         if node.heads_for == target or (node.node_id not in planned and node.health is not Health.BROKEN):
@@ -98,14 +94,25 @@ def movements(snapshot: Snapshot, published: Published) -> Iterator[LendNode | R
         yield _command(node, target, published)
 
 
+def _misplaced(snapshot: Snapshot, published: Published) -> list[NodeStatus]:
+    """The nodes that may not head for where they are wanted. Nearly all do, and there may be thousands."""
+    wanted = published.job_of
+    if snapshot.sound_ids == published.node_ids:
+        found = list(compress(snapshot.sound_nodes, map(ne, snapshot.heads, wanted.values())))
+    else:
+        pairs = zip(snapshot.sound_nodes, snapshot.heads, strict=True)
+        found = [node for node, job in pairs if job != wanted.get(node.node_id, "")]
+    return [*found, *snapshot.unsound_nodes]
+
+
 def _is_bound(node: NodeStatus) -> bool:
     """Whether its job would miss it."""
     return node.state is NodeState.WORKING and node.health is not Health.BROKEN
 
 
-def _needed_nodes(job: JobStatus, published: Published) -> int:
+def _needed_nodes(job: JobStatus, counts: Mapping[str, int]) -> int:
     """How many working nodes a job must keep meanwhile."""
-    goes_on = job.phase is Phase.RUNNING and published.plan.counts.get(job.name, 0) > 0
+    goes_on = job.phase is Phase.RUNNING and counts.get(job.name, 0) > 0
     return job.spec.min_nodes if goes_on else 0
 
 
@@ -132,7 +139,7 @@ def _starts(snapshot: Snapshot, published: Published) -> Iterator[StartJob]:
     waiting = [job for job in snapshot.jobs if job.phase is Phase.SUBMITTED and counts.get(job.name)]
     if not waiting:
         return
-    wanted = published.job_of()
+    wanted = published.job_of
     # One that works has not heard of a stop yet, and counts as well.
     ready = Counter(node.held_by for node in snapshot.sound_nodes if node.held_by == wanted.get(node.node_id))
     for job in waiting:

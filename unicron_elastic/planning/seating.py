@@ -34,17 +34,11 @@ def seated(
     ``kept``: draining nodes that may stay. ``losses``: who lost a node on which host.
     """
     usable = usable_nodes(snapshot, kept)
-    place = dict.fromkeys([node.node_id for node in usable], "")
-    heading: defaultdict[str, list[NodeStatus]] = defaultdict(list)
-    leaving = NodeState.LEAVING
-    for node in usable:
-        heading[node.towards if node.state is leaving else node.job].append(node)
-    groups = {job: _stayers(heading[job], job, count, at_unix_s) for job, count in counts.items()}
-    for job, nodes in groups.items():
-        place.update(dict.fromkeys([node.node_id for node in nodes], job))
-    unplaced = [node for node in usable if not place[node.node_id]]
+    groups = _Groups(snapshot, usable, counts, at_unix_s)
+    place = groups.places()
+    unplaced = [node for node in groups.movable if not place[node.node_id]]
     short = {}
-    for job in _neediest(snapshot, counts, groups, at_unix_s):
+    for job in _neediest(snapshot, groups, at_unix_s):
         own_hosts = {loss.host for loss in losses if loss.job == job}
         missing = counts[job] - len(groups[job])
         if not missing:
@@ -61,11 +55,54 @@ def seated(
     return _seats(snapshot, place), short
 
 
+class _Groups(dict[str, list[NodeStatus]]):
+    """The nodes that stay with each job, of those that head for it.
+
+    They are listed for ``changing`` jobs; for others when asked for: all that head for these stay, and a cluster of
+    thousands of nodes has few of the former at a time.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, usable: tuple[NodeStatus, ...], counts: Mapping[str, int], at_unix_s: float
+    ) -> None:
+        super().__init__()
+        is_all = usable is snapshot.sound_nodes
+        heads = snapshot.heads if is_all else tuple(node.heads_for for node in usable)
+        self._all = usable, heads
+        self._ids = snapshot.sound_ids if is_all else tuple(node.node_id for node in usable)
+        self.counts, self._at_unix_s = counts, at_unix_s
+        heading = snapshot.heading if is_all else Counter(heads)
+        unsettled = {node.heads_for for node in snapshot.unsettled_nodes}
+        self.changing = [job for job, count in counts.items() if job in unsettled or heading.get(job, 0) != count]
+        settled = set(counts).difference(self.changing)
+        # All that head for no job, or for one whose nodes change.
+        self.movable = [node for head, node in zip(heads, usable, strict=True) if head not in settled]
+        listed: defaultdict[str, list[NodeStatus]] = defaultdict(list)
+        for node in self.movable:
+            listed[node.heads_for].append(node)
+        for job in self.changing:
+            self[job] = _stayers(listed[job], job, counts[job], at_unix_s)
+
+    def __missing__(self, job: str) -> list[NodeStatus]:
+        nodes, heads = self._all
+        heading = [node for head, node in zip(heads, nodes, strict=True) if head == job]
+        self[job] = found = _stayers(heading, job, self.counts.get(job, 0), self._at_unix_s)
+        return found
+
+    def places(self) -> dict[str, str]:
+        """The job with which each node stays, by its id; "" for none."""
+        found = dict(zip(self._ids, self._all[1], strict=True))
+        found.update(dict.fromkeys([node.node_id for node in self.movable], ""))
+        for job in self.changing:
+            found.update(dict.fromkeys([node.node_id for node in self[job]], job))
+        return found
+
+
 def _seats(snapshot: Snapshot, place: Mapping[str, str]) -> tuple[Seat, ...]:
     """A seat for each node, in their order."""
     ids, draining = snapshot.sound_ids, snapshot.draining_ids
     hosts = map(attrgetter("host"), snapshot.sound_nodes)
-    jobs = [place.get(node_id, "") for node_id in ids]
+    jobs = list(map(place.get, ids, repeat("")))
     are_draining = [node_id in draining for node_id in ids] if draining else repeat(False, len(ids))
     return tuple(map(_NEW_SEAT, zip(ids, hosts, jobs, are_draining, strict=True)))
 
@@ -107,7 +144,7 @@ def _may_be_lent(node: NodeStatus, job: str, at_unix_s: float) -> bool:
 def _swapped(
     usable: Sequence[NodeStatus],
     place: dict[str, str],
-    groups: Mapping[str, list[NodeStatus]],
+    groups: _Groups,
     job: str,
     at_unix_s: float,
 ) -> NodeStatus | None:
@@ -115,7 +152,7 @@ def _swapped(
     for node in usable:
         if place[node.node_id] or not node.heads_for or not _may_stay(node, node.heads_for, at_unix_s):
             continue
-        giver = groups.get(node.heads_for, [])
+        giver = groups[node.heads_for]
         other = next((each for each in reversed(giver) if _may_be_lent(each, job, at_unix_s)), None)
         if other is not None and not _may_be_lent(node, job, at_unix_s):
             giver[giver.index(other)] = node
@@ -124,15 +161,14 @@ def _swapped(
     return None
 
 
-def _neediest(
-    snapshot: Snapshot, counts: Mapping[str, int], groups: Mapping[str, Sequence[NodeStatus]], at_unix_s: float
-) -> list[str]:
+def _neediest(snapshot: Snapshot, groups: _Groups, at_unix_s: float) -> list[str]:
     """The order in which jobs choose: those that some node refuses, which have less to choose from, then those below
     their minimum.
     """
-    refused = {each.job for node in snapshot.nodes for each in node.refusals if node.refuses(each.job, at_unix_s)}
+    nodes = (*snapshot.unsettled_nodes, *snapshot.unsound_nodes)
+    refused = {each.job for node in nodes for each in node.refusals if node.refuses(each.job, at_unix_s)}
     least = {job.name: job.least_nodes for job in snapshot.jobs}
-    return sorted(counts, key=lambda job: (job not in refused, len(groups[job]) >= least[job], job))
+    return sorted(groups.changing, key=lambda job: (job not in refused, len(groups[job]) >= least[job], job))
 
 
 def _nearest_first(free: Iterable[NodeStatus], group: Sequence[NodeStatus], own_hosts: set[str]) -> list[NodeStatus]:

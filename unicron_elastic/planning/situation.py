@@ -22,7 +22,7 @@ from unicron_elastic.planning.cluster import (
     TaskFinished,
     TaskSubmitted,
 )
-from unicron_elastic.planning.published import Seat
+from unicron_elastic.planning.published import Published, Seat
 from unicron_elastic.planning.snapshot import Health, JobStatus, NodeState, NodeStatus, Snapshot
 from unicron_elastic.planning.tasks import Floats, Task
 
@@ -78,14 +78,9 @@ def changes_of(snapshot: Snapshot, kept: frozenset[str] = frozenset()) -> Change
     planned = {job.name: job.revision for job in snapshot.jobs if job.is_planned}
     if snapshot.published is None:
         return Changes(joined=usable, new=tuple(planned))
-    here = set(snapshot.sound_ids if usable is snapshot.sound_nodes else [node.node_id for node in usable])
-    seats = snapshot.published.seats
-    # A draining node that was sent away has no job in the plan: it is not lost a second time.
-    seated = set(snapshot.published.node_ids)
-    if snapshot.published.draining_ids:
-        seated -= {seat.node_id for seat in seats if seat.is_draining and not seat.job}
-    gone, come = seated - here, here - seated
-    before = dict(snapshot.published.jobs)
+    ids = snapshot.sound_ids if usable is snapshot.sound_nodes else tuple(node.node_id for node in usable)
+    seats, before = snapshot.published.seats, dict(snapshot.published.jobs)
+    gone, come = _gone_and_come(ids, snapshot.published)
     return Changes(
         lost=tuple(seat for seat in seats if seat.node_id in gone) if gone else (),
         joined=tuple(node for node in usable if node.node_id in come) if come else (),
@@ -95,13 +90,23 @@ def changes_of(snapshot: Snapshot, kept: frozenset[str] = frozenset()) -> Change
     )
 
 
+def _gone_and_come(ids: tuple[str, ...], published: Published) -> tuple[set[str], set[str]]:
+    """The nodes that had seats and are not here, and those that are here and had none."""
+    if ids == published.node_ids and not published.draining_ids:
+        return set(), set()
+    # A draining node that was sent away has no job in the plan: it is not lost a second time.
+    away = {node_id for node_id in published.draining_ids if not published.job_of[node_id]}
+    here, seated = set(ids), set(published.node_ids) - away
+    return seated - here, here - seated
+
+
 def situation_of(snapshot: Snapshot, changes: Changes, bounds: Bounds) -> tuple[Cluster, Event]:
     """The situation before the last event, and the event, so that a table that was built for it has the plan.
 
     What is no single event is planned for as it stands, with ``NothingChanged``.
     """
     usable = usable_nodes(snapshot, bounds.kept)
-    held = held_nodes(usable)
+    held = snapshot.held() if usable is snapshot.sound_nodes else held_nodes(usable)
     lost = Counter(seat.job for seat in changes.lost)
     tasks = {
         job.name: _task(job, bounds, held_nodes=held[job.name], lost_nodes=lost[job.name])

@@ -64,14 +64,13 @@ class _Account:
     overhead: float = 0.0
     stall: Stall | None = None
     missing: tuple[tuple[Entry, float], ...] = ()
+    missing_part: float = 0.0
+    waf: float = 0.0
 
-    @property
-    def missing_part(self) -> float:
-        return min(1.0, sum(part for _, part in self.missing))
-
-    @property
-    def waf(self) -> float:
-        return 0.0 if self.stall else self.full_waf * (1.0 - self.overhead) * (1.0 - self.missing_part)
+    def update(self) -> None:
+        """What follows from the rest: asked for all jobs whenever one changes."""
+        self.missing_part = min(1.0, sum(part for _, part in self.missing))
+        self.waf = 0.0 if self.stall else self.full_waf * (1.0 - self.overhead) * (1.0 - self.missing_part)
 
 
 class Books:
@@ -118,6 +117,7 @@ class Books:
         account = self._settled(at_s, name)
         account.full_waf, account.gpus, account.overhead = full_waf, gpus, overhead
         account.stall, account.missing = stall, missing
+        account.update()
         self._draw_curve(at_s)
 
     def away(self, at_s: float, entry: Entry) -> None:
@@ -150,7 +150,7 @@ class Books:
     @property
     def waf_now(self) -> float:
         """Weighted FLOP/s of all jobs."""
-        return sum(account.waf for account in self._accounts.values())
+        return sum([account.waf for account in self._accounts.values()])
 
     @property
     def waf(self) -> float:
@@ -225,8 +225,8 @@ class Books:
             return
         self._waf_ideal += self._ideal_waf * passed_s
         self._gpu_s += self._ideal_gpus * passed_s
-        lacks_waf = (self._ideal_waf - sum(each.full_waf for each in self._accounts.values())) * passed_s
-        lacks_gpus = (self._ideal_gpus - sum(each.gpus for each in self._accounts.values())) * passed_s
+        lacks_waf = (self._ideal_waf - sum([each.full_waf for each in self._accounts.values()])) * passed_s
+        lacks_gpus = (self._ideal_gpus - sum([each.gpus for each in self._accounts.values()])) * passed_s
         self._lose("sub_healthy", lacks_waf, lacks_gpus)
         if self._away:
             self._lost_per_away += lacks_waf / len(self._away)

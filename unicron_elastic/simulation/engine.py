@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
 import math
 from collections.abc import Callable
@@ -48,6 +49,15 @@ class Engine:
 
     def run(self, until_s: float) -> None:
         """Lets everything happen that is planned up to ``until_s``, and what follows from it; then it is that time."""
+        was_enabled = gc.isenabled()
+        gc.disable()  # of 12,500 nodes the collector found no cycle, and took a fifth of the time
+        try:
+            self._run(until_s)
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    def _run(self, until_s: float) -> None:
         while self._planned and self._planned[0].at_s <= until_s:
             planned = heapq.heappop(self._planned)
             if planned.is_cancelled:

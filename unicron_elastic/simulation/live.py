@@ -51,6 +51,8 @@ class LiveCluster:
         self._started: dict[int, int] = {}
         self._children: dict[str, object] = {}
         self._published: Published | None = None
+        self._seen = Snapshot()  # at the latest look
+        self._changed: dict[str, NodeStatus | None] = {}  # since then; None: it is gone
         self._places = Places()
         self._state = CoordinatorState()
         self._faults = FaultRate() if faults is None else faults
@@ -95,7 +97,8 @@ class LiveCluster:
     def come(self, node: int) -> None:
         """A node is there that was not."""
         if node not in self._ids:
-            self._kept_out.pop(_host(node), None)
+            if (kept_out := self._kept_out.pop(_host(node), None)) is not None:
+                self._changed[kept_out.node_id] = None
             self._start_agent(node)
 
     def go(self, node: int, entry: Entry | None, *, is_broken: bool = False) -> None:
@@ -105,7 +108,7 @@ class LiveCluster:
             return
         self._count_fault()
         state = self._agents.pop(node_id)
-        del self._statuses[node_id]
+        self._forget(node_id)
         self._children.pop(node_id, None)
         self.on_left(node)
         job = self._jobs.get(state.status.job)
@@ -118,6 +121,7 @@ class LiveCluster:
                 job.leave()
         if is_broken:
             self._kept_out[_host(node)] = NodeStatus(node_id=node_id, host=_host(node), health=Health.BROKEN)
+            self._changed[node_id] = self._kept_out[_host(node)]
         self._change()
 
     def drain(self, node: int) -> None:
@@ -125,7 +129,8 @@ class LiveCluster:
         node_id = self._ids.get(node)
         if node_id is not None:
             state = self._agents[node_id]
-            self._statuses[node_id] = status = replace(state.status, health=Health.DRAINING)
+            status = replace(state.status, health=Health.DRAINING)
+            self._note(status)
             self._agents[node_id] = replace(state, status=status)
             self._change()
 
@@ -166,12 +171,18 @@ class LiveCluster:
         return self._revision
 
     def _snapshot(self) -> Snapshot:
-        return Snapshot(
-            nodes=(*self._statuses.values(), *self._kept_out.values()),
-            jobs=tuple(job.status for job in self._jobs.values()),
-            published=self._published,
-            faults=self._faults,
-        )
+        jobs = [job.status for job in self._jobs.values()]
+        self._seen = self._seen.changed(self._changed, jobs=jobs, published=self._published, faults=self._faults)
+        self._changed = {}
+        return self._seen
+
+    def _note(self, status: NodeStatus) -> None:
+        """What an agent has said last."""
+        self._statuses[status.node_id] = self._changed[status.node_id] = status
+
+    def _forget(self, node_id: str) -> None:
+        del self._statuses[node_id]
+        self._changed[node_id] = None
 
     def _count_fault(self) -> None:
         """How often nodes fail, as the coordinator notes it at every loss."""
@@ -189,7 +200,8 @@ class LiveCluster:
         self._count_uptime()
         self._started[node] = number = self._started.get(node, 0) + 1
         self._ids[node] = node_id = f"{_host(node)}/{number}"
-        self._statuses[node_id] = status = NodeStatus(node_id=node_id, host=_host(node))
+        status = NodeStatus(node_id=node_id, host=_host(node))
+        self._note(status)
         self._agents[node_id] = agent.AgentState(status=status)
         self._change()
 
@@ -225,7 +237,7 @@ class LiveCluster:
 
     def _publish(self, command: PublishPlan) -> None:
         self._published = command.published.at_revision(self._next_revision())
-        self._places.published(self._published, self._statuses)
+        self._places.published(self._published, self._seen)
         self.plans += 1
         self.writes += 1
         self._change(0.0)
@@ -285,7 +297,8 @@ class LiveCluster:
 
     def _say(self, node_id: str, status: NodeStatus) -> None:
         """An agent says what its node does; a look that would do nothing is only counted."""
-        before, self._statuses[node_id] = self._statuses[node_id], status
+        before = self._statuses[node_id]
+        self._note(status)
         self.writes += 1
         is_as_ordered = self._places.said(before, status)
         if not is_as_ordered or self._places.are_waiting(job.status for job in self._jobs.values()):
@@ -293,8 +306,8 @@ class LiveCluster:
             return
         self.looks += self._looked_s != self._engine.now_s
         self._looked_s = self._engine.now_s
-        for job in self._jobs.values():
-            job.settle(self._published)
+        for name in {before.job, status.job} & self._jobs.keys():
+            self._jobs[name].settle(self._published)
 
     def _pass_time(self, node_id: str) -> None:
         self._tell(node_id, agent.TimePassed(at_unix_s=self._now_unix_s))

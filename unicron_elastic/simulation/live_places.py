@@ -7,9 +7,11 @@ that they are one state further.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import compress
+from operator import ne
 
 from unicron_elastic.planning.published import Published
-from unicron_elastic.planning.snapshot import JobStatus, NodeStatus, Phase
+from unicron_elastic.planning.snapshot import JobStatus, NodeStatus, Phase, Snapshot
 
 __all__ = ["Places"]
 
@@ -18,16 +20,14 @@ class Places:
     """By the published plan, and by what the agents have said last."""
 
     def __init__(self) -> None:
-        self._wanted: dict[str, str] = {}
+        self._wanted: Mapping[str, str] = {}
         self._counts: Mapping[str, int] = {}
         self._misplaced: set[str] = set()
 
-    def published(self, plan: Published, statuses: Mapping[str, NodeStatus]) -> None:
-        """There is another plan."""
-        self._wanted, self._counts = plan.job_of(), plan.plan.counts
-        self._misplaced = {
-            node_id for node_id, each in statuses.items() if each.heads_for != self._wanted.get(node_id, "")
-        }
+    def published(self, plan: Published, seen: Snapshot) -> None:
+        """There is another plan, made for what is ``seen``."""
+        self._wanted, self._counts = plan.job_of, plan.plan.counts
+        self._misplaced = set(compress(seen.sound_ids, map(ne, seen.heads, self._wanted.values())))
 
     def said(self, before: NodeStatus, now: NodeStatus) -> bool:
         """An agent says what its node does. Whether that and all others is as the coordinator has ordered it."""

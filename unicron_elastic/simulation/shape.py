@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from unicron_elastic.planning.configurations import Workload
@@ -32,10 +32,16 @@ class Shape:
     parameters: float
     step_flops: float | None
     node_gpus: int
+    _best: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)  # units, by the most
 
     def units(self, nodes: int) -> int:
         """The largest number of units in ``nodes`` on which it is fastest; 0 if it cannot run on any."""
         most = min(nodes // self.unit_nodes, len(self.rates_flops) - 1)
+        if most not in self._best:
+            self._best[most] = self._fastest(most)
+        return self._best[most]
+
+    def _fastest(self, most: int) -> int:
         best = 0
         for units in range(most, 0, -1):
             if self.rates_flops[units] > self.rates_flops[best]:
