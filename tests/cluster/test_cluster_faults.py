@@ -35,6 +35,7 @@ def others(name: str) -> str:
     return "abc".replace(name, "")
 
 
+@pytest.mark.slow
 def test_a_worker_is_killed(cluster: Callable[..., Cluster], victim: str) -> None:
     """All begin anew, each with the rank it had."""
     job = cluster()

@@ -149,7 +149,7 @@ def test_a_process_that_is_stopped_keeps_its_link_and_answers(agents: tuple[Agen
     assert (one.told("lost"), boss.told("lost")) == ([], [])
 
 
-@pytest.mark.parametrize("cut", ["both", "in", "out"])
+@pytest.mark.parametrize("cut", ["both", *(pytest.param(way, marks=pytest.mark.slow) for way in ("in", "out"))])
 def test_a_short_cut_costs_no_link(agents: tuple[Agent, Agent], cut: str, request: pytest.FixtureRequest) -> None:
     _, one = agents
     if cut != "both":

@@ -64,7 +64,7 @@ def test_a_killed_worker_restarts_all_with_the_same_ranks(launcher: Any, options
     stop(launcher, runs)
 
 
-@pytest.mark.parametrize("lost", ["a", "b", pytest.param("c", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lost", ["a", *(pytest.param(name, marks=pytest.mark.slow) for name in "bc")])
 def test_any_node_may_go_and_the_others_keep_their_ranks(launcher: Any, options: Any, lost: str) -> None:
     runs = {name: start(launcher, name, options("--nnodes=2:3")) for name in "abc"}
     for name, run in runs.items():

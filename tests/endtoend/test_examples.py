@@ -109,6 +109,7 @@ def test_restart_goes_on_from_memory_with_the_same_losses(killed: Any, name: str
         assert first == second, f"step {step}"
 
 
+@pytest.mark.slow
 def test_restart_without_memory_goes_on_from_the_folder(launcher: Any, killed: Any) -> None:
     saved = ("--checkpoint-dir", str(launcher.folder / "saved"), "--checkpoint-every", "5")
     killed("train_gpt_restored.py", "--steps", "6", "--batch-size", "2", *saved)

@@ -72,7 +72,9 @@ for step in range(50):
 
 
 # A gloo group that is left to the interpreter's end aborts its process now and again, under torchrun as well.
-@pytest.mark.parametrize(("leave", "may_abort"), [("os._exit(7)", False), ("sys.exit(7)", True)])
+@pytest.mark.parametrize(
+    ("leave", "may_abort"), [pytest.param("os._exit(7)", False, marks=pytest.mark.slow), ("sys.exit(7)", True)]
+)
 def test_who_left_is_blamed_although_the_other_complains_first(launcher: Any, leave: str, may_abort: bool) -> None:
     # The kernel closes the sockets of a process before it tells of its end, and the interpreter does so earlier still.
     launcher.script("leaves.py", LEAVES.format(leave=leave))
@@ -89,12 +91,12 @@ def test_who_left_is_blamed_although_the_other_complains_first(launcher: Any, le
     [
         pytest.param("import sys; sys.exit(3)", "exitcode  : 3 ", marks=pytest.mark.slow),
         ("import sys; sys.exit('some text')", "exitcode  : 1 "),
-        ("import os; os._exit(7)", "exitcode  : 7 "),
+        pytest.param("import os; os._exit(7)", "exitcode  : 7 ", marks=pytest.mark.slow),
         pytest.param("import os; os.abort()", "(SIGABRT)", marks=pytest.mark.slow),
         ("import ctypes; ctypes.string_at(0)", "(SIGSEGV)"),
         ("raise KeyboardInterrupt", "(SIGINT)"),
         ("raise ValueError('boom')", "ValueError: boom"),
-        ("def broken(:", "SyntaxError"),
+        pytest.param("def broken(:", "SyntaxError", marks=pytest.mark.slow),
     ],
 )
 def test_failed_worker_is_reported_and_exits_1(launcher: Any, body: str, reported: str) -> None:
@@ -106,7 +108,14 @@ def test_failed_worker_is_reported_and_exits_1(launcher: Any, body: str, reporte
 
 
 @pytest.mark.parametrize(
-    "body", ["", pytest.param("import sys; sys.exit(0)", marks=pytest.mark.slow), "import sys; sys.exit(None)"]
+    "body",
+    [
+        "",
+        *(
+            pytest.param(body, marks=pytest.mark.slow)
+            for body in ("import sys; sys.exit(0)", "import sys; sys.exit(None)")
+        ),
+    ],
 )
 def test_good_end_exits_0_and_leaves_no_folder(launcher: Any, body: str) -> None:
     run = launcher.run("--nproc-per-node=2", launcher.script("good.py", body + "\n"))

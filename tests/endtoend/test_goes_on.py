@@ -68,10 +68,10 @@ def _assert_same(folder: Path, undisturbed: dict[str, Any], ranks: list[int]) ->
     "strike",
     [
         "0:2:accumulate:kill",
-        "1:2:reduce:exit",
+        pytest.param("1:2:reduce:exit", marks=pytest.mark.slow),
         "2:2:reduced:kill",
         pytest.param("1:2:optimizer:kill", marks=pytest.mark.slow),
-        "1:2:between:raise",
+        pytest.param("1:2:between:raise", marks=pytest.mark.slow),
     ],
 )
 def test_the_others_go_on_and_the_replacement_joins(launcher: Any, undisturbed: Any, strike: str) -> None:

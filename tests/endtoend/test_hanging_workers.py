@@ -116,6 +116,7 @@ def test_a_stopped_worker_is_restarted_at_once_in_each_generation(launcher: Any,
     assert len(reports(launcher)) == 2
 
 
+@pytest.mark.slow
 def test_who_sleeps_is_named_by_the_collective_it_has_not_begun(launcher: Any) -> None:
     run = start(launcher, "sleep:rank=1,step=50", "--unicron-hang-patience=0.1", env=no_py_spy(launcher))
     assert run.wait() == 0, run.err

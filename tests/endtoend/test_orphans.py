@@ -68,7 +68,7 @@ def test_killed_warm_process_is_replaced_by_plain_starts(launcher: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["SIGTERM", "SIGINT", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SIGHUP", "SIGQUIT"))]
+    "name", ["SIGTERM", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SIGINT", "SIGHUP", "SIGQUIT"))]
 )
 def test_handled_signal_lets_workers_save_and_exits_1(launcher: Any, name: str) -> None:
     launcher.script(

@@ -62,7 +62,9 @@ def observe(launcher: Any, tool: str, arguments: list[str], options: list[str], 
         (["./sub/probe.py", "--x", "${local_rank}", "", "a b", "ü"], {}),
         pytest.param(["-m", "pkg.probe", "arg"], {}, marks=pytest.mark.slow),
         (["probe.py"], {"PYTHONPATH": "lib", "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONDEVMODE": "1"}),
-        (["probe.py"], {"PYTHONPATH": "", "PYTHONUNBUFFERED": "1", "BIG": "x" * 100_000}),
+        pytest.param(
+            ["probe.py"], {"PYTHONPATH": "", "PYTHONUNBUFFERED": "1", "BIG": "x" * 100_000}, marks=pytest.mark.slow
+        ),
     ],
     ids=["script", "arguments", "module", "python-options", "empty-pythonpath-big-env"],
 )

@@ -57,7 +57,11 @@ def _incidents(launcher: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("plan", "status"), [("xid:rank=1,step=30,xid=79", "GPU driver error"), ("ecc:rank=0,step=30", "ECC error")]
+    ("plan", "status"),
+    [
+        ("xid:rank=1,step=30,xid=79", "GPU driver error"),
+        pytest.param("ecc:rank=0,step=30", "ECC error", marks=pytest.mark.slow),
+    ],
 )
 def test_the_only_node_goes_on_and_the_incident_is_told(
     launcher: Any, gpus: FakeNvml, library: Path, plan: str, status: str

@@ -127,7 +127,8 @@ def assert_as_if_nothing_happened(launcher: Any, text: str, kind: str, how: str 
     assert different == []
 
 
-@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_the_loss_goes_on_from_the_snapshot_in_memory(launcher: Any, kind: str) -> None:
     run = train(launcher, kind, "memory")
     assert starts(run.out) == [0, 0, 15, 15]

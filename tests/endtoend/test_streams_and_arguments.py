@@ -24,7 +24,9 @@ with open(os.environ["PROBE"] + "/links", "w") as file:
 """
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("<&-", ">&-", "2>&-")), "<&- >&- 2>&-"]
+)
 def test_closed_stream_is_closed_in_the_worker_too(launcher: Any, closed: str) -> None:
     launcher.script("streams.py", STREAMS)
     run = launcher.run("--nproc-per-node=1", "streams.py", wrap=f'exec "$@" {closed}')

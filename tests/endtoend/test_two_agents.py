@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize("nodes", ["2", "1:2"])
+@pytest.mark.parametrize("nodes", ["2", pytest.param("1:2", marks=pytest.mark.slow)])
 def test_killed_worker_restarts_both_with_the_same_count(launcher: Any, node_options: list[str], nodes: str) -> None:
     runs = [launcher.start(f"--nnodes={nodes}", *node_options) for _ in range(2)]
     pids = [run.until_line(r"^GENERATION 0 of 2 rank \d pid (\d+)")[0] for run in runs]

@@ -64,7 +64,7 @@ def violations(word: str, most: int = 400) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "block", [pytest.param(block, marks=[pytest.mark.slow] if block % 2 else []) for block in range(BLOCKS)]
+    "block", [pytest.param(block, marks=[pytest.mark.slow] if block % 4 else []) for block in range(BLOCKS)]
 )
 def test_each_step_applies_each_micro_batch_once(block: int) -> None:
     if SEED is not None:

@@ -236,6 +236,7 @@ def test_a_fork_with_torch_computes_and_steps(warmer: Warmer, lab: Lab) -> None:
         assert isinstance(first["stack_fd"], int)
 
 
+@pytest.mark.slow
 def test_preloading_dynamo_leaves_the_same_holders_of_the_process_group(warmer: Warmer) -> None:
     # torch.distributed.nn holds the group that there is when torch._dynamo is first imported; without a holder, DDP's
     # reducer ends gloo's threads while it has the interpreter, and a script that trains in a function hangs at its end.
