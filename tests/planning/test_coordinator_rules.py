@@ -8,7 +8,11 @@ import pytest
 from fake_cluster import FakeCluster, job, two_jobs
 
 from unicron_elastic.planning.coordinator import (
+    CoordinatorState,
     PublishPlan,
+    SnapshotSeen,
+    TimePassed,
+    handle,
 )
 from unicron_elastic.planning.holding import DWELL_S, GIVE_BACK_S
 from unicron_elastic.planning.proposal import propose, why_overtaken
@@ -136,7 +140,28 @@ def test_a_clock_that_is_set_back_holds_nothing_up() -> None:
     assert why_overtaken(cluster.snapshot(), cluster.wall) == ""
     cluster.skew_s = -1e6
     assert why_overtaken(cluster.snapshot(), cluster.wall) == "The last plan was to be looked at again about now."
-    assert len(cluster.reasons(DWELL_S / 2)) == 1
+    assert cluster.reasons(DWELL_S / 2) == []  # it still is the best
+    cluster.lose(cluster.node_of("b"))
+    assert len(cluster.reasons(60.0)) == 1
+
+
+def test_a_plan_that_still_is_the_best_stays_and_is_looked_at_once_in_a_while() -> None:
+    cluster = two_jobs()
+    cluster.lose(cluster.node_of("b"))
+    cluster.reasons(60.0)
+    snapshot = cluster.snapshot()
+    assert snapshot.published is not None
+    due = snapshot.published.look_again_unix_s
+    assert due is not None
+    state, commands = handle(CoordinatorState(), SnapshotSeen(due, snapshot))
+    assert not any(isinstance(each, PublishPlan) for each in commands)
+    assert state.looked is not None
+    assert state.looked.plan_revision == snapshot.plan_revision
+    assert why_overtaken(snapshot, due + 1.0, state.looked) == ""
+    later, _ = handle(state, TimePassed(due + 1.0))
+    assert later.looked == state.looked
+    another = replace(snapshot, published=snapshot.published.at_revision(snapshot.plan_revision + 1))
+    assert why_overtaken(another, due + 1.0, state.looked) != ""  # what is known of one plan says nothing of the next
 
 
 def test_moments_are_written_so_that_a_look_is_not_due_at_once() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
+from unicron_elastic.faults.text import one_line
+
 __all__ = ["require", "require_count", "require_keys"]
 
 
 def require(is_met: bool, text: str) -> None:
-    """Raises ``ValueError`` with ``text`` unless the condition is met."""
+    """Raises ``ValueError`` with ``text`` unless the condition is met; what it cites is made printable."""
     if not is_met:
-        raise ValueError(text)
+        raise ValueError(text if text.isprintable() else one_line(text))
 
 
 def require_count(name: str, value: object, least: int = 0) -> None:

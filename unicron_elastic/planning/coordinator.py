@@ -4,7 +4,8 @@ One loop, driven by what the store holds. With each snapshot it asks in this ord
 
 1. Has a job's measured rate changed by enough? Then it is adopted, which changes the job's revision.
 2. Has the published plan been overtaken? Then a new one is published, by compare-and-set with the revision of the old
-   one, and nothing of the old one is carried out any further.
+   one, and nothing of the old one is carried out any further. If it was only to be looked at again, and all nodes keep
+   their seats, it stays.
 3. Else: which node has to move? Commands for those, and for starts and stops.
 4. Is all as planned? Then the table for whatever comes next is built in the background.
 
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from unicron_elastic.planning.cluster import Cluster
-from unicron_elastic.planning.proposal import propose, why_overtaken
+from unicron_elastic.planning.proposal import Looked, comes_to_the_same, propose, why_overtaken
 from unicron_elastic.planning.published import Published
 from unicron_elastic.planning.reconcile import Movement, reconcile
 from unicron_elastic.planning.situation import Bounds, Changes, expected_tasks, situation_of
@@ -122,6 +123,7 @@ class CoordinatorState:
     snapshot: Snapshot | None = None
     table: Table | None = None
     asked: Cluster | None = None  # the situation for which a table is being built
+    looked: Looked | None = None
     given: tuple[tuple[Command, float], ...] = ()  # the commands of late, and when they were given
 
 
@@ -140,20 +142,23 @@ def handle(state: CoordinatorState, event: Event) -> Outcome:
     snapshot = state.snapshot
     if snapshot is None:
         return state, ()
-    commands = _wanted(snapshot, event.at_unix_s, state.table)
+    state, commands = _wanted(state, snapshot, event.at_unix_s)
     return _once(state, commands, event.at_unix_s) if commands else _prepared(state, snapshot)
 
 
-def _wanted(snapshot: Snapshot, at_unix_s: float, table: Table | None) -> tuple[Command, ...]:
+def _wanted(state: CoordinatorState, snapshot: Snapshot, at_unix_s: float) -> Outcome:
     adoptions = tuple(
         AdoptRates(job.name, job.newest_flops, job.revision, reason)
         for job in snapshot.jobs
         if (reason := _why_adopt(job))
     )
-    if why_overtaken(snapshot, at_unix_s):
-        proposal = propose(snapshot, at_unix_s, table)
-        return *adoptions, PublishPlan(proposal, snapshot.plan_revision, proposal.reason)
-    return *adoptions, *(() if snapshot.published is None else reconcile(snapshot, snapshot.published))
+    published = snapshot.published
+    if why_overtaken(snapshot, at_unix_s, state.looked):
+        proposal = propose(snapshot, at_unix_s, state.table)
+        if not comes_to_the_same(published, proposal):
+            return state, (*adoptions, PublishPlan(proposal, snapshot.plan_revision, proposal.reason))
+        state = replace(state, looked=Looked(snapshot.plan_revision, proposal.look_again_unix_s))
+    return state, (*adoptions, *(() if published is None else reconcile(snapshot, published)))
 
 
 def _why_adopt(job: JobStatus) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from unicron_elastic.faults.text import one_line, shown
 from unicron_elastic.planning.checks import require, require_count, require_keys
 from unicron_elastic.planning.configurations import Workload
 from unicron_elastic.planning.configurations_parse import parse_workload
@@ -132,6 +133,7 @@ def parse_job(told: object) -> JobSpec:
     """
     options = _mapping(told, "a job")
     name = options.get("name", "")
+    name = one_line(name)[:NAME_CHARACTERS] if isinstance(name, str) else shown(name)
     require_keys(options, [each.name for each in fields(JobSpec)], f"job {name}", ("name", "command", "directory"))
     values = dict(options)
     command = values["command"]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, NoReturn
 
+from unicron_elastic.faults.text import one_line
 from unicron_elastic.planning.checks import require, require_count
 
 __all__ = ["Move", "Plan", "Share", "Wait"]
@@ -122,7 +123,7 @@ def _object(value: object, what: str, names: tuple[str, ...]) -> Mapping[str, An
     missing = [name for name in names if name not in value]
     require(not missing, f"{what} has no {', '.join(missing)}")
     unknown = sorted(set(value) - set(names))
-    require(not unknown, f"{what} has {', '.join(unknown)}: it must have {', '.join(names)} only")
+    require(not unknown, f"{what} has {one_line(', '.join(unknown))}: it must have {', '.join(names)} only")
     return value
 
 

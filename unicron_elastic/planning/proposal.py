@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from unicron_elastic.planning.holding import DWELL_S, dwell_s, dwelling_of, have_room, losses_of, moved_of, returned_to
 from unicron_elastic.planning.plan import Plan, Wait
@@ -19,14 +20,29 @@ from unicron_elastic.planning.situation import Bounds, Changes, changes_of, situ
 from unicron_elastic.planning.snapshot import Health, Phase, Snapshot
 from unicron_elastic.planning.table import Table, plan_for
 
-__all__ = ["propose", "why_overtaken"]
+__all__ = ["Looked", "comes_to_the_same", "propose", "why_overtaken"]
 
 UNCHANGED = "Nothing has changed"  # as the planner says it of what is no event to it
 ROUNDING_S = 1.0  # a sum of moments is rounded
 
 
-def why_overtaken(snapshot: Snapshot, at_unix_s: float) -> str:
-    """What has happened that the published plan does not know, as a sentence; "" if it still holds."""
+class Looked(NamedTuple):
+    """The plan was looked at again, and still is the best: until when that is so. None: until something happens."""
+
+    plan_revision: int
+    again_unix_s: float | None
+
+
+def comes_to_the_same(published: Published | None, proposal: Published) -> bool:
+    """Whether all nodes keep their seats, and for the same jobs: then nobody needs to hear of it."""
+    return published is not None and (published.seats, published.jobs) == (proposal.seats, proposal.jobs)
+
+
+def why_overtaken(snapshot: Snapshot, at_unix_s: float, looked: Looked | None = None) -> str:
+    """What has happened that the published plan does not know, as a sentence; "" if it still holds.
+
+    ``looked``: at the same plan, if that was looked at again already.
+    """
     published = snapshot.published
     if published is None:
         return "There is no plan yet." if snapshot.nodes or snapshot.jobs else ""
@@ -38,7 +54,8 @@ def why_overtaken(snapshot: Snapshot, at_unix_s: float) -> str:
         job = published.job_of[node.node_id]
         if job and job != node.held_by and node.refuses(job, at_unix_s):
             return f"{node.host} refuses {job}."
-    look = published.look_again_unix_s
+    is_looked_at = looked is not None and looked.plan_revision == published.revision
+    look = looked.again_unix_s if looked is not None and is_looked_at else published.look_again_unix_s
     if look is not None and not 0.0 < look - at_unix_s < DWELL_S + ROUNDING_S:  # also if the clock was set back
         return "The last plan was to be looked at again about now."
     return ""

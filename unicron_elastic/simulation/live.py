@@ -221,7 +221,10 @@ class LiveCluster:
             job.settle(self._published)
 
     def _carry_out(self, event: coordinator.Event) -> None:
+        before = self._state.looked
         self._state, commands = coordinator.handle(self._state, event)
+        if self._state.looked not in (before, None):
+            self._look_again(self._state.looked.again_unix_s)
         for command in commands:
             match command:
                 case PublishPlan():
@@ -241,11 +244,13 @@ class LiveCluster:
         self.plans += 1
         self.writes += 1
         self._change(0.0)
-        look = self._published.look_again_unix_s
+        self._look_again(self._published.look_again_unix_s)
+
+    def _look_again(self, at_unix_s: float | None) -> None:
         if self._again is not None:
             self._again.cancel()
         # A thousandth later, as moments of today in unix seconds are only that exact after a sum.
-        self._again = None if look is None else self._engine.at(look - START_UNIX_S + 1e-3, self._look)
+        self._again = None if at_unix_s is None else self._engine.at(at_unix_s - START_UNIX_S + 1e-3, self._look)
 
     def _turn(self, command: StartJob | StopJob) -> None:
         job = self._jobs[command.job]
