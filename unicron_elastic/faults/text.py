@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["LONGEST_TEXT", "chained_exceptions", "one_line", "shorten"]
+__all__ = ["LONGEST_TEXT", "chained_exceptions", "one_line", "shorten", "shown"]
 
 # Characters of a message or traceback that are looked at, from its start. C++ stacks run to megabytes and say nothing.
 LONGEST_TEXT = 20_000
@@ -26,6 +26,17 @@ def one_line(text: str) -> str:
 def shorten(text: str, limit: int) -> str:
     """`text`, cut to at most `limit` characters with an ellipsis where something was lost."""
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """What somebody else wrote, for a sentence: on one line, at most `limit` characters, texts in quotes.
+
+    Its kind alone where it cannot be written: lists in lists may be nested deeper than that goes.
+    """
+    try:
+        return shorten(one_line(repr(value)), limit)
+    except (RecursionError, ValueError):  # ValueError: a number of thousands of digits
+        return type(value).__name__
 
 
 def chained_exceptions(stack: str) -> list[tuple[str, str]]:
