@@ -25,8 +25,10 @@ def require_count(name: str, value: object, least: int = 0) -> None:
 def require_keys(options: Mapping[str, object], known: Sequence[str], what: str, needed: Sequence[str]) -> None:
     """Raises ``ValueError`` for a key of ``what`` that is not known, and for one that is needed and not there."""
     for key in options:
+        if key in known:
+            continue
         near = get_close_matches(str(key), known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-        require(key in known, f"{what} has the unknown key {key!r}: {hint}")
+        require(False, f"{what} has the unknown key {key!r}: {hint}")
     for key in needed:
         require(key in options, f"{what} has no {key}: it must be given")

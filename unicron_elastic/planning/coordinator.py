@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from unicron_elastic.planning.cluster import Cluster
+from unicron_elastic.planning.holding import DWELL_S
 from unicron_elastic.planning.proposal import Looked, comes_to_the_same, propose, why_overtaken
 from unicron_elastic.planning.published import Published
 from unicron_elastic.planning.reconcile import Movement, reconcile
@@ -157,8 +158,17 @@ def _wanted(state: CoordinatorState, snapshot: Snapshot, at_unix_s: float) -> Ou
         proposal = propose(snapshot, at_unix_s, state.table)
         if not comes_to_the_same(published, proposal):
             return state, (*adoptions, PublishPlan(proposal, snapshot.plan_revision, proposal.reason))
-        state = replace(state, looked=Looked(snapshot.plan_revision, proposal.look_again_unix_s))
+        state = replace(state, looked=_looked(published, proposal))
     return state, (*adoptions, *(() if published is None else reconcile(snapshot, published)))
+
+
+def _looked(published: Published | None, proposal: Published) -> Looked:
+    """Until the next look it takes as long as the plan has held, but ``DWELL_S`` at most."""
+    made, again = proposal.made_unix_s, proposal.look_again_unix_s
+    if published is None or again is None:
+        return Looked(0 if published is None else published.revision, None)
+    held_s = min(max(made - published.made_unix_s, 0.0), DWELL_S)
+    return Looked(published.revision, max(again, made + held_s))
 
 
 def _why_adopt(job: JobStatus) -> str:

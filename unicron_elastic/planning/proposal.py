@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from unicron_elastic.planning.holding import DWELL_S, dwell_s, dwelling_of, have_room, losses_of, moved_of, returned_to
 from unicron_elastic.planning.plan import Plan, Wait
@@ -81,7 +81,8 @@ def propose(snapshot: Snapshot, at_unix_s: float, table: Table | None = None) ->
             found, is_limited = _explained(snapshot, held, found, returned), True
     plan = found.plan
     moves_anybody = bool(plan.moves) or any(share.lost for share in plan.shares)
-    return Published(
+    return _published(
+        snapshot.published,
         plan=plan,
         seats=found.seats,
         jobs=tuple((job.name, job.revision) for job in snapshot.jobs if job.is_planned),
@@ -91,6 +92,13 @@ def propose(snapshot: Snapshot, at_unix_s: float, table: Table | None = None) ->
         # What was right with a loss may be better still once that is paid for: the optimum is one of the moment.
         look_again_unix_s=at_unix_s + _rest_s(snapshot, dwelling, plan) if is_limited or moves_anybody else None,
     )
+
+
+def _published(before: Published | None, *, plan: Plan, seats: tuple[Seat, ...], **others: Any) -> Published:
+    is_same = before is not None and seats is before.seats and plan.counts == before.plan.counts
+    if before is None or not is_same:
+        return Published(plan=plan, seats=seats, **others)
+    return before.renewed(plan=plan, revision=0, **others)
 
 
 def _rest_s(snapshot: Snapshot, dwelling: Collection[str], plan: Plan) -> float:

@@ -111,17 +111,19 @@ class Published:
 
     def without_times(self) -> Published:
         """What two proposals that come to the same have in common."""
-        found = copy(self)  # what is left out needs no check
-        for name, value in (("made_unix_s", 0.0), ("moved_unix_s", ()), ("losses", ()), ("look_again_unix_s", None)):
+        return self.renewed(made_unix_s=0.0, moved_unix_s=(), losses=(), look_again_unix_s=None)
+
+    def renewed(self, **values: Any) -> Published:
+        """The same seats with other ``values``, of which a plan must have the same counts: seats need no check then."""
+        found = copy(self)
+        for name, value in values.items():
             object.__setattr__(found, name, value)
         return found
 
     def at_revision(self, revision: int) -> Published:
         """The same plan as it is in the store. Raises ``ValueError`` if that is no revision."""
         require_count("revision of the plan", revision)
-        found = copy(self)
-        object.__setattr__(found, "revision", revision)
-        return found
+        return self.renewed(revision=revision)
 
 
 def _stored(published: Published | type[Published]) -> list[str]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import repeat
-from operator import attrgetter
+from itertools import compress, count, repeat
+from operator import attrgetter, itemgetter, ne
 
 from unicron_elastic.planning.published import Loss, Seat
 from unicron_elastic.planning.situation import usable_nodes
@@ -23,6 +23,7 @@ __all__ = ["seated"]
 _KEEPS = (NodeState.WORKING, NodeState.JOINING, NodeState.LEAVING)
 # Who is taken first: what an idle node costs nobody, a working one costs its job a transition.
 _TAKEN = (NodeState.IDLE, NodeState.LEAVING, NodeState.JOINING, NodeState.WORKING)
+_NODE_ID, _JOB = itemgetter(0), itemgetter(2)
 _NEW_SEAT = partial(tuple.__new__, Seat)  # as Seat._make, for thousands of them
 
 
@@ -33,6 +34,8 @@ def seated(
 
     ``kept``: draining nodes that may stay. ``losses``: who lost a node on which host.
     """
+    if _is_as_planned(snapshot, counts) and snapshot.published is not None:
+        return snapshot.published.seats, {}
     usable = usable_nodes(snapshot, kept)
     groups = _Groups(snapshot, usable, counts, at_unix_s)
     place = groups.places()
@@ -98,13 +101,44 @@ class _Groups(dict[str, list[NodeStatus]]):
         return found
 
 
+def _is_as_planned(snapshot: Snapshot, counts: Mapping[str, int]) -> bool:
+    """Whether all nodes head for where the published plan has them, and that is what ``counts`` asks for."""
+    published = snapshot.published
+    if published is None or snapshot.sound_ids != published.node_ids or published.plan.counts != counts:
+        return False
+    is_simple = not snapshot.draining_ids and not published.draining_ids
+    return (
+        is_simple
+        and not any(node.refusals for node in snapshot.unsettled_nodes)
+        and not any(map(ne, snapshot.heads, published.job_of.values()))
+    )
+
+
 def _seats(snapshot: Snapshot, place: Mapping[str, str]) -> tuple[Seat, ...]:
     """A seat for each node, in their order."""
     ids, draining = snapshot.sound_ids, snapshot.draining_ids
-    hosts = map(attrgetter("host"), snapshot.sound_nodes)
     jobs = list(map(place.get, ids, repeat("")))
+    known = _known_seats(snapshot)
+    if known is not None and not draining:
+        for at in compress(count(), map(ne, map(_JOB, known), jobs)):
+            known[at] = known[at]._replace(job=jobs[at])
+        return tuple(known)
+    hosts = map(attrgetter("host"), snapshot.sound_nodes)
     are_draining = [node_id in draining for node_id in ids] if draining else repeat(False, len(ids))
     return tuple(map(_NEW_SEAT, zip(ids, hosts, jobs, are_draining, strict=True)))
+
+
+def _known_seats(snapshot: Snapshot) -> list[Seat] | None:
+    """Those of the published plan, if they are of all nodes that are left: thousands of them need not be made anew."""
+    published = snapshot.published
+    if published is None or published.draining_ids:
+        return None
+    ids, seats = snapshot.sound_ids, list(published.seats)
+    if ids == published.node_ids:
+        return seats
+    here = set(ids)
+    left = [seat for seat in seats if seat.node_id in here]
+    return left if len(left) == len(ids) and tuple(map(_NODE_ID, left)) == ids else None
 
 
 def _stayers(heading: list[NodeStatus], job: str, count: int, at_unix_s: float) -> list[NodeStatus]:
