@@ -1,8 +1,9 @@
 """The output of a job's parts on other hosts, shown here byte for byte as it comes.
 
 Agents connect, and both sides prove that they know the cluster's secret, as on a heartbeat connection. What follows
-are frames: a number for the stream (0: the end), the length, and whole lines, or what stood still in the middle of one.
-A frame is written in one piece, so no line of one host lands in another's.
+are frames: a number for the stream (0: the end), the length, and whole lines, or what stood still in the middle of one;
+and after each a seal, as after each count that goes back. A frame is written in one piece, so no line of one host lands
+in another's.
 
 Who sends may be ahead by ``WINDOW_BYTES`` of what has been written, and is told how much that is. That bounds memory,
 and holds up the senders when the terminal is slow, as it would hold up a process here. It leaves the socket empty, and
@@ -30,7 +31,17 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from unicron_elastic.rendezvous.heartbeat_wire import LINE_BYTES_MAX, Hello, WireError, challenge, listen, read, welcome
+from unicron_elastic.rendezvous.heartbeat_wire import (
+    LINE_BYTES_MAX,
+    Hello,
+    WireError,
+    challenge,
+    listen,
+    read,
+    seal_of,
+    welcome,
+)
+from unicron_elastic.seal import SEAL_BYTES, Seal
 
 __all__ = [
     "COUNT",
@@ -99,18 +110,23 @@ class Sink:
 
 @dataclass(eq=False)
 class _Peer:
-    """One connection; ``is_open`` once both sides have proven who they are."""
+    """One connection."""
 
     sock: socket.socket
     since: float
     nonce: str
     host: str = ""
-    is_open: bool = False
+    seal: Seal | None = None  # once both sides have proven who they are
     has_ended: bool = False
     taken: int = 0  # bytes of output
     written: int = 0
     data: bytearray = field(default_factory=bytearray)  # what makes no whole frame yet
     out: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether both sides have proven who they are."""
+        return self.seal is not None
 
 
 class OutputReceiver:
@@ -248,36 +264,41 @@ class OutputReceiver:
             return
         peer.data += data
         try:
-            if peer.is_open or self._is_greeted(peer):
-                self._take_frames(peer)
+            if (seal := peer.seal or self._greet(peer)) is not None:
+                self._take_frames(peer, seal)
         except WireError as error:
             logger.debug("A connection for output is closed: %s.", error)
             self._close(peer)
 
-    def _is_greeted(self, peer: _Peer) -> bool:
+    def _greet(self, peer: _Peer) -> Seal | None:
+        """The seal of the connection, once it has said who it is."""
         text, newline, rest = peer.data.partition(b"\n")
         if len(text) > LINE_BYTES_MAX:
             raise WireError(f"a line of more than {LINE_BYTES_MAX} bytes")
         if not newline:
-            return False
-        hello, nonce = Hello.parse(read(bytes(text)), self._key, peer.nonce)
-        peer.host, peer.data, peer.is_open = hello.host, rest, True
-        self._send(peer, welcome(self._key, nonce, self._beat_s))
-        return True
+            return None
+        hello, nonces = Hello.parse(read(bytes(text)), self._key, peer.nonce)
+        peer.host, peer.data = hello.host, rest
+        peer.seal = seal_of(self._key, nonces, is_coordinator=True)
+        self._send(peer, welcome(self._key, nonces, self._beat_s))
+        return peer.seal
 
-    def _take_frames(self, peer: _Peer) -> None:
+    def _take_frames(self, peer: _Peer, seal: Seal) -> None:
         at = 0
         while len(peer.data) - at >= HEADER.size:
             stream, length = HEADER.unpack_from(peer.data, at)
             _check_frame(peer, stream, length)
-            begin, end = at + HEADER.size, at + HEADER.size + length
-            if len(peer.data) < end:
+            end = at + HEADER.size + length
+            if len(peer.data) < end + SEAL_BYTES:
                 break
+            frame = bytes(memoryview(peer.data)[at : end + SEAL_BYTES])
+            if not seal.fits(frame[:-SEAL_BYTES], frame[-SEAL_BYTES:]):
+                raise WireError("a frame that the other side has not sent at this point")
             if stream == END:
                 peer.has_ended = True
             else:
-                self._hand_over(peer, stream, bytes(memoryview(peer.data)[begin:end]))
-            at = end
+                self._hand_over(peer, stream, frame[HEADER.size : -SEAL_BYTES])
+            at = end + SEAL_BYTES
         del peer.data[:at]
         self._end_if_complete(peer)
 
@@ -308,8 +329,9 @@ class OutputReceiver:
         self._close(peer)
 
     def _tell_count(self, peer: _Peer) -> None:
-        if not peer.out:  # else it does not read, and a later beat tells it
-            self._send(peer, COUNT.pack(peer.written))
+        if not peer.out and peer.seal is not None:  # else it does not read, and a later beat tells it
+            count = COUNT.pack(peer.written)
+            self._send(peer, count + peer.seal.of(count))
 
     def _send(self, peer: _Peer, data: bytes) -> None:
         """Sends what goes; a broken connection is noticed when it is read."""

@@ -33,7 +33,15 @@ from unicron_elastic.launcher.output_receiver import (
     key_for_output,
     watched,
 )
-from unicron_elastic.rendezvous.heartbeat_wire import LINE_BYTES_MAX, Hello, WireError, read, read_welcome
+from unicron_elastic.rendezvous.heartbeat_wire import (
+    LINE_BYTES_MAX,
+    Hello,
+    WireError,
+    read,
+    read_welcome,
+    seal_of,
+)
+from unicron_elastic.seal import SEAL_BYTES, Seal
 
 __all__ = ["OutputSender"]
 
@@ -65,6 +73,7 @@ class _Link:
 
     sock: socket.socket
     address: str
+    seal: Seal
     data: bytearray  # what makes no whole count yet
     heard_at: float
     waits_since: float = 0.0  # for an answer
@@ -79,12 +88,16 @@ class _Link:
             self.waits_since = time.monotonic()
         self.unwritten.append((stream, data))
         self.unwritten_bytes += len(data)
-        self.out += HEADER.pack(stream, len(data)) + data
+        self._add_frame(HEADER.pack(stream, len(data)) + data)
 
     def add_end(self) -> None:
         self.waits_since = time.monotonic()
         self.has_ended = True
-        self.out += HEADER.pack(END, 0)
+        self._add_frame(HEADER.pack(END, 0))
+
+    def _add_frame(self, frame: bytes) -> None:
+        self.out += frame
+        self.out += self.seal.of(frame)
 
     def send(self) -> None:
         """Sends what goes. Raises OSError."""
@@ -100,9 +113,12 @@ class _Link:
             return True
         self.heard_at = time.monotonic()
         self.data += data
-        while len(self.data) >= COUNT.size:
-            self._count(COUNT.unpack_from(self.data)[0])
-            del self.data[: COUNT.size]
+        while len(self.data) >= COUNT.size + SEAL_BYTES:
+            count = bytes(self.data[: COUNT.size])
+            if not self.seal.fits(count, self.data[COUNT.size : COUNT.size + SEAL_BYTES]):
+                raise WireError("a count that the other side has not sent at this point")
+            self._count(COUNT.unpack(count)[0])
+            del self.data[: COUNT.size + SEAL_BYTES]
         return bool(data)
 
     def silent_at(self, stall_s: float) -> float:
@@ -463,22 +479,22 @@ def _connected(address: str, secret: str, host: str, timeout_s: float) -> _Link:
     sock = socket.create_connection((name.strip("[]"), int(port)), timeout_s)
     try:
         watched(sock, timeout_s)
-        rest = _greet(sock, key, host, time.monotonic() + timeout_s)
+        rest, seal = _greet(sock, key, host, time.monotonic() + timeout_s)
         sock.setblocking(False)
     except BaseException:
         sock.close()
         raise
-    return _Link(sock, address, rest, time.monotonic())
+    return _Link(sock, address, seal, rest, time.monotonic())
 
 
-def _greet(sock: socket.socket, key: str, host: str, until: float) -> bytearray:
-    """Proves who is here, and has the other side prove it; what it said after that."""
+def _greet(sock: socket.socket, key: str, host: str, until: float) -> tuple[bytearray, Seal]:
+    """Proves who is here, and has the other side prove it; what it said after that, and the connection's seal."""
     rest = bytearray()
     challenged = read(_line(sock, rest, until))
-    said, nonce = Hello("output", host, "").line(key, challenged)
+    said, nonces = Hello("output", host, "").line(key, challenged)
     sock.sendall(said)
-    read_welcome(read(_line(sock, rest, until)), key, nonce)
-    return rest
+    read_welcome(read(_line(sock, rest, until)), key, nonces)
+    return rest, seal_of(key, nonces, is_coordinator=False)
 
 
 def _line(sock: socket.socket, rest: bytearray, until: float) -> bytes:
@@ -500,7 +516,8 @@ def _part(link: _Link) -> None:
     """Ends a connection on which all was written. What was not read must not turn that into a reset."""
     with contextlib.suppress(OSError):
         if not link.has_ended:
-            link.sock.send(HEADER.pack(END, 0))
+            link.add_end()
+            link.send()
         link.sock.shutdown(socket.SHUT_WR)
         link.sock.recv(65536)
     link.sock.close()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unicron_elastic.launcher.keeper import kill_carriers
+from unicron_elastic.launcher.kept_back import for_scripts
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
 
@@ -66,7 +67,7 @@ class Processes:
         ours, theirs = Channel.pair()
         fd = theirs.fileno()
         code = _KEEPER.format(fd=fd)
-        env = {name: value for name, value in os.environ.items() if name != "PYTHONINSPECT"}
+        env = {name: value for name, value in for_scripts(os.environ).items() if name != "PYTHONINSPECT"}
         self._keeper = subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd], env=env, stdin=subprocess.DEVNULL)
         theirs.close()
         self._channel = ours

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+from unicron_elastic.launcher.kept_back import for_scripts
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.metrics_link import Teller
 from unicron_elastic.launcher.options import Options
@@ -42,7 +43,7 @@ class Runtime:
         self.why_plain = why_not(command) if len(streams) == 3 else "a standard stream is closed"
         if self.why_plain is None:
             self.warm = WarmProcess(self.loop, self.processes, self.options.preload)
-            self.warm.begin(command, env, os.getcwd(), streams)
+            self.warm.begin(command, for_scripts(env), os.getcwd(), streams)
 
     def ready_warm(self) -> WarmProcess | None:
         """The warm process once it can be forked from; None if workers start plainly, and ``why_plain`` says why."""

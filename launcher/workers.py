@@ -21,6 +21,7 @@ from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
 
 from unicron_elastic.detection.arrivals import Arrivals
 from unicron_elastic.launcher.activity import is_ending
+from unicron_elastic.launcher.kept_back import for_scripts
 from unicron_elastic.launcher.processes import Exit
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.streams import open_streams
@@ -282,7 +283,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         )
 
     def _env(self, worker: WorkerProcess) -> dict[str, str]:
-        return {**os.environ, **self.envs[worker.local_rank]}
+        return {**for_scripts(os.environ), **self.envs[worker.local_rank]}
 
     @contextlib.contextmanager
     def _outputs(self, local_rank: int) -> Any:

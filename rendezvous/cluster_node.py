@@ -60,6 +60,11 @@ class ClusterNode:
         """Whether this agent coordinates."""
         return self._heartbeats is not None and self._heartbeats.leads
 
+    @property
+    def presence(self) -> ClusterPresence | None:
+        """What it sees of the cluster, to be looked at only; None unless it has entered."""
+        return self._presence
+
     def answers(self) -> ClusterAnswers:
         """What it says of its part in the cluster, now."""
         return ClusterAnswers(self._heartbeats, self._planner)
@@ -130,7 +135,7 @@ class ClusterNode:
 
     def known_secret(self) -> str:
         """What all agents of the cluster know; "" if that has not been seen yet."""
-        return "" if self._presence is None else self._presence.known_secret()
+        return "" if self._heartbeats is None else self._heartbeats.secret
 
     def claim(self, key: str) -> bool:
         """Writes a key that goes with this agent, if nobody has it."""

@@ -27,6 +27,7 @@ __all__ = [
     "SECRET",
     "SPEC_MAX_BYTES",
     "UNREACHABLE",
+    "WEB",
     "JobSpec",
     "LeaderRecord",
     "NodeRecord",
@@ -41,6 +42,7 @@ __all__ = [
     "quarantine_text",
     "spec_text",
     "unreachable_key",
+    "web_key",
 ]
 
 CLUSTER = "cluster/"
@@ -49,10 +51,12 @@ SECRET = f"{CLUSTER}secret"
 NODES = "nodes/"  # apart, as every agent watches the rest of the cluster
 QUARANTINE = f"{CLUSTER}quarantine/"
 UNREACHABLE = f"{CLUSTER}unreachable/"  # by agent: the coordinator that it cannot reach
+WEB = f"{CLUSTER}web/"  # by agent: where its web page is
 JOBS = "jobs/"
 CANCELLED_FOR_S = 600.0  # so long it is known that a job was cancelled
 SPEC_MAX_BYTES = 256 * 1024  # of a job's arguments and environment, in UTF-8
 _NODES_MAX = 1_000_000
+_MOMENT_MAX_UNIX_S = 1e12
 _RECORD_MAX_BYTES = 64 * 1024  # of any other record, as JSON
 _NUMBERS = ("min_nodes", "max_nodes", "target_nodes", "nproc_per_node")
 
@@ -77,13 +81,14 @@ class NodeRecord:
 class LeaderRecord:
     """The elected coordinator, by its lease. ``address`` is IP:PORT. Raises ValueError for another one.
 
-    ``is_dedicated``: it has no node, and goes before agents that have one.
+    ``is_dedicated``: it has no node, and goes before agents that have one. ``since_unix_s``: 0.0 if it does not say.
     """
 
     node_id: str
     host: str
     address: str
     is_dedicated: bool = False
+    since_unix_s: float = 0.0
 
     def __post_init__(self) -> None:
         host, _, port = self.address.rpartition(":")
@@ -159,6 +164,11 @@ def unreachable_key(node_id: str) -> str:
     return f"{UNREACHABLE}{quote(node_id, safe='')}"
 
 
+def web_key(node_id: str) -> str:
+    """Of an agent that serves a web page, if it coordinates."""
+    return f"{WEB}{quote(node_id, safe='')}"
+
+
 def leader_text(record: LeaderRecord) -> bytes:
     """What the leader's key holds."""
     return json.dumps(asdict(record)).encode()
@@ -169,7 +179,10 @@ def parse_leader(entry: Entry) -> LeaderRecord:
     told = object_in(entry, _RECORD_MAX_BYTES)
     try:
         texts = {name: text_in(told, name)[:NAME_CHARACTERS] for name in ("node_id", "host", "address")}
-        return LeaderRecord(**texts, is_dedicated=_flag(told, "is_dedicated"))
+        since = told.get("since_unix_s", 0.0)
+        if not isinstance(since, int | float) or isinstance(since, bool) or not 0 <= since < _MOMENT_MAX_UNIX_S:
+            raise ValueError("since_unix_s must be unix seconds")
+        return LeaderRecord(**texts, is_dedicated=_flag(told, "is_dedicated"), since_unix_s=float(since))
     except ValueError as error:
         raise odd(entry, "leader", error) from None
 

@@ -9,10 +9,12 @@ import time
 from datetime import timedelta
 
 import psutil
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousExitOp
+
+from unicron_elastic.rendezvous.bound_store import bound_store
 
 __all__ = ["FreshStoreRendezvous"]
 
@@ -54,12 +56,11 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
         if not self.use_agent_store or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") == "1":
             return info
         previous, self._store = self._store, None
-        port = 0
+        port, address = 0, self._local_addr or socket.getfqdn()
         if info.rank == 0:
-            self._store = TCPStore("0.0.0.0", 0, None, True, self._timeout, wait_for_workers=False)
-            port = self._store.port
+            store = bound_store(address, self._timeout)
+            self._store, port = store, store.port
         del previous
-        address = self._local_addr or socket.getfqdn()
         fresh = RendezvousStoreInfo.build(info.rank, PrefixStore("unicron/fresh", info.store), address, port)
         return RendezvousInfo(info.store, info.rank, info.world_size, fresh)
 

@@ -46,6 +46,7 @@ from unicron_elastic.rendezvous.membership import (
     lost,
     nodes_waiting,
 )
+from unicron_elastic.rendezvous.news_writer import NewsWriter
 from unicron_elastic.rendezvous.plan_keys import VERDICT_VARIABLE, PlannedJobKeys
 from unicron_elastic.rendezvous.round_store import RoundStoreError
 from unicron_elastic.rendezvous.round_watch import RoundListener, RoundWatch
@@ -188,6 +189,10 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         """What this agent's metrics say of the cluster. From any thread."""
         return self._node.answers().samples()
 
+    def cluster_secret(self) -> str:
+        """What all agents of the cluster know; "" if that has not been seen yet."""
+        return self._node.known_secret()
+
     def offer_job(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], nproc_per_node: int) -> None:
         """Has the job's command line written for spare nodes. Raises ValueError for one that is no use to them."""
         settings = self._settings
@@ -210,6 +215,10 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
     def keep_measured(self, job: str, merge: Callable[[bytes | None], bytes]) -> bool:
         """Has ``merge`` bring up to date what was measured of a planned job. Whether it did; may take seconds."""
         return self._presence.keep(PlannedJobKeys(job).measured, merge)
+
+    def news_writer(self) -> NewsWriter:
+        """Tells who looks at the cluster of this run."""
+        return NewsWriter(lambda: self._presence.store, self._run_id)
 
     def keep_out(self, quarantined: Quarantined) -> str:
         """Puts this node on the cluster's list; why that was not possible, or ""."""
@@ -478,7 +487,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         """The round's store and where it is, once all have come to it; None if one of them is lost before."""
         key = self._keys.store(found.number)
         if found.places[0].node_id == self._member.node_id:
-            store = round_store.host(STORE_TIMEOUT_S)
+            store = round_store.host(self._address, STORE_TIMEOUT_S)
             self._presence.say(key, f"{self._address}:{store.port}")
             where = RendezvousStoreInfo(self._address, store.port)
         else:

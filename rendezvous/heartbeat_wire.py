@@ -1,7 +1,9 @@
 """What goes over a heartbeat connection: lines of JSON, an empty line as a beat, and the proof of who is there.
 
 Both sides prove that they know the cluster's secret, which is in the store: who may read the store is of the cluster.
-The proof is an HMAC over what both sides threw in at random, so that none can be used twice. What is read is bounded.
+The proof is an HMAC over what both sides threw in at random, so that none can be used twice. From then on each line has
+a seal before it (``unicron_elastic.seal``): what is said has effects. A beat has none, as nothing follows from it: that
+the other host lives is what its kernel says by its acknowledgements. What is read is bounded.
 """
 
 from __future__ import annotations
@@ -14,18 +16,26 @@ import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from unicron_elastic.faults.text import one_line
+from unicron_elastic.seal import Seal
 
 __all__ = [
     "BEAT",
     "LINE_BYTES_MAX",
     "Hello",
     "Lines",
+    "Nonces",
     "WireError",
     "challenge",
     "line",
     "listen",
     "read",
+    "read_sealed",
+    "read_welcome",
+    "seal_of",
+    "sealed_line",
     "watched",
     "welcome",
 ]
@@ -41,6 +51,13 @@ class WireError(ValueError):
     """The other side says what no agent of this cluster says; the text says what, without a full stop."""
 
 
+class Nonces(NamedTuple):
+    """What both sides of one connection threw in at random."""
+
+    coordinator: str
+    agent: str
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
     """How an agent introduces itself to the coordinator."""
@@ -49,22 +66,23 @@ class Hello:
     host: str
     job: str
 
-    def line(self, secret: str, challenged: Mapping[str, Any]) -> tuple[bytes, str]:
-        """The answer to a challenge, and what the coordinator has to prove its own knowledge on."""
-        nonce = secrets.token_hex(16)
-        told = {"node": self.node_id, "host": self.host, "job": self.job, "nonce": nonce}
-        proof = _proof(secret, "agent", _text(challenged, "nonce"), nonce, self.node_id, self.host, self.job)
-        return line({**told, "proof": proof}), nonce
+    def line(self, secret: str, challenged: Mapping[str, Any]) -> tuple[bytes, Nonces]:
+        """The answer to a challenge, and on what the coordinator has to prove its own knowledge. Raises WireError."""
+        nonces = Nonces(_text(challenged, "nonce"), secrets.token_hex(16))
+        told = {"node": self.node_id, "host": self.host, "job": self.job, "nonce": nonces.agent}
+        return line({**told, "proof": self._proof(secret, nonces)}), nonces
 
     @classmethod
-    def parse(cls, told: Mapping[str, Any], secret: str, challenge_nonce: str) -> tuple[Hello, str]:
-        """The hello in ``told`` and its nonce. Raises WireError if its sender does not know the secret."""
+    def parse(cls, told: Mapping[str, Any], secret: str, challenge_nonce: str) -> tuple[Hello, Nonces]:
+        """The hello in ``told`` and the nonces. Raises WireError if its sender does not know the secret."""
         hello = cls(_text(told, "node"), _text(told, "host"), _text(told, "job"))
-        nonce = _text(told, "nonce")
-        expected = _proof(secret, "agent", challenge_nonce, nonce, hello.node_id, hello.host, hello.job)
-        if not _is_same(expected, _text(told, "proof")):
+        nonces = Nonces(challenge_nonce, _text(told, "nonce"))
+        if not _is_same(hello._proof(secret, nonces), _text(told, "proof")):
             raise WireError("the other side does not know the cluster's secret")
-        return hello, nonce
+        return hello, nonces
+
+    def _proof(self, secret: str, nonces: Nonces) -> str:
+        return _proof(secret, "agent", *nonces, self.node_id, self.host, self.job)
 
 
 def challenge() -> tuple[bytes, str]:
@@ -73,21 +91,40 @@ def challenge() -> tuple[bytes, str]:
     return line({"nonce": nonce}), nonce
 
 
-def welcome(secret: str, nonce: str, beat_s: float) -> bytes:
-    """What the coordinator answers to a hello with this nonce; ``beat_s``: how often the agent shall beat."""
-    return line({"proof": _proof(secret, "coordinator", nonce), "beat_s": beat_s})
+def welcome(secret: str, nonces: Nonces, beat_s: float) -> bytes:
+    """What the coordinator answers to a hello; ``beat_s``: how often the agent shall beat."""
+    return line({"proof": _proof(secret, "coordinator", *nonces, repr(float(beat_s))), "beat_s": beat_s})
 
 
-def read_welcome(told: Mapping[str, Any], secret: str, nonce: str) -> float:
+def read_welcome(told: Mapping[str, Any], secret: str, nonces: Nonces) -> float:
     """The seconds between two beats. Raises WireError if the coordinator does not know the secret, or refuses."""
     if "refused" in told:
-        raise WireError(_text(told, "refused"))
-    if not _is_same(_proof(secret, "coordinator", nonce), _text(told, "proof")):
-        raise WireError("the coordinator does not know the cluster's secret")
+        raise WireError(one_line(_text(told, "refused")))  # of somebody who has proven nothing
     beat_s = told.get("beat_s")
     if isinstance(beat_s, bool) or not isinstance(beat_s, int | float) or not 0.01 <= beat_s <= 10.0:
         raise WireError("beat_s is no number of seconds from 0.01 to 10")
+    if not _is_same(_proof(secret, "coordinator", *nonces, repr(float(beat_s))), _text(told, "proof")):
+        raise WireError("the coordinator does not know the cluster's secret")
     return float(beat_s)
+
+
+def seal_of(secret: str, nonces: Nonces, *, is_coordinator: bool) -> Seal:
+    """The seal of one end of a connection on which both have proven who they are."""
+    return Seal(secret.encode(), *nonces, is_server=is_coordinator)
+
+
+def sealed_line(told: Mapping[str, Any], seal: Seal) -> bytes:
+    """The next message of a connection, with its seal before it."""
+    text = line(told)
+    return seal.of(text[:-1]).hex().encode() + b" " + text
+
+
+def read_sealed(text: bytes, seal: Seal) -> Mapping[str, Any]:
+    """The next message that came. Raises WireError, after which nothing of this connection is to be read."""
+    said, space, message = text.partition(b" ")
+    if not (space and seal.fits(message, _from_hex(said))):
+        raise WireError("a line that the other side has not said at this point")
+    return read(message)
 
 
 def line(told: Mapping[str, Any]) -> bytes:
@@ -154,6 +191,14 @@ def _proof(secret: str, *said: str) -> str:
 def _is_same(expected: str, proof: str) -> bool:
     # As bytes, because of texts compare_digest takes ASCII alone.
     return hmac.compare_digest(expected.encode(), proof.encode(errors="surrogatepass"))
+
+
+def _from_hex(text: bytes) -> bytes:
+    """The bytes of ``hex``; none if it is something else."""
+    try:
+        return bytes.fromhex(text.decode("ascii"))
+    except ValueError:
+        return b""
 
 
 def _text(told: Mapping[str, Any], name: str) -> str:

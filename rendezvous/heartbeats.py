@@ -97,6 +97,11 @@ class Heartbeats:
         """What this agent knows of the others. From any thread."""
         return self._state
 
+    @property
+    def secret(self) -> str:
+        """What all agents of the cluster know; "" before the start."""
+        return self._links.secret
+
     def start(self, presence: ClusterPresence) -> None:
         """Begins, once the presence has entered."""
         self._presence = presence
@@ -259,6 +264,7 @@ class Heartbeats:
             host=self._hello.host,
             address=self.address,
             is_dedicated=self._state.is_dedicated,
+            since_unix_s=time.time(),
         )
         match command:
             case coordination.BecomeCoordinator():

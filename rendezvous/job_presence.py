@@ -26,6 +26,7 @@ CLOSED_FOR_S = 600.0  # so long it is known that a job is over
 FAREWELL_S = 600.0  # so long it is known why an agent has left
 _LEASE_ATTEMPTS = 3  # to hold the job's own lease, before a pause
 _KEEP_ATTEMPTS = 3  # to write what others write, too, before that is left for later
+_DELETED_AT_ONCE = 100  # etcd takes 128 in one transaction
 SAY_AGAIN_S = 5.0  # so long nodes may take to tell of themselves again to a store that lost its data
 
 logger = logging.getLogger(__name__)
@@ -108,12 +109,17 @@ class JobPresence(Presence[JobMirror]):
             return False
 
     def write_world(self, round_number: int, number: int, text: str) -> str:
-        """Writes a world of a round unless it is there; returns what is there. Raises StoreError."""
+        """Writes a world of a round unless it is there; returns what is there. Raises StoreError.
+
+        The worlds of rounds before the last one go with that: nobody reads them any more, and a job may live long.
+        """
         store, key = self._store, self._keys.world(round_number, number)
+        with self._changed:
+            over = [] if self._mirror is None else self._mirror.worlds_before(round_number - 1)[:_DELETED_AT_ONCE]
         if store is None:
             raise StoreError("the cluster's store is not open")
         try:
-            if store.create(key, text.encode(), self._job_lease_id) is not None:
+            if store.commit({key: 0}, [Put(key, text.encode(), self._job_lease_id)], over) is not None:
                 return text
         except LeaseGoneError as error:
             raise StoreError(f"the job's lease has run out: {error}") from None
@@ -125,6 +131,11 @@ class JobPresence(Presence[JobMirror]):
     def read_world(self, round_number: int, number: int) -> str | None:
         """A world of a round, if it has been seen."""
         return self.get(self._keys.world(round_number, number))
+
+    @property
+    def store(self) -> Store | None:
+        """The open one; None, if there is none at the moment."""
+        return self._store
 
     def keep(self, key: str, merge: Callable[[bytes | None], bytes]) -> bool:
         """Writes what ``merge`` makes of what a key holds, None for nothing; it outlives the job. Whether it was done.

@@ -180,6 +180,12 @@ class JobMirror:
         ended = frozenset(node_id for node_id, _, has_ended in self._lost.values() if has_ended)
         return JobView(members=members, round=self._round, closed=reason, round_revision=revision, ended=ended)
 
+    def worlds_before(self, round_number: int) -> list[str]:
+        """The keys of the worlds of earlier rounds than this one."""
+        worlds = f"{self._keys.prefix}worlds/"
+        known = ((key, key.removeprefix(worlds).partition("/")[0]) for key in self._entries if key.startswith(worlds))
+        return [key for key, number in known if number.isdecimal() and int(number) < round_number]
+
     def why_lost(self, node_id: str) -> str:
         """Why an agent was removed, or left; "": it was not."""
         return next((reason for lost, reason, _ in self._lost.values() if lost == node_id), "")

@@ -23,17 +23,22 @@ from typing import Any
 from unicron_elastic.rendezvous.coordination import Answer
 from unicron_elastic.rendezvous.heartbeat_wire import (
     BEAT,
+    LINE_BYTES_MAX,
     Hello,
     Lines,
+    Nonces,
     WireError,
     challenge,
-    line,
     listen,
     read,
+    read_sealed,
     read_welcome,
+    seal_of,
+    sealed_line,
     watched,
     welcome,
 )
+from unicron_elastic.seal import Seal
 
 __all__ = ["Links"]
 
@@ -48,6 +53,7 @@ _OUT_BYTES_MAX = 1024 * 1024  # that a link may wait to send
 _READ_BYTES = 65536
 _WAITING = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NONE_YET = Nonces("", "")
 _Where = tuple[socket.AddressFamily, socket.SocketKind, int, Any]
 
 logger = logging.getLogger(__name__)
@@ -55,19 +61,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Link:
-    """One connection; ``is_open`` once both sides have proven who they are."""
+    """One connection."""
 
     sock: socket.socket
     comes_in: bool
     since: float
     node_id: str = ""
     job: str = ""
-    nonce: str = ""
+    nonces: Nonces = _NONE_YET
+    seal: Seal | None = None  # once both sides have proven who they are
     is_connected: bool = True
-    is_open: bool = False
     rtt_s: float = 0.0
     lines: Lines = field(default_factory=Lines)
     out: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether both sides have proven who they are."""
+        return self.seal is not None
 
 
 @dataclass(eq=False)
@@ -183,14 +194,14 @@ class Links:
         """Whether there is a link to say it on."""
         up = [link for link in self._links if link.is_open and not link.comes_in]
         for link in up:
-            self._send(link, line(told))
+            self._tell(link, told)
         return bool(up)
 
     def tell_nodes(self, job: str, told: Mapping[str, Any], but: str = "") -> None:
         """Tells all nodes of a job, but one."""
         for link in [link for link in self._links if link.is_open and link.comes_in]:
             if link.job == job and link.node_id != but:
-                self._send(link, line(told))
+                self._tell(link, told)
 
     def drop(self) -> None:
         """Ends all links: this agent leads no longer, or the leader is another one."""
@@ -245,7 +256,8 @@ class Links:
         link = _Link(sock, comes_in=True, since=time.monotonic())
         self._links.add(link)
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._ready(link))
-        said, link.nonce = challenge()
+        said, nonce = challenge()
+        link.nonces = Nonces(nonce, "")
         self._send(link, said)
 
     def _ready(self, link: _Link) -> None:
@@ -270,36 +282,43 @@ class Links:
             return
         try:
             for text in link.lines.take(data):
-                self._said(link, read(text))
+                self._said(link, text)
         except WireError as error:
             if link in self._links:
                 logger.warning("A heartbeat connection is closed: %s.", error)
                 self._lose(link)
 
-    def _said(self, link: _Link, told: Mapping[str, Any]) -> None:
-        if link.is_open:
-            self._on_message(link.node_id, link.job, told)
-        elif link.comes_in:
+    def _said(self, link: _Link, text: bytes) -> None:
+        if link.seal is not None:
+            self._on_message(link.node_id, link.job, read_sealed(text, link.seal))
+            return
+        told = read(text)
+        if link.comes_in:
             self._greeted(link, told)
         elif "nonce" in told:
-            said, link.nonce = self._hello.line(self.secret, told)
+            said, link.nonces = self._hello.line(self.secret, told)
             self._send(link, said)
         else:
-            self._beat_s = read_welcome(told, self.secret, link.nonce)
+            self._beat_s = read_welcome(told, self.secret, link.nonces)
             self._open(link)
 
     def _greeted(self, link: _Link, told: Mapping[str, Any]) -> None:
-        hello, nonce = Hello.parse(told, self.secret, link.nonce)
+        hello, link.nonces = Hello.parse(told, self.secret, link.nonces.coordinator)
         link.node_id, link.job, link.rtt_s = hello.node_id, hello.job, time.monotonic() - link.since
         for old in [old for old in self._links if old.node_id == link.node_id and old is not link and old.comes_in]:
             self._close(old)
-        self._send(link, welcome(self.secret, nonce, self._interval_s()))
+        self._send(link, welcome(self.secret, link.nonces, self._interval_s()))
         self._open(link)
 
     def _open(self, link: _Link) -> None:
-        link.is_open = True
+        link.seal = seal_of(self.secret, link.nonces, is_coordinator=link.comes_in)
         self._rtt_s[link.node_id] = link.rtt_s
         self._on_opened(link.node_id)
+
+    def _tell(self, link: _Link, told: Mapping[str, Any]) -> None:
+        """Says something that has effects, if there is room: what is sealed has to be sent, as seals are numbered."""
+        if link.seal is not None and len(link.out) <= _OUT_BYTES_MAX - LINE_BYTES_MAX:
+            self._send(link, sealed_line(told, link.seal))
 
     def _send(self, link: _Link, data: bytes) -> None:
         if len(link.out) + len(data) > _OUT_BYTES_MAX:

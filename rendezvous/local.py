@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from datetime import timedelta
 
-from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
+from torch.distributed import DistNetworkError, PrefixStore, Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -13,6 +13,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousInfo,
     RendezvousStoreInfo,
 )
+
+from unicron_elastic.rendezvous.bound_store import bound_store
 
 __all__ = ["LocalRendezvous"]
 
@@ -56,13 +58,14 @@ class LocalRendezvous(RendezvousHandler):  # type: ignore[misc]
             raise RendezvousClosedError(f"the rendezvous {self._run_id!r} is closed")
         self._store = None  # a store on a fixed port must be gone before the next one can bind it
         try:
-            self._store = TCPStore("0.0.0.0", self._port, None, True, self._timeout, wait_for_workers=False)
+            store = bound_store(self._host, self._timeout, self._port)
         except DistNetworkError as error:
             raise RendezvousConnectionError(
                 f"port {self._port} cannot be listened on (--master-port): {str(error).partition(chr(10))[0]}"
             ) from error
+        self._store = store
         self._round += 1
-        info = RendezvousStoreInfo(self._host, self._store.port)
+        info = RendezvousStoreInfo(self._host, store.port)
         return RendezvousInfo(PrefixStore(f"unicron/{self._round}", self._store), 0, 1, info)
 
     def is_closed(self) -> bool:

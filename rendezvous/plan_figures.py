@@ -27,6 +27,9 @@ def plan_figures(
     """The figures at ``at_unix_s``. Jobs that are over have none, so that their number stays bounded."""
     published = snapshot.published
     states = Counter(node.state.value for node in snapshot.nodes)
+    of_jobs: dict[str, Counter[str]] = {}
+    for node in snapshot.nodes:  # once, as there may be thousands
+        of_jobs.setdefault(node.job, Counter())[node.state.value] += 1
     kept_out = {each.node for each in quarantined if each.until is None or each.until > at_unix_s}
     return PlanFigures(
         nodes=tuple((state, states[state]) for state in NODE_STATES),
@@ -34,19 +37,20 @@ def plan_figures(
         made_unix_s=None if published is None else published.made_unix_s or None,
         waf_flops=None if published is None else published.plan.waf_after_flops,
         jobs=tuple(
-            _job(job, snapshot, published, jobs.get(job.name), at_unix_s) for job in snapshot.jobs if job.is_alive
+            _job(job, of_jobs.get(job.name, Counter()), published, jobs.get(job.name), at_unix_s)
+            for job in snapshot.jobs
+            if job.is_alive
         ),
     )
 
 
 def _job(
-    job: JobStatus, snapshot: Snapshot, published: Published | None, known: PlannedJob | None, at_unix_s: float
+    job: JobStatus, states: Counter[str], published: Published | None, known: PlannedJob | None, at_unix_s: float
 ) -> PlannedJobFigures:
     planned = 0 if published is None else published.plan.counts.get(job.name, 0)
     units, rest = divmod(planned, job.spec.unit_nodes)
     rate_flops = job.rates_flops[units] if not rest and units < len(job.rates_flops) else 0.0
     measured = None if known is None else known.measured
-    states = Counter(node.state.value for node in snapshot.nodes if node.job == job.name)
     return PlannedJobFigures(
         run_id=job.name,
         plan_nodes=planned,

@@ -13,6 +13,8 @@ from datetime import timedelta
 from torch.distributed import DistError, PrefixStore, TCPStore
 from torch.distributed import Store as TorchStore
 
+from unicron_elastic.rendezvous.bound_store import bound_store
+
 __all__ = ["RoundStoreError", "arrive", "host", "visit"]
 
 CONNECT_TIMEOUT_S = 15.0
@@ -25,9 +27,12 @@ class RoundStoreError(Exception):
     """The store's node is gone, or cannot be reached."""
 
 
-def host(timeout_s: float) -> TCPStore:
-    """A new store in this process. Its calls wait for up to ``timeout_s`` seconds for what others write."""
-    return TCPStore("0.0.0.0", 0, None, True, timedelta(seconds=timeout_s), wait_for_workers=False)
+def host(address: str, timeout_s: float) -> TCPStore:
+    """A new store in this process, at ``address`` if that is this node's, else at all addresses.
+
+    Its calls wait for up to ``timeout_s`` seconds for what others write.
+    """
+    return bound_store(address, timedelta(seconds=timeout_s))
 
 
 def visit(address: str, timeout_s: float) -> tuple[TCPStore, str, int]:

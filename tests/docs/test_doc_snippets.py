@@ -104,6 +104,8 @@ def wrong_in_unicron(words: list[str]) -> list[str]:
         return [f"{path} has no command {left[0]}"]
     if path == "unicron chaos run":
         return wrong_in_run(left[1:])
+    if path == "unicron config show" and left and not left[0].startswith("-"):
+        return wrong_in_run(left[1:]) if left[0] == "run" else wrong_in_unicron(left)
     options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     given = [word.partition("=")[0] for word in left if word.startswith("--")]
     return [f"{path} has no {name}" for name in given if name not in {*options, "--help"}]
@@ -241,6 +243,8 @@ def _messages(source: str) -> Iterator[str]:
         "unicron quarantine lists",
         "unicron jobs set chat --wait 2",
         "unicron chaos run kill:rank=1 --nprocs 2 train.py",
+        "unicron config show run --nprocs 2 train.py",
+        "unicron config show agent --labels a",
         "python benchmarks/no_such.py",
         "python benchmarks/restart.py --nprocs 2",
         "pip install -e '.[clusters]'",

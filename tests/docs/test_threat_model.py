@@ -24,16 +24,15 @@ LISTENERS = {
     "rendezvous/links.py": "heartbeats",
     "unicron_elastic/state/server.py": "state for newcomers",
     "launcher/metrics_server.py": "metrics, if asked for",
-    "launcher/worlds.py": "stores of rounds and worlds",
-    "rendezvous/fresh.py": "stores of rounds and worlds",
-    "rendezvous/local.py": "stores of rounds and worlds",
+    "launcher/web_server.py": "the web page, if asked for",
+    "rendezvous/bound_store.py": "stores of rounds and worlds",
     "rendezvous/round_store.py": "stores of rounds and worlds",
     "unicron_elastic/training/meeting.py": "stores of rounds and worlds",  # a client of them
 }
 
 
 def test_all_that_listens_is_on_the_page() -> None:
-    pattern = r"create_server\(|HTTPServer\)|TCPStore\(|(?<![.\w])listen\(|_unix\.listen\("
+    pattern = r"create_server\(|BoundedServer\)|TCPStore\(|(?<![.\w])listen\(|_unix\.listen\("
     found = {path for path, text in SOURCES.items() if re.search(pattern, text)}
     assert found == set(LISTENERS), "look at docs/security.md, What listens"
     assert [what for what in LISTENERS.values() if f"| {what}" not in PAGE] == []

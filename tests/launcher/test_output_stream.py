@@ -28,7 +28,8 @@ from unicron_elastic.launcher.output_receiver import (
     key_for_output,
 )
 from unicron_elastic.launcher.output_sender import OutputSender
-from unicron_elastic.rendezvous.heartbeat_wire import Hello, WireError, challenge, read, welcome
+from unicron_elastic.rendezvous.heartbeat_wire import Hello, Nonces, WireError, challenge, read, seal_of, welcome
+from unicron_elastic.seal import SEAL_BYTES, Seal
 
 DEADLINE_S = 20.0
 SECRET = "5e" * 32
@@ -315,7 +316,7 @@ def test_who_does_not_know_the_secret_is_refused_and_refuses(opened: contextlib.
 def test_an_impostor_gets_no_output(opened: contextlib.ExitStack) -> None:
     peer = opened.enter_context(Peer())
     part = Part(opened, peer.address, LINES, 100)
-    sock = peer.greeted("another secret", is_checked=False)
+    sock, _ = peer.greeted("another secret", is_checked=False)
     part.end()
     assert numbers(part.out.end()) == list(range(100))
     assert sock.recv(1) == b""
@@ -590,26 +591,26 @@ class Peer:
         if self.sock is not None:
             self.sock.close()
 
-    def greeted(self, secret: str = SECRET, *, is_checked: bool = True) -> socket.socket:
+    def greeted(self, secret: str = SECRET, *, is_checked: bool = True) -> tuple[socket.socket, Seal]:
         self.sock, _ = self._listener.accept()
         self._listener.close()
         said, nonce = challenge()
         self.sock.sendall(said)
         told = read(self.sock.recv(4096).strip())
-        theirs = str(told["nonce"])
+        nonces = Nonces(nonce, str(told["nonce"]))
         if is_checked:
-            _, theirs = Hello.parse(told, key_for_output(secret), nonce)
-        self.sock.sendall(welcome(key_for_output(secret), theirs, 0.1))
-        return self.sock
+            _, nonces = Hello.parse(told, key_for_output(secret), nonce)
+        self.sock.sendall(welcome(key_for_output(secret), nonces, 0.1))
+        return self.sock, seal_of(key_for_output(secret), nonces, is_coordinator=True)
 
 
-def let_in(here: Terminal) -> socket.socket:
+def let_in(here: Terminal) -> tuple[socket.socket, Seal]:
     """A connection to a receiver, by hand, on which it takes frames."""
     sock = socket.create_connection(("127.0.0.1", here.receiver.port), DEADLINE_S)
-    said, _ = Hello("output", "there", "").line(key_for_output(SECRET), read(sock.recv(4096).strip()))
+    said, nonces = Hello("output", "there", "").line(key_for_output(SECRET), read(sock.recv(4096).strip()))
     sock.sendall(said)
     assert b"proof" in sock.recv(4096)
-    return sock
+    return sock, seal_of(key_for_output(SECRET), nonces, is_coordinator=False)
 
 
 def wait_for_end(sock: socket.socket) -> None:
@@ -622,28 +623,44 @@ FRAME = HEADER.pack(1, FRAME_BYTES_MAX) + b"x" * FRAME_BYTES_MAX
 
 
 @pytest.mark.parametrize(
-    "said",
+    "frames",
     [
-        HEADER.pack(3, 1) + b"x",
-        HEADER.pack(END, 1) + b"x",
-        HEADER.pack(1, FRAME_BYTES_MAX + 1),
-        HEADER.pack(1, 1) + b"x" + HEADER.pack(END, 0) + HEADER.pack(1, 1),
+        [HEADER.pack(3, 1) + b"x"],
+        [HEADER.pack(END, 1) + b"x"],
+        [HEADER.pack(1, FRAME_BYTES_MAX + 1)],
+        [HEADER.pack(1, 1) + b"x", HEADER.pack(END, 0), HEADER.pack(1, 1)],
     ],
 )
-def test_frames_that_are_none_end_the_connection(opened: contextlib.ExitStack, said: bytes) -> None:
+def test_frames_that_are_none_end_the_connection(opened: contextlib.ExitStack, frames: list[bytes]) -> None:
     here = Terminal(opened)
-    with let_in(here) as sock:
-        sock.sendall(said)
+    sock, seal = let_in(here)
+    with sock:
+        sock.sendall(b"".join(frame + seal.of(frame) for frame in frames))
         wait_for_end(sock)
     assert here.receiver.drain(DEADLINE_S)
 
 
+def test_what_somebody_in_between_puts_in_is_not_shown(opened: contextlib.ExitStack) -> None:
+    """Nor what comes after it: the sender hears of the end, and shows where it is what was not shown here."""
+    here = Terminal(opened)
+    frames = [HEADER.pack(1, 4) + text for text in (b"one\n", b"two\n", b"six\n")]
+    sock, seal = let_in(here)
+    with sock:
+        sealed = [frame + seal.of(frame) for frame in frames]
+        sock.sendall(sealed[0] + sealed[1].replace(b"two", b"ten") + sealed[2])
+        wait_for_end(sock)
+    assert here.receiver.drain(DEADLINE_S)
+    here.receiver.close()
+    assert here.out.end() == b"one\n"
+
+
 def test_who_runs_ahead_of_what_is_written_is_dropped(opened: contextlib.ExitStack) -> None:
     here = Terminal(opened, reads=False)
-    with let_in(here) as sock:
+    sock, seal = let_in(here)
+    with sock:
         with contextlib.suppress(ConnectionError):
             for _ in range(2 * WINDOW_BYTES // FRAME_BYTES_MAX):
-                sock.sendall(FRAME)
+                sock.sendall(FRAME + seal.of(FRAME))
         wait_for_end(sock)
     here.out.start()
     assert here.receiver.drain(DEADLINE_S)
@@ -679,7 +696,20 @@ def test_strangers_take_a_bounded_place_for_a_bounded_time(
 def test_a_receiver_that_counts_what_nobody_sent_is_left(opened: contextlib.ExitStack) -> None:
     peer = opened.enter_context(Peer())
     part = Part(opened, peer.address, LINES, 10)
-    peer.greeted().sendall(COUNT.pack(1_000_000))
+    sock, seal = peer.greeted()
+    sock.sendall(COUNT.pack(1_000_000) + seal.of(COUNT.pack(1_000_000)))
     part.end()
     assert numbers(part.out.end()) == list(range(10))
     assert "what nobody sent" in part.said[0]
+
+
+def test_a_count_that_somebody_in_between_puts_in_is_not_believed(opened: contextlib.ExitStack) -> None:
+    """It would have the sender forget what nobody has shown."""
+    peer = opened.enter_context(Peer())
+    part = Part(opened, peer.address, LINES, 10)
+    sock, _ = peer.greeted()
+    assert sock.recv(1)
+    sock.sendall(COUNT.pack(1) + bytes(SEAL_BYTES))
+    part.end()
+    assert numbers(part.out.end()) == list(range(10))
+    assert "has not sent at this point" in part.said[0]

@@ -15,8 +15,9 @@ import pytest
 
 from unicron_elastic.rendezvous import links as links_module
 from unicron_elastic.rendezvous.coordination import Answer
-from unicron_elastic.rendezvous.heartbeat_wire import LINE_BYTES_MAX, Hello, line, read
+from unicron_elastic.rendezvous.heartbeat_wire import LINE_BYTES_MAX, Hello, line, read, seal_of, sealed_line
 from unicron_elastic.rendezvous.links import Links
+from unicron_elastic.seal import Seal
 
 DEADLINE_S = 20.0
 SECRET = "5e" * 32
@@ -277,20 +278,20 @@ def test_whatever_a_false_coordinator_says_is_a_lost_link(make: Make, said: byte
     assert (one.opened, one.lost, len(one.links._links)) == ([], ["boss/1"], 0)
 
 
-def greeted(boss: End, job: str = "job") -> socket.socket:
-    """A peer that is let in, by hand."""
+def greeted(boss: End, job: str = "job") -> tuple[socket.socket, Seal]:
+    """A peer that is let in, by hand, and its seal."""
     peer = stranger(boss)
     turn((boss,), lambda: boss.links._links)
-    said, _ = Hello("odd/1", "odd", job).line(SECRET, read(peer.recv(4096).strip()))
+    said, nonces = Hello("odd/1", "odd", job).line(SECRET, read(peer.recv(4096).strip()))
     peer.sendall(said)
     turn((boss,), lambda: "odd/1" in boss.opened)
-    return peer
+    return peer, seal_of(SECRET, nonces, is_coordinator=False)
 
 
 def test_a_peer_that_never_reads_holds_a_bounded_amount(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "_OUT_BYTES_MAX", 100_000)
     boss = make("boss", leads=True)
-    with greeted(boss):
+    with greeted(boss)[0]:
         (link,) = boss.links._links
         for _ in range(2_000):
             boss.links.tell_nodes("job", {"text": "x" * 10_000})
@@ -301,7 +302,8 @@ def test_a_peer_that_never_reads_holds_a_bounded_amount(make: Make, monkeypatch:
 def test_a_link_that_waited_gets_what_was_said_whole(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "_OUT_BYTES_MAX", 100_000)
     boss = make("boss", leads=True)
-    with greeted(boss) as peer:
+    peer, _ = greeted(boss)
+    with peer:
         for number in range(2_000):
             boss.links.tell_nodes("job", {"number": number, "text": "x" * 10_000})
         peer.setblocking(False)
@@ -310,17 +312,47 @@ def test_a_link_that_waited_gets_what_was_said_whole(make: Make, monkeypatch: py
             boss.links.poll(0.001)
             with contextlib.suppress(BlockingIOError):
                 got += peer.recv(1_000_000)
-    numbers = [json.loads(text).get("number") for text in got.split(b"\n") if text]
+    numbers = [json.loads(text[text.index(b"{") :]).get("number") for text in got.split(b"\n") if text]
     assert numbers == [None, *range(len(numbers) - 1)]
     assert len(numbers) < 2_000
 
 
 def test_a_message_of_whatever_kind_is_handed_on(make: Make) -> None:
     boss = make("boss", leads=True)
-    with greeted(boss) as peer:
-        peer.sendall(b"\n\n{}\n" + line({"fault": []}))
+    peer, seal = greeted(boss)
+    with peer:
+        peer.sendall(b"\n\n" + sealed_line({}, seal) + sealed_line({"fault": []}, seal))
         turn((boss,), lambda: len(boss.heard) == 2)
     assert boss.heard == [("odd/1", "job", {}), ("odd/1", "job", {"fault": []})]
+
+
+def _without_a_seal(_seal: Seal) -> bytes:
+    return line({"fault": {"job": "job", "round": 1, "reason": "it is not so"}})
+
+
+def _a_second_time(seal: Seal) -> bytes:
+    return sealed_line({"a": 1}, seal) * 2
+
+
+def _changed(seal: Seal) -> bytes:
+    return sealed_line({"a": 1}, seal).replace(b"1}", b"2}")
+
+
+def _with_one_missing(seal: Seal) -> bytes:
+    sealed_line({"a": 1}, seal)
+    return sealed_line({"a": 1}, seal)
+
+
+@pytest.mark.parametrize("forge", [_without_a_seal, _a_second_time, _changed, _with_one_missing])
+def test_who_sits_in_between_is_not_believed(make: Make, forge: Callable[[Seal], bytes]) -> None:
+    boss = make("boss", leads=True)
+    peer, seal = greeted(boss)
+    with peer:
+        peer.setblocking(False)
+        peer.send(forge(seal))
+        turn((boss,), lambda: boss.lost)
+        assert is_closed(boss, peer)
+    assert boss.heard == ([("odd/1", "job", {"a": 1})] if forge is _a_second_time else [])
 
 
 # -- probes ------------------------------------------------------------------------------------------------------------

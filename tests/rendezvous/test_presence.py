@@ -68,6 +68,20 @@ def test_who_lost_its_lease_comes_back(join: Join, open_store: Callable[[], Etcd
             time.sleep(0.02)
 
 
+def test_the_worlds_of_rounds_that_are_long_over_go(join: Join, open_store: Callable[[], EtcdStore]) -> None:
+    presence, worlds = join("a"), f"{JobKeys('job').prefix}worlds/"
+    for round_number in range(9, 13):  # as numbers, not as texts
+        for number in range(1, 4):
+            presence.write_world(round_number, number, "a world")
+            end = time.monotonic() + DEADLINE_S
+            while presence.read_world(round_number, number) is None:
+                assert time.monotonic() < end
+                time.sleep(0.02)
+    with open_store() as store:
+        left = [entry.key.removeprefix(worlds) for entry in store.read_prefix(worlds).entries]
+    assert sorted(left) == ["11/1", "11/2", "11/3", "12/1", "12/2", "12/3"]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("lease_ttl", "0"), ("join_timeout", "inf"), ("last_call_timeout", "soon"), ("lease_ttl", "nan")],

@@ -196,7 +196,7 @@ def test_a_server_that_does_not_know_the_key_is_not_believed(steady: Steady) -> 
     def pretend() -> None:
         connection, _ = listener.accept()
         with connection:
-            for told in (b'{"version":1,"nonce":"00"}', b'{"proof":"00"}'):
+            for told in (b'{"version":2,"nonce":"00"}', b'{"proof":"00"}'):
                 connection.sendall(len(told).to_bytes(4, "big") + told)
             connection.recv(1000)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
+import json
 import os
 import signal
 import threading
@@ -18,7 +19,7 @@ import torch
 from unicron_elastic.state import snapshot_file
 from unicron_elastic.state.layout import flatten, rebuild
 from unicron_elastic.state.snapshot_choice import best_for, newest_common, victim, why_back
-from unicron_elastic.state.snapshot_exchange import Exchange, Servers, copy_of, parse_remote
+from unicron_elastic.state.snapshot_exchange import Exchange, Servers, copy_of, parse_remotes
 from unicron_elastic.state.snapshot_file import SnapshotFile, read_header
 from unicron_elastic.state.snapshot_header import HEADER_BYTES, Header
 from unicron_elastic.state.snapshot_offers import Local, Offers, Remote
@@ -319,9 +320,28 @@ def servers() -> Iterator[Servers]:
 def remote_of(servers: Servers, file: SnapshotFile) -> Remote:
     written = file.header()
     assert written is not None
-    made = parse_remote(servers.told(file, written, "127.0.0.1"))
-    assert made is not None
+    (made,) = parse_remotes(json.dumps([servers.told(file, written, "127.0.0.1")]).encode())
     return made
+
+
+def test_who_reads_the_store_and_does_not_know_the_cluster_s_secret_gets_no_snapshot(
+    file: SnapshotFile, servers: Servers
+) -> None:
+    write(file, 3)
+    servers.use("the cluster's")
+    written = file.header()
+    assert written is not None
+    told = json.dumps([servers.told(file, written, "127.0.0.1")]).encode()
+    copy = SnapshotFile.create()
+    for known in ("", "another cluster's"):
+        (remote,) = parse_remotes(told, known)
+        assert "the key of the state server is another one" in copy_of(remote, copy)
+        assert copy.header() is None
+    (remote,) = parse_remotes(told, "the cluster's")
+    assert copy_of(remote, copy) == ""
+    assert copy.header() == written
+    servers.use("the cluster's next one")  # after the store has lost its data
+    assert copy_of(remote, copy) != ""
 
 
 def test_a_snapshot_is_copied_to_another_node(file: SnapshotFile, servers: Servers) -> None:
@@ -354,8 +374,9 @@ def test_agents_hear_of_each_others_snapshots(file: SnapshotFile, servers: Serve
     write(file, 3)
     store, heard, all_heard = Store(), {}, threading.Semaphore(0)
 
-    def hear(rank: int) -> Callable[[list[Remote], str], None]:
-        def then(remotes: list[Remote], note: str) -> None:
+    def hear(rank: int) -> Callable[[list[Remote], bool, str], None]:
+        def then(remotes: list[Remote], does_one_go_on: bool, note: str) -> None:
+            assert not does_one_go_on
             heard[rank] = (remotes, note)
             all_heard.release()
 
@@ -369,6 +390,19 @@ def test_agents_hear_of_each_others_snapshots(file: SnapshotFile, servers: Serve
     assert all(all_heard.acquire(timeout=DEADLINE_S) for _ in range(3))
     assert {rank: len(remotes) for rank, (remotes, _) in heard.items()} == {0: 1, 1: 0, 2: 1}
     assert all(note == "" for _, note in heard.values())
+
+
+def test_who_joins_workers_that_train_on_hears_of_it_and_waits_for_no_snapshot_of_theirs() -> None:
+    store, heard, is_heard = Store(), [], threading.Event()
+
+    def then(remotes: list[Remote], does_one_go_on: bool, note: str) -> None:
+        heard.append((remotes, does_one_go_on, note))
+        is_heard.set()
+
+    Exchange(store, 1, 2).tell_going_on()
+    Exchange(store, 0, 2).tell_and_hear([], then)
+    assert is_heard.wait(DEADLINE_S)
+    assert heard == [([], True, "")]
 
 
 def test_an_agent_copies_what_the_next_one_offers(file: SnapshotFile, servers: Servers) -> None:

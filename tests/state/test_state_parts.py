@@ -200,6 +200,31 @@ def test_who_does_not_know_the_key_is_not(pair: tuple[Stream, Stream]) -> None:
     assert client == "the key of the state server is another one"
 
 
+def test_a_frame_that_comes_a_second_time_is_refused(pair: tuple[Stream, Stream]) -> None:
+    server, client = pair
+    assert greet(server, client, (b"key", b"key")) == ["", ""]
+    client.send_frame({"do": "hold"})
+    assert server.receive_frame() == {"do": "hold"}
+    assert client.seal is not None
+    body = b'{"do":"layout"}'
+    sent = len(body).to_bytes(4, "big") + body + client.seal.of(body)
+    client.send(sent)
+    assert server.receive_frame() == {"do": "layout"}
+    client.send(sent)  # again
+    with pytest.raises(WireError, match="a frame that the other side has not sent at this point"):
+        server.receive_frame()
+
+
+def test_a_frame_that_was_changed_on_the_way_is_refused(pair: tuple[Stream, Stream]) -> None:
+    server, client = pair
+    assert greet(server, client, (b"key", b"key")) == ["", ""]
+    assert server.seal is not None
+    body = b'{"step":1}'
+    server.send(len(body).to_bytes(4, "big") + body.replace(b"1", b"2") + server.seal.of(body))
+    with pytest.raises(WireError, match="a frame that the other side has not sent at this point"):
+        client.receive_frame()
+
+
 def test_a_client_that_hands_back_what_a_server_said_is_not_let_in(pair: tuple[Stream, Stream]) -> None:
     server, client = pair
     complaints = []

@@ -1,18 +1,22 @@
 """The snapshots of a job's nodes, agent to agent: each tells the others what it has, and copies a neighbour's.
 
-All goes through the store of the present round; the snapshots themselves go from agent to agent.
+All goes through the store of the present round; the snapshots themselves go from agent to agent. Everybody on the
+network may read that store. So what stands there opens a server only together with the cluster's secret, if there is a
+cluster: see ``key_of``.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from unicron_elastic.state.distance import Address
 from unicron_elastic.state.layout import flatten
 from unicron_elastic.state.server import Held, NotAtRest, StateServer
 from unicron_elastic.state.snapshot_file import SnapshotFile
@@ -21,9 +25,14 @@ from unicron_elastic.state.snapshot_offers import Remote, pull_into
 
 __all__ = ["Exchange", "Servers"]
 
+REMOTES_MAX = 4096  # snapshots that one node tells of: a few for each of its workers, and copies
 LOOK_S = 0.5  # between two looks for a newer snapshot of the neighbour
 OTHERS_TIMEOUT_S = 15.0  # so long the others are waited for, whose workers ask at about the same time
 _HELD, _FRESH = "unicron/snapshots/held", "unicron/snapshots/fresh"
+_GOES_ON = b'"goes on"'  # of a node whose workers have the state, and ask for none
+
+
+Heard = Callable[[list[Remote], bool, str], None]
 
 
 class Store(Protocol):
@@ -36,18 +45,31 @@ class Store(Protocol):
     def multi_get(self, keys: list[str]) -> list[bytes]: ...
 
 
+def key_of(salt: bytes, secret: str) -> bytes:
+    """The key of the servers that tell of ``salt``; without a ``secret`` of the cluster, who reads that has the key."""
+    return hmac.digest(secret.encode(), b"snapshots" + salt, "sha256") if secret else salt
+
+
 class Servers:
     """One server for each file that another node may want, from the first time that it is told of."""
 
     def __init__(self) -> None:
-        self._key = secrets.token_bytes(32)
+        self._salt = secrets.token_bytes(32)
+        self._secret = ""
         self._servers: dict[SnapshotFile, StateServer] = {}
+
+    def use(self, secret: str) -> None:
+        """The cluster's secret, "" if there is none or no cluster; servers that know another one end."""
+        if secret != self._secret:
+            self.close()
+            self._secret = secret
 
     def told(self, file: SnapshotFile, header: Header, host: str) -> dict[str, Any]:
         """What others are told of a file. Raises OSError if nobody can listen on ``host``."""
         if file not in self._servers:
-            self._servers[file] = StateServer(_Provider(file), self._key, host, kind="snapshot")
-        return {"header": asdict(header), "address": self._servers[file].address, "key": self._key.hex()}
+            key = key_of(self._salt, self._secret)
+            self._servers[file] = StateServer(_Provider(file), key, host, kind="snapshot")
+        return {"header": asdict(header), "address": self._servers[file].address, "key": self._salt.hex()}
 
     def drop(self, file: SnapshotFile) -> None:
         """It is not there any more."""
@@ -81,7 +103,9 @@ class _Provider:
 class Exchange:
     """In one round of ``size`` agents, as number ``rank``. Calls back from its own threads."""
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, secret: str = "") -> None:
+        """``secret``: of the cluster, if there is one."""
+        self._secret = secret
         self._store = store
         self._rank = rank
         self._size = size
@@ -93,23 +117,31 @@ class Exchange:
 
     # -- after a restart ----------------------------------------------------------------------------------------------
 
-    def tell_and_hear(self, held: list[dict[str, Any]], then: Callable[[list[Remote], str], None]) -> None:
-        """Tells what this agent has; ``then`` gets what the others have, and a sentence if some did not tell."""
+    def tell_and_hear(self, held: list[dict[str, Any]], then: Heard) -> None:
+        """Tells what this agent has; ``then`` gets what the others have, whether workers of one of them train already,
+        and a sentence if some did not tell.
+        """
         threading.Thread(target=self._tell_and_hear, args=(held, then), name="unicron-shelf", daemon=True).start()
 
-    def _tell_and_hear(self, held: list[dict[str, Any]], then: Callable[[list[Remote], str], None]) -> None:
+    def tell_going_on(self) -> None:
+        """Tells that the workers of this agent train on in this round, with the state. Waits for the store."""
+        self._store.set(f"{_HELD}/{self._rank}", _GOES_ON.decode())
+
+    def _tell_and_hear(self, held: list[dict[str, Any]], then: Heard) -> None:
         found: list[Remote] = []
+        does_one_go_on = False
         try:
             self._store.set(f"{_HELD}/{self._rank}", json.dumps(held))
             late = self._wait_for_others()
             for number in range(self._size):
                 if number not in (self._rank, *late):
-                    text = self._store.multi_get([f"{_HELD}/{number}"])[0]
-                    found += [remote for each in json.loads(text) if (remote := parse_remote(each)) is not None]
+                    told = self._store.multi_get([f"{_HELD}/{number}"])[0]
+                    does_one_go_on |= told == _GOES_ON
+                    found += parse_remotes(told, self._secret)
         except Exception as error:  # the store is lost, and the round with it
-            then(found, f"What snapshots other nodes have is not known: {error}")
+            then(found, does_one_go_on, f"What snapshots other nodes have is not known: {error}")
             return
-        then(found, f"Nodes {late} did not tell what snapshots they have." if late else "")
+        then(found, does_one_go_on, f"Nodes {late} did not tell what snapshots they have." if late else "")
 
     def _wait_for_others(self) -> list[int]:
         """Those who told nothing in time."""
@@ -135,19 +167,31 @@ class Exchange:
         key = f"{_FRESH}/{(self._rank + 1) % self._size}"
         while not self._stopped.wait(LOOK_S):
             try:
-                told = json.loads(self._store.multi_get([key])[0]) if self._store.check([key]) else []
+                told = self._store.multi_get([key])[0] if self._store.check([key]) else b"[]"
             except Exception:
                 return  # the store is lost, and the round with it
-            for each in told:
-                remote = parse_remote(each)
-                if remote is not None and not has(remote.header) and not self._stopped.is_set():
+            for remote in parse_remotes(told, self._secret):
+                if not has(remote.header) and not self._stopped.is_set():
                     take(remote)
 
 
-def parse_remote(told: Any) -> Remote | None:
-    """What another agent told of a snapshot; None if it is malformed."""
+def parse_remotes(text: bytes, secret: str = "") -> list[Remote]:
+    """The snapshots that another agent told of, without what is malformed: everybody may write to the store."""
     try:
-        return Remote(Header.from_message(told["header"]), _mapping(told["address"]), str(told["key"]))
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    listed = told[:REMOTES_MAX] if isinstance(told, list) else []
+    return [remote for each in listed if (remote := _remote(each, secret)) is not None]
+
+
+def _remote(told: Any, secret: str) -> Remote | None:
+    try:
+        header, address, key = told["header"], told["address"], told["key"]
+        if not isinstance(address, dict) or not isinstance(key, str):
+            return None
+        known = key_of(bytes.fromhex(key), secret).hex()
+        return Remote(Header.from_message(header), Address.parse(address).to_dict(), known)
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -163,9 +207,3 @@ def copy_of(remote: Remote, file: SnapshotFile) -> str:
         file.clear()
         return f"The snapshot of rank {remote.header.rank} was overtaken while it was copied: make it less often."
     return ""
-
-
-def _mapping(told: Any) -> Mapping[str, Any]:
-    if not isinstance(told, dict):
-        raise ValueError("an address is an object")
-    return told

@@ -64,7 +64,11 @@ class Header:
         text = page[_FIXED : _FIXED + length]
         if _FIXED + length > HEADER_BYTES or len(text) != length or zlib.crc32(text) != crc:
             raise ValueError("the header of a snapshot is not what was written")
-        return cls.from_message(json.loads(text))
+        try:
+            told = json.loads(text)
+        except RecursionError:
+            raise ValueError("the header of a snapshot is nested too deeply") from None
+        return cls.from_message(told)
 
     @classmethod
     def from_message(cls, told: Any) -> Header:

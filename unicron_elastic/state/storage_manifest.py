@@ -62,7 +62,7 @@ def check(path: Path, *, share: tuple[int, int] = (0, 1)) -> None:
         for name in sorted(files)[number::count]:
             if described(path / Path(name).name) != files[name]:
                 raise ValueError(f"the file {path / Path(name).name} is not what was written: its checksum is wrong")
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not whole: {error}") from error
 
 

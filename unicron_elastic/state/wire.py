@@ -1,7 +1,9 @@
 """What goes over a connection for state: frames of JSON with their length, and the proof of who is there.
 
-Both sides prove that they know the key, by an HMAC over what both threw in at random, before anything else is said. A
-frame is bounded by what may come at that point. Nothing is unpickled.
+Both sides prove that they know the key, by an HMAC over what both threw in at random, before anything else is said.
+From then on each frame has a seal behind it (``unicron_elastic.seal``), as a frame has effects: a state is held, memory
+is made. The bytes of tensors have a checksum and no seal. A frame is bounded by what may come at that point. Nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from unicron_elastic.faults.text import one_line
+from unicron_elastic.seal import SEAL_BYTES, Seal
+
 __all__ = ["FRAME_BYTES_MAX", "Gone", "Stream", "WireError", "greet_client", "greet_server"]
 
 FRAME_BYTES_MAX = 16 * 1024
 LAYOUT_BYTES_MAX = 65 * 1024 * 1024
-VERSION = 1
+VERSION = 2
 _NONCE_CHARACTERS = 64
 _KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4}
 
@@ -39,6 +44,7 @@ class Stream:
     def __init__(self, connection: socket.socket, patience_s: float) -> None:
         self.socket = connection
         self.patience_s = patience_s
+        self.seal: Seal | None = None  # of the frames, once both sides have proven who they are
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -129,7 +135,7 @@ class Stream:
     def send_frame(self, told: Mapping[str, Any]) -> None:
         """Sends one JSON object. Raises Gone."""
         text = json.dumps(told, separators=(",", ":")).encode()
-        self.send(len(text).to_bytes(4, "big") + text)
+        self.send(len(text).to_bytes(4, "big") + text + (b"" if self.seal is None else self.seal.of(text)))
 
     def receive_frame(self, bytes_max: int = FRAME_BYTES_MAX, *, is_idle: bool = False) -> dict[str, Any]:
         """Receives one JSON object; ``is_idle``: it may be as long in coming as it likes. Raises Gone, WireError."""
@@ -140,9 +146,11 @@ class Stream:
         size = int.from_bytes(head, "big")
         if size > bytes_max:
             raise WireError(f"a frame of {size} bytes where at most {bytes_max} may come")
-        body = bytearray(size)
+        body = bytearray(size + (SEAL_BYTES if self.seal is not None else 0))
         self.receive_into(memoryview(body))
-        return read(bytes(body))
+        if self.seal is not None and not self.seal.fits(body[:size], body[size:]):
+            raise WireError("a frame that the other side has not sent at this point")
+        return read(bytes(body[:size]))
 
 
 def read(body: bytes) -> dict[str, Any]:
@@ -166,6 +174,7 @@ def greet_client(stream: Stream, key: bytes) -> None:
         stream.send_frame({"refused": "the key of the state server is another one"})
         raise WireError("the other side does not know the key")
     stream.send_frame({"proof": _proof(key, "server", nonce, own)})
+    stream.seal = Seal(key, own, nonce, is_server=True)
 
 
 def greet_server(stream: Stream, key: bytes) -> None:
@@ -178,9 +187,10 @@ def greet_server(stream: Stream, key: bytes) -> None:
     stream.send_frame({"nonce": own, "proof": _proof(key, "client", nonce, own)})
     told = stream.receive_frame(1024)
     if "refused" in told:
-        raise WireError(text(told, "refused", 500))
+        raise WireError(one_line(text(told, "refused", 500)))  # of somebody who has proven nothing
     if not _is_same(_proof(key, "server", own, nonce), text(told, "proof", _NONCE_CHARACTERS)):
         raise WireError("the state server does not know the key")
+    stream.seal = Seal(key, nonce, own, is_server=False)
 
 
 def text(told: Mapping[str, Any], name: str, characters_max: int) -> str:
