@@ -30,7 +30,9 @@ from unicron_elastic.launcher.functions import FunctionWatch
 from unicron_elastic.launcher.hangs import HangWatch
 from unicron_elastic.launcher.happenings import Happenings
 from unicron_elastic.launcher.job import job_name, policy_of, with_stack
+from unicron_elastic.launcher.job_teller import JobTeller, news_of
 from unicron_elastic.launcher.keeper import remove_if_empty
+from unicron_elastic.launcher.kept_back import away_from
 from unicron_elastic.launcher.logs import run_folder, temporary_folder
 from unicron_elastic.launcher.node import NodeWatch
 from unicron_elastic.launcher.options import Options, from_environment
@@ -41,6 +43,7 @@ from unicron_elastic.launcher.recalls import Recalls
 from unicron_elastic.launcher.reporter import Reporter, job_view
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.snapshots import Snapshots
+from unicron_elastic.launcher.state_moves import StateMove, StateMoves
 from unicron_elastic.launcher.view import JobView
 from unicron_elastic.launcher.workers import WorkersContext
 from unicron_elastic.launcher.worlds import Round, Worlds
@@ -84,9 +87,11 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._node = NodeWatch(self._runtime.loop, say, self._events.append)
         keep = self._reporter.keep_evidence
         self._hangs = HangWatch(self._runtime.loop, say, keep, self._events.append, self._node.gpu_lines)
-        self._snapshots = Snapshots(self._runtime.loop, say)
+        self._snapshots = Snapshots(self._runtime.loop, say, getattr(spec.rdzv_handler, "cluster_secret", lambda: ""))
         self._worlds = Worlds(self._runtime.loop, self._events.append, say)
         self._pace = PaceReport(self._runtime.loop, spec.rdzv_handler)
+        self._moves = StateMoves()
+        self._teller = JobTeller(self._runtime.loop, spec.rdzv_handler)
         self._recalls = Recalls(self._runtime.loop, self._events.append)
         self._state = JobState(
             policy=policy_of(spec, self._options, self._shutdown_timeout),
@@ -111,6 +116,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 remove_if_empty(folder)
             self._stop_watches()
             self._pace.close()
+            self._teller.close()
             self._worlds.close()
             self._snapshots.close()
             self._node.stop()
@@ -124,6 +130,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._begin_runtime()
         self._reporter.show_while_running(self._view)
         self._serve_metrics()
+        if self._may_thread():
+            self._teller.start(lambda: news_of(self._view(), self._state, self._worker_group))
         if self._runtime.is_alone:  # else it is the caller's business what is logged, and how
             self._reporter.speak_for_library()
         isolation.offer_job(self._worker_group.spec, self._runtime.shared_arguments, self._reporter.say)
@@ -179,6 +187,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         store = self._store if self._speaks_with_peers() else None
         self._snapshots.begin(store, worker_group.group_rank, worker_group.group_world_size, worker_group.master_addr)
         happenings.may_enter = self._worlds.may_enter
+        happenings.on_moved = partial(_state_moved, self._moves, self._reporter, self._teller)
         self._reporter.folder = run_folder(self._logs_specs, self._error_file())
         folder = temporary_folder(self._logs_specs, self._error_file())
         self._runtime.processes.remember(paths=[folder] if folder else [], farewell=self._reporter.farewell)
@@ -257,6 +266,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         for local_rank, env in envs.items():  # for those who take the place of others
             self._pcontext.envs[local_rank].update(env)
         self._has_lost_nodes = self._recalls.does_anyone_depart = False
+        store = self._store if self._speaks_with_peers() else None
+        self._snapshots.meet(store, group.group_rank, group.group_world_size, group.master_addr)
         self._join_worlds(self._state.node)
         self._start_watches()
 
@@ -267,7 +278,12 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         if group.group_world_size == 1 or self._speaks_with_peers():
             log = handler.world_log() if hasattr(handler, "world_log") else None
             this_round = Round(
-                rank=group.group_rank, size=group.group_world_size, node=node, store=self._store, log=log
+                rank=group.group_rank,
+                size=group.group_world_size,
+                node=node,
+                store=self._store,
+                log=log,
+                master=group.master_addr,
             )
         self._worlds.join(this_round, first_members(self._state))
 
@@ -303,7 +319,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._runtime.processes.remember(token=token)
         os.environ[TOKEN] = token
         try:
-            pids: dict[int, Any] = super()._start_workers(group)
+            with away_from():
+                pids: dict[int, Any] = super()._start_workers(group)
         finally:
             del os.environ[TOKEN]
         assert self._pcontext is not None
@@ -416,7 +433,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             case commands.WakeAt():
                 self._wake_at(command.at)
             case commands.RecordIncident():
-                self._reporter.record(command.incident)
+                incident = self._moves.recorded(command.incident)
+                self._teller.recorded(self._reporter.record(incident))
             case commands.StartWorkers():
                 if command.reason != self._reporter.last_said:  # as the reason for the stop, usually
                     self._reporter.say(command.reason)
@@ -675,3 +693,9 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _error_file(self) -> str | None:
         return self._pcontext.error_files.get(0) if self._pcontext is not None else None
+
+
+def _state_moved(moves: StateMoves, reporter: Reporter, teller: JobTeller, move: StateMove) -> None:
+    """Not of the agent: what hears workers must not hold it, see ``Agent.run``."""
+    if (incident := moves.moved(move)) is not None:
+        teller.recorded(reporter.record_again(incident))

@@ -42,6 +42,7 @@ __all__ = [
     "jobs_table",
     "nodes_table",
     "read_cluster",
+    "start_of_run",
     "with_planned",
 ]
 
@@ -89,13 +90,17 @@ class AgentState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """One job. ``cancelled`` is the operator's reason; "": it is not. ``planned``: None, if no plan is made for it."""
+    """One job. ``cancelled`` is the operator's reason; "": it is not. ``planned``: None, if no plan is made for it.
+
+    ``failed``: why it was closed, if it did not end well.
+    """
 
     run_id: str
     view: JobView
     spec: JobSpec | None = None
     cancelled: str = ""
     planned: PlannedJob | None = None
+    failed: str = ""
 
     @property
     def state(self) -> str:
@@ -291,7 +296,14 @@ def job_status(run_id: str, snapshot: Snapshot, odd: list[str]) -> JobStatus | N
     spec, cancelled = mirror.get(keys.spec), mirror.get(keys.cancelled)
     specs = _parsed([] if spec is None else [spec], parse_spec, odd)
     reason = "" if cancelled is None else cancelled.value.decode(errors="replace") or "cancelled"
-    return JobStatus(run_id=run_id, view=mirror.view(), spec=specs[0] if specs else None, cancelled=reason)
+    failed = mirror.get(keys.failed)
+    return JobStatus(
+        run_id=run_id,
+        view=mirror.view(),
+        spec=specs[0] if specs else None,
+        cancelled=reason,
+        failed="" if failed is None else failed.value.decode(errors="replace") or "The job has failed.",
+    )
 
 
 def jobs_table(jobs: Iterable[JobStatus], width: int | None) -> str:
@@ -323,10 +335,15 @@ def nodes_table(nodes: Iterable[NodeStatus], to_time: Callable[[float], datetime
 def _merged(nodes: Iterable[NodeStatus], doing: Mapping[str, AgentState]) -> list[NodeStatus]:
     """The nodes, each agent together with what runs its job on its host."""
     found = {node.node_id: node for node in nodes}
+    others: dict[str, list[NodeStatus]] = {}  # those that are no agents, by host
+    for node in found.values():
+        if node.node_id not in doing:
+            others.setdefault(node.host, []).append(node)
     for state in doing.values():
-        own = found[state.node_id]
-        child = next((node for node in found.values() if _runs_for(node, state) and node.node_id not in doing), None)
+        own, beside = found[state.node_id], others.get(state.host, [])
+        child = next((node for node in beside if _runs_for(node, state)), None)
         if child is not None:
+            beside.remove(child)
             del found[child.node_id]
             is_coordinator = own.is_coordinator or child.is_coordinator
             own = replace(own, rank=child.rank, state=child.state, is_coordinator=is_coordinator)
@@ -337,14 +354,18 @@ def _merged(nodes: Iterable[NodeStatus], doing: Mapping[str, AgentState]) -> lis
 
 
 def _runs_for(node: NodeStatus, state: AgentState) -> bool:
-    return bool(state.job) and node.host == state.host and state.job in (node.job, _job_of_run(node.job))
+    return bool(state.job) and state.job in (node.job, _job_of_run(node.job))
+
+
+def start_of_run(run_id: str) -> tuple[str, int]:
+    """The planned job whose start this would be, and which start; itself and 0, if it can be none."""
+    name, _, start = run_id.rpartition("@")
+    is_number = start.isdecimal() and len(start) < 20
+    return (name, int(start)) if is_number and run_of_start(name, int(start)) == run_id else (run_id, 0)
 
 
 def _job_of_run(run_id: str) -> str:
-    """The planned job whose start this would be; itself, if it can be none."""
-    name, _, start = run_id.rpartition("@")
-    is_number = start.isdecimal() and len(start) < 20
-    return name if is_number and run_of_start(name, int(start)) == run_id else run_id
+    return start_of_run(run_id)[0]
 
 
 def _jobs(snapshot: Snapshot, odd: list[str]) -> list[JobStatus]:

@@ -13,6 +13,7 @@ from unicron_elastic.faults import Failure
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.launcher import failures
 from unicron_elastic.launcher.processes import Exit
+from unicron_elastic.launcher.state_moves import StateMove, parse_move
 from unicron_elastic.launcher.whereabouts import parse_arrivals, parse_flops, parse_limits
 from unicron_elastic.launcher.workers import WorkerProcess
 from unicron_elastic.recovery.events import (
@@ -58,6 +59,7 @@ class Happenings:
         self.error_files: Mapping[int, str] = {}  # where torchrun has them, by local rank
         self.may_enter: Callable[[int], bool] = lambda _local_rank: True  # as a member of a world that may change
         self.on_serving: Callable[[Message], None] = lambda _message: None
+        self.on_moved: Callable[[StateMove], None] = lambda _move: None
         self.on_snapshot: Callable[[WorkerProcess, Message], bool] = lambda _worker, _message: False
 
     def exited(self, worker: WorkerProcess, ended: Exit) -> None:
@@ -109,6 +111,11 @@ class Happenings:
         elif "restored" in message:
             with contextlib.suppress(KeyError, TypeError):
                 self._say(shorten(one_line(str(message["restored"]["sentence"])), _SENTENCE_CHARACTERS))
+            with contextlib.suppress(ValueError, AttributeError):
+                self.on_moved(parse_move(message["restored"], now))
+        elif "fetched" in message:
+            with contextlib.suppress(ValueError, AttributeError):
+                self.on_moved(parse_move(message["fetched"], now))
         elif "workload_control" in message:
             wish = shorten(one_line(str(message["workload_control"])), _NAME_CHARACTERS)
             self._say(

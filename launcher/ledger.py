@@ -10,16 +10,15 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from unicron_elastic.incident import Incident
+from unicron_elastic.launcher.state_folder import hold_own, state_folder
 
-__all__ = ["FILE_NAME", "Ledger", "default_ledger", "find_ledgers", "ledger_records", "read_ledger", "state_folder"]
+__all__ = ["FILE_NAME", "Ledger", "default_ledger", "find_ledgers", "ledger_records", "read_ledger"]
 
 FILE_NAME = "incidents.jsonl"
 _LONGEST_FOLDER_NAME = 100
@@ -57,6 +56,7 @@ class Ledger:
         now = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         path = self._path.with_name(f"evidence-{now}-{os.getpid()}.txt")
         try:
+            hold_own(path, make=True)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", errors="replace")
         except OSError as error:
@@ -72,6 +72,7 @@ class Ledger:
 
 def _append(path: Path, line: bytes) -> None:
     """Appends in a single write, so that the launchers of several nodes can share a file. Raises OSError."""
+    hold_own(path, make=True)
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, 0o644)
@@ -112,6 +113,7 @@ def read_ledger(path: Path) -> tuple[list[Incident], list[str]]:
 
 def ledger_records(path: Path, on_problem: Callable[[str], None]) -> Iterator[Incident]:
     """Every record of a ledger in its order; ``on_problem`` hears a sentence for each bad line. Raises OSError."""
+    hold_own(path)
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -127,23 +129,12 @@ def _parse(line: bytes) -> Incident:
     data = json.loads(line)
     if not isinstance(data, dict):
         raise ValueError("not an incident record: a JSON object was expected")
-    for field in fields(Incident):
-        if field.name in data and not _fits(data[field.name], str(field.type)):
-            raise ValueError(f"not an incident record: {field.name} must be {field.type}")
     return Incident.from_json(data)
 
 
-def _fits(value: Any, annotation: str) -> bool:
-    """Whether ``value`` is of the type that ``Incident`` declares for it, so that readers need not doubt it."""
-    if annotation == "tuple[str, ...]":
-        return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    kinds = {"int": (int,), "str": (str,), "float": (int, float), "None": (type(None),)}
-    allowed = tuple(kind for name in annotation.split(" | ") for kind in kinds[name])
-    return isinstance(value, allowed) and not isinstance(value, bool)
-
-
 def find_ledgers(folder: Path) -> list[Path]:
-    """Every ledger in ``folder`` and below, the one written last first."""
+    """Every ledger in ``folder`` and below, the one written last first. Raises PermissionError as ``hold_own`` does."""
+    hold_own(folder)
     found = [Path(parent) / FILE_NAME for parent, _, names in os.walk(folder) if FILE_NAME in names]
     return sorted(found, key=_written_at, reverse=True)
 
@@ -161,14 +152,3 @@ def default_ledger(run_id: str, log_dir: Path | None) -> Path:
         return log_dir / FILE_NAME
     name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id)[:_LONGEST_FOLDER_NAME].lstrip(".")
     return state_folder() / (name or "run") / FILE_NAME
-
-
-def state_folder() -> Path:
-    """Where this user's ledgers are: ``unicron`` in $XDG_STATE_HOME or ~/.local/state, else in the temporary folder."""
-    state_home = os.environ.get("XDG_STATE_HOME", "")
-    if os.path.isabs(state_home):  # a relative one is invalid and to be ignored (XDG base directory specification)
-        return Path(state_home) / "unicron"
-    try:
-        return Path.home() / ".local" / "state" / "unicron"
-    except RuntimeError:  # a container whose user has no home
-        return Path(tempfile.gettempdir()) / f"unicron-{os.getuid()}"

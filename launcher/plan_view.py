@@ -6,7 +6,7 @@ Pure, but for the reading of the store. ``plan_text`` makes text for people of i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ __all__ = [
     "read_plan",
 ]
 
+_REFUSED = "/refused/"  # in the keys of refusals; names in keys are quoted
 REFUSALS_MOST = 3  # that are told of one job
 
 
@@ -156,16 +157,23 @@ def planned_jobs(reading: PlanReading) -> tuple[PlannedJob, ...]:
     """All jobs that are planned, those that are over as well."""
     snapshot, records = reading.snapshot, reading.mirror.jobs()
     published = snapshot.published
+    nodes: dict[str, list[NodeStatus]] = {}
+    for node in snapshot.nodes:  # once, as there may be thousands
+        nodes.setdefault(node.job, []).append(node)
+    refusals = _refusals(reading)
     found = []
     for job in snapshot.jobs:
-        states = _states_of(snapshot, job.name)
+        at_work = nodes.get(job.name, [])
+        states = Counter(node.state for node in at_work)
         known = published is not None and job.name in published.plan.counts
         reason = records[job.name].phase.reason if job.name in records else ""
         found.append(
             PlannedJob(
                 job=job.name,
                 phase=job.phase.value,
-                why=_with_refusals(_why_waiting(job, published, states), reading, job.name) if job.is_alive else reason,
+                why=_with_refusals(_why_waiting(job, published, states), refusals, job.name)
+                if job.is_alive
+                else reason,
                 working=states[NodeState.WORKING],
                 joining=states[NodeState.JOINING],
                 leaving=states[NodeState.LEAVING],
@@ -176,7 +184,7 @@ def planned_jobs(reading: PlanReading) -> tuple[PlannedJob, ...]:
                 pinned_nodes=job.spec.pinned_nodes,
                 paused=job.spec.paused,
                 nproc_per_node=job.spec.nproc_per_node,
-                hosts=_hosts(node for node in snapshot.nodes if node.job == job.name),
+                hosts=_hosts(at_work),
             )
         )
     return tuple(found)
@@ -288,13 +296,21 @@ def _why_waiting(job: JobStatus, published: Published | None, states: Counter[No
     return f"{job.name} waits until its nodes have come: {coming or 'none'} of {wanted} {are} on the way."
 
 
-def _with_refusals(why: str, reading: PlanReading, job: str) -> str:
+def _refusals(reading: PlanReading) -> dict[str, list[str]]:
+    """By the prefix of a job's: what nodes say that would not work for it, in the order of their keys."""
+    found: dict[str, list[str]] = {}
+    for key, entry in sorted(reading.mirror.entries.items()):
+        job, what, _ = key.partition(_REFUSED)
+        if what:
+            found.setdefault(job + what, []).append(entry.value.decode(errors="replace"))
+    return found
+
+
+def _with_refusals(why: str, refusals: Mapping[str, list[str]], job: str) -> str:
     """Why a job waits, with what nodes say that would not work for it."""
     if not why:
         return ""
-    prefix = PlannedJobKeys(job).refusals
-    told = [entry.value for key, entry in sorted(reading.mirror.entries.items()) if key.startswith(prefix)]
-    texts = dict.fromkeys(text.decode(errors="replace") for text in told)
+    texts = dict.fromkeys(refusals.get(PlannedJobKeys(job).refusals, []))
     more = [f"{len(texts) - REFUSALS_MOST} more nodes say other things."] if len(texts) > REFUSALS_MOST else []
     return " ".join([why, *list(texts)[:REFUSALS_MOST], *more])
 

@@ -140,14 +140,19 @@ class Reporter:
             if self._metrics is not None:
                 self._metrics.is_meeting = False
 
-    def record(self, incident: Incident) -> None:
-        """Writes the incident to the ledger and, when it is over, says what it cost."""
+    def record(self, incident: Incident) -> Incident:
+        """Writes the incident to the ledger and, when it is over, says what it cost. Returns it as written."""
         written = self._open_ledger().record(incident)
         if self._metrics is not None:
             self._metrics.recorded(written)
         self._last_incident = incident.reason
         if incident.total_ms is not None:
             self.say(f"Incident {incident.number}: first step {incident.total_ms:.0f} ms after the fault.")
+        return written
+
+    def record_again(self, incident: Incident) -> Incident:
+        """Writes what is known more of an incident that was told. Returns it as written."""
+        return self._open_ledger().record(incident)
 
     def keep_evidence(self, text: str) -> str | None:
         """Writes a report beside the ledger and returns its path; None if that is not possible."""

@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 
 from unicron_elastic.faults.text import one_line, shorten
-from unicron_elastic.incident import PHASES, Incident
+from unicron_elastic.incident import Incident
+from unicron_elastic.launcher.incident_picture import amount_of, picture, shown_ms
+from unicron_elastic.launcher.incident_saved import what_was_saved
 
 __all__ = ["moment_of", "story", "table"]
 
@@ -20,7 +22,7 @@ _NUMBERS = ("#", "rank", "total")
 _STATUS = _COLUMNS.index("status")
 _NARROWEST_STATUS = len("status")
 _GAP = "  "
-_BAR_CELLS = 24
+_EVIDENCE_LINES = 12  # the rest stays in its file
 _INDENT = "     "
 
 
@@ -67,26 +69,39 @@ def _cells(incident: Incident) -> tuple[str, ...]:
     rank = "-" if incident.rank is None else str(incident.rank)
     done = _DONE.get(incident.action, one_line(incident.action))
     status = one_line(incident.status)
-    return str(incident.number), _time(incident), rank, f"SEV{incident.severity}", status, done, _ms(incident.total_ms)
+    return (
+        str(incident.number),
+        _time(incident),
+        rank,
+        f"SEV{incident.severity}",
+        status,
+        done,
+        shown_ms(incident.total_ms),
+    )
 
 
 def _fitted(cell: str, width: int, column: str) -> str:
     return cell.rjust(width) if column in _NUMBERS else shorten(cell, width).ljust(width)
 
 
-def story(incident: Incident, width: int | None) -> str:
-    """One incident: what happened, what was decided and why, what followed, and what each phase cost."""
+def story(incident: Incident, width: int | None, known: Iterable[Incident] = (), evidence: str = "") -> str:
+    """One incident: what happened, what was decided and why, what followed, and what each phase cost.
+
+    ``known``: incidents to compare it with; ``evidence``: the text of its report, if it can be read here.
+    """
     title = f"Incident {incident.number} of run {one_line(incident.run_id)}: {one_line(incident.job)}"
     lines = [title, "", *_wrapped(one_line(incident.reason), width), ""]
     for name, value in _facts(incident):
         lines += textwrap.wrap(
             value, _text_width(width), initial_indent=f"  {name:<12}", subsequent_indent=" " * 14
         ) or [f"  {name:<12}-"]
-    lines += ["", "Timeline", *_timeline(incident)]
+    lines += ["", "Timeline", *picture(incident, width)]
+    if saved := what_was_saved(incident, known):
+        lines += ["", *_wrapped(saved, width)]
     if incident.consequences:
         lines += ["", "What other ranks reported because of it"]
         lines += [line for each in incident.consequences for line in _wrapped(one_line(each), width)]
-    return "\n".join([*lines, *_exception(incident)]) + "\n"
+    return "\n".join([*lines, *_exception(incident), *_evidence(evidence)]) + "\n"
 
 
 def _facts(incident: Incident) -> list[tuple[str, str]]:
@@ -105,6 +120,8 @@ def _facts(incident: Incident) -> list[tuple[str, str]]:
     if incident.micro_batches_reused is not None:
         again = incident.micro_batches_recomputed or 0
         facts.append(("work", f"{incident.micro_batches_reused} micro-batches reused, {again} computed again"))
+    if incident.state_from is not None:
+        facts.append(("state", _state(incident)))
     if incident.evidence is not None:
         facts.append(("evidence", incident.evidence))
     if incident.superseded_by is not None:
@@ -112,31 +129,22 @@ def _facts(incident: Incident) -> list[tuple[str, str]]:
     return [(name, one_line(value)) for name, value in facts]
 
 
-def _timeline(incident: Incident) -> list[str]:
-    """Each moment with what its phase took, and a bar that starts where the phase before it ended."""
-    total = max((ms for phase in PHASES if (ms := _since_fault(incident, phase)) is not None), default=0.0)
-    lines = [f"  {'':<12}{'phase':>12}{'since fault':>14}"]
-    for phase in PHASES:
-        took, since = incident.phase_ms(phase), _since_fault(incident, phase)
-        if since is None:
-            lines.append(f"  {phase.replace('_', ' '):<12}{'-':>12}{'-':>14}")
-            continue
-        bar = _bar(since - (took or 0.0), since, total) if took is not None else ""
-        row = f"  {phase.replace('_', ' '):<12}{'' if took is None else _ms(took):>12}{_ms(since):>14}  {bar}"
-        lines.append(row.rstrip())
-    return lines
+def _state(incident: Incident) -> str:
+    """From whom those that began again had it, how much, and for how long that took."""
+    much = f"{amount_of(incident.state_bytes)} " if incident.state_bytes else ""
+    took = "" if incident.state_s is None else f" in {shown_ms(incident.state_s * 1e3)}"
+    is_beside = incident.first_step_at is not None and (incident.state_at or 0.0) > incident.first_step_at
+    return f"{much}from {incident.state_from}{took}{', while the others trained on' if is_beside else ''}"
 
 
-def _since_fault(incident: Incident, phase: str) -> float | None:
-    at: float | None = getattr(incident, f"{phase}_at")
-    return None if at is None or incident.occurred_at is None else (at - incident.occurred_at) * 1e3
-
-
-def _bar(start: float, end: float, total: float) -> str:
-    if not 0 <= start <= end <= total or not 0 < total < float("inf"):
-        return ""  # moments that run backwards: show the numbers, do not draw them
-    first, last = round(start / total * _BAR_CELLS), round(end / total * _BAR_CELLS)
-    return " " * first + ("#" * (last - first) or "|")
+def _evidence(text: str) -> list[str]:
+    """The beginning of what was found out."""
+    if not text.strip():
+        return []
+    lines = text.rstrip().splitlines()
+    shown = [f"  {_printable(line)}".rstrip() for line in lines[:_EVIDENCE_LINES]]
+    more = [f"  and {len(lines) - len(shown)} more lines"] if len(lines) > len(shown) else []
+    return ["", "Evidence", *shown, *more]
 
 
 def _exception(incident: Incident) -> list[str]:
@@ -144,9 +152,13 @@ def _exception(incident: Incident) -> list[str]:
         return []
     place = f" at {one_line(incident.location)}" if incident.location else ""
     text = (incident.stack or f"{incident.exception_type or 'message'}: {incident.message or ''}").rstrip()
-    cleaned = ["".join(c if c.isprintable() else " " for c in line.expandtabs(4)) for line in text.splitlines()]
+    cleaned = [_printable(line) for line in text.splitlines()]
     title = "Exception" if incident.exception_type or incident.message else "Stack"
     return ["", f"{title}{place}", *(f"  {line}".rstrip() for line in cleaned)]
+
+
+def _printable(line: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in line.expandtabs(4))
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:
@@ -161,9 +173,3 @@ def _text_width(width: int | None) -> int:
 
 def _time(incident: Incident) -> str:
     return one_line(incident.time)[:19].replace("T", " ") or "-"
-
-
-def _ms(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.1f} ms" if abs(value) < 99.95 else f"{value:,.0f} ms"

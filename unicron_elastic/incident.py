@@ -51,6 +51,10 @@ class Incident:
     micro_batches_recomputed: int | None = None  # ... by the lost ranks, and now again by all nodes' members
     evidence: str | None = None  # the file with what was found out before anything was done
     workers: int | None = None  # of this node, when it was noticed
+    state_at: float | None = None  # when the workers of this node that began again had their state
+    state_s: float | None = None  # for how long they fetched it; others may have trained on meanwhile
+    state_bytes: int | None = None
+    state_from: str | None = None
     superseded_by: int | None = None  # the number of the incident that came before the first step after this one
 
     def phase_ms(self, phase: str) -> float | None:
@@ -78,10 +82,25 @@ class Incident:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Incident:
-        """Rebuilds a record. Raises ValueError naming the field that is missing; unknown fields are ignored."""
+        """Rebuilds a record. Raises ValueError naming the field that is missing or of a wrong kind.
+
+        Unknown fields are ignored.
+        """
+        for field in fields(cls):
+            if field.name in data and not _fits(data[field.name], str(field.type)):
+                raise ValueError(f"not an incident record: {field.name} must be {field.type}")
         known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
         known["consequences"] = tuple(known.get("consequences", ()))
         try:
             return cls(**known)
         except TypeError as error:
             raise ValueError(f"not an incident record: {error}") from None
+
+
+def _fits(value: object, annotation: str) -> bool:
+    """Whether ``value`` is of the type that ``Incident`` declares for it, so that readers need not doubt it."""
+    if annotation == "tuple[str, ...]":
+        return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+    kinds = {"int": (int,), "str": (str,), "float": (int, float), "None": (type(None),)}
+    allowed = tuple(kind for name in annotation.split(" | ") for kind in kinds[name])
+    return isinstance(value, allowed) and not isinstance(value, bool)

@@ -1,0 +1,65 @@
+"""The same fault as several nodes recorded it, told once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from unicron_elastic.launcher.overview import IncidentLine
+
+__all__ = ["Seen", "moment_s", "seen_together"]
+
+TOGETHER_S = 5.0  # nodes hear of a fault on another one within that
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A fault by the record of the node where it was, or else of the first that noticed.
+
+    ``records``: host and number of each record of it, with its time.
+    """
+
+    cause: IncidentLine
+    at_unix_s: float
+    records: tuple[tuple[str, int, str], ...]
+    is_open: bool
+    total_ms: float | None  # of the node that took longest
+
+    @property
+    def nodes(self) -> int:
+        """That recorded it."""
+        return len(self.records)
+
+
+def seen_together(incidents: Iterable[IncidentLine]) -> list[Seen]:
+    """The newest first. Records of one run that lie close together, of different nodes, are of one fault."""
+    groups: list[list[IncidentLine]] = []
+    latest: dict[str, list[IncidentLine]] = {}  # by run
+    for incident in sorted(incidents, key=moment_s):
+        group = latest.get(incident.run_id)
+        is_new = group is None or moment_s(incident) - moment_s(group[0]) > TOGETHER_S
+        if group is None or is_new or any(each.host == incident.host for each in group):
+            group = latest[incident.run_id] = []
+            groups.append(group)
+        group.append(incident)
+    return [_seen(group) for group in reversed(groups)]
+
+
+def moment_s(incident: IncidentLine) -> float:
+    """Unix seconds; 0.0 if the record does not say."""
+    try:
+        return datetime.fromisoformat(incident.time).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return 0.0
+
+
+def _seen(group: list[IncidentLine]) -> Seen:
+    totals = [each.total_ms for each in group if each.total_ms is not None]
+    return Seen(
+        cause=next((each for each in group if each.rank is not None), group[0]),
+        at_unix_s=moment_s(group[0]),
+        records=tuple((each.host, each.number, each.time) for each in group),
+        is_open=any(each.is_open for each in group),
+        total_ms=max(totals, default=None),
+    )
