@@ -26,7 +26,8 @@ from unicron_elastic.launcher.etcd_arguments import (
 from unicron_elastic.launcher.isolation import node_name
 from unicron_elastic.launcher.metrics_arguments import MetricsAddress, MetricsPort, serve_metrics
 from unicron_elastic.launcher.output import stamped
-from unicron_elastic.rendezvous.cluster_records import NodeRecord
+from unicron_elastic.launcher.web_arguments import WebAddress, WebPort, serve_web, web_place
+from unicron_elastic.rendezvous.cluster_records import NodeRecord, web_key
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress, own_address
 from unicron_elastic.rendezvous.etcd_options import etcd_address
 from unicron_elastic.rendezvous.store import Store, StoreError
@@ -59,6 +60,8 @@ def coordinator(
     name: _Name = "",
     metrics_port: MetricsPort = None,
     metrics_address: MetricsAddress = None,
+    web_port: WebPort = None,
+    web_address: WebAddress = None,
 ) -> None:
     """Coordinate the cluster from a process without a node, until Ctrl-C or SIGTERM.
 
@@ -71,12 +74,14 @@ def coordinator(
     from unicron_elastic.rendezvous.heartbeats import Heartbeats
     from unicron_elastic.rendezvous.planner import Planner
 
+    page = web_place(web_port, web_address)
     stopped = _until_signal()
     open_store, where = _opener(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file))
     host = name or node_name()
     try:
         hello = Hello(f"{host}/{uuid.uuid4().hex[:12]}", host, "")
-        heartbeats = Heartbeats(hello, address, address or own_address(where), is_dedicated=True, say=_say)
+        own = address or own_address(where)
+        heartbeats = Heartbeats(hello, address, own, is_dedicated=True, say=_say)
         presence = ClusterPresence(open_store, LEASE_TTL_S, None)
         presence.tells_sight = True
         presence.enter(CONNECT_TIMEOUT_S)
@@ -87,8 +92,23 @@ def coordinator(
     except (StoreError, OSError) as error:
         fail(FAILED, f"the cluster cannot be joined: {error}.")
     server = serve_metrics(metrics_port, metrics_address, answers, _say)
+    web = None
+    if page is not None:
+        web = serve_web(
+            page,
+            own,
+            _say,
+            lambda told: presence.say(web_key(hello.node_id), told),
+            open_store=open_store,
+            presence=lambda: presence,
+            leads=lambda: heartbeats.leads,
+            figures=lambda: planner.figures,
+            where=where,
+        )
     _say(f"{host} stands by to coordinate the cluster, at {heartbeats.address}.")
     stopped.wait()
+    if web is not None:
+        web.close()
     planner.close()
     presence.leave()
     heartbeats.close()
@@ -109,6 +129,8 @@ def agent(
     label: _Label = "",
     metrics_port: MetricsPort = None,
     metrics_address: MetricsAddress = None,
+    web_port: WebPort = None,
+    web_address: WebAddress = None,
 ) -> None:
     """Join this node to the cluster, until Ctrl-C or SIGTERM: the plan says which job it works for.
 
@@ -118,12 +140,13 @@ def agent(
     from unicron_elastic.planning.snapshot import NodeStatus
     from unicron_elastic.rendezvous.cluster_node import ClusterNode
 
+    page = web_place(web_port, web_address)
     options = given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
     open_store, where = _opener(endpoint, options)
-    host = name or node_name()
+    host, own = name or node_name(), address or own_address(where)
     node_id = f"{host}/{uuid.uuid4().hex[:12]}"
     record = NodeRecord(node_id=node_id, host=host, job="", label=label, pid=os.getpid(), is_spare=True)
-    node = ClusterNode(open_store, LEASE_TTL_S, record, bind=address, address=address or own_address(where))
+    node = ClusterNode(open_store, LEASE_TTL_S, record, bind=address, address=own)
     found = ClusterAgent(
         node,
         open_store,
@@ -135,6 +158,19 @@ def agent(
     )
     server = serve_metrics(metrics_port, metrics_address, found.answers(), _say)
     found.tells_metrics = server is not None
+    web = None
+    if page is not None:
+        web = serve_web(
+            page,
+            own,
+            _say,
+            lambda told: node.say(web_key(node_id), told),
+            open_store=open_store,
+            presence=lambda: node.presence,
+            leads=lambda: node.leads,
+            figures=lambda: node.answers().plan(),
+            where=where,
+        )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: found.stop())
     try:
@@ -146,6 +182,8 @@ def agent(
     except (StoreError, OSError) as error:
         fail(FAILED, f"the cluster cannot be joined: {error}.")
     finally:
+        if web is not None:
+            web.close()
         node.leave()
         if server is not None:
             server.close()

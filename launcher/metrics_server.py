@@ -1,31 +1,25 @@
-"""Serves /metrics, /healthz and /readyz from threads of its own, which wait for nothing in the process they tell of.
-
-Whoever asks too much is turned away: at most a few requests at a time, and none for longer than some seconds.
-"""
+"""Serves /metrics, /healthz and /readyz from threads of its own, which wait for nothing in the process they tell of."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-import socket
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import accumulate
 from typing import Any
 
 from unicron_elastic import __version__
+from unicron_elastic.launcher.bounded_http import LOOPBACK, BoundedServer
 from unicron_elastic.metrics.definitions import METRICS, RECOVERY_BUCKETS_S, Metric
 from unicron_elastic.metrics.figures import Distribution
 from unicron_elastic.metrics.samples import Sample, process_samples
 
 __all__ = ["LOOPBACK", "Answers", "MetricsServer", "open_server"]
 
-LOOPBACK = "127.0.0.1"
 REQUEST_S = 5.0  # for a client to send its request and take the answer
 REQUESTS_MOST = 8  # at a time
-PAUSE_S = 0.1  # after a request that could not be taken
 _BOUNDS = (*map(str, RECOVERY_BUCKETS_S), "+Inf")
 
 logger = logging.getLogger(__name__)
@@ -128,76 +122,13 @@ def _histogram(found: Any, samples: Iterable[Sample]) -> Any:
     return found
 
 
-class _Server(ThreadingHTTPServer):
-    """Answers several at a time, and never more than that."""
-
-    request_queue_size = 64
-    daemon_threads = True
-    block_on_close = False
-    allow_reuse_address = True  # of a process that has just ended; another one that listens is noticed all the same
+class _Server(BoundedServer):
+    """What its handlers need."""
 
     def __init__(self, address: str, port: int, registry: Any, answers: Answers) -> None:
         """Raises OSError."""
         self.registry, self.answers = registry, answers
-        self._free = threading.BoundedSemaphore(REQUESTS_MOST)
-        self._is_over = False
-        family, _, _, _, where = socket.getaddrinfo(
-            address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
-        )[0]
-        self.address_family = family
-        super().__init__((str(where[0]), int(where[1])), _Handler)
-
-    def server_bind(self) -> None:
-        """Without the base class's look-up of a host name, which may take long."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def serve(self) -> None:
-        """Until ``end``, which needs no look at a clock: a socket that is shut down can be read."""
-        while not self._is_over:
-            try:
-                self.handle_request()
-            except (OSError, ValueError):  # it was closed in this moment
-                if not self._is_over:
-                    raise
-
-    def end(self) -> None:
-        """Ends ``serve``."""
-        self._is_over = True
-        try:
-            self.socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it was closed before
-        self.server_close()
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        try:
-            return super().get_request()
-        except OSError:
-            if not self._is_over:
-                time.sleep(PAUSE_S)  # without a descriptor for it, who waits would be seen again at once
-            raise
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - the base class's signature
-        return self._free.acquire(blocking=False)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request(request, client_address)
-        except BaseException:  # there is no thread for it
-            self._free.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's signature
-        logger.debug("A request for metrics was broken off", exc_info=True)
+        super().__init__(address, port, _Handler, requests_most=REQUESTS_MOST, request_s=REQUEST_S)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -107,7 +107,7 @@ def test_a_cluster_is_shown_and_the_next_coordinator_goes_on_showing_it(launcher
     assert page.get("/state") == (401, {"error": "Sign in."})
     told = json.loads(launcher.run("web", "--json", tool="unicron", env=where).out)
     assert told["coordinator"] == "c"
-    assert launcher.run("web", "--password", tool="unicron", env=where).out == told["password"] + "\n"
+    assert launcher.run("web", "--only-password", tool="unicron", env=where).out == told["password"] + "\n"
     said = launcher.run("web", tool="unicron", env=where).out
     assert f"ssh -L {ports['coordinator']}:127.0.0.1:{ports['coordinator']} c" in said
     assert page.sign_in("wrong") == 403

@@ -15,7 +15,7 @@ from metric_values import ODD, every_sample
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from unicron_elastic.launcher import metrics_server
+from unicron_elastic.launcher import bounded_http, metrics_server
 from unicron_elastic.launcher.metrics_server import LOOPBACK, REQUESTS_MOST, Answers, MetricsServer, open_server
 from unicron_elastic.metrics.definitions import METRICS
 from unicron_elastic.metrics.samples import Sample
@@ -168,7 +168,7 @@ def test_a_descriptor_that_is_wanting_does_not_stop_it(server: MetricsServer, mo
         tried.set()
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(metrics_server, "PAUSE_S", 0.001)
+    monkeypatch.setattr(bounded_http, "PAUSE_S", 0.001)
     monkeypatch.setattr(socket.socket, "accept", fail)
     with socket.create_connection((LOOPBACK, server.port)):
         assert tried.wait(20)
