@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import sys
-from argparse import REMAINDER, ArgumentParser
+from argparse import REMAINDER, ArgumentParser, Namespace
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +20,10 @@ from typing import Any
 
 from unicron_elastic.launcher import options
 
-__all__ = ["TorchMissing", "get_args_parser", "torchrun_parser"]
+__all__ = ["TorchMissing", "get_args_parser", "take_variables", "torchrun_parser"]
+
+# And what it takes, if that is a choice.
+_WITHOUT_VARIABLE = {"logs_specs": (), "numa_binding": ("node", "socket", "exclusive", "core-complex")}
 
 
 class TorchMissing(Exception):
@@ -35,7 +40,26 @@ def get_args_parser() -> ArgumentParser:
     )
     options.add_arguments(parser)
     options.add_cluster_arguments(parser)
+    parser.add_argument(
+        "--config",
+        default=None,
+        metavar="FILE",
+        help="YAML with settings; options and variables go before it [env: UNICRON_CONFIG]",
+    )
     return parser
+
+
+def take_variables(args: Namespace, environ: Mapping[str, str] = os.environ) -> None:
+    """Values of torchrun's options for which torchrun reads no variable. Raises options.BadOption."""
+    for name, known in _WITHOUT_VARIABLE.items():
+        variable = f"UNICRON_{name.upper()}"
+        text = environ.get(variable, "").strip()
+        if not text or getattr(args, name, None) is not None or not hasattr(args, name):
+            continue
+        if known and text not in known:
+            right = f"{', '.join(known[:-1])} or {known[-1]}"
+            raise options.BadOption(f"{variable}: {text!r} is not possible here; it takes {right}")
+        setattr(args, name, text)
 
 
 def torchrun_parser() -> ArgumentParser:

@@ -9,8 +9,13 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-__all__ = ["BadArgument", "check"]
+__all__ = ["BadArgument", "check", "check_value"]
+
+_CHECKED = ("nnodes", "nproc_per_node", "max_restarts", "monitor_interval", "shutdown_timeout", "redirects", "tee",
+    "local_ranks_filter",
+)  # fmt: skip
 
 
 class BadArgument(ValueError):
@@ -22,25 +27,35 @@ def check(args: argparse.Namespace, warn: Callable[[str], object]) -> None:
 
     What torchrun runs without is taken out of ``args`` and told to ``warn``.
     """
-    _check_nodes(args.nnodes)
-    _check_processes(args.nproc_per_node)
-    if args.max_restarts < 0:
-        raise _bad("--max-restarts", args.max_restarts, "a whole number, 0 or more")
-    if args.monitor_interval <= 0:
-        raise _bad("--monitor-interval", args.monitor_interval, "a number of seconds above 0")
-    if args.shutdown_timeout is not None and args.shutdown_timeout < 0:
-        raise _bad("--shutdown-timeout", args.shutdown_timeout, "a whole number of seconds, 0 or more")
-    for flag, value in (("--redirects", args.redirects), ("--tee", args.tee)):
-        if not re.fullmatch(r"[0-3]|\d:[0-3](,\d:[0-3])*", value):
-            raise _bad(flag, value, "0, 1, 2 or 3, or a list RANK:0-3,RANK:0-3 with local ranks of one digit")
-    if args.local_ranks_filter and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", args.local_ranks_filter):
-        raise _bad("--local-ranks-filter", args.local_ranks_filter, "a comma-separated list of local ranks")
+    for name in _CHECKED:
+        check_value(name, getattr(args, name))
     _drop_unknown_signals(args, warn)
-    for pair in filter(None, args.rdzv_conf.split(",")):
-        if not re.fullmatch(r"\s*[^=]+=.+", pair):
-            raise _bad("--rdzv-conf", args.rdzv_conf, f"key=value pairs with commas between; {pair!r} is none")
+    check_value("rdzv_conf", args.rdzv_conf)
     _check_script(args)
     _check_log_dir(args.log_dir)
+
+
+def check_value(name: str, value: Any) -> None:
+    """Raises BadArgument if torchrun's option ``name`` cannot have ``value`` on any machine."""
+    flag = f"--{name.replace('_', '-')}"
+    if name == "nnodes":
+        _check_nodes(value)
+    elif name == "nproc_per_node":
+        _check_processes(value)
+    elif name == "max_restarts" and value < 0:
+        raise _bad(flag, value, "a whole number, 0 or more")
+    elif name == "monitor_interval" and value <= 0:
+        raise _bad(flag, value, "a number of seconds above 0")
+    elif name == "shutdown_timeout" and value is not None and value < 0:
+        raise _bad(flag, value, "a whole number of seconds, 0 or more")
+    elif name in ("redirects", "tee") and not re.fullmatch(r"[0-3]|\d:[0-3](,\d:[0-3])*", value):
+        raise _bad(flag, value, "0, 1, 2 or 3, or a list RANK:0-3,RANK:0-3 with local ranks of one digit")
+    elif name == "local_ranks_filter" and value and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", value):
+        raise _bad(flag, value, "a comma-separated list of local ranks")
+    elif name == "rdzv_conf":
+        for pair in filter(None, value.split(",")):
+            if not re.fullmatch(r"\s*[^=]+=.+", pair):
+                raise _bad(flag, value, f"key=value pairs with commas between; {pair!r} is none")
 
 
 def _bad(flag: str, value: object, right: str) -> BadArgument:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,18 +18,26 @@ from unicron_elastic.launcher import (
     chaos_cli,
     cluster_cli,
     cluster_services,
+    config_cli,
     etcd_cli,
     plan_cli,
     quarantine_cli,
     simulate_cli,
+    status_cli,
+    web_cli,
 )
 from unicron_elastic.launcher.answers import BAD_USAGE, NOTHING_FOUND, fail
-from unicron_elastic.launcher.ledger import find_ledgers, read_ledger, state_folder
+from unicron_elastic.launcher.config_commands import ConfiguredGroup
+from unicron_elastic.launcher.ledger import find_ledgers, read_ledger
+from unicron_elastic.launcher.state_folder import state_folder
 
 __all__ = ["app"]
 
+_EVIDENCE_BYTES = 20_000  # of a report that are looked at
+
 app = typer.Typer(
     name="unicron",
+    cls=ConfiguredGroup,
     help="Shows what broke, what it cost and what was done about it. Keeps sick nodes out, and breaks jobs on purpose.",
     no_args_is_help=True,
     add_completion=False,
@@ -37,6 +46,7 @@ app = typer.Typer(
 )
 app.add_typer(chaos_cli.app, name="chaos")
 app.add_typer(quarantine_cli.app, name="quarantine")
+app.add_typer(config_cli.app, name="config")
 
 
 @app.command()
@@ -65,15 +75,14 @@ def incidents(
     "unicron" in XDG_STATE_HOME or ~/.local/state.
     """
     wanted = _parse_number(number)
-    found, source = _load(log_dir, ledger)
-    if wanted is not None:
-        found = _of_newest_run(found, *wanted)
+    known, source = _load(log_dir, ledger)
+    found = known if wanted is None else _of_newest_run(known, *wanted)
     if as_json:
         _print_json(found, one=wanted is not None)
     if not found:
         fail(NOTHING_FOUND, f"No incident {'is' if number is None else f'{number} is'} recorded in {source}.")
     if not as_json:
-        _print_text(found, one=wanted is not None)
+        _print_text(found, known if wanted is not None else None)
 
 
 def _parse_number(text: str | None) -> tuple[str | None, int] | None:
@@ -96,7 +105,11 @@ def _load(log_dir: Path | None, ledger: Path | None) -> tuple[list[Incident], st
     if ledger is not None:
         return _read(ledger), str(ledger)
     folder = log_dir if log_dir is not None else state_folder()
-    return [incident for path in find_ledgers(folder) for incident in _read(path)], f"the folder {folder}"
+    try:
+        ledgers = find_ledgers(folder)
+    except PermissionError as error:
+        fail(BAD_USAGE, f"{error.strerror}.")
+    return [incident for path in ledgers for incident in _read(path)], f"the folder {folder}"
 
 
 def _path_from(variable: str) -> Path | None:
@@ -136,21 +149,40 @@ def _print_json(found: list[Incident], *, one: bool) -> None:
         typer.echo(json.dumps([incident.to_json() for incident in found], indent=2))
 
 
-def _print_text(found: list[Incident], *, one: bool) -> None:
+def _print_text(found: list[Incident], known: list[Incident] | None) -> None:
+    """The table, or with ``known``, to compare with, the story of each."""
     from unicron_elastic.launcher.story import story, table
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    text = "\n".join(story(incident, width) for incident in found) if one else table(found, width)
+    if known is None:
+        text = table(found, width)
+    else:
+        text = "\n".join(story(each, width, known, _evidence_of(each)) for each in found)
     encoding = sys.stdout.encoding or "utf-8"
     typer.echo(text.encode(encoding, "replace").decode(encoding), nl=False)
 
 
+def _evidence_of(incident: Incident) -> str:
+    """The beginning of its report; "" if there is none, or not here. Others may write ledgers: nothing else is read."""
+    name = Path(incident.evidence or "")
+    if not (name.name.startswith("evidence-") and name.suffix == ".txt"):
+        return ""
+    try:
+        with open(name, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            return file.read(_EVIDENCE_BYTES).decode(errors="replace") if is_file else ""
+    except (OSError, ValueError):
+        return ""
+
+
+app.command("status")(status_cli.status)
 app.command("etcd")(etcd_cli.etcd)
 app.command("coordinator")(cluster_services.coordinator)
 app.command("agent")(cluster_services.agent)
 app.add_typer(cluster_cli.jobs_app, name="jobs")
 cluster_cli.jobs_app.command("set")(plan_cli.set_job)
 app.command("plan")(plan_cli.plan)
+app.command("web")(web_cli.web)
 app.command("simulate")(simulate_cli.simulate)
 for command in (cluster_cli.nodes, cluster_cli.drain, cluster_cli.undrain, cluster_cli.cancel):
     app.command()(command)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from unicron_elastic.launcher.kept_back import SECRET_WORDS
+
 __all__ = ["OF_SUBMISSION", "PASSED_ON", "environment", "shared_arguments", "without_options"]
 
 # What tells libraries and launchers how to work goes along; everything else, such as a token, is not the store's.
 PASSED_ON = ("PET_", "TORCH", "NCCL_", "GLOO_", "CUDA_", "OMP_", "MKL_", "UNICRON_", "PYTHON", "TRITON_", "HF_HOME")
-_KEPT_BACK = ("UNICRON_NODE_NAME", "UNICRON_ETCD_PASSWORD", "PET_LOCAL_ADDR", "PET_NODE_RANK")
+_PASSWORD = "UNICRON_ETCD_PASSWORD"  # of the store itself: whoever reads the store would have it
+_KEPT_BACK = ("UNICRON_NODE_NAME", _PASSWORD, "UNICRON_ETCD_USER", "PET_LOCAL_ADDR", "PET_NODE_RANK")
 # Of the process that submits, and of the agent itself: a job's part of a node has neither.
 OF_SUBMISSION = ("UNICRON_CLUSTER", "UNICRON_DETACH", "UNICRON_WEIGHT", "UNICRON_JOB_SPEC", "UNICRON_METRICS_PORT",
-    "UNICRON_METRICS_ADDRESS",
+    "UNICRON_METRICS_ADDRESS", "UNICRON_CONFIG",
 )  # fmt: skip
-_SECRET = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY")
 SPEC_VARIABLE = "UNICRON_SPEC_ENV"  # names of further variables, with commas
 _OF_ONE_NODE = tuple(
     f"--{spelled}"
@@ -25,7 +27,7 @@ _OF_ONE_NODE = tuple(
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables of this process that its job needs on other nodes, without what may be a secret."""
-    wanted = {name.strip() for name in environ.get(SPEC_VARIABLE, "").split(",")}
+    wanted = {name.strip() for name in environ.get(SPEC_VARIABLE, "").split(",")} - {_PASSWORD}
     return {name: value for name, value in environ.items() if name in wanted or _is_passed_on(name)}
 
 
@@ -33,7 +35,7 @@ def _is_passed_on(name: str) -> bool:
     return (
         name.startswith(PASSED_ON)
         and name not in (*_KEPT_BACK, *OF_SUBMISSION)
-        and not any(each in name for each in _SECRET)
+        and not any(each in name for each in SECRET_WORDS)
     )
 
 

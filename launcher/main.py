@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from unicron_elastic.launcher import arguments, options
 from unicron_elastic.launcher.checks import BadArgument, check
 from unicron_elastic.launcher.command import warm_command
+from unicron_elastic.launcher.config_origin import CONFIG_VARIABLE, BadConfig, located
 from unicron_elastic.launcher.lending import shared_arguments
 from unicron_elastic.launcher.metrics_link import take_teller
 from unicron_elastic.launcher.processes import KeeperLost
@@ -60,8 +61,26 @@ def __getattr__(name: str) -> Any:
 
 
 def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
-    """Parses a command line; exits with code 2 on a bad flag, as argparse does."""
-    return get_args_parser().parse_args(args)
+    """Parses a command line; exits with code 2 on a bad flag, as argparse does.
+
+    Settings of the file that --config or UNICRON_CONFIG names are in what is returned, or become variables of this
+    process.
+    """
+    return _parse(sys.argv[1:] if args is None else args)[0]
+
+
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
+    """The arguments, and the command line with what a file adds to it."""
+    parser = get_args_parser()
+    args = parser.parse_args(argv)
+    path = os.environ.get(CONFIG_VARIABLE, "").strip() if args.config is None else args.config
+    if path or args.config is not None:
+        from unicron_elastic.launcher.config_run import with_file
+
+        argv = with_file(argv, len(args.training_script_args), path)
+        args = parser.parse_args(argv)
+    arguments.take_variables(args)
+    return args, argv
 
 
 def run(args: argparse.Namespace, runtime: Runtime | None = None) -> None:
@@ -109,7 +128,7 @@ def console_script() -> NoReturn:
 def _run_command(argv: Sequence[str]) -> int:
     teller = take_teller()
     try:
-        args = parse_args(argv)
+        args, argv = _parse(argv)
         chosen = options.from_arguments(args)
         if chosen.chaos:
             os.environ["UNICRON_CHAOS"] = chosen.chaos  # for the workers, which inherit it
@@ -125,6 +144,8 @@ def _run_command(argv: Sequence[str]) -> int:
         return _complain(str(error), 2)
     except arguments.TorchMissing as error:
         return _complain(str(error), 1)
+    except BadConfig as error:
+        return _complain(str(error), 2)
     except BadArgument as error:
         return _complain(str(error), 1)  # where torchrun raises, it exits with 1
     runtime = Runtime(chosen)
@@ -159,7 +180,11 @@ def _submit(args: argparse.Namespace, argv: Sequence[str], cluster: str) -> int:
     from unicron_elastic.launcher import submission
 
     environ = os.environ
-    detach = args.detach if args.detach is not None else environ.get("UNICRON_DETACH", "") in ("1", "on", "true")
+    detach = (
+        args.detach
+        if args.detach is not None
+        else environ.get("UNICRON_DETACH", "").strip().lower() in ("1", "on", "true", "yes")
+    )
     weight = environ.get("UNICRON_WEIGHT", "") if args.weight is None else args.weight
     spec_file = environ.get("UNICRON_JOB_SPEC", "") if args.job_spec is None else args.job_spec
     try:
@@ -218,7 +243,7 @@ def _words(error: Exception) -> str:
 
 
 def _complain(text: str, code: int) -> int:
-    _say(text)
+    _say(located(text))
     return code
 
 

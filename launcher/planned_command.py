@@ -24,7 +24,7 @@ MOST_NODES = 1_000_000
 LAST_CALL_S = 10  # for all nodes that the plan gives a job to meet, before it begins with fewer
 _LAUNCHERS = ("unicron-run", "torchrun")
 _PLACED = ("cluster", "weight", "job-spec", "nnodes", "nproc-per-node", "rdzv-id", "rdzv-backend", "rdzv-endpoint",
-    "master-addr", "master-port", "local-addr", "node-rank", "metrics-port", "metrics-address",
+    "master-addr", "master-port", "local-addr", "node-rank", "metrics-port", "metrics-address", "config",
 )  # fmt: skip
 _PLACED_FLAGS = ("detach", "standalone")
 _OF_PLACE = ("PET_STANDALONE", "PET_NODE_RANK", "PET_LOCAL_ADDR")  # of the node where the job was submitted

@@ -66,7 +66,7 @@ def test_it_is_torchs_with_every_variable_set(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_lines_mean_what_they_mean_to_torchrun(line: list[str]) -> None:
     ours = vars(arguments.get_args_parser().parse_args(line))
-    own = {name for name in ours if name.startswith("unicron_")} | {"cluster", "detach", "weight", "job_spec"}
+    own = {name for name in ours if name.startswith("unicron_")} | {"cluster", "detach", "weight", "job_spec", "config"}
     assert len(own) >= 8
     assert {name: value for name, value in ours.items() if name not in own} == vars(
         torch_run.get_args_parser().parse_args(line)

@@ -1,0 +1,261 @@
+"""The table of all settings, made from what the command lines declare. Nothing of it is written down a second time.
+
+torchrun's options come from torch's parser, ours from ``options.OPTIONS`` and the commands of ``unicron``. An option
+whose help ends in ``[env: NAME]`` is read from that variable by its own code; every other one of ``unicron`` has the
+variable ``UNICRON_<COMMAND>_<OPTION>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, get_args
+
+from unicron_elastic.launcher.config_help import default_in, meaning, shown, variables_in
+from unicron_elastic.launcher.config_run_table import RUN, option_uses
+from unicron_elastic.launcher.config_settings import SHARED, Kind, Setting, Use, number, switch, text, whole_number
+from unicron_elastic.launcher.kept_back import SECRET_WORDS
+
+__all__ = [
+    "RUN",
+    "Table",
+    "Words",
+    "all_uses",
+    "commands",
+    "made_variable",
+    "own_uses",
+    "run_uses",
+    "section_of",
+    "settable",
+    "walk",
+]
+
+Words = tuple[str, ...]  # of a command of unicron
+# A process has ports of its own: each command has these in its own section.
+_OF_EACH = ("UNICRON_METRICS_PORT", "UNICRON_METRICS_ADDRESS")
+_OF_RUN = {"UNICRON_LEDGER": "ledger", "PET_LOG_DIR": "log_dir"}  # and commands that read what unicron-run writes
+_PREFIXES = {"etcd": "ETCD_SERVER"}  # UNICRON_ETCD_ is what all have that talk to one
+_UNSAID = {"metrics_port": "0", "metrics_address": "127.0.0.1", "web_port": "0", "web_address": "127.0.0.1"}
+_NOT_SET = ("help", "config")
+_ETCD = ("endpoint", "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file")
+
+
+# -- what all share ------------------------------------------------------------------------------------------------
+
+
+@cache
+def shared() -> dict[str, Setting]:
+    """By key: where the cluster is, how to be let in, and what else no command has alone."""
+    from unicron_elastic.launcher import etcd_arguments as etcd
+    from unicron_elastic.rendezvous.etcd_options import DEFAULT_ENDPOINT, PASSWORD_VARIABLE
+
+    declared = (etcd.Endpoint, etcd.Ca, etcd.Cert, etcd.Key, etcd.User, etcd.PasswordFile)
+    helps = {name: str(get_args(each)[1].help) for name, each in zip(_ETCD, declared, strict=True)}
+    found = {name: _shared(name, variables_in(words), meaning(words)) for name, words in helps.items()}
+    others = (
+        ("etcd_password", PASSWORD_VARIABLE, "the password itself, where a file would be one more thing to keep"),
+        ("quarantine", "UNICRON_QUARANTINE", "the file with the nodes in quarantine; else the user's own"),
+        ("node_name", "UNICRON_NODE_NAME", "what this node is called; else its host name"),
+        ("spec_env", "UNICRON_SPEC_ENV", "names of further variables, with commas, that go along with a job"),
+    )
+    for key, variable, words in others:
+        found[key] = _shared(key, (variable,), words)
+    found["endpoint"] = replace(found["endpoint"], kind=text(_endpoint), default=DEFAULT_ENDPOINT)
+    file, itself = found["etcd_password_file"], found["etcd_password"]
+    found["etcd_password_file"] = replace(file, variables=file.variables[:1], rivals=itself.variables)
+    found["etcd_password"] = replace(itself, rivals=file.variables[:1], is_secret=True)
+    return found
+
+
+def _shared(key: str, variables: tuple[str, ...], words: str) -> Setting:
+    return Setting(section=SHARED, key=key, variables=variables, kind=text(), help=words, by_variable=True)
+
+
+def _endpoint(value: str) -> str:
+    from unicron_elastic.rendezvous.etcd_address import EtcdAddress
+
+    try:
+        EtcdAddress.parse(value.replace("https://", "http://"))  # whether TLS is given is not the endpoint's business
+    except ValueError:
+        raise ValueError("http://HOST:PORT, https://HOST:PORT or HOST:PORT, several with commas") from None
+    return value
+
+
+# -- unicron -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def commands() -> dict[Words, Any]:
+    """Each command of ``unicron`` by its words."""
+    import typer
+
+    from unicron_elastic.launcher.cli import app
+
+    return dict(walk(typer.main.get_command(app)))
+
+
+def walk(command: Any, words: Words = ()) -> Iterator[tuple[Words, Any]]:
+    """A command's commands, and theirs, by their words."""
+    for name, child in getattr(command, "commands", {}).items():
+        yield (*words, name), child
+        yield from walk(child, (*words, name))
+
+
+def section_of(words: Words) -> str:
+    """The section of a file that a command has for itself."""
+    return "-".join(words)
+
+
+@cache
+def run_uses() -> tuple[Use, ...]:
+    """All that ``unicron-run`` uses. Raises arguments.TorchMissing."""
+    return (*option_uses(), *map(Use, shared().values()))
+
+
+def own_uses(words: Words, command: Any) -> list[Use]:
+    """A command's own settings, without those that it shares."""
+    return [_use(words, param) for param in settable(command) if not _home(param)]
+
+
+def all_uses(words: Words) -> list[Use]:
+    """All that a command uses. Raises arguments.TorchMissing, and KeyError for no command."""
+    if words == (RUN,):
+        return list(run_uses())
+    found = list[Use]()
+    for param in settable(commands()[words]):
+        if not (home := _home(param)):
+            found.append(_use(words, param))
+            continue
+        where, key = home
+        setting = shared()[key] if where == SHARED else _of_run()[key]
+        found.append(Use(setting, tuple(param.opts), param.name))
+        if key == "etcd_user":
+            found.append(Use(shared()["etcd_password"]))
+    return found
+
+
+class Table(Mapping[str, Mapping[str, Setting]]):
+    """All settings by section and key: what may stand in a file. Reading it raises arguments.TorchMissing.
+
+    The commands of ``unicron`` are imported when one of their sections is asked for, for which ``unicron-run`` has no
+    time otherwise.
+    """
+
+    def __getitem__(self, section: str) -> Mapping[str, Setting]:
+        return shared() if section == SHARED else _of_run() if section == RUN else _of_commands()[section]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((SHARED, RUN, *_of_commands()))
+
+    def __len__(self) -> int:
+        return 2 + len(_of_commands())
+
+
+@cache
+def _of_run() -> dict[str, Setting]:
+    return {use.setting.key: use.setting for use in option_uses()}
+
+
+@cache
+def _of_commands() -> dict[str, dict[str, Setting]]:
+    found = {}
+    for words, command in commands().items():
+        if own := {use.setting.key: use.setting for use in own_uses(words, command)}:
+            found[section_of(words)] = own
+    return found
+
+
+def settable(command: Any) -> list[Any]:
+    """The options of a command that are settings."""
+    return [param for param in command.params if param.param_type_name == "option" and param.name not in _NOT_SET]
+
+
+def _home(param: Any) -> tuple[str, str] | None:
+    """Section and key of an option that is set for several commands at once."""
+    names = variables_in(param.help or "")
+    if not names or names[0] in _OF_EACH:
+        return None
+    if names[0] in _OF_RUN:
+        return RUN, _OF_RUN[names[0]]
+    key = names[0].removeprefix("UNICRON_").lower()
+    if key == "etcd_endpoint":
+        return SHARED, "endpoint"
+    return (SHARED, key) if key in (*_ETCD, "quarantine", "node_name") else None
+
+
+def _use(words: Words, param: Any) -> Use:
+    key = _key(param)
+    declared = variables_in(param.help or "")
+    made = made_variable(words, param)
+    default = param.default if not callable(param.default) else None
+    setting = Setting(
+        section=section_of(words),
+        key=key,
+        variables=declared or (made,),
+        kind=_param_kind(param),
+        help=meaning(param.help or ""),
+        default=shown(default) or default_in(param.help or "") or _UNSAID.get(key, ""),
+        is_secret=_is_secret(key) and not param.is_flag,
+        is_many=bool(param.multiple),
+        is_read_elsewhere=bool(declared) and declared != (made,),
+    )
+    is_flag = bool(param.is_flag)
+    return Use(setting, tuple(param.opts), param.name, tuple(param.secondary_opts), takes_value=not is_flag)
+
+
+def _is_secret(key: str) -> bool:
+    return any(word.lower() in key for word in SECRET_WORDS) and not key.endswith("_file")
+
+
+def _key(param: Any) -> str:
+    return str(param.opts[0].lstrip("-").replace("-", "_"))
+
+
+def made_variable(words: Words, param: Any) -> str:
+    """The variable of an option whose help names none."""
+    parts = (*(_PREFIXES.get(word, word) for word in words), _key(param))
+    return "UNICRON_" + "_".join(parts).replace("-", "_").upper()
+
+
+def _param_kind(param: Any) -> Kind:
+    """What the option makes of a number says what it takes."""
+    sample = _made_of("1", param)
+    if param.is_flag:
+        return switch()
+    if str(param.metavar) == "PORT" and isinstance(sample, str):
+        from unicron_elastic.launcher.options import port
+
+        return whole_number(port)
+    if isinstance(sample, int):
+        return whole_number(_parser(param, f"a whole number{_range_of(param)}"))
+    if isinstance(sample, float):
+        return number(_parser(param, f"a number{_range_of(param)}"))
+    return text(_parser(param, ""))
+
+
+def _parser(param: Any, right: str) -> Callable[[str], object]:
+    def parsed(value: str) -> object:
+        found = _made_of(value, param)
+        if isinstance(found, Exception):
+            raise ValueError(right or str(getattr(found, "message", found)))
+        return found
+
+    return parsed
+
+
+def _made_of(value: str, param: Any) -> object:
+    """What typer makes of it, or what it says against it; its versions have different exceptions, with a message."""
+    try:
+        found: object = param.process_value(None, [value] if param.multiple else value)
+    except Exception as error:
+        if not hasattr(error, "message"):
+            raise
+        return error
+    return found
+
+
+def _range_of(param: Any) -> str:
+    low, high = (getattr(param, name, getattr(getattr(param, "type", None), name, None)) for name in ("min", "max"))
+    bounds = [f"{word} {bound}" for word, bound in (("at least", low), ("at most", high)) if bound is not None]
+    return f", {' and '.join(bounds)}" if bounds else ""
