@@ -32,7 +32,9 @@ OTHERS_MAX = 6  # newest ones of other places that a worker is told of
 class Snapshots:
     """Of one agent, from one generation of its workers to the next. All but what threads do is in the loop."""
 
-    def __init__(self, loop: Loop, say: Callable[[str], None]) -> None:
+    def __init__(self, loop: Loop, say: Callable[[str], None], secret: Callable[[], str] = lambda: "") -> None:
+        """``secret``: of the cluster now, "" if there is none."""
+        self._secret = secret
         self._loop = loop
         self._say = say
         self._own: dict[tuple[int, int], SnapshotFile] = {}  # by local rank and number
@@ -44,6 +46,7 @@ class Snapshots:
         self._remotes: list[Remote] | None = []  # of the other nodes; None: not known yet
         self._askers: list[tuple[WorkerProcess, int, int]] = []
         self._replaced: set[int] = set()
+        self._does_round_go_on = False  # workers of it have the state: those that begin here are newcomers
         self._has_asked = self._copies_neighbour = False
         self._said: set[str] = set()
 
@@ -51,12 +54,30 @@ class Snapshots:
         """A generation begins, of ``size`` agents that meet in ``store``; its host is ``master``."""
         self.stop()
         self._askers, self._replaced = [], set()
-        self._has_asked = self._copies_neighbour = False
+        self._has_asked = self._copies_neighbour = self._does_round_go_on = False
         self._remotes = []
         if size > 1 and store is not None:
-            self._exchange = Exchange(store, rank, size)
+            self._exchange = self._exchange_in(store, rank, size)
             self._remotes = None
             self._host = _own_host(master)
+
+    def meet(self, store: Any, rank: int, size: int, master: str | None) -> None:
+        """The agents have met again, and the workers of this one go on: newcomers elsewhere are told of that."""
+        self.stop()
+        self._copies_neighbour = False
+        self._does_round_go_on = True
+        self._remotes = []
+        if size > 1 and store is not None:
+            self._exchange = self._exchange_in(store, rank, size)
+            self._host = _own_host(master)
+            tell = self._exchange.tell_going_on
+            threading.Thread(target=_quietly, args=(tell,), name="unicron-shelf", daemon=True).start()
+        self._answer_all()
+
+    def _exchange_in(self, store: Any, rank: int, size: int) -> Exchange:
+        secret = self._secret()
+        self._servers.use(secret)
+        return Exchange(store, rank, size, secret)
 
     def stop(self) -> None:
         """Copies nothing more."""
@@ -154,12 +175,12 @@ class Snapshots:
 
     def _ask(self, worker: WorkerProcess, rank: int, world_size: int) -> None:
         self._askers.append((worker, rank, world_size))
-        if self._exchange is not None and not self._has_asked:
+        if self._exchange is not None and not self._has_asked and self._remotes is None:
             self._has_asked = True
             exchange = self._exchange
 
-            def heard(remotes: list[Remote], note: str) -> None:
-                self._loop.call_soon(partial(self._heard, exchange, remotes, note))
+            def heard(remotes: list[Remote], does_one_go_on: bool, note: str) -> None:
+                self._loop.call_soon(partial(self._heard, exchange, remotes, does_one_go_on, note))
 
             exchange.tell_and_hear(self._held(), heard)
         self._answer_all()
@@ -179,10 +200,11 @@ class Snapshots:
         files = [*self._own.values(), *copies]
         return [Local(header, file) for file in files if (header := file.header()) is not None]
 
-    def _heard(self, exchange: Exchange, remotes: list[Remote], note: str) -> None:
+    def _heard(self, exchange: Exchange, remotes: list[Remote], does_one_go_on: bool, note: str) -> None:
         if exchange is not self._exchange:
             return
         self._remotes = remotes
+        self._does_round_go_on |= does_one_go_on
         if note:
             self._say(note)
         self._answer_all()
@@ -205,7 +227,7 @@ class Snapshots:
         told = {
             "slots": [*own, *(None for _ in near)],
             "remote": [_told(there[key]) for key in far],
-            "is_replacement": worker.local_rank in self._replaced,
+            "is_replacement": self._does_round_go_on or worker.local_rank in self._replaced,
         }
         if worker.control is not None:
             with contextlib.suppress(ChannelClosed, OSError):
@@ -228,6 +250,6 @@ def _own_host(master: str | None) -> str:
     return "127.0.0.1"
 
 
-def _quietly(call: Callable[[Any], None], argument: Any) -> None:
+def _quietly(call: Callable[..., None], *arguments: Any) -> None:
     with contextlib.suppress(Exception):  # the store is lost: the watch of the other nodes tells of that
-        call(argument)
+        call(*arguments)

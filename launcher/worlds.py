@@ -8,30 +8,36 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from torch.distributed import Store, TCPStore
+from torch.distributed import Store
 
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.workers import WorkerProcess, WorkersContext
 from unicron_elastic.launcher.world_log import StoreLog, WorldLog, WorldWatch
 from unicron_elastic.recovery.commands import ChangeWorld, InviteMember, TellWorld
 from unicron_elastic.recovery.events import Event, WorldChanged
+from unicron_elastic.rendezvous.bound_store import bound_store
 from unicron_elastic.rendezvous.towards import address_towards
 from unicron_elastic.worker.channel import ChannelClosed, Message
 from unicron_elastic.world import Member, World
 
 __all__ = ["Round", "Worlds"]
 
+STORE_TIMEOUT_S = 300.0  # torch's own
 _MEMBERS = "unicron/members"  # of each node, in the round's store
+
+_ANYWHERE = ("", "0.0.0.0", "::")  # what a server binds that listens on all addresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """The agents that have met: this one's ``rank`` among ``size``, what its ``node`` is called, and their store.
 
-    ``log`` is where worlds are written if not in that store, as it may be lost with its node.
+    ``log`` is where worlds are written if not in that store, as it may be lost with its node. ``master`` is where the
+    others find the agent that hosts the store.
     """
 
     rank: int
@@ -39,6 +45,7 @@ class Round:
     node: str
     store: Store
     log: WorldLog | None = None
+    master: str = ""
 
 
 class Worlds:
@@ -217,10 +224,10 @@ class Worlds:
 
     def _address(self) -> str:
         assert self._round is not None
+        address = _own_address(self._round)
         if self._store is None:
-            host = "127.0.0.1" if self._round.size == 1 else "0.0.0.0"
-            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        return f"{_own_address(self._round)}:{self._store.port}"
+            self._store = bound_store(address, timedelta(seconds=STORE_TIMEOUT_S))
+        return f"{address}:{self._store.port}"
 
     def _tell(self, local_rank: int) -> None:
         assert self._world is not None
@@ -259,7 +266,10 @@ def _own_address(this_round: Round) -> str:
     """Where the other nodes reach this one: what it is called on the way to the store where they have met."""
     if this_round.size == 1:
         return "127.0.0.1"
-    return address_towards(*_where(this_round.store))
+    host, port = _where(this_round.store)
+    if host in _ANYWHERE and this_round.master:
+        return this_round.master  # this one hosts that store, and towards itself it would be called 127.0.0.1
+    return address_towards(host, port)
 
 
 def _where(store: Any) -> tuple[str, int]:

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from unicron_elastic.faults.text import shown
+
 __all__ = ["Member", "World"]
 
 _MEMBERS_MAX = 1_000_000
@@ -98,11 +100,11 @@ class World:
         number, store, reason = data.get("number"), data.get("store"), data.get("reason", "")
         restarts_used = data.get("restarts_used", 0)
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise ValueError(f"a world's number must be 1 or more, got {number!r}")
+            raise ValueError(f"a world's number must be 1 or more, got {shown(number)}")
         if not isinstance(restarts_used, int) or isinstance(restarts_used, bool) or restarts_used < 0:
-            raise ValueError(f"a world's count of restarts must be 0 or more, got {restarts_used!r}")
+            raise ValueError(f"a world's count of restarts must be 0 or more, got {shown(restarts_used)}")
         if not isinstance(store, str) or not _STORE.fullmatch(store):
-            raise ValueError(f"a world's store must be host:port, got {store!r}")
+            raise ValueError(f"a world's store must be host:port, got {shown(store)}")
         if not isinstance(reason, str) or len(reason) > _TEXT_MAX:
             raise ValueError("a world's reason must be a sentence")
         members = _members(data.get("members"))
@@ -130,4 +132,4 @@ def _member(data: Any) -> Member:
     match data:
         case [str(name), str(node), int(local_rank)] if 0 < len(name) <= _TEXT_MAX and local_rank >= 0:
             return Member(name=name, node=node, local_rank=local_rank)
-    raise ValueError(f"a member must be [name, node, local rank], got {str(data)[:100]}")
+    raise ValueError(f"a member must be [name, node, local rank], got {shown(data)}")

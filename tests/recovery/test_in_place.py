@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -29,6 +30,7 @@ from unicron_elastic.recovery.events import (
     MemberEntered,
     MemberParted,
     MemberWentOn,
+    NodesDepart,
     NodesLost,
     StartedWorker,
     StateFetched,
@@ -430,7 +432,8 @@ def test_a_node_that_loses_its_only_worker_waits_for_another_while_other_nodes_g
     assert len(only(job.exited(0, KILLED), ChangeWorld).lost) == 1
     assert job.state.phase is Phase.RUNNING
     assert only(job.later(REPLACE_AFTER_S), ReplaceWorker).local_rank == 0
-    assert only(job.entered(0), ChangeWorld).joined[0].local_rank == 0  # its state comes from elsewhere, in the group
+    assert only(job.entered(0), InviteMember).sources == ()  # its state comes from elsewhere, in the group
+    assert only(job.fetched(0), ChangeWorld).joined[0].local_rank == 0
     incident = only(job.went_on(0), RecordIncident).incident
     assert incident.first_step_at is not None
     assert (incident.micro_batches_reused, incident.micro_batches_recomputed) == (None, None)
@@ -459,3 +462,34 @@ def test_what_a_newcomer_says_of_its_first_step_is_not_counted() -> None:
     assert none(job.went_on(0, reused=5, recomputed=5), RecordIncident)
     incident = only(job.went_on(1, reused=3, recomputed=2), RecordIncident).incident
     assert (incident.micro_batches_reused, incident.micro_batches_recomputed) == (3, 2)
+
+
+def test_who_has_joined_only_such_as_lost_the_state_does_not_begin_anew_beside_what_is_kept() -> None:
+    """The member of another node went without a word, and this node's was replaced before that was noticed."""
+    far = Member(name="far", node="far/1#x", local_rank=0)
+    job = InPlace(1, elsewhere=(far,))
+    job.exited(0, KILLED)
+    job.time(job.now + REPLACE_AFTER_S)
+    job.entered(0)
+    job.fetched(0)
+    commands = job.raised(0, "nobody has it", kind="unicron_elastic.training.agreement.NoStateLeft")
+    assert job.state.phase is Phase.STOPPING
+    assert none(commands, ReplaceWorker, ChangeWorld)
+    assert only(job.exited(0, 1), StartWorkers).restarts_used == 2
+
+
+def test_a_node_that_joined_and_left_in_the_same_moment_does_not_stay_in_the_world() -> None:
+    """Its word that it leaves comes first, and then the world that it had made with itself in it."""
+    far = Member(name="far", node="far/1#x", local_rank=0)
+    job = InPlace(1)
+    job.feed(NodesDepart(at=job.now, nodes=("far/1",), reason="Node far is recalled.", generation=job.state.generation))
+    assert job.state.world is not None
+    world = job.state.world.after(store="far:1", reason="it joins", joined=(far,))
+    job._number = world.number
+    commands = job.feed(WorldChanged(at=job.now, world=world, generation=job.state.generation))
+    assert only(commands, ChangeWorld).lost == ("far",)
+    assert job.state.world.rank_of("far") is None
+    joined_later = job.state.world.after(
+        store="far:1", reason="another", joined=(replace(far, name="new", node="n/2#y"),)
+    )
+    assert none(job.feed(WorldChanged(at=job.now, world=joined_later, generation=job.state.generation)), ChangeWorld)

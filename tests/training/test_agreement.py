@@ -118,6 +118,12 @@ def test_all_begin_with_what_the_first_has_if_nobody_has_trained() -> None:
     assert (agreement.begins, agreement.step, agreement.pull, agreement.sources) == (True, 3, (0, 1), (0,))
 
 
+def test_a_newcomer_does_not_say_with_what_all_begin() -> None:
+    said = [Said(state=None), Said(state=None, start=3), Said(state=None, start=0)]
+    agreement = agree(said, micro_batches=4, buckets=1)
+    assert (agreement.begins, agreement.step, agreement.pull, agreement.sources) == (True, 3, (0, 1, 2), (1,))
+
+
 def test_without_state_anywhere_there_is_nothing_to_agree_on() -> None:
     with pytest.raises(NoStateLeft, match="no member"):
         agree([Said(state=None), Said(state=None)], micro_batches=4, buckets=1)

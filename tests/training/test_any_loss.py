@@ -8,6 +8,8 @@ import torch
 from threads_as_ranks import Distributed, Job, fetch_state, gradient_of_step
 
 from unicron_elastic.training import assembly, engine, gradients, meeting
+from unicron_elastic.training.agreement import NoStateLeft
+from unicron_elastic.world import Member, World
 
 STEPS, MICRO_BATCHES = 4, 8
 
@@ -58,3 +60,15 @@ def test_newcomers_train_as_if_nothing_had_happened(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_a_newcomer_that_is_many_steps_behind_gets_the_state_in_the_group(seed: int) -> None:
     _trained(seed, ranks=3, deaths=1, newcomers=True, steps=12, steps_behind=3)
+
+
+def test_a_newcomer_that_is_left_alone_without_the_state_does_not_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "fetch_state", lambda *_: None)
+    monkeypatch.setattr(engine, "ASK_AGAIN_S", 0.0)
+    job = Job(0, ranks=1, deaths=0, newcomers=False, steps=STEPS, micro_batches=MICRO_BATCHES)
+    job.ranks[0].name, job.ranks[0].dies_at = "0'", None
+    job.newest = World(number=2, members=(Member(name="0'", node="n", local_rank=0),), store="h:1")
+    job.ranks[0].is_ready = lambda _state: None  # type: ignore[method-assign]
+    with pytest.raises(AssertionError, match="rank 0'") as caught:
+        job.finish()
+    assert isinstance(caught.value.__cause__, NoStateLeft)

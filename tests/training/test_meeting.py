@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from torch.distributed import DistStoreError, HashStore
 
 from unicron_elastic.training.meeting import Meeting, Superseded, _Interruptible
@@ -106,3 +107,15 @@ def test_who_has_given_up_one_world_connects_with_newcomers_in_the_next(tmp_path
         for member in members:
             member.kill()
     assert [out.split() for out, _ in told] == [["superseded", "2.0"], ["2.0"]], told
+
+
+def test_an_exception_is_told_once_and_by_the_rank_of_now_however_many_worlds_there_were(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", lambda _kind, error, _trace: print(error, file=sys.stderr))
+    store, members = HashStore(), (Member(name="0", node="n", local_rank=0),)
+    for number in range(1, 4):
+        Meeting(store, World(number=number, members=members, store="h:1"), 0, lambda: False).connect("gloo", 9.0, None)
+        dist.destroy_process_group()
+    sys.excepthook(ValueError, ValueError("boom"), None)
+    assert capsys.readouterr().err == "[rank0]: boom\n"

@@ -25,7 +25,7 @@ from unicron_elastic.megatron.sharded import Sharded
 from unicron_elastic.megatron.state import State
 from unicron_elastic.training.assembly import BROKEN
 from unicron_elastic.training.collective import AbandonedError
-from unicron_elastic.training.joining import give_state, take_state
+from unicron_elastic.training.joining import about_taken, give_state, take_state
 from unicron_elastic.worker.steps import made_before
 
 __all__ = ["Call", "Run"]
@@ -428,7 +428,9 @@ class Run:
             if me == source:
                 give_state(self._state, self._members, [destination], self._device)
             elif me == destination:
-                take_state(self._state, self._members, source, self._device)
+                began = time.monotonic()
+                taken_bytes = take_state(self._state, self._members, source, self._device)
+                self._members.tell({"fetched": about_taken(taken_bytes, time.monotonic() - began)})
                 self.step = agreement.step
                 made_before(self.step)
                 self._has_state = True

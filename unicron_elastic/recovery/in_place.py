@@ -78,11 +78,12 @@ def _entered(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
 
 
 def _came_late(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
-    """A newcomer gets the state from a member here, or else from one elsewhere, in the group."""
+    """A newcomer gets the state from a member here, or else, invited without a source, from one elsewhere in the group.
+
+    It must know that it is one: if all who have the state are lost meanwhile, it has nothing to begin with.
+    """
     state = state.with_worker(replace(worker, part=Part.NEWCOMER))
     sources = tuple(each.local_rank for each in members_here(state))
-    if not sources:
-        return _fetched(state, worker)
     return state, [InviteMember(local_rank=worker.local_rank, sources=sources)]
 
 
@@ -113,7 +114,16 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
             was_in = before is not None and before.rank_of(name_of(state, worker)) is not None
             state, more = _left_out(state, worker, event.at) if was_in else _came_late(state, worker)
             late += more
-    return state, told + late + _leave_to_the_others(state, event.world)
+    return state, told + late + _leave_to_the_others(state, event.world) + _without_the_gone(state, event.world)
+
+
+def _without_the_gone(state: JobState, world: World) -> list[Command]:
+    """A node may have joined and left, or been lost, in the same moment: its word that it joins came later."""
+    lost = tuple(member.name for member in world.members if member.node.rpartition("#")[0] in state.gone)
+    reason = "Members whose node has gone meanwhile are left out."
+    return (
+        [ChangeWorld(lost=lost, restarts_used=state.restarts_used, reason=reason)] if 0 < len(lost) < world.size else []
+    )
 
 
 def _leave_to_the_others(state: JobState, world: World) -> list[Command]:

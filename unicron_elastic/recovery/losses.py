@@ -62,6 +62,7 @@ FOR_NODES = "the nodes meet, and the workers go on."
 JOIN_DELAY_S = 0.2  # more than nodes take to hear the same word, from a watch or at intervals of 0.1 s
 REPLACE_AFTER_S = 0.25  # the survivors step first, if they do within this time: they need the processors
 BROKE_METHOD = "exception propagation"
+NO_STATE_LEFT = "NoStateLeft"  # the exception of a world in which nobody has the training state
 BREAK_GRACE_S = 0.1  # within which a death is known that explains why collectives failed
 BREAK_GRACE_NODES_S = 0.5  # ... if it may be that of a node
 
@@ -69,7 +70,7 @@ BREAK_GRACE_NODES_S = 0.5  # ... if it may be that of a node
 def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobState, list[Command]] | None:
     """Leaves out whom this fault took, if the others can go on without; None if all workers have to begin again."""
     lost = _taken(state, fault, method)
-    if not lost or not _can_others_go_on(state, lost):
+    if not lost or not _can_others_go_on(state, lost) or _has_nobody_the_state(fault):
         return None
     cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
     is_known = is_being_answered(state, fault)
@@ -110,6 +111,11 @@ def _taken(state: JobState, fault: Fault, method: str) -> tuple[Worker, ...]:
     hung = state.hang.local_ranks if state.hang is not None and method == HANG_METHOD else ()
     taken = {fault.failure.local_rank, *hung}
     return tuple(worker for worker in state.workers if worker.local_rank in taken and not _is_gone(worker))
+
+
+def _has_nobody_the_state(fault: Fault) -> bool:
+    """A newcomer says that all who had it are gone: then it is in snapshots, which all together go back to."""
+    return (fault.failure.exception_type or "").rpartition(".")[2] == NO_STATE_LEFT
 
 
 def _is_gone(worker: Worker) -> bool:
@@ -174,7 +180,8 @@ def meet_nodes(state: JobState) -> tuple[JobState, list[Command]] | None:
     if not is_in_place(state) or state.begins_again:
         return None
     # A recall is told again in the new round, if there still is one.
-    return replace(state, newcomers="", join_at=None, recall=None), [MeetNodes(reason=state.newcomers)]
+    met = replace(state, newcomers="", join_at=None, recall=None, gone=frozenset())
+    return met, [MeetNodes(reason=state.newcomers)]
 
 
 def _ranks_go(left: int) -> str:

@@ -137,6 +137,7 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         node=event.node,
         observed=None,
         world=None,
+        gone=frozenset(),
         broke=None,
         reattempts=0,
         answered=None,
@@ -316,6 +317,8 @@ def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple
 
 
 def _about_peers(state: JobState, event: PeerFailed | NodesLost | NodesDepart) -> tuple[JobState, list[Command]]:
+    if isinstance(event, NodesLost | NodesDepart):
+        state = replace(state, gone=state.gone | set(event.nodes))
     if isinstance(event, NodesDepart):
         why_not = losses.why_not_in_place(state, -len(event.nodes))
         reason = f"{event.reason} {why_not or 'All workers restart without it.'}"

@@ -23,7 +23,8 @@ class Said:
     """What one member says of itself. Step number ``s`` is the one that begins after ``s`` optimizer steps.
 
     ``state`` is how many optimizer steps its parameters have behind them, and so the number of the step it is in; None:
-    it has no state that others know, and would begin with step number ``start``. ``held`` are the micro-batches of that
+    it has no state that others know, and would begin with step number ``start``, or None if it came when others trained
+    already: what it begins with is not what they had. ``held`` are the micro-batches of that
     step which it has computed or will. ``done`` are the gradient buckets of that step which it has, reduced.
     ``keeps_last`` says whether it still has the reduced gradients of the step before.
     """
@@ -82,12 +83,12 @@ def agree(said: Sequence[Said], *, micro_batches: int, buckets: int) -> Agreemen
 
 
 def _begin(said: Sequence[Said]) -> Agreement:
-    """All begin with what the first rank has."""
-    first = said[0].start
+    """All begin with what the first rank has that was there from the beginning."""
+    first = next(((rank, each.start) for rank, each in enumerate(said) if each.start is not None), None)
     if first is None:
         raise NoStateLeft("no member of the new world has the training state in its memory")
-    others = tuple(range(len(said)))
-    return Agreement(step=first, pull=others, sources=(0,), begins=True)
+    rank, step = first
+    return Agreement(step=step, pull=tuple(range(len(said))), sources=(rank,), begins=True)
 
 
 def _catch_up(said: Sequence[Said], step: int, even: tuple[int, ...], buckets: int) -> Agreement:

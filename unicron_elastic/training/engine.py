@@ -17,7 +17,15 @@ from unicron_elastic.training.agreement import Agreement, Said
 from unicron_elastic.training.assembly import Assembly
 from unicron_elastic.training.collective import wait_let_go
 from unicron_elastic.training.gradients import Gradients
-from unicron_elastic.training.joining import HasState, Servant, fetch_state, give_state, take_state
+from unicron_elastic.training.joining import (
+    HasState,
+    Servant,
+    about_fetched,
+    about_taken,
+    fetch_state,
+    give_state,
+    take_state,
+)
 from unicron_elastic.training.membership import membership
 from unicron_elastic.training.randomness import Randomness
 from unicron_elastic.training.rest import Rest
@@ -66,6 +74,7 @@ class Engine:
         self._rest = Rest()
         self._membership = membership(Servant(state, self._rest).serve)
         self._has_state = False  # whether others may rely on this rank's parameters
+        self._is_newcomer = False  # to others, whose state it is to have
         self._must_meet = True
         self._has_parted = False
         self._held: set[int] = set()  # micro-batches of this step that this rank has computed or will
@@ -217,15 +226,19 @@ class Engine:
         self._enter()
 
     def _enter(self) -> None:
-        """Gets the state while the others train; if that fails again and again, in the group while they wait."""
+        """Gets the state while the others train; without a source, or one that holds, in the group while they wait."""
         for _ in range(FETCHES_MAX):
             invitation = self._membership.enter()
             if invitation is None:
                 return
+            self._is_newcomer = True
+            if not invitation["sources"]:
+                break
             fetched = fetch_state(self._registered, invitation)
             if fetched is not None:
                 self._has_state = True
                 made_before(self.state)
+                self._membership.tell({"fetched": about_fetched(fetched)})
                 self._membership.is_ready(self.state)
                 fetched.release()  # before any reduction with this rank, which would find the state held
                 return
@@ -292,7 +305,7 @@ class Engine:
     def _said(self) -> Said:
         gradients, _ = self._parts()
         if not self._has_state:
-            return Said(state=None, start=self.state)
+            return Said(state=None, start=None if self._is_newcomer else self.state)
         return Said(
             state=self.state,
             held=frozenset(self._held),
@@ -316,7 +329,11 @@ class Engine:
         elif assembly.rank == source:
             give_state(self._registered, assembly, agreement.pull, self._device)
         elif assembly.rank in agreement.pull:
-            take_state(self._registered, assembly, source, self._device)
+            began = time.monotonic()
+            taken_bytes = take_state(self._registered, assembly, source, self._device)
+            assert assembly.world is not None
+            node = assembly.world.members[source].node
+            self._membership.tell({"fetched": about_taken(taken_bytes, time.monotonic() - began, node)})
         if agreement.begins or assembly.rank in agreement.pull:
             made_before(self.state)
             self._has_state = True

@@ -13,7 +13,7 @@ from unicron_elastic.state.layout import Layout, empty_tensors, flatten, rebuild
 from unicron_elastic.state.server import Held, NotAtRest, StateServer
 from unicron_elastic.training.rest import Rest
 
-__all__ = ["Servant", "fetch_state", "give_state", "take_state"]
+__all__ = ["Servant", "about_fetched", "about_taken", "fetch_state", "give_state", "take_state"]
 
 REST_TIMEOUT_S = 60.0  # a step may take long, and its end is not at rest
 PULL_TIMEOUT_S = 600.0
@@ -81,6 +81,18 @@ def fetch_state(run: HasState, invitation: Mapping[str, Any]) -> Pulled | None:
     return pulled
 
 
+def about_fetched(pulled: Pulled) -> dict[str, Any]:
+    """What the agent is told of it."""
+    sources = [f"{use.name} ({use.way})" for use in pulled.sources]
+    return {"bytes": pulled.bytes, "took_s": pulled.took_s, "from": sources}
+
+
+def about_taken(taken_bytes: int, took_s: float, node: str = "") -> dict[str, Any]:
+    """The same of a state that came by collectives. ``node``: what the giver's is called in the world."""
+    host = node.partition("#")[0].rpartition("/")[0] or "another replica"
+    return {"bytes": taken_bytes, "took_s": took_s, "from": [f"{host} (in the group)"]}
+
+
 class Exchange(Protocol):
     """The members of a world, connected."""
 
@@ -101,8 +113,8 @@ def give_state(run: HasState, members: Exchange, destinations: Sequence[int], de
             members.send(part.to(device), destination)
 
 
-def take_state(run: HasState, members: Exchange, source: int, device: torch.device) -> None:
-    """Receives what ``give_state`` sends, and takes it over. Raises what a collective raises."""
+def take_state(run: HasState, members: Exchange, source: int, device: torch.device) -> int:
+    """Receives what ``give_state`` sends, and takes it over; its bytes. Raises what a collective raises."""
 
     def receive(tensor: Tensor) -> Tensor:
         target = tensor.to(device)
@@ -118,6 +130,7 @@ def take_state(run: HasState, members: Exchange, source: int, device: torch.devi
             target = _bytes(tensor)
             target.copy_(receive(torch.empty_like(target)))
     run.load_state_dict(rebuild(layout, tensors))
+    return layout.total_bytes
 
 
 def _bytes(tensor: Tensor) -> Tensor:

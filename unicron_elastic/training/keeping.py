@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -151,6 +152,7 @@ class Keeper:
         All ranks must call it. Raises what torch raises if one does not come, and ValueError if the state is another's.
         """
         self.wait()
+        began = time.monotonic()
         offers = self._ask()
         if offers.is_replacement:  # those who train have the state, and give it
             self._writer.adopt(offers.own, sys.maxsize)
@@ -174,7 +176,12 @@ class Keeper:
                 break
             loaded, note = self._read(sources.pop(chosen), chosen)
             told = json.dumps(
-                {"is_right": loaded is not None, "note": note, "where": "" if loaded is None else loaded.where}
+                {
+                    "is_right": loaded is not None,
+                    "note": note,
+                    "where": "" if loaded is None else loaded.where,
+                    "bytes": 0 if loaded is None else loaded.bytes,
+                }
             )
             answers = [json.loads(each) for each in gather(told)]
             notes += [f"Rank {number}: {each['note']}." for number, each in enumerate(answers) if each["note"]]
@@ -186,7 +193,8 @@ class Keeper:
         self._writer.adopt(offers.own, step)
         offers.close_others()
         if rank == 0:
-            self._tell(step, chosen, [*notes, why_back(first_said, chosen)], answers if chosen is not None else [])
+            notes = [*notes, why_back(first_said, chosen)]
+            self._tell(step, chosen, notes, answers if chosen is not None else [], time.monotonic() - began)
         return step
 
     def _ask(self) -> Offers:
@@ -203,7 +211,7 @@ class Keeper:
         try:
             if isinstance(source, Local | Remote):
                 layout, tensors = source.read()
-                return _Loaded(rebuild(layout, tensors), source.where, source.header.rank), ""
+                return _Loaded(rebuild(layout, tensors), source.where, source.header.rank, layout.total_bytes), ""
             state = source.load(self._shards())
             return _Loaded(state, "storage", None), ""
         except (ValueError, OSError) as error:
@@ -218,8 +226,11 @@ class Keeper:
             state["random"] = {}  # another rank's: two ranks must not draw the same
         self._run.load_state_dict(state)
 
-    def _tell(self, step: int, chosen: Key | None, notes: list[str], answers: list[dict[str, Any]]) -> None:
+    def _tell(
+        self, step: int, chosen: Key | None, notes: list[str], answers: list[dict[str, Any]], took_s: float
+    ) -> None:
         sentences = [note for note in notes if note]
+        places = list[str]()
         if chosen is not None:
             places = sorted({str(each["where"]) for each in answers})
             sentences.append(f"All ranks go on from step {step}, from {' and '.join(places)}.")
@@ -229,7 +240,8 @@ class Keeper:
         if to_agent is None:
             _say(" ".join(sentences))
             return
-        to_agent.say({"restored": {"step": step, "sentence": " ".join(sentences)}})
+        moved = {"bytes": sum(each["bytes"] for each in answers), "took_s": took_s, "from": places} if places else {}
+        to_agent.say({"restored": {"step": step, "sentence": " ".join(sentences), **moved}})
 
 
 @dataclass(frozen=True)
@@ -239,6 +251,7 @@ class _Loaded:
     state: Any
     where: str
     rank: int | None
+    bytes: int = 0  # 0: not counted
 
 
 def _kept(leaf: Any, unchanging: set[int]) -> Any:

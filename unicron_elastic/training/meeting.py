@@ -6,8 +6,11 @@ would be in vain.
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,18 +24,38 @@ __all__ = ["Meeting", "Superseded", "connect_store"]
 
 LOOK_MIN_S, LOOK_MAX_S = 0.0005, 0.05  # between two looks, a tenth of the time that has passed
 STORE_TIMEOUT_S = 30.0
+PROBE_S = 1.0  # so long a host has to answer a connection
+
+_hooks: dict[Any, Any] = {}  # torch's hook for exceptions, of the last group, and the one that it calls
 
 
-def connect_store(address: str) -> Store:
-    """The store at "host:port". Raises DistError if nobody answers there."""
+def connect_store(address: str, is_superseded: Callable[[], bool] = lambda: False) -> Store:
+    """The store at "host:port". Raises Superseded, or DistError if nobody answers there."""
     host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    _wait_for_server(host, int(port), is_superseded)
     return TCPStore(
-        host.strip("[]"),
+        host,
         int(port),
         is_master=False,
         wait_for_workers=False,
         timeout=timedelta(seconds=STORE_TIMEOUT_S),
     )
+
+
+def _wait_for_server(host: str, port: int, is_superseded: Callable[[], bool]) -> None:
+    """Until it answers: torch's own waiting cannot be broken off, and its node may be the one that is lost."""
+    begin = time.monotonic()
+    while True:
+        try:
+            socket.create_connection((host, port), PROBE_S).close()
+            return
+        except OSError as error:
+            if is_superseded():
+                raise Superseded from None
+            if time.monotonic() - begin > STORE_TIMEOUT_S:
+                raise DistStoreError(f"the members' store at {host}:{port} cannot be reached: {error}") from error
+        time.sleep(LOOK_MAX_S)
 
 
 class Meeting:
@@ -81,7 +104,7 @@ class Meeting:
             # Kept here: torch keeps what it has of it in C++ only, and groups that are made later would find it empty.
             store = self._group_store = _Interruptible(store, self.is_superseded)
         options = {"device_id": device} if device is not None and device.type == "cuda" else {}
-        with given_up_when(self.is_superseded):
+        with given_up_when(self.is_superseded), _one_hook():
             dist.init_process_group(
                 backend,
                 store=store,
@@ -90,6 +113,16 @@ class Meeting:
                 timeout=timedelta(seconds=timeout_s),
                 **options,
             )
+
+
+@contextlib.contextmanager
+def _one_hook() -> Iterator[None]:
+    """torch wraps the hook for exceptions with each group: a process would have a layer, and a name, of each world."""
+    before = sys.excepthook = _hooks.pop(sys.excepthook, sys.excepthook)
+    yield
+    if sys.excepthook is not before:
+        _hooks.clear()
+        _hooks[sys.excepthook] = before
 
 
 class _Interruptible(Store):  # type: ignore[misc]

@@ -97,7 +97,7 @@ class AgentMembership:
     def __init__(self, to_agent: Link) -> None:
         self._link = to_agent
         self._world: World | None = None
-        self._stores: dict[str, Store] = {}
+        self._store: tuple[str, Store] | None = None  # and its address
         self._fixed: FixedMembership | None = None  # where agents cannot agree on worlds
 
     @property
@@ -122,16 +122,16 @@ class AgentMembership:
         return self._link.is_newer(self._world.number if self._world is not None else 0)
 
     def adopt(self) -> tuple[World, int, Store]:
-        """Raises RuntimeError if this process is not in it, and DistError if the members' store is not there."""
+        """Raises RuntimeError if this process is not in it, Superseded, and DistError if the store is not there."""
         if self._fixed is not None:
             return self._fixed.adopt()
         world = self._world = self._link.adopt()
         rank = world.rank_of(self._link.name)
         if rank is None:
             raise RuntimeError(f"this process is not a member any more: {world.reason}")
-        if world.store not in self._stores:
-            self._stores[world.store] = connect_store(world.store)
-        return world, rank, self._stores[world.store]
+        if self._store is None or self._store[0] != world.store:  # that of the node that made it
+            self._store = (world.store, connect_store(world.store, self.is_newer))
+        return world, rank, self._store[1]
 
     def wait_for_newer(self, timeout_s: float) -> bool:
         """Waits for the agent's word."""

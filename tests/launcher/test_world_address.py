@@ -1,0 +1,25 @@
+"""What a node tells the others of where members meet."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+
+from unicron_elastic.launcher.worlds import Round, _own_address
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("0.0.0.0", 0, None, True, wait_for_workers=False)
+
+
+def test_who_hosts_the_rounds_store_is_where_the_others_found_it_and_not_on_their_own_host(store: TCPStore) -> None:
+    found = Round(rank=0, size=2, node="a", store=PrefixStore("below", store), master="198.18.1.2")
+    assert _own_address(found) == "198.18.1.2"
+
+
+def test_others_are_where_their_packets_to_that_store_come_from(store: TCPStore) -> None:
+    visitor = TCPStore(socket.gethostbyname("localhost"), store.port, None, False, wait_for_workers=False)
+    assert _own_address(Round(rank=1, size=2, node="b", store=visitor, master="198.18.1.2")) == "127.0.0.1"
