@@ -13,6 +13,8 @@ from unicron_elastic.faults import Failure, RootCause
 
 __all__ = ["process_failures", "recorded_exception", "write_error_file", "write_reason"]
 
+_FILE_BYTES_MAX = 16 * 1024 * 1024  # that are read of what a script wrote
+
 
 def write_error_file(path: str, failure: Failure) -> None:
     """Writes the file that ``@record`` would have written, for a script that does not use it.
@@ -45,13 +47,15 @@ def _write(path: str, message: str, stack: str) -> None:
 def recorded_exception(path: str) -> dict[str, str] | None:
     """What ``@record`` wrote to an error file: ``type``, ``message``, ``stack``; None without a readable one."""
     try:
-        with open(path) as file:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size > _FILE_BYTES_MAX:
+                return None
             content = json.load(file)["message"]
         if isinstance(content, str):
             content = {"message": content}
         kind, _, message = str(content["message"]).partition(": ")
         stack = str(content.get("extraInfo", {}).get("py_callstack", ""))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return {"type": kind, "message": message, "stack": stack}
 

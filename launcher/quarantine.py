@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from unicron_elastic.launcher.ledger import state_folder
+from unicron_elastic.launcher.state_folder import hold_own, state_folder
 from unicron_elastic.recovery import quarantine
 from unicron_elastic.recovery.quarantine import Quarantined
 
@@ -102,6 +102,7 @@ def _has(entries: Iterable[Quarantined], node: str) -> bool:
 
 def _content(path: Path) -> bytes:
     """Raises OSError; also for what is no regular file, as a pipe would block and a device must not be replaced."""
+    hold_own(path)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -117,6 +118,7 @@ def _change(path: Path, say: Callable[[str], None]) -> Iterator[Path]:
     """Holds the lock, and gives the file itself: a link to it has to stay one. Raises QuarantineFileError."""
     file = Path(os.path.realpath(path))
     try:
+        hold_own(path, make=True)
         file.parent.mkdir(parents=True, exist_ok=True)
         with _locked(file.with_name(f"{file.name}.lock"), say):
             yield file

@@ -67,7 +67,9 @@ class Spare:
     def environment(self, claim: Claim) -> dict[str, str]:
         """Its variables."""
         own = {"UNICRON_NODE_NAME": self._host, "UNICRON_AGENT_PID": str(os.getpid())}
-        told = {**os.environ, **claim.spec.env, **own}
+        # Whom to ask and who to be, this node knows itself: its password is not for a place that a job names.
+        etcd = {name: value for name, value in os.environ.items() if name.startswith("UNICRON_ETCD_")}
+        told = {**os.environ, **claim.spec.env, **etcd, **own}
         return {name: value for name, value in told.items() if name not in OF_SUBMISSION}
 
     def joined(self, claim: Claim) -> None:

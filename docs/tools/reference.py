@@ -17,10 +17,11 @@ from typing import Any
 
 import typer
 
-from unicron_elastic.launcher import options
+from unicron_elastic.launcher import config_table, options
 from unicron_elastic.launcher.arguments import torchrun_parser
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.rendezvous import cluster_records, etcd_connection, etcd_options, etcd_store, plan_keys
+from unicron_elastic.launcher.config_settings import SHARED
+from unicron_elastic.rendezvous import cluster_records, etcd_connection, etcd_options, etcd_store, news, plan_keys
 from unicron_elastic.rendezvous.job_records import JobKeys
 
 DOCS = Path(__file__).parents[1]
@@ -41,13 +42,8 @@ RDZV_CONF = (
     *((name, "", f"or `UNICRON_{name.upper()}`") for name in etcd_options.OPTIONS),
 )
 
-# Variables that are no option's.
-OTHER_VARIABLES = {
-    "UNICRON_QUARANTINE": "the file with the nodes in quarantine; else `quarantine.json` in the user's state folder",
-    "UNICRON_NODE_NAME": "what this node is called; else its host name",
-    "UNICRON_SPEC_ENV": "names of further variables, with commas, that a job takes along to other nodes",
-    "UNICRON_ETCD_PASSWORD": "the password itself, where a file would be one more thing to keep",
-}
+# Settings without an option, in the section of a file that all commands share.
+WITHOUT_OPTION = ("etcd_password", "quarantine", "node_name", "spec_env")
 
 # Variables by which the parts of unicron-run find each other. Nobody sets them by hand.
 INNER_VARIABLES = {
@@ -76,6 +72,7 @@ CLUSTER_KEYS = {
     "NODES": (LEASE_AGENT, "an agent: host, job, label, process, address"),
     "QUARANTINE": ("until it is lifted, or its time is over", "a host that is kept out, why, by whom, until when"),
     "UNREACHABLE": (LEASE_AGENT, "by agent: the coordinator that it cannot reach"),
+    "WEB": (LEASE_AGENT, "by agent: where its web page is, ADDRESS:PORT"),
 }
 JOB_KEYS = {
     "round": (LEASE_JOB, "who trains together, in the order of their ranks"),
@@ -109,22 +106,32 @@ PLANNED_KEYS = {
     "refusals": (A_DAY, "by node: why that one does not work for it"),
 }
 
+NEWS_KEYS = {
+    "JOB_NEWS": (
+        "JOB",
+        "a minute after it was last told",
+        "how far the job is, as its first node says: steps, seconds of one",
+    ),
+    "INCIDENTS": ("HOST", "a day after the last", "the last incidents of a node, without stacks and messages"),
+}
+
 
 def options_page() -> str:
     """Of ``unicron-run``, ``--rdzv-conf``, torchrun, ``unicron``, and the environment."""
     run = "unicron-run"
     return _page(
         "Options and variables",
-        "Each option of `unicron-run` has an environment variable; the command line wins. So do torchrun's, by `PET_`. "
-        "Names may be written with dashes or underscores.",
-        _section(f"{run}: its own options", ("option", "variable", "default", "meaning"), _own_options()),
-        _section(f"{run}: jobs of a cluster", ("option", "variable", "default", "meaning"), _cluster_options()),
+        "Each option can be given on the command line, as an environment variable, or under its key in a file: a flag "
+        "goes before the environment, that before the file, that before the default "
+        "([configuration](configuration.md)). Names may be written with dashes or underscores.",
+        _section(f"{run}: its own options", ("option", "variable", "key", "default", "meaning"), _own_options()),
+        _section(f"{run}: jobs of a cluster", ("option", "variable", "key", "default", "meaning"), _cluster_options()),
         _section(
             f"{run}: what `--rdzv-conf` takes with `--rdzv-backend unicron`", ("name", "default", ""), _conf_rows()
         ),
-        _section(f"{run}: torchrun's options", ("option", "variable", "default"), _torchrun_options()),
+        _section(f"{run}: torchrun's options", ("option", "variable", "key", "default"), _torchrun_options()),
         *_commands(),
-        _section("Other variables", ("variable", "meaning"), _variables(OTHER_VARIABLES)),
+        _section("Without an option", ("variable", "key", "meaning"), _without_option()),
         _section("Variables that the parts tell each other", ("variable", "meaning"), _variables(INNER_VARIABLES)),
     )
 
@@ -142,6 +149,7 @@ def keys_page() -> str:
         "`JOB` is the `--rdzv-id`. A planned job may start several times, and each start has keys of its own: "
         f"`{plan_keys.run_of_start('JOB', 1)}`.\n",
         _section("Of planning", ("key", "kept by", "holds"), _plan_rows(root)),
+        _section("For people to look at", ("key", "kept by", "holds"), _news_rows(root)),
     )
 
 
@@ -155,7 +163,8 @@ def _own_options() -> Iterator[tuple[str, ...]]:
     defaults = options.Options()
     for option in options.OPTIONS:
         value = _value(getattr(defaults, option.name)) or _default_in(option.help)
-        yield f"`{option.flag} {_plain(option.metavar)}`", f"`{option.variable}`", value, _meaning(option.help)
+        key = f"`run.{option.name}`"
+        yield f"`{option.flag} {_plain(option.metavar)}`", f"`{option.variable}`", key, value, _meaning(option.help)
 
 
 def _cluster_options() -> Iterator[tuple[str, ...]]:
@@ -164,14 +173,15 @@ def _cluster_options() -> Iterator[tuple[str, ...]]:
     for action in parser._actions:
         words = f"{action.option_strings[0]} {action.metavar or ''}".strip()
         text = action.help or ""
-        yield f"`{words}`", _variables_in(text), _default_in(text), _meaning(text)
+        yield f"`{words}`", _variables_in(text), f"`run.{action.dest}`", _default_in(text), _meaning(text)
 
 
 def _torchrun_options() -> Iterator[tuple[str, ...]]:
-    for action in torchrun_parser()._actions:
-        if action.option_strings and action.dest != "help":
-            name = min(action.option_strings, key=lambda option: (not option.startswith("--"), "_" in option))
-            yield f"`{name}`", f"`PET_{action.dest.upper()}`", _value(action.default)
+    of_torch = {action.dest for action in torchrun_parser()._actions}
+    for use in config_table.run_uses():
+        if use.setting.section == config_table.RUN and use.setting.key in of_torch:
+            default = f"`{_plain(use.setting.default)}`" if use.setting.default else ""
+            yield f"`{use.flags[0]}`", f"`{use.setting.variables[0]}`", f"`{use.setting.name}`", default
 
 
 def _conf_rows() -> Iterator[tuple[str, ...]]:
@@ -189,22 +199,33 @@ def _conf_rows() -> Iterator[tuple[str, ...]]:
 
 
 def _commands() -> Iterator[str]:
-    head = ("", "variable", "default", "meaning")
+    head = ("", "variable", "key", "default", "meaning")
     where = '## unicron: where etcd is\n\nCommands that say "and where etcd is" take these as well.\n'
     known = dict(commands())
-    yield where + _section("", head, [_command_row(each) for each in _rest(known["unicron nodes"]) if _is_etcd(each)])
+    yield where + _section("", head, _etcd_rows(known["unicron nodes"]))
     for words, command in known.items():
         parameters = _rest(command)
         if hasattr(command, "commands") and not parameters:
             continue
-        rows = [_command_row(parameter) for parameter in parameters if not _is_etcd(parameter)]
+        keys = _keys(words)
+        rows = [_command_row(parameter, keys) for parameter in parameters if not _is_etcd(parameter)]
         table = _section("", head, rows) if rows else ""
         where = "\nAnd where etcd is.\n" if any(map(_is_etcd, parameters)) else ""
         yield f"## {words}\n\n{_prose(command.help or '')}\n{where}{table}"
 
 
+def _etcd_rows(command: Any) -> list[tuple[str, ...]]:
+    return [_command_row(each, _keys("unicron nodes")) for each in _rest(command) if _is_etcd(each)]
+
+
+def _keys(words: str) -> dict[str, str]:
+    """Where the command's parameters are in a file."""
+    path = tuple(words.split()[1:])
+    return {use.parameter: use.setting.name for use in config_table.all_uses(path)} if path else {}
+
+
 def _rest(command: Any) -> list[Any]:
-    return [parameter for parameter in command.params if parameter.name != "help"]
+    return [parameter for parameter in command.params if parameter.name not in ("help", "config")]
 
 
 def _is_etcd(parameter: Any) -> bool:
@@ -228,13 +249,21 @@ def commands() -> Iterator[tuple[str, Any]]:
     yield from below("unicron", typer.main.get_command(app))
 
 
-def _command_row(parameter: Any) -> tuple[str, ...]:
+def _command_row(parameter: Any, keys: dict[str, str]) -> tuple[str, ...]:
     if parameter.param_type_name == "argument":
-        return f"`{parameter.metavar or parameter.name.upper()}`", "", "", _meaning(parameter.help or "")
+        text = parameter.help or ""
+        return f"`{_plain(parameter.metavar or parameter.name.upper())}`", _variables_in(text), "", "", _meaning(text)
     words = "`, `".join([*parameter.opts, *parameter.secondary_opts])
     text = parameter.help or ""
     value = None if parameter.default is False else parameter.default
-    return f"`{words}`", _variables_in(text), _value(value), _meaning(text)
+    return f"`{words}`", _variables_in(text), f"`{keys[parameter.name]}`", _value(value), _meaning(text)
+
+
+def _without_option() -> Iterator[tuple[str, ...]]:
+    yield "`UNICRON_CONFIG`", "", "the file with settings, as `--config` of every command"
+    shared = config_table.Table()[SHARED]
+    for name in WITHOUT_OPTION:
+        yield f"`{shared[name].variables[0]}`", f"`{shared[name].name}`", shared[name].help
 
 
 def _variables(described: dict[str, str]) -> Iterator[tuple[str, ...]]:
@@ -254,16 +283,15 @@ def found_variables() -> set[str]:
 
 def known_variables() -> set[str]:
     """Every one that the page has."""
-    known = {*OTHER_VARIABLES, *INNER_VARIABLES, *(option.variable for option in options.OPTIONS)}
-    known |= {f"UNICRON_{name.upper()}" for name in etcd_options.OPTIONS} | set(etcd_options.ENDPOINT_VARIABLES)
-    return known | {"UNICRON_CLUSTER", "UNICRON_DETACH", "UNICRON_WEIGHT", "UNICRON_JOB_SPEC"}
+    settings = [setting for section in config_table.Table().values() for setting in section.values()]
+    return {*INNER_VARIABLES, "UNICRON_CONFIG", *(name for setting in settings for name in setting.variables)}
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------
 
 
 def _cluster_rows(root: str) -> Iterator[tuple[str, ...]]:
-    names = {"NODES": "NODE", "QUARANTINE": "HOST", "UNREACHABLE": "NODE"}
+    names = {"NODES": "NODE", "QUARANTINE": "HOST", "UNREACHABLE": "NODE", "WEB": "NODE"}
     not_records = {"CLUSTER", "JOBS"}  # prefixes of others
     constants = {name for name, value in vars(cluster_records).items() if name.isupper() and name[0] != "_"}
     keys = {name for name in constants if isinstance(getattr(cluster_records, name), str)}
@@ -301,6 +329,13 @@ def _plan_rows(root: str) -> Iterator[tuple[str, ...]]:
     for name, described in PLANNED_KEYS.items():
         key = getattr(keys, name)
         yield f"`{root}{key}{'NODE' if key.endswith('/') else ''}`", *described
+
+
+def _news_rows(root: str) -> Iterator[tuple[str, ...]]:
+    keys = {name for name, value in vars(news).items() if name.isupper() and isinstance(value, str)} - {"NEWS"}
+    _require(keys == set(NEWS_KEYS), f"the keys of news are {sorted(keys)}: describe each of them")
+    for name, (of, kept_by, holds) in NEWS_KEYS.items():
+        yield f"`{root}{getattr(news, name)}{of}`", kept_by, holds
 
 
 # -- text ----------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def test_options_come_first_and_the_script_keeps_its_arguments(
         ["--nnodes=4"], ["--nnodes", "4"], ["--nno", "4"], ["--nproc_per_node=2"], ["--nproc-p", "2"],
         ["--rdzv-id", "x"], ["--rdzv_id=x"], ["--rdzv-i=x"], ["--rdzv-backend=c10d"], ["--rdzv-endp=h:1"],
         ["--master-addr", "h"], ["--master_port=1"], ["--node-rank=3"], ["--local-addr=9"], ["--local_a", "9"],
-        ["--cluster=h:1"], ["--clust", "h:1"], ["--c=h:1"], ["--detach"], ["--det"], ["--weight", "2"], ["--we=2"],
+        ["--cluster=h:1"], ["--clust", "h:1"], ["--cl=h:1"], ["--detach"], ["--det"], ["--weight", "2"], ["--we=2"],
         ["--job-spec=f"], ["--j", "f"], ["--standalone"], ["--stand"],
     ],
 )  # fmt: skip

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Iterable
 
+from unicron_elastic.faults.text import shown
 from unicron_elastic.metrics.definitions import METRICS, RECOVERY_BUCKETS_S, Metric
 from unicron_elastic.metrics.figures import Distribution
 from unicron_elastic.metrics.samples import Sample
 
 __all__ = ["parse_samples", "samples_text"]
 
+_NUMBER_MAX = sys.float_info.max  # a whole number of JSON may be larger, which no figure is
 _KNOWN = {metric.name: metric for metric in METRICS}
 
 
@@ -41,7 +43,7 @@ def _sample(row: object) -> Sample:
             told = tuple(label for label in labels if isinstance(label, str))
             if len(told) == len(labels):
                 return Sample(_KNOWN[name], told, _value(_KNOWN[name], value))
-    raise ValueError(f"not a sample: {str(row)[:100]}")
+    raise ValueError(f"not a sample: {shown(row)}")
 
 
 def _value(metric: Metric, told: object) -> float | Distribution:
@@ -52,10 +54,10 @@ def _value(metric: Metric, told: object) -> float | Distribution:
             known = tuple(count for count in counts if isinstance(count, int) and count >= 0)
             if len(known) == len(counts):
                 return Distribution(known, _number(total))
-    raise ValueError(f"not a distribution: {str(told)[:100]}")
+    raise ValueError(f"not a distribution: {shown(told)}")
 
 
 def _number(told: object) -> float:
-    if isinstance(told, int | float) and not isinstance(told, bool) and math.isfinite(told):
+    if isinstance(told, int | float) and not isinstance(told, bool) and abs(told) <= _NUMBER_MAX:
         return told
-    raise ValueError(f"not a number: {str(told)[:100]}")
+    raise ValueError(f"not a number: {shown(told)}")

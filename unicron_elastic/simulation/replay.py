@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from unicron_elastic.faults import Status
+from unicron_elastic.faults.text import one_line
 from unicron_elastic.simulation.history import (
     Event,
     Fault,
@@ -42,7 +43,7 @@ class _Line(NamedTuple):
     text: str
 
     def wrong(self, reason: str) -> ValueError:
-        return ValueError(f"{self.path}:{self.number}: {reason}")
+        return ValueError(f"{self.path}:{self.number}: {one_line(reason)}")
 
 
 def read_history(path: Path) -> History:

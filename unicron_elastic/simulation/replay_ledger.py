@@ -8,7 +8,6 @@ training went on are one fault here: the worst of them says what it was.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from unicron_elastic.faults import Status
+from unicron_elastic.faults.text import one_line
 from unicron_elastic.incident import Incident
 from unicron_elastic.launcher.ledger import find_ledgers, read_ledger
 from unicron_elastic.simulation.history import Fault, History, Measured
@@ -26,6 +26,7 @@ _LOST = re.compile(r"(\S+) is lost\b")
 # A rank that complains of its peer, and the notice that the peer's node is gone: at most so long between them, which is
 # how long the lease of a silent node lasts, and a second for the notice to come.
 _SLACK_S = 6.0
+_MOMENT_MAX_S = 1e12  # no clock says more, and NaN is not less
 _STATUS_OF: Mapping[str, Status] = {status.value: status for status in Status}
 
 
@@ -94,7 +95,7 @@ def _where(path: Path, incident: Incident) -> str:
             key = tuple(record.get(name) for name in ("run_id", "host", "number", "time"))
             if key == (incident.run_id, incident.host, incident.number, incident.time):
                 last = number
-    return f"{path}:{last}: incident {incident.number} of run {incident.run_id} on {incident.host}"
+    return one_line(f"{path}:{last}: incident {incident.number} of run {incident.run_id} on {incident.host}")
 
 
 def _ends(each: _Disturbance) -> float:
@@ -136,7 +137,7 @@ def _alone(path: Path, incident: Incident) -> _Disturbance:
 
     moments = (incident.occurred_at, noticed, incident.stopped_at, incident.regrouped_at, incident.first_step_at)
     known = [moment for moment in moments if moment is not None]
-    if known != sorted(known) or not all(map(math.isfinite, known)):
+    if not all(abs(moment) < _MOMENT_MAX_S for moment in known) or known != sorted(known):
         order = "occurred, noticed, stopped, regrouped, first step"
         raise ValueError(f"{_where(path, incident)}: its moments are not in their order: {order}")
     return _Disturbance(

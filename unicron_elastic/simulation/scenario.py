@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from unicron_elastic.faults.text import shown
 from unicron_elastic.planning.checks import require, require_count
 from unicron_elastic.planning.jobs import JobSpec, MeasuredSteps
 from unicron_elastic.simulation.durations import DURATIONS, with_own
@@ -29,7 +30,8 @@ class Generated:
     racks: Racks | None = None
 
     def __post_init__(self) -> None:
-        require(self.preset in PRESETS, f"there is no preset {self.preset!r}: known are {', '.join(PRESETS)}")
+        is_known = isinstance(self.preset, str) and self.preset in PRESETS
+        require(is_known, f"there is no preset {shown(self.preset)}: known are {', '.join(PRESETS)}")
 
     def history(self, seed: int, nodes: int) -> History:
         """The history of a seed on so many nodes."""

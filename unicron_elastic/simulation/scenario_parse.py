@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unicron_elastic.faults.text import shown
 from unicron_elastic.planning.checks import require, require_count, require_keys
 from unicron_elastic.planning.jobs import JobSpec, parse_job
 from unicron_elastic.simulation.builtin import default_jobs, job_set
@@ -130,4 +132,6 @@ def _mapping(value: object, what: str) -> Mapping[str, Any]:
 def _number(value: object, name: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}: it must be a number")
+    if abs(value) > sys.float_info.max:
+        raise ValueError(f"{name} is {shown(value)}: nobody needs so large a number")
     return float(value)

@@ -49,8 +49,13 @@ class FaultToleranceConfig:
 
         Raises ImportError without PyYAML, which is the script's affair, not ours.
         """
-        with open(cfg_path) as file:
-            found = _find(importlib.import_module("yaml").safe_load(file))
+        yaml = importlib.import_module("yaml")
+        with open(cfg_path, encoding="utf-8") as file:
+            try:
+                found = _find(yaml.safe_load(file))
+            except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
+                words = " ".join(str(error).split()) or type(error).__name__
+                raise ValueError(f"the configuration file {cfg_path} is not YAML: {words}") from None
         if not found:
             raise ValueError(f"no section {_SECTION!r} in the configuration file {cfg_path}")
         return FaultToleranceConfig.from_kwargs(ignore_not_recognized, **found)
