@@ -24,7 +24,7 @@ class Tool:
     distribution: str
     requirements: tuple[str, ...]
     unpacked: str = ""
-    programs: tuple[tuple[str, str], ...] = ()  # of the unpacked wheel: name and "module:function"
+    programs: tuple[tuple[str, str], ...] = ()  # console scripts that pip does not write: name, "module:function"
 
 
 TOOLS = (

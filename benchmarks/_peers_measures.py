@@ -15,7 +15,7 @@ def measures(events: Sequence[Event], kill: Kill, ranks: int) -> dict[str, float
     """All that can be said so far of a fault; what has not come about has no entry.
 
     ``resumed_ms``: every place but the struck one's has finished a step in a new epoch. ``caught_up_ms``: it has
-    finished a step that nobody had finished at the fault. ``whole_ms``: a step in a world of ``ranks`` again.
+    finished a step there that nobody had finished in the old one. ``whole_ms``: a step in a world of ``ranks`` again.
     ``repeated_micro_batches``: how many were begun that had been begun before. ``steps_lost``: how many steps that
     all of them had finished were gone through again.
     """
@@ -24,10 +24,11 @@ def measures(events: Sequence[Event], kill: Kill, ranks: int) -> dict[str, float
     others = {event.slot for event in before} - {kill.slot}
     old = {(event.slot, event.epoch) for event in before}
     new = [event for event in after if (event.slot, event.epoch) not in old]
-    newest = max((event.step for event in before), default=0)
+    # A step of the old world may still end after the fault, if the struck process had given its part before.
+    newest = max((event.step for event in steps if (event.slot, event.epoch) in old), default=0)
     moments = {
         "resumed_ms": _all_have(new, others),
-        "caught_up_ms": _all_have([event for event in after if event.step > newest], others),
+        "caught_up_ms": _all_have([event for event in new if event.step > newest], others),
         "whole_ms": _all_have([event for event in new if event.epoch.world >= ranks], others),
     }
     found = {name: (at - kill.at_ns) / 1e6 for name, at in moments.items() if at is not None}

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 from _soak_cluster import COORDINATOR, HOSTS, JOBS, SPARED, Cluster, kill
 
@@ -31,7 +32,7 @@ WHAT = {
     "coordinator": "who coordinates: SIGKILL",
     "cut": "host is unplugged",
 }
-SIGNALS = {
+SIGNALS: dict[str, int] = {
     "kill": signal.SIGKILL,
     "raise": signal.SIGUSR1,
     "hang": signal.SIGSTOP,
@@ -145,7 +146,7 @@ class Chaos:
         host, worker = found[int(drawn.whom * len(found))]
         at = time.time()
         with contextlib.suppress(ProcessLookupError):
-            send(worker, signal.Signals(SIGNALS[drawn.kind]))
+            send(worker, cast("signal.Signals", SIGNALS[drawn.kind]))  # real-time ones have no name there
             return Struck(at, drawn.kind, host, job, worker.pid)
         return None
 

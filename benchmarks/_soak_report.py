@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from _soak_chaos import WHAT, Struck
 from _soak_cluster import JOBS
 from _soak_incidents import Told, open_incidents, outcomes, unexplained
-from _soak_steps import Drift, compare, moments, read_steps, went_back
+from _soak_steps import Drift, Made, compare, moments, read_steps, went_back
 from _soak_trends import BOUNDS, Series, Trend, second_half, slopes, trend
 
 from unicron_elastic.incident import Incident
@@ -44,18 +45,23 @@ class Kept:
     struck: list[Struck]
     problems: list[str]
     incidents: list[Incident]
+    steps: dict[str, list[Made]]  # of each job
     folder: Path
 
     @classmethod
-    def read(cls, folder: Path) -> Kept:
-        """Raises OSError."""
+    def read(cls, folder: Path, minutes: float = inf) -> Kept:
+        """The first ``minutes`` of it. Raises OSError."""
         settings = _records(folder / "settings.json")[0]
+        end = settings["began_at"] + 60 * minutes
+        monotonic_end = settings["monotonic_s"] + 60 * minutes
+        ledgers = [each for path in find_ledgers(folder / "hosts") for each in read_ledger(path)[0]]
         return cls(
             settings=settings,
-            samples=_records(folder / "samples.jsonl"),
-            struck=[Struck(**each) for each in _records(folder / "events.jsonl")],
-            problems=[each["problem"] for each in _records(folder / "problems.jsonl")],
-            incidents=[each for path in find_ledgers(folder / "hosts") for each in read_ledger(path)[0]],
+            samples=[each for each in _records(folder / "samples.jsonl") if each["at"] <= end],
+            struck=[Struck(**each) for each in _records(folder / "events.jsonl") if each["at"] <= end],
+            problems=[each["problem"] for each in _records(folder / "problems.jsonl") if each["at"] <= end],
+            incidents=[each for each in ledgers if (each.noticed_at or 0.0) <= monotonic_end],
+            steps={spec.name: [each for each in read_steps(folder / spec.name) if each.at <= end] for spec in JOBS},
             folder=folder,
         )
 
@@ -73,9 +79,9 @@ class Kept:
         return float(self.alive[-1]["at"])
 
 
-def lines(folder: Path) -> Iterator[str]:
-    """The report; the verdict comes last."""
-    kept = Kept.read(folder)
+def lines(folder: Path, minutes: float = inf) -> Iterator[str]:
+    """The report of the first ``minutes``; the verdict comes last."""
+    kept = Kept.read(folder, minutes)
     wrong = list(kept.problems)
     machine = ", ".join(f"{what}: {value}" for what, value in kept.settings["machine"].items())
     hours = (kept.last_at - kept.alive[0]["at"]) / 3600
@@ -98,7 +104,7 @@ def lines(folder: Path) -> Iterator[str]:
 
 
 def _faults(kept: Kept) -> Iterator[str]:
-    made = {spec.name: moments(read_steps(kept.folder / spec.name)) for spec in JOBS}
+    made = {name: moments(steps) for name, steps in kept.steps.items()}
     told = outcomes(kept.struck, kept.incidents, made, kept.monotonic_at, kept.last_at)
     yield "| fault | number | told by a ledger | noticed after, s | longest standstill of its job, s | as |"
     yield "|---|---|---|---|---|---|"
@@ -131,16 +137,15 @@ def _lost_work(kept: Kept, wrong: list[str]) -> Iterator[str]:
     """How often all went back to something that was kept, and whether that was the newest there should have been."""
     yield "| job | steps, with those made again | went back | steps lost each time | made again |"
     yield "|---|---|---|---|---|"
-    for spec in JOBS:
-        made = list(read_steps(kept.folder / spec.name))
+    for name, made in kept.steps.items():
         back, steps = went_back(made), len({each.step for each in made})
         lost = sum(each.steps for each in back)
         each_time = _spread([float(each.steps) for each in back])
-        yield f"| {spec.name} | {steps + lost} | {len(back)} | {each_time} | {lost / max(1, steps + lost):.1%} |"
+        yield f"| {name} | {steps + lost} | {len(back)} | {each_time} | {lost / max(1, steps + lost):.1%} |"
         for each in back:
             if each.steps > KEPT_STEPS:
                 when = f"{(each.at - kept.settings['began_at']) / 60:.1f} min"
-                wrong.append(f"{spec.name} went back from step {each.from_step} to {each.to_step} at {when}")
+                wrong.append(f"{name} went back from step {each.from_step} to {each.to_step} at {when}")
 
 
 def _incidents(kept: Kept, wrong: list[str]) -> Iterator[str]:
@@ -170,14 +175,12 @@ def _drift(kept: Kept, wrong: list[str]) -> Iterator[str]:
     )
     yield f"| job | {head} |"
     yield "|---|---|---|---|---|---|---|"
-    for spec in JOBS:
-        found: Drift = compare(
-            read_steps(kept.folder / spec.name), read_steps(kept.folder / f"{spec.name}-undisturbed")
-        )
+    for name, made in kept.steps.items():
+        found: Drift = compare(made, read_steps(kept.folder / f"{name}-undisturbed"))
         cells = [found.steps, found.lines, found.again, found.digests, found.unknown, len(found.different)]
-        yield f"| {spec.name} | {' | '.join(map(str, cells))} |"
+        yield f"| {name} | {' | '.join(map(str, cells))} |"
         if found.different:
-            wrong.append(f"{spec.name}: {len(found.different)} steps differ, the first is {found.different[0]}")
+            wrong.append(f"{name}: {len(found.different)} steps differ, the first is {found.different[0]}")
 
 
 # -- trends ------------------------------------------------------------------------------------------------------------

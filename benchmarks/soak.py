@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 
 from _report import describe_machine
@@ -135,10 +136,11 @@ def main() -> None:
     parser.add_argument("--mtbf", type=float, default=35.0, metavar="S", help="mean seconds between two faults")
     parser.add_argument("--device-ms", type=float, default=80.0, help="of one micro-batch")
     parser.add_argument("--sample-s", type=float, default=15.0, help="between two samples")
+    parser.add_argument("--first-minutes", type=float, default=inf, help="of a run, to report")
     args = parser.parse_args()
     folder = args.folder.resolve()
     if args.do == "report":
-        for line in lines(folder):
+        for line in lines(folder, args.first_minutes):
             print(line)
         return
     folder.mkdir(parents=True)
