@@ -14,7 +14,7 @@ import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.launcher import config_cli, config_table, lending, main, submission
+from unicron_elastic.launcher import config_cli, config_origin, config_table, lending, main, submission
 from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.config_file import Entries, read_config
 from unicron_elastic.launcher.config_origin import BadConfig, located
@@ -28,6 +28,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [name for name in os.environ if name.startswith(("UNICRON_", "PET_"))]:
         monkeypatch.delenv(name)
     before = dict(os.environ)
+    monkeypatch.setattr(config_origin, "_PLACES", {})  # of this process, which runs one command outside of tests
     yield
     os.environ.clear()
     os.environ.update(before)

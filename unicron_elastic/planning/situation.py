@@ -28,6 +28,9 @@ from unicron_elastic.planning.tasks import Floats, Task
 
 __all__ = ["Bounds", "Changes", "changes_of", "expected_tasks", "held_nodes", "situation_of", "usable_nodes"]
 
+TASKS_KEPT = 4096
+_tasks: dict[tuple[object, ...], tuple[JobStatus, Task]] = {}  # by what they follow from
+
 EXPECTED_MOST = 16  # tasks that are planned for although nobody has submitted them
 
 
@@ -177,7 +180,20 @@ def _cluster(snapshot: Snapshot, tasks: list[Task], nodes: int) -> Cluster:
 
 
 def _task(job: JobStatus, bounds: Bounds, *, held_nodes: int, lost_nodes: int) -> Task:
-    """The job as the planner sees it. Nodes that are no whole number of units count as idle: it does not use them."""
+    """The job as the planner sees it. Nodes that are no whole number of units count as idle: it does not use them.
+
+    Most jobs of a large cluster are as they were at the look before, and so are their tasks.
+    """
+    key = job.name, held_nodes, lost_nodes, bounds.holds.get(job.name), bounds.most.get(job.name)
+    known = _tasks.get(key)
+    if known is None or known[0] is not job:
+        if len(_tasks) >= TASKS_KEPT:
+            _tasks.clear()
+        known = _tasks[key] = job, _new_task(job, bounds, held_nodes=held_nodes, lost_nodes=lost_nodes)
+    return known[1]
+
+
+def _new_task(job: JobStatus, bounds: Bounds, *, held_nodes: int, lost_nodes: int) -> Task:
     spec, unit = job.spec, job.spec.unit_nodes
     end = (len(job.rates_flops) - 1) * unit
     nodes = min((held_nodes + lost_nodes) // unit * unit, end)
