@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,12 +34,15 @@ class Seen:
 
 
 def seen_together(incidents: Iterable[IncidentLine]) -> list[Seen]:
-    """The newest first. Records of one run that lie close together, of different nodes, are of one fault."""
+    """The newest first. Records of one run that lie close together, of different nodes, are of one fault.
+
+    One that comes when training goes on again after the fault before is of another.
+    """
     groups: list[list[IncidentLine]] = []
     latest: dict[str, list[IncidentLine]] = {}  # by run
     for incident in sorted(incidents, key=moment_s):
         group = latest.get(incident.run_id)
-        is_new = group is None or moment_s(incident) - moment_s(group[0]) > TOGETHER_S
+        is_new = group is None or moment_s(incident) > min(moment_s(group[0]) + TOGETHER_S, _over_s(group))
         if group is None or is_new or any(each.host == incident.host for each in group):
             group = latest[incident.run_id] = []
             groups.append(group)
@@ -52,6 +56,13 @@ def moment_s(incident: IncidentLine) -> float:
         return datetime.fromisoformat(incident.time).timestamp()
     except (ValueError, OverflowError, OSError):
         return 0.0
+
+
+def _over_s(group: list[IncidentLine]) -> float:
+    """When training went on again, unix seconds."""
+    totals = [each.total_ms for each in group if each.total_ms is not None]
+    is_over = len(totals) == len(group)
+    return max(moment_s(each) for each in group) + max(totals) / 1e3 if is_over else math.inf
 
 
 def _seen(group: list[IncidentLine]) -> Seen:

@@ -91,8 +91,12 @@ def test_what_happens_to_a_cluster_is_seen_and_has_an_exit_code(lab, monkeypatch
     agent = next(each for each in lab.agents if each.host == "b")
     agent.end()
     until(lambda: [node["host"] for node in _status(lab)[1]["nodes"]] == ["a"], "the loss of b")
-    text = until(lambda: (found := lab.unicron("status")).returncode == 0 and found.stdout, "a job that goes on")
-    assert "b is lost" in text
+
+    def goes_on() -> str:
+        found = lab.unicron("status")
+        return found.stdout if found.returncode == 0 and "b is lost" in found.stdout else ""
+
+    text = until(goes_on, "a job that goes on, and why it had to", lambda: lab.unicron("status").stdout)
     assert "\x1b" not in text
 
     for each in lab.agents:

@@ -152,6 +152,13 @@ def test_the_same_fault_on_several_nodes_is_told_once():
     ]
 
 
+def test_what_breaks_when_training_goes_on_again_is_another_fault():
+    seen = seen_together(
+        [incident(1, "n1", 57.0, rank=None, total_ms=30.0), incident(1, "n2", 60.0, rank=1, total_ms=500.0)]
+    )
+    assert [(each.cause.host, each.nodes) for each in seen] == [("n1", 1), ("n2", 1)]
+
+
 def test_nothing_changes_while_steps_are_made():
     before = overview()
     after = overview(at_unix_s=NOW + 2.0, jobs=(job(step=1205, steps_per_s=2.6, stepped_unix_s=NOW + 1.9),))

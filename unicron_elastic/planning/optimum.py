@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +62,7 @@ class Solver:
         if len(without) + len(extra) > CHANGED_MAX:
             return Solver(cluster).best_counts(cluster)
         shared = self._shared(cluster)
-        rows = [_gains(task, cluster) for task in extra]
+        rows = _gains(extra, cluster)
         left_out = set(without)
         bounds = [bound for place, bound in enumerate(shared.bounds) if place not in left_out]
         exponent = exponent_of([*bounds, *map(_bound, rows)])
@@ -71,7 +72,7 @@ class Solver:
     def _shared(self, cluster: Cluster) -> _Gains:
         key = cluster.nodes, cluster.running_s, cluster.are_pins_held
         if key not in self._gains:
-            rows = [_gains(task, cluster) for task in self._base.tasks]
+            rows = _gains(self._base.tasks, cluster)
             self._gains[key] = _Gains(rows, [_bound(row) for row in rows])
         return self._gains[key]
 
@@ -89,9 +90,10 @@ class Solver:
         return self._blocks[key]
 
 
-def _gains(task: Task, cluster: Cluster) -> Floats:
-    most = min(cluster.nodes, max(task.most_nodes, task.pinned_nodes or 0))
-    return gains(task, most, cluster.running_s, is_pin_held=cluster.are_pins_held)
+def _gains(tasks: Iterable[Task], cluster: Cluster) -> list[Floats]:
+    nodes, running_s, is_pin_held = cluster.nodes, cluster.running_s, cluster.are_pins_held
+    limits = ((task, min(nodes, max(task.most_nodes, task.pinned_nodes or 0))) for task in tasks)
+    return [gains(task, most, running_s, is_pin_held=is_pin_held) for task, most in limits]
 
 
 def _bound(row: Floats) -> float:

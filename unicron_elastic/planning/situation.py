@@ -146,7 +146,7 @@ def _before_loss(
     lost = Counter(seat.job if seat.job in tasks else "" for seat in changes.lost)
     if any(tasks[name].lost_nodes != count for name, count in lost.items() if name):
         return None  # units are broken: numbers of nodes do not tell the whole of it
-    whole = [replace(task, lost_nodes=0) for task in tasks.values()]
+    whole = [replace(task, lost_nodes=0) if task.lost_nodes else task for task in tasks.values()]
     nodes += len(changes.lost)
     if sum(task.nodes for task in whole) + lost[""] > nodes:
         return None
