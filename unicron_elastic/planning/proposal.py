@@ -70,13 +70,14 @@ def propose(snapshot: Snapshot, at_unix_s: float, table: Table | None = None) ->
     changes = changes_of(snapshot)
     losses = losses_of(snapshot, changes, at_unix_s)
     returned, dwelling = returned_to(snapshot, changes, losses), dwelling_of(snapshot, changes, at_unix_s)
-    found = _fitted(snapshot, Bounds(), losses, at_unix_s, table)
+    now = _Now(snapshot, changes, losses, at_unix_s, table)
+    found = _fitted(now, Bounds())
     if all(move.source is None for move in found.plan.moves):
         dwelling = {}  # nodes that would be idle disturb nobody but those who gain by them
     is_limited = any(_is_refused(snapshot, job, at_unix_s) for job in found.bounds.most)
     holds = {**dwelling, **returned}
     if holds and have_room(snapshot, holds):
-        held = _fitted(snapshot, Bounds(holds=holds), losses, at_unix_s, table)
+        held = _fitted(now, Bounds(holds=holds))
         if held.counts != found.counts and not _makes_wait(held, found):
             found, is_limited = _explained(snapshot, held, found, returned), True
     plan = found.plan
@@ -120,13 +121,22 @@ class _Fitted:
         return self.plan.counts
 
 
-def _fitted(
-    snapshot: Snapshot, bounds: Bounds, losses: tuple[Loss, ...], at_unix_s: float, table: Table | None
-) -> _Fitted:
+class _Now(NamedTuple):
+    """What a plan is made for. ``changes``: since the published plan, if no draining node is kept."""
+
+    snapshot: Snapshot
+    changes: Changes
+    losses: tuple[Loss, ...]
+    at_unix_s: float
+    table: Table | None
+
+
+def _fitted(now: _Now, bounds: Bounds) -> _Fitted:
     """Plans until there is a node for every seat: each round a job can have less, or a draining node is kept."""
+    snapshot, at_unix_s = now.snapshot, now.at_unix_s
     while True:
-        changes = changes_of(snapshot, bounds.kept)
-        plan = _planned(snapshot, changes, bounds, table)
+        changes = changes_of(snapshot, bounds.kept) if bounds.kept else now.changes
+        plan = _planned(snapshot, changes, bounds, now.table)
         if plan.reason.startswith(UNCHANGED):
             happened = _happened(snapshot, changes, at_unix_s)
             plan = replace(plan, reason=f"{happened}{plan.reason.removeprefix(UNCHANGED)}")
@@ -134,7 +144,7 @@ def _fitted(
         if kept != bounds.kept:
             bounds = replace(bounds, kept=kept)
             continue
-        seats, short = seated(snapshot, plan.counts, kept, losses, at_unix_s)
+        seats, short = seated(snapshot, plan.counts, kept, now.losses, at_unix_s)
         if not short:
             plan = replace(plan, waits=tuple(_told(snapshot, plan, wait) for wait in plan.waits))
             return _Fitted(_with_reasons(snapshot, plan, bounds, at_unix_s), seats, bounds)
