@@ -175,7 +175,7 @@ def _evidence_of(incident: Incident) -> str:
         return ""
 
 
-app.command("status")(status_cli.status)
+app.command("status", cls=status_cli.StatusCommand)(status_cli.status)
 app.command("etcd")(etcd_cli.etcd)
 app.command("coordinator")(cluster_services.coordinator)
 app.command("agent")(cluster_services.agent)

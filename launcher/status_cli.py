@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from unicron_elastic.faults.text import one_line
-from unicron_elastic.launcher.answers import say
+from unicron_elastic.launcher.answers import BAD_USAGE, say
 from unicron_elastic.launcher.cluster_cli import TIMEOUT_S, AsJson, Cluster, open_cluster, print_json
 from unicron_elastic.launcher.etcd_arguments import Ca, Cert, Endpoint, Key, PasswordFile, User, given
 from unicron_elastic.rendezvous.store import StoreError
@@ -16,12 +17,27 @@ from unicron_elastic.rendezvous.store import StoreError
 if TYPE_CHECKING:
     from unicron_elastic.launcher.overview import Overview
 
-__all__ = ["status"]
+__all__ = ["StatusCommand", "status"]
 
 _ELSEWHERE = (
     "A job whose nodes meet without etcd, as torchrun's do, is seen on its own nodes only: by what unicron-run shows "
     "there, its --metrics-port, and unicron incidents."
 )
+
+
+class StatusCommand(TyperCommand):
+    """Of ``status``: a mistake on its command line is no verdict, and does not exit with the code of one."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises what typer's own does."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except Exception as error:
+            if getattr(error, "exit_code", None) == BAD_USAGE:
+                from unicron_elastic.launcher.status_show import UNREADABLE
+
+                error.exit_code = UNREADABLE  # type: ignore[attr-defined]
+            raise
 
 
 def status(

@@ -185,3 +185,10 @@ def test_a_screen_with_nothing_to_show_yet_says_nothing():
     with status_show.Screen(Console(file=screen, force_terminal=True, width=60, height=8)) as shown:
         assert shown.cannot_see("why") == 3
     assert "why" not in screen.getvalue()
+
+
+@pytest.mark.parametrize("mistake", [["--no-such-flag"], ["--interval", "often"], ["nonsense"]])
+def test_a_mistake_on_the_command_line_is_no_verdict(mistake):
+    result = _status(*mistake)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr
