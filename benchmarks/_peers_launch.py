@@ -153,7 +153,7 @@ class Bound:
     def _one_node(self, job: Job) -> Iterator[Start]:
         own = (f"--nproc-per-node={RANKS}", "--max-restarts=3", *self._logs(job, 0), *self.peer.options)
         meeting: tuple[str, ...] = ("--standalone",)
-        environment = self._environment()
+        environment = self._environment(job)
         if self.peer.tool == "nvrx":
             meeting = ("--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
         if self.peer.tool == "dlrover":  # its own start of the master does not fit this torch: see the page
@@ -193,7 +193,7 @@ class Bound:
             words = self._words(job, *own, *address, *self.peer.node_options, *self._logs(job, node))
             # The first one holds the store of c10d: it is not the node that is lost.
             is_store = node == 0 and self.peer.tool in ("torchrun", "nvrx")
-            yield Start(words, {**self._environment(), **mine}, node=node, port=port if is_store else None)
+            yield Start(words, {**self._environment(job), **mine}, node=node, port=port if is_store else None)
 
     def _dlrover_master(self, nodes: int) -> Start:
         port = free_port()
@@ -219,7 +219,7 @@ class Bound:
                 "NUM_REPLICA_GROUPS": str(RANKS),
                 "PEERS_FIRST_SLOT": str(replica),
             }
-            yield Start(self._words(job, *own), {**self._environment(), **mine}, node=replica)
+            yield Start(self._words(job, *own), {**self._environment(job), **mine}, node=replica)
 
     def _words(self, job: Job, *options: str) -> tuple[str, ...]:
         program = {"nvrx": "ft_launcher", "dlrover": "dlrover-run", "unicron": "unicron-run"}
@@ -228,8 +228,10 @@ class Bound:
         alone = ALONE if self.peer.tool == "dlrover" else ()
         return (*alone, str(path), *options, script, *job.options, *self.peer.script_options)
 
-    def _environment(self) -> dict[str, str]:
-        return dict(self.peer.environment)
+    def _environment(self, job: Job) -> dict[str, str]:
+        # ft_launcher leaves its sockets in the temporary folder; the job's own is cleared away.
+        own = {"TMPDIR": str(job.folder)} if self.peer.tool == "nvrx" else {}
+        return {**self.peer.environment, **own}
 
     def _logs(self, job: Job, node: int) -> tuple[str, ...]:
         return (f"--log-dir={job.folder / 'logs' / str(node)}",)

@@ -96,10 +96,9 @@ def propose(snapshot: Snapshot, at_unix_s: float, table: Table | None = None) ->
 
 
 def _published(before: Published | None, *, plan: Plan, seats: tuple[Seat, ...], **others: Any) -> Published:
-    is_same = before is not None and seats is before.seats and plan.counts == before.plan.counts
-    if before is None or not is_same:
-        return Published(plan=plan, seats=seats, **others)
-    return before.renewed(plan=plan, revision=0, **others)
+    if before is not None and seats is before.seats and plan.counts == before.plan.counts:
+        return before.renewed(plan=plan, revision=0, **others)
+    return Published(plan=plan, seats=seats, **others)
 
 
 def _rest_s(snapshot: Snapshot, dwelling: Collection[str], plan: Plan) -> float:
