@@ -96,26 +96,31 @@ class JobPresence(Presence[JobMirror]):
     def propose(self, found: Round, seen: JobView) -> bool:
         """Writes the round that follows what was ``seen``, unless somebody was faster or the job is over.
 
-        Whether it surely was written.
+        Whether it surely was written. What was said by nodes that departed from rounds before goes with that: a job may
+        live long.
         """
         store = self._store
         if store is None:
             return False
         guards = {self._keys.round: seen.round_revision, self._keys.closed: 0}
+        rounds = [found] if seen.round is None else [seen.round, found]
+        with self._changed:
+            over = [] if self._mirror is None else self._mirror.departed(rounds)[:_DELETED_AT_ONCE]
         try:
             put = Put(self._keys.round, round_text(found), self._job_lease_id)
-            return store.commit(guards, [put]) is not None
+            return store.commit(guards, [put], over) is not None
         except (StoreError, LeaseGoneError):
             return False
 
     def write_world(self, round_number: int, number: int, text: str) -> str:
         """Writes a world of a round unless it is there; returns what is there. Raises StoreError.
 
-        The worlds of rounds before the last one go with that: nobody reads them any more, and a job may live long.
+        Worlds that nobody reads any more go with that, as a job may live long: those of rounds before the last one, and
+        of this round all but the latest.
         """
         store, key = self._store, self._keys.world(round_number, number)
         with self._changed:
-            over = [] if self._mirror is None else self._mirror.worlds_before(round_number - 1)[:_DELETED_AT_ONCE]
+            over = [] if self._mirror is None else self._mirror.worlds_over(round_number, number)[:_DELETED_AT_ONCE]
         if store is None:
             raise StoreError("the cluster's store is not open")
         try:

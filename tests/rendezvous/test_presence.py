@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -14,12 +15,20 @@ from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress
 from unicron_elastic.rendezvous.etcd_store import EtcdStore
 from unicron_elastic.rendezvous.job_presence import JobPresence
-from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror, member_text
-from unicron_elastic.rendezvous.membership import Member
+from unicron_elastic.rendezvous.job_records import WORLDS_KEPT, JobKeys, JobMirror, member_text
+from unicron_elastic.rendezvous.membership import Member, Place, Round
 from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
 
 DEADLINE_S = 30.0
 Join = Callable[[str], JobPresence]
+
+
+def until(is_true: Callable[[], object]) -> None:
+    """Waits for it."""
+    end = time.monotonic() + DEADLINE_S
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -62,10 +71,7 @@ def test_who_lost_its_lease_comes_back(join: Join, open_store: Callable[[], Etcd
         lease_id = getattr(store.read(key).entry, "lease_id", None)
         assert lease_id is not None
         assert store.revoke(lease_id)
-        end = time.monotonic() + DEADLINE_S
-        while store.read(key).entry is None:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        until(lambda: store.read(key).entry is not None)
 
 
 def test_the_worlds_of_rounds_that_are_long_over_go(join: Join, open_store: Callable[[], EtcdStore]) -> None:
@@ -73,13 +79,47 @@ def test_the_worlds_of_rounds_that_are_long_over_go(join: Join, open_store: Call
     for round_number in range(9, 13):  # as numbers, not as texts
         for number in range(1, 4):
             presence.write_world(round_number, number, "a world")
-            end = time.monotonic() + DEADLINE_S
-            while presence.read_world(round_number, number) is None:
-                assert time.monotonic() < end
-                time.sleep(0.02)
+            until(partial(presence.read_world, round_number, number))
     with open_store() as store:
         left = [entry.key.removeprefix(worlds) for entry in store.read_prefix(worlds).entries]
     assert sorted(left) == ["11/1", "11/2", "11/3", "12/1", "12/2", "12/3"]
+
+
+def mirror_of(keys: JobKeys, values: dict[str, bytes]) -> JobMirror:
+    """A job whose keys hold this."""
+    mirror = JobMirror(keys, Snapshot.of_nothing(keys.prefix))
+    for revision, (key, value) in enumerate(values.items(), 1):
+        entry = Entry(key=key, value=value, revision=revision, created=1, lease_id=None)
+        mirror.apply([Change(key=key, revision=revision, entry=entry)])
+    return mirror
+
+
+def test_of_a_long_round_the_latest_worlds_are_kept() -> None:
+    keys = JobKeys("job")
+    told = [(1, 7), (2, 1), (2, 99), *((3, number) for number in range(1, 100))]
+    mirror = mirror_of(keys, {keys.world(*each): b"" for each in told} | {f"{keys.prefix}worlds/odd": b""})
+    assert mirror.worlds_over(3, 2) == [keys.world(1, 7)]
+    left = set(told) - {each for each in told if keys.world(*each) in mirror.worlds_over(3, 100)}
+    assert left == {(2, 1), (2, 99), *((3, number) for number in range(100 - WORLDS_KEPT + 1, 100))}
+
+
+def test_what_departed_nodes_said_goes_when_it_is_two_rounds_old(
+    join: Join, open_store: Callable[[], EtcdStore]
+) -> None:
+    presence, keys = join("a"), JobKeys("job")
+    nodes = [Place(node_id=f"{name}/1", host=name) for name in "abc"]
+    told: list[list[str]] = []
+    for number, places in enumerate((nodes, nodes[:2], nodes[:1], nodes[:1]), 1):
+        if len(places) > 1:
+            gone = places[-1].node_id
+            assert presence.take_leave(number, spare=1, departing=(gone, "It is recalled.")) == ""
+            until(lambda gone=gone: gone in presence.departing())
+        assert presence.propose(Round(number=number, places=tuple(places)), presence.view())
+        until(lambda number=number: (found := presence.view().round) is not None and found.number == number)
+        told.append(sorted(presence.departing()))
+    with open_store() as store:
+        left = [entry.key for entry in store.read_prefix(f"{keys.prefix}departing/").entries]
+    assert (told, left) == ([["c/1"], ["b/1", "c/1"], ["b/1"], []], [])
 
 
 @pytest.mark.parametrize(
