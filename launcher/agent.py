@@ -22,7 +22,7 @@ from torch.distributed.elastic.metrics import prof, put_metric
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
-from unicron_elastic.faults import RootCause, Severity, Status
+from unicron_elastic.faults import RootCause
 from unicron_elastic.launcher import failures, isolation
 from unicron_elastic.launcher.description import describe_workers
 from unicron_elastic.launcher.elsewhere import Elsewhere
@@ -383,16 +383,6 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
         self._runtime.loop.call_soon(end)
 
-    def _drained(self, reason: str, why_stay: str) -> None:
-        event = events.NodeUnhealthy(
-            at=time.monotonic(),
-            status=Status.STOPPED_BY_REQUEST,
-            severity=Severity.SEV1,
-            reason=reason,
-            why_stay=why_stay,
-        )
-        self._runtime.loop.call_soon(lambda: self._events.append(event))
-
     def _rendezvous_failed(self, generation: int, error: Exception) -> None:
         if self._worlds.log_outlives_store or self._recalls.does_anyone_depart:
             return  # the members meet in other stores, and the loss of its node is told otherwise
@@ -542,13 +532,15 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         if isinstance(command, commands.DepartWell):
             self._recalls.does_anyone_depart = True
             self._worker_group.spec.rdzv_handler.leave()
-            self._finish(WorkerState.SUCCEEDED, self._succeeded())
-            return
+            if not command.is_drained:
+                self._finish(WorkerState.SUCCEEDED, self._succeeded())
+                return
         if isinstance(command, commands.LeaveJob):
             isolation.leave(self._worker_group.spec.rdzv_handler, self._state.host, command, self._reporter.say)
-            if command.cause is None and self._pcontext is not None:
-                failures.write_reason(self._pcontext.error_files[0], command.reason)
-        self._finish(WorkerState.FAILED, self._failed(command.cause))
+        cause = None if isinstance(command, commands.DepartWell) else command.cause
+        if cause is None and not isinstance(command, commands.FailJob) and self._pcontext is not None:
+            failures.write_reason(self._pcontext.error_files[0], command.reason)
+        self._finish(WorkerState.FAILED, self._failed(cause))
 
     def _finish(self, state: WorkerState, result: RunResult) -> None:
         self._stop_watches()
@@ -590,7 +582,6 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             listener = RoundListener(
                 on_fault=partial(self._peer_failed, generation),
                 on_cancel=self._cancelled,
-                on_drain=self._drained,
                 on_waiting=partial(self._nodes_wait, generation),
                 on_recall=self._recalls.told,
                 on_depart=partial(self._recalls.others_depart, generation),

@@ -1,4 +1,4 @@
-"""Nodes that are wanted elsewhere: what the agent hears of them, and when its own workers have completed a step."""
+"""Nodes that are to leave: what the agent hears of them, and when its own workers have completed a step."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Recalls:
         self._waits = 0  # timers of earlier ones are not for this one
         self.does_anyone_depart = False  # of the present round
 
-    def told(self, reason: str, why_stay: str) -> None:
-        """This node is recalled, or not any more; from any thread."""
-        event = NodeRecalled(at=time.monotonic(), reason=reason, why_stay=why_stay)
+    def told(self, reason: str, why_stay: str, is_drained: bool) -> None:
+        """This node is recalled or drained, or not any more; from any thread."""
+        event = NodeRecalled(at=time.monotonic(), reason=reason, why_stay=why_stay, is_drained=is_drained)
         self._loop.call_soon(lambda: self._post(event))
 
     def others_depart(self, generation: int, nodes: tuple[str, ...], reason: str) -> None:

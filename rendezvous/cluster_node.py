@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
-from unicron_elastic.recovery.quarantine import Quarantined, sentence
+from unicron_elastic.faults.text import one_line
+from unicron_elastic.recovery.quarantine import LAUNCHER, Quarantined, sentence
 from unicron_elastic.rendezvous.cluster_answers import ClusterAnswers
 from unicron_elastic.rendezvous.cluster_presence import ClusterPresence
 from unicron_elastic.rendezvous.cluster_records import NodeRecord
 from unicron_elastic.rendezvous.heartbeat_wire import Hello
 from unicron_elastic.rendezvous.heartbeats import Heartbeats
+from unicron_elastic.rendezvous.job_records import REASON_CHARACTERS
 from unicron_elastic.rendezvous.planner import Planner
 from unicron_elastic.rendezvous.store import LeaseGoneError, Store, StoreError
 
@@ -110,6 +112,14 @@ class ClusterNode:
         if found is None:
             return ""
         return sentence(found, time.time(), lambda seconds: datetime.fromtimestamp(seconds).astimezone())
+
+    def why_drained(self) -> str:
+        """The same as long as this node works in a job: it stays the same sentence."""
+        found = None if self._presence is None else self._presence.quarantined(self._host)
+        if found is None:
+            return ""
+        who = "is in quarantine" if found.by == LAUNCHER else f"is drained by {one_line(found.by)}"
+        return f"Node {self._host} {who}: {one_line(found.reason)[:REASON_CHARACTERS].rstrip('.')}."
 
     def keep_out(self, quarantined: Quarantined) -> str:
         """Puts this node on the cluster's list; why that was not possible, or "". Who is on it stays as it is."""

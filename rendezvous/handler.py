@@ -384,16 +384,13 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         why = self._presence.get(self._keys.cancelled) if self._round is this_round else None
         return f"the job {self._run_id!r} was {why}" if why else ""
 
-    def why_drained(self, this_round: Round) -> tuple[str, str]:
-        """Why an operator wants this node to leave its job, "": nobody does; and why it stays, "": it may leave."""
+    def why_recalled(self, this_round: Round) -> tuple[str, str, bool]:
+        """Why this node is to leave, "": it is not; why it stays, "": it may leave; whether it is drained."""
         if self._round is not this_round:
-            return "", ""
-        return self._node.why_kept_out(), self.why_stay(len(this_round.places))
-
-    def why_recalled(self, this_round: Round) -> tuple[str, str]:
-        """Why this node is wanted elsewhere, "": it is not; and why it stays, "": it may leave."""
-        why = self._why_recalled() if self._round is this_round else ""
-        return why, self.why_stay(len(this_round.places)) if why else ""
+            return "", "", False
+        drained = self._node.why_drained()
+        why = drained or self._why_recalled()
+        return why, self.why_stay(len(this_round.places)) if why else "", bool(drained)
 
     def nodes_departing(self, this_round: Round) -> tuple[tuple[str, ...], str]:
         """The other nodes of a round that are well and leave it, and why."""
@@ -412,14 +409,20 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         return f"Node {self._member.host} is recalled: {words}."
 
     def _leave_if_recalled(self, view: JobView) -> None:
-        """Goes if this node is wanted elsewhere and a job that has begun can do without it."""
-        why = "" if self.trains_on else self._why_recalled()
+        """Goes if this node is wanted elsewhere, or drained, and a job that has begun can do without it."""
+        drained = self._node.why_drained()
+        why = "" if self.trains_on else drained or self._why_recalled()
         if not why:
             return
         if view.round is not None and not self._may_go(view, view.round, why):
             return  # it asks again at each look
         self.leave()
-        raise RendezvousGracefulExitError(why)
+        raise RendezvousClosedError(drained) if drained else RendezvousGracefulExitError(why)
+
+    def _why_refused(self, view: JobView) -> str:
+        """Why this node is kept out of all jobs, unless it has a place in this one: then it leaves when it can."""
+        has_place = view.round is not None and view.round.rank_of(self._member.node_id) is not None
+        return "" if has_place else self._node.why_kept_out()
 
     def _may_go(self, view: JobView, found: Round, why: str) -> bool:
         """Whether the job can do without this node, which waits; those of round ``found`` are told if it was there."""
@@ -454,7 +457,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         timeout_s = self._connect_timeout_s if self._member.waits_for == 0 else deadline - time.monotonic()
         try:
             self._node.enter(timeout_s)
-            if why := self._node.why_kept_out():
+            if why := self._why_refused(self._presence.view()):
                 raise RendezvousClosedError(why)
             if not self._presence.is_up:
                 self._presence.enter(timeout_s)
@@ -480,7 +483,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             raise RendezvousClosedError(f"the job {self._run_id!r} is over: {view.closed}")
         if cancelled := self._presence.get(self._keys.cancelled):
             raise RendezvousClosedError(f"the job {self._run_id!r} was {cancelled}")
-        if why := self._node.why_kept_out():
+        if why := self._why_refused(view):
             raise RendezvousClosedError(why)
 
     def _open_store(self, found: Round, deadline: float) -> tuple[TCPStore, RendezvousStoreInfo] | None:

@@ -27,11 +27,8 @@ class _Rounds(Protocol):
     def why_cancelled(self, this_round: Round) -> str:
         """Why an operator ends the job; "": nobody does."""
 
-    def why_drained(self, this_round: Round) -> tuple[str, str]:
-        """Why an operator wants this node to leave its job, "": nobody does; and why it stays, "": it may leave."""
-
-    def why_recalled(self, this_round: Round) -> tuple[str, str]:
-        """Why this node is wanted elsewhere, "": it is not; and why it stays, "": it may leave."""
+    def why_recalled(self, this_round: Round) -> tuple[str, str, bool]:
+        """Why this node is to leave, "": it is not; why it stays, "": it may leave; whether it is drained."""
 
     def nodes_departing(self, this_round: Round) -> tuple[tuple[str, ...], str]:
         """The other nodes of a round that are well and leave it, and why."""
@@ -41,21 +38,19 @@ class _Rounds(Protocol):
 class RoundListener:
     """What is called, each once a round at most.
 
-    ``on_fault``: why the round cannot go on; ``on_cancel``: the job is to end; ``on_drain``: why this node is to leave
-    and why it must stay, and again with "" for the latter if that changes; ``on_waiting``: how many nodes wait.
+    ``on_fault``: why the round cannot go on; ``on_cancel``: the job is to end; ``on_waiting``: how many nodes wait.
     ``on_lost``: which nodes are gone, each time that more are, and why: it is called instead of ``on_fault`` if that is
     all there is. ``on_depart``: which nodes are well and leave, each time that more do, and why. ``on_recall``: why
-    this node is wanted elsewhere and why it must stay, each time that changes. ``on_change`` is called whenever
-    something may have changed.
+    this node is wanted elsewhere or drained, why it must stay, and whether it is drained, each time that changes.
+    ``on_change`` is called whenever something may have changed.
     """
 
     on_fault: Callable[[str], None]
     on_lost: Callable[[tuple[str, ...], str], None] | None = None
     on_change: Callable[[], None] = lambda: None
     on_cancel: Callable[[Exception], None] = lambda _error: None
-    on_drain: Callable[[str, str], None] = lambda _reason, _why_stay: None
     on_waiting: Callable[[int], None] = lambda _nodes: None
-    on_recall: Callable[[str, str], None] = lambda _reason, _why_stay: None
+    on_recall: Callable[[str, str, bool], None] = lambda _reason, _why_stay, _is_drained: None
     on_depart: Callable[[tuple[str, ...], str], None] = lambda _nodes, _reason: None
 
 
@@ -73,7 +68,7 @@ class RoundWatch:
         self._listener = listener
         self._lock = threading.Lock()
         self._said: set[str] = set()
-        self._recalled = ("", "")  # as it was told
+        self._recalled = ("", "", False)  # as it was told
 
     def look(self) -> None:
         """Asks whether there is anything to say."""
@@ -83,9 +78,6 @@ class RoundWatch:
             self._say_why_over(why)
         if cancelled := self._handler.why_cancelled(self._round):
             self._once("cancel", lambda: self._listener.on_cancel(RendezvousClosedError(cancelled)))
-        drained, why_stay = self._handler.why_drained(self._round)
-        if drained:  # it may stay at first, and leave when another node has come
-            self._once("drain, but stay" if why_stay else "drain", lambda: self._listener.on_drain(drained, why_stay))
         self._look_who_departs()
         # A round whose lost nodes the others go on without is not over for them: it takes newcomers.
         is_over = bool(why) and not (self._listener.on_lost is not None and self._handler.nodes_gone(self._round))

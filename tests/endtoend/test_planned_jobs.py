@@ -242,6 +242,21 @@ def test_a_signal_reaches_the_workers_and_ends_the_job(lab: Lab, submit: Submit,
     assert "stopped" not in lab.refused()
 
 
+def test_a_drained_node_leaves_a_planned_job_and_is_back_when_that_is_lifted(
+    lab: Lab, submit: Submit, launcher: Any
+) -> None:
+    run = submit(lab, "--nnodes=1:2", "--rdzv-id=drained", "--max-restarts=0", "work.py")
+    works(run, 2)
+    assert lab.unicron("drain", "a", "--reason", "a loud fan").returncode == 0
+    works(run, 1)
+    lab.until_idle("a")
+    assert lab.refused() == set()
+    assert lab.unicron("undrain", "a").returncode == 0
+    run.until(lambda: run.out.count("WORKS a of 2") == 2, "the node in its job again")
+    stop(launcher)
+    assert run.wait() == 0, run.err
+
+
 def test_ctrl_c_while_a_job_waits_leaves_nothing(lab: Lab, submit: Submit) -> None:
     run = submit(lab, "--nnodes=9", "--rdzv-id=huge", "work.py")
     run.until(lambda: re.search(r"huge .*(needs|waits)", run.err), "why it waits")

@@ -207,6 +207,31 @@ def test_in_place_the_others_go_on_in_their_processes(
     assert _incidents(launcher.folder) == []
 
 
+@pytest.mark.parametrize("node", ["b", pytest.param("a", marks=pytest.mark.slow)])  # "a" is rank 0, with the store
+def test_in_place_the_others_go_on_without_a_drained_node(
+    start: Start, launcher: Any, etcd: EmbeddedEtcd, undisturbed: Any, node: str
+) -> None:
+    script = (IN_PLACE, "--steps=20", "--step-s=0.05", "--wait-for-worlds=2", "--say-steps")
+    runs = {name: start(name, "1:3", *script) for name in "abc"}
+    for run in runs.values():
+        run.until_line(r"^STEP 3 ")
+    words = [str(Path(sys.executable).parent / "unicron"), "drain", node, "--reason", "a loud fan"]
+    subprocess.run([*words, "--endpoint", etcd.endpoint], check=True, capture_output=True, timeout=DEADLINE_S)
+    gone = runs.pop(node)
+    assert gone.wait() == 1, gone.err  # who started it must not take its end for the job's
+    assert re.search(rf"Node {node} is drained by .*: a loud fan\. It has left the job\.", gone.err), gone.err
+    assert "Traceback" not in gone.err
+    assert [run.wait() for run in runs.values()] == [0, 0], [run.err for run in runs.values()]
+    for run in runs.values():
+        assert len(set(re.findall(r"^STEP \d+ pid (\d+)", run.out, re.MULTILINE))) == 1
+        assert re.search(rf"Node {node} is drained by .*: a loud fan\. 2 ranks go on without it\.", run.err), run.err
+    expected = undisturbed(20)
+    assert all(
+        _final(launcher.folder, rank)["losses"] == expected["losses"] for rank, name in enumerate("abc") if name != node
+    )
+    assert _incidents(launcher.folder) == []
+
+
 @pytest.mark.slow
 def test_in_place_a_node_that_is_needed_leaves_when_another_has_come(
     start: Start, launcher: Any, recall: Callable[[str], object], undisturbed: Any

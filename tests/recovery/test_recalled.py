@@ -39,12 +39,13 @@ from unicron_elastic.world import Member
 
 RECALLED = "Node n1 is recalled: job b gains more."
 OTHER_RECALLED = "Node n2 is recalled: job b gains more."
+DRAINED = "Node n1 is drained by ada: a loud fan."
 ALL_NEEDED = "the job needs all 2 of its nodes."
 ELSEWHERE = (Member(name="0.0#z", node="n2#z", local_rank=0),)
 
 
-def recalled(job: Job, why_stay: str = "", reason: str = RECALLED) -> list[Command]:
-    return job.feed(NodeRecalled(at=job._at(None), reason=reason, why_stay=why_stay))
+def recalled(job: Job, why_stay: str = "", reason: str = RECALLED, *, is_drained: bool = False) -> list[Command]:
+    return job.feed(NodeRecalled(at=job._at(None), reason=reason, why_stay=why_stay, is_drained=is_drained))
 
 
 def departs(job: Job) -> list[Command]:
@@ -146,6 +147,26 @@ def test_it_stays_when_it_is_not_recalled_any_more() -> None:
     assert none(job.time(job.now + 2 * ASK_AGAIN_S), AskToLeave)
     assert recalled(job, reason="") == []
     assert job.state.phase is Phase.RUNNING
+
+
+def test_a_drained_node_leaves_in_the_same_way_and_says_that_it_did_not_come_to_the_end() -> None:
+    job = started()
+    only(recalled(job, reason=DRAINED, is_drained=True), AskToLeave)
+    job.may_leave()
+    job.time(job.now + STOP_AFTER_S)
+    assert only(job.terminated(0, 1), DepartWell) == DepartWell(
+        reason=f"{DRAINED} It has left the job.", is_drained=True
+    )
+    assert none(job.log, TellPeers, RecordIncident, FailJob)
+
+
+def test_a_drain_takes_the_place_of_a_recall_and_can_be_lifted() -> None:
+    job = started()
+    recalled(job, ALL_NEEDED)
+    assert only(recalled(job, ALL_NEEDED, DRAINED, is_drained=True), WakeAt)
+    lifted = recalled(job, reason="")
+    assert only(lifted, Tell).reason == "This node is not drained any more: it stays."
+    assert none(job.time(job.now + 2 * ASK_AGAIN_S), AskToLeave)
 
 
 def test_once_the_others_know_it_leaves_all_the_same() -> None:

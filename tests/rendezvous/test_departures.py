@@ -9,8 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError, RendezvousParameters
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousParameters,
+)
 
+from unicron_elastic.recovery.quarantine import Quarantined
+from unicron_elastic.rendezvous.cluster_records import quarantine_key, quarantine_text
 from unicron_elastic.rendezvous.create import create_handler
 from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress
@@ -22,6 +28,7 @@ from unicron_elastic.rendezvous.round_watch import RoundListener, RoundWatch
 from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
 
 DEADLINE_S = 30.0
+DRAINED = "Node a is drained by ada: a loud fan."
 REASON = "Node a is recalled: job b gains more."
 
 
@@ -54,12 +61,16 @@ class Lab:
             on_fault=lambda why: self.heard.append((host, "fault", why)),
             on_lost=lambda nodes, _why: self.heard.append((host, "lost", *map(host_of, nodes))),
             on_depart=lambda nodes, why: self.heard.append((host, "departs", *map(host_of, nodes), why)),
-            on_recall=lambda why, why_stay: self.heard.append((host, "recall", why, why_stay)),
+            on_recall=lambda why, why_stay, drained: self.heard.append((host, "recall", why, why_stay, drained)),
         )
         self.handlers[host].watch_nodes(listener)
 
     def recall(self, host: str) -> None:
         self.store.put(self.keys.recalled(host), b"job b gains more.")
+
+    def drain(self, host: str) -> None:
+        entry = Quarantined(node=host, reason="a loud fan", since=time.time(), until=None, by="ada")
+        self.store.put(quarantine_key(host), quarantine_text(entry))
 
     def until(self, condition: Callable[[], object]) -> None:
         end = time.monotonic() + DEADLINE_S
@@ -70,6 +81,8 @@ class Lab:
     def end(self) -> None:
         for handler in self.handlers.values():
             handler.leave()
+        for host in self.handlers:
+            self.store.delete(quarantine_key(host))
         self.store.close()
 
 
@@ -89,7 +102,7 @@ def test_the_others_hear_that_it_departs_and_not_that_it_is_lost(lab: Lab) -> No
     for host in "ab":
         lab.watch(host)
     lab.recall("a")
-    lab.until(lambda: ("a", "recall", REASON, "") in lab.heard)
+    lab.until(lambda: ("a", "recall", REASON, "", False) in lab.heard)
     assert lab.handlers["a"].depart(2, REASON) == ""
     lab.until(lambda: ("b", "departs", "a", REASON) in lab.heard)
     assert lab.handlers["b"].depart(2, "Too.") == "other nodes leave already, and the job needs the rest."
@@ -110,11 +123,11 @@ def test_why_it_stays_is_told_when_that_changes(lab: Lab) -> None:
     lab.meet(*(lab.make(host, "2:3") for host in "ab"))
     lab.watch("a")
     lab.recall("a")
-    lab.until(lambda: ("a", "recall", REASON, "the job needs all 2 of its nodes.") in lab.heard)
+    lab.until(lambda: ("a", "recall", REASON, "the job needs all 2 of its nodes.", False) in lab.heard)
     third = lab.make("c", "2:3")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(third.next_rendezvous)
-        lab.until(lambda: ("a", "recall", REASON, "") in lab.heard)
+        lab.until(lambda: ("a", "recall", REASON, "", False) in lab.heard)
         assert lab.handlers["a"].depart(2, REASON) == ""
         lab.handlers["a"].leave()
         lab.meet(lab.handlers["b"])
@@ -130,7 +143,7 @@ def test_a_recall_that_is_taken_back_is_told_and_of_others_nothing(lab: Lab) -> 
     lab.until(lambda: len(lab.heard) == 1)
     lab.store.delete(lab.keys.recalled("a"))
     lab.until(lambda: len(lab.heard) == 2)
-    assert lab.heard == [("a", "recall", REASON, ""), ("a", "recall", "", "")]
+    assert lab.heard == [("a", "recall", REASON, "", False), ("a", "recall", "", "", False)]
 
 
 def test_who_meets_already_does_not_take_the_place_of_a_node_that_is_needed(lab: Lab) -> None:
@@ -143,6 +156,31 @@ def test_who_meets_already_does_not_take_the_place_of_a_node_that_is_needed(lab:
         lab.until(lab.handlers["a"]._why_recalled)
         lab.handlers["a"].next_rendezvous()  # it stays, as it is needed
         assert meets.result(DEADLINE_S).world_size == 2
+
+
+def test_a_drained_node_that_its_job_needs_meets_again_and_no_other_agent_of_its_host(lab: Lab) -> None:
+    lab.meet(*(lab.make(host, "2:2") for host in "ab"))
+    lab.watch("a")
+    lab.drain("a")
+    needed = "the job needs all 2 of its nodes."
+    lab.until(lambda: ("a", "recall", DRAINED, needed, True) in lab.heard)
+    lab.meet(*lab.handlers.values())  # after a fault, say
+    first = lab.handlers["a"]
+    with pytest.raises(RendezvousClosedError, match="a loud fan"):
+        lab.make("a", "2:2").next_rendezvous()
+    first.leave()
+
+
+def test_a_drained_node_that_meets_again_leaves_if_the_others_are_enough(lab: Lab) -> None:
+    lab.meet(*(lab.make(host, "1:2") for host in "ab"))
+    lab.watch("b")
+    lab.drain("a")
+    lab.until(lab.handlers["a"]._node.why_drained)
+    with pytest.raises(RendezvousClosedError, match=DRAINED):
+        lab.handlers["a"].next_rendezvous()
+    lab.until(lambda: ("b", "departs", "a", DRAINED) in lab.heard)
+    lab.handlers["a"].shutdown()  # by whom the job is not closed
+    lab.meet(lab.handlers["b"])
 
 
 def test_who_waits_leaves_and_the_job_is_open(lab: Lab) -> None:
@@ -175,14 +213,14 @@ class Rounds:
     """A rendezvous that says what a test wants."""
 
     def __init__(self) -> None:
-        self.recalled = ("", "")
+        self.recalled = ("", "", False)
         self.departing: tuple[tuple[str, ...], str] = ((), "")
 
     def __getattr__(self, name: str) -> Any:
-        nothing = {"nodes_waiting": 0, "nodes_gone": (), "why_drained": ("", "")}
+        nothing = {"nodes_waiting": 0, "nodes_gone": ()}
         return lambda _round: nothing.get(name, "")
 
-    def why_recalled(self, _round: Round) -> tuple[str, str]:
+    def why_recalled(self, _round: Round) -> tuple[str, str, bool]:
         return self.recalled
 
     def nodes_departing(self, _round: Round) -> tuple[tuple[str, ...], str]:
@@ -197,10 +235,11 @@ def test_each_change_is_told_once() -> None:
         on_depart=lambda nodes, _why: heard.append(nodes),
     )
     watch = RoundWatch(rounds, Round(number=1, places=(Place("a/1", "a"),)), listener)
-    for recalled in (("", ""), ("r", "s"), ("r", "s"), ("r", ""), ("", ""), ("r", "")):
+    nothing, stays, leaves, drained = ("", "", False), ("r", "s", False), ("r", "", False), ("r", "", True)
+    for recalled in (nothing, stays, stays, leaves, nothing, drained):
         rounds.recalled = recalled
         watch.look()
-    assert heard == [("r", "s"), ("r", ""), ("", ""), ("r", "")]
+    assert heard == [stays, leaves, nothing, drained]
     for nodes in (("b",), ("b",), ("b", "c")):
         rounds.departing = (nodes, "why")
         watch.look()

@@ -30,11 +30,8 @@ class Rounds:
     def why_cancelled(self, _round: Round) -> str:
         return ""
 
-    def why_drained(self, _round: Round) -> tuple[str, str]:
-        return "", ""
-
-    def why_recalled(self, _round: Round) -> tuple[str, str]:
-        return "", ""
+    def why_recalled(self, _round: Round) -> tuple[str, str, bool]:
+        return "", "", False
 
     def nodes_departing(self, _round: Round) -> tuple[tuple[str, ...], str]:
         return (), ""

@@ -104,9 +104,13 @@ class AwaitStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepartWell:
-    """Take this node, which is well, out of the job, which goes on elsewhere."""
+    """Take this node, which is well, out of the job, which goes on elsewhere.
+
+    ``is_drained``: whoever started it is to hear that it did not come to the job's end.
+    """
 
     reason: str
+    is_drained: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

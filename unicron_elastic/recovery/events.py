@@ -152,28 +152,26 @@ class EvidenceGathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUnhealthy:
-    """No work can rely on this node: a probe's finding, or an operator's word.
-
-    ``why_stay``: why the job needs the node all the same, where that has changed since the workers started.
-    """
+    """No work can rely on this node: a probe's finding."""
 
     at: float
     status: Status
     severity: Severity
     reason: str
-    why_stay: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecalled:
-    """This node, which is well, is wanted elsewhere; "" as the reason: not any more.
+    """This node, which runs, is wanted elsewhere, or drained; "" as the reason: not any more.
 
-    ``why_stay``: why the job cannot do without it now, as a sentence; "": it can.
+    ``why_stay``: why the job cannot do without it now, as a sentence; "": it can. ``is_drained``: it is to work in no
+    job, and not in another one.
     """
 
     at: float
     reason: str
     why_stay: str = ""
+    is_drained: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

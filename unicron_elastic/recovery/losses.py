@@ -148,9 +148,7 @@ def go_on_without(state: JobState, event: NodesLost) -> tuple[JobState, list[Com
         return None
     used = state.restarts_used + 1
     decision = f"{_ranks_go(world.size - len(lost))} Restart {used} of {state.policy.max_restarts}."
-    found = NodeUnhealthy(
-        at=event.at, status=Status.LOST_CONNECTION, severity=Severity.SEV1, reason=event.reason, why_stay=None
-    )
+    found = NodeUnhealthy(at=event.at, status=Status.LOST_CONNECTION, severity=Severity.SEV1, reason=event.reason)
     state, superseded = open_node_incident(state, found)
     assert state.incident is not None
     incident = replace(state.incident, action="go on", decision=decision, stopped_at=event.at, restarts_used=used)

@@ -40,8 +40,6 @@ def _why_not_leave(state: JobState) -> str:
 def node_unhealthy(state: JobState, event: NodeUnhealthy) -> tuple[JobState, list[Command], bool]:
     """Books what was found. True: all workers are to stop now, and this node leaves the job when they have."""
     state = replace(state, findings=(*_kept(state.findings, event.at), event))
-    if event.why_stay is not None:
-        state = replace(state, why_stay=event.why_stay)
     if event.severity is not Severity.SEV1 or state.leaving is not None:
         return state, [], False
     state = replace(state, broken=event)  # once the node may leave, it does

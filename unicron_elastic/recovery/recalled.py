@@ -1,4 +1,4 @@
-"""A node that is well and is wanted elsewhere: it leaves as soon as its job can spare it, and nobody counts that.
+"""A node that is wanted elsewhere, or drained: it leaves as soon as its job can spare it, and nobody counts that.
 
 It asks before it stops anything. Where workers can go on in place it asks when a step has just ended; the other nodes
 hear that it may go, make a world without its members, and only then its workers end. Elsewhere the others stop theirs
@@ -38,17 +38,19 @@ LEFT_OUT_WITHIN_S = 2.0  # so long the others have to make a world without its m
 
 
 def node_recalled(state: JobState, event: NodeRecalled) -> tuple[JobState, list[Command]]:
-    """Books that this node is wanted elsewhere, or not any more, and begins to leave if it can."""
+    """Books that this node is wanted elsewhere or drained, or not any more, and begins to leave if it can."""
     recall = state.recall
     if leaves(state) or (recall is None and not event.reason):
         return state, []
     state = replace(state, why_stay=event.why_stay)
     if not event.reason:
-        return replace(state, recall=None), [Tell(reason="This node is not recalled any more: it stays.")]
+        was = "drained" if recall is not None and recall.is_drained else "recalled"
+        return replace(state, recall=None), [Tell(reason=f"This node is not {was} any more: it stays.")]
     if recall is not None and recall.stage is not RecallStage.STAYS:  # it finds out soon
-        return replace(state, recall=replace(recall, reason=event.reason)), []
+        return replace(state, recall=replace(recall, reason=event.reason, is_drained=event.is_drained)), []
     told = "" if recall is None else recall.why_stay
-    return _begin(replace(state, recall=Recall(reason=event.reason, why_stay=told)), event.at)
+    booked = Recall(reason=event.reason, is_drained=event.is_drained, why_stay=told)
+    return _begin(replace(state, recall=booked), event.at)
 
 
 def step_ended(state: JobState, event: StepEnded) -> tuple[JobState, list[Command]]:
@@ -111,8 +113,9 @@ def leaves(state: JobState) -> bool:
 def left(state: JobState) -> tuple[JobState, list[Command]]:
     """What is done when the workers of a node that leaves have ended."""
     assert state.recall is not None
-    reason = f"{state.recall.reason} It has left the job."
-    return replace(state, phase=Phase.FINISHED, incident=None, recall=None), [DepartWell(reason=reason)]
+    reason, is_drained = f"{state.recall.reason} It has left the job.", state.recall.is_drained
+    state = replace(state, phase=Phase.FINISHED, incident=None, recall=None)
+    return state, [DepartWell(reason=reason, is_drained=is_drained)]
 
 
 def go_on_without(state: JobState, event: NodesDepart) -> tuple[JobState, list[Command]] | None:

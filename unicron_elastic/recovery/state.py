@@ -106,9 +106,10 @@ class RecallStage(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recall:
-    """That this node is wanted elsewhere."""
+    """That this node is wanted elsewhere, or drained."""
 
     reason: str
+    is_drained: bool = False
     stage: RecallStage = RecallStage.STAYS
     why_stay: str = ""  # as people were told
     act_at: float | None = None  # when it asks again, or ends its workers
