@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any
 
 from unicron_elastic.launcher.loop import Loop
+from unicron_elastic.launcher.neighbour_copies import NeighbourCopies
 from unicron_elastic.launcher.workers import WorkerProcess
 from unicron_elastic.rendezvous.towards import address_towards
-from unicron_elastic.state.snapshot_choice import best_for, victim
-from unicron_elastic.state.snapshot_exchange import Exchange, Servers, copy_of
+from unicron_elastic.state.snapshot_choice import best_for
+from unicron_elastic.state.snapshot_exchange import Exchange, Servers
 from unicron_elastic.state.snapshot_file import SnapshotFile
 from unicron_elastic.state.snapshot_header import Header
 from unicron_elastic.state.snapshot_offers import Local, Remote
@@ -38,8 +39,7 @@ class Snapshots:
         self._loop = loop
         self._say = say
         self._own: dict[tuple[int, int], SnapshotFile] = {}  # by local rank and number
-        self._copies: dict[int, list[SnapshotFile]] = {}  # of the neighbour's, by rank
-        self._lock = threading.Lock()  # of the copies
+        self._copies = NeighbourCopies()
         self._servers = Servers()
         self._exchange: Exchange | None = None
         self._host = "127.0.0.1"
@@ -47,14 +47,14 @@ class Snapshots:
         self._askers: list[tuple[WorkerProcess, int, int]] = []
         self._replaced: set[int] = set()
         self._does_round_go_on = False  # workers of it have the state: those that begin here are newcomers
-        self._has_asked = self._copies_neighbour = False
+        self._has_asked = self._is_copying = False
         self._said: set[str] = set()
 
     def begin(self, store: Any, rank: int, size: int, master: str | None) -> None:
         """A generation begins, of ``size`` agents that meet in ``store``; its host is ``master``."""
         self.stop()
         self._askers, self._replaced = [], set()
-        self._has_asked = self._copies_neighbour = self._does_round_go_on = False
+        self._has_asked = self._is_copying = self._does_round_go_on = False
         self._remotes = []
         if size > 1 and store is not None:
             self._exchange = self._exchange_in(store, rank, size)
@@ -64,7 +64,7 @@ class Snapshots:
     def meet(self, store: Any, rank: int, size: int, master: str | None) -> None:
         """The agents have met again, and the workers of this one go on: newcomers elsewhere are told of that."""
         self.stop()
-        self._copies_neighbour = False
+        self._is_copying = False
         self._does_round_go_on = True
         self._remotes = []
         if size > 1 and store is not None:
@@ -72,6 +72,8 @@ class Snapshots:
             self._host = _own_host(master)
             tell = self._exchange.tell_going_on
             threading.Thread(target=_quietly, args=(tell,), name="unicron-shelf", daemon=True).start()
+            if self._own or self._copies.files():  # else the script may have no snapshots at all
+                self._offer(self._exchange)  # to who may be another neighbour now
         self._answer_all()
 
     def _exchange_in(self, store: Any, rank: int, size: int) -> Exchange:
@@ -146,35 +148,33 @@ class Snapshots:
             self._say_once(f"No snapshots are given to other nodes: {error}.")
             return
         threading.Thread(target=_quietly, args=(exchange.offer, fresh), name="unicron-shelf", daemon=True).start()
-        if not self._copies_neighbour:
-            self._copies_neighbour = True
-            exchange.copy_neighbour(self._has_copy, self._take_copy)
+        self._copy_neighbour(exchange)
 
-    def _has_copy(self, header: Header) -> bool:
-        with self._lock:
-            return any(file.header() == header for file in self._copies.get(header.rank, []))
+    def _copy_neighbour(self, exchange: Exchange) -> None:
+        """From now on in this round, in a thread of its own."""
+        if self._is_copying:
+            return
+        self._is_copying = True
 
-    def _take_copy(self, remote: Remote) -> str:
-        """In a thread of its own. The copy before stays until this one is whole."""
-        rank = remote.header.rank
-        with self._lock:
-            files = list(self._copies.get(rank, []))
-        try:
-            spare = files[victim([file.header() for file in files])] if len(files) > 1 else SnapshotFile.create()
-            said = copy_of(remote, spare)
-        except OSError as error:
-            said, spare = f"There is no memory for a neighbour's snapshots: {error}.", None
-        if spare is not None and spare not in files:
-            with self._lock:
-                self._copies.setdefault(rank, []).append(spare)
-        if said:
-            self._loop.call_soon(partial(self._say_once, said))
-        return said
+        def take(remote: Remote) -> None:
+            if said := self._copies.take(remote):
+                self._loop.call_soon(partial(self._say_once, said))
+
+        def done(ranks: set[int]) -> None:
+            self._loop.call_soon(partial(self._drop_outdated, ranks))
+
+        exchange.copy_neighbour(self._copies.has, take, done)
+
+    def _drop_outdated(self, ranks: set[int]) -> None:
+        for file in self._copies.outdated(ranks):
+            self._drop(file)
 
     # -- after a restart ----------------------------------------------------------------------------------------------
 
     def _ask(self, worker: WorkerProcess, rank: int, world_size: int) -> None:
         self._askers.append((worker, rank, world_size))
+        if self._exchange is not None:  # its neighbour may be lost before this worker has made a snapshot itself
+            self._copy_neighbour(self._exchange)
         if self._exchange is not None and not self._has_asked and self._remotes is None:
             self._has_asked = True
             exchange = self._exchange
@@ -195,9 +195,7 @@ class Snapshots:
 
     def _locals(self) -> list[Local]:
         """All that is whole here."""
-        with self._lock:
-            copies = [file for files in self._copies.values() for file in files]
-        files = [*self._own.values(), *copies]
+        files = [*self._own.values(), *self._copies.files()]
         return [Local(header, file) for file in files if (header := file.header()) is not None]
 
     def _heard(self, exchange: Exchange, remotes: list[Remote], does_one_go_on: bool, note: str) -> None:

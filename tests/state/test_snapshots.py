@@ -409,19 +409,22 @@ def test_an_agent_copies_what_the_next_one_offers(file: SnapshotFile, servers: S
     write(file, 3, is_for_peer=True)
     written = file.header()
     assert written is not None
-    store, taken, is_taken = Store(), [], threading.Event()
+    store, taken, done = Store(), [], []
+    is_done = threading.Event()
     before, after = Exchange(store, 1, 2), Exchange(store, 0, 2)
 
-    def take(remote: Remote) -> str:
+    def take(remote: Remote) -> None:
         taken.append(remote.header)
-        is_taken.set()
-        return ""
 
-    before.copy_neighbour(lambda header: header in taken, take)
+    def told(ranks: set[int]) -> None:
+        done.append(ranks)
+        is_done.set()
+
+    before.copy_neighbour(lambda header: header in taken, take, told)
     after.offer([servers.told(file, written, "127.0.0.1")])
-    assert is_taken.wait(DEADLINE_S)
+    assert is_done.wait(DEADLINE_S)
     before.stop()
-    assert taken == [written]
+    assert (taken, done) == ([written], [{written.rank}])
 
 
 def test_offers_of_the_agent_are_looked_at(file: SnapshotFile) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from unicron_elastic.state.snapshot_header import Header
 
-__all__ = ["best_for", "newest_common", "victim", "why_back"]
+__all__ = ["best_for", "newest_common", "outdated", "victim", "why_back"]
 
 Key = tuple[int, ...]  # it begins with the step
 
@@ -76,3 +76,17 @@ def victim(held: Sequence[Header | None]) -> int:
         spared.add(max(for_peer))
     free = [number for number, header in enumerate(known) if header.key not in spared]
     return min(free or range(len(known)), key=lambda number: known[number].key)
+
+
+def outdated(copies: Mapping[int, Sequence[Header]], ranks: Collection[int]) -> list[Header]:
+    """Which copies, by rank, nobody will want on the node whose neighbour has these ``ranks`` now.
+
+    Those of other ranks, which are of neighbours before, once two newer ones of each of ``ranks`` are there: by then
+    their own new neighbours have copied theirs. Each is as large as a rank's state, and ranks change with every node
+    that comes or goes.
+    """
+    newest = [sorted((header.key for header in copies.get(rank, ())), reverse=True)[:2] for rank in ranks]
+    if not newest or min(map(len, newest)) < 2:
+        return []
+    bound = min(keys[1] for keys in newest)
+    return [header for rank, held in copies.items() if rank not in ranks for header in held if header.key < bound]

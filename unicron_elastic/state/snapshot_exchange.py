@@ -33,6 +33,7 @@ _GOES_ON = b'"goes on"'  # of a node whose workers have the state, and ask for n
 
 
 Heard = Callable[[list[Remote], bool, str], None]
+Done = Callable[[set[int]], None]
 
 
 class Store(Protocol):
@@ -159,20 +160,24 @@ class Exchange:
         """Tells which snapshots the node before is to copy. Waits for the store: not in the agent's loop."""
         self._store.set(f"{_FRESH}/{self._rank}", json.dumps(fresh))
 
-    def copy_neighbour(self, has: Callable[[Header], bool], take: Callable[[Remote], str]) -> None:
-        """Copies what the next node offers and this one has not; ``take`` returns what is to be said of it."""
-        threading.Thread(target=self._copy, args=(has, take), name="unicron-shelf", daemon=True).start()
+    def copy_neighbour(self, has: Callable[[Header], bool], take: Callable[[Remote], None], done: Done) -> None:
+        """Copies what the next node offers and this one has not; ``done`` is told of which ranks that was."""
+        threading.Thread(target=self._copy, args=(has, take, done), name="unicron-shelf", daemon=True).start()
 
-    def _copy(self, has: Callable[[Header], bool], take: Callable[[Remote], str]) -> None:
+    def _copy(self, has: Callable[[Header], bool], take: Callable[[Remote], None], done: Done) -> None:
         key = f"{_FRESH}/{(self._rank + 1) % self._size}"
         while not self._stopped.wait(LOOK_S):
             try:
                 told = self._store.multi_get([key])[0] if self._store.check([key]) else b"[]"
             except Exception:
                 return  # the store is lost, and the round with it
-            for remote in parse_remotes(told, self._secret):
-                if not has(remote.header) and not self._stopped.is_set():
+            offered = parse_remotes(told, self._secret)
+            fresh = [remote for remote in offered if not has(remote.header)]
+            for remote in fresh:
+                if not self._stopped.is_set():
                     take(remote)
+            if fresh and not self._stopped.is_set():
+                done({remote.header.rank for remote in offered})
 
 
 def parse_remotes(text: bytes, secret: str = "") -> list[Remote]:
