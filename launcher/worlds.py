@@ -57,7 +57,9 @@ class Worlds:
         self._say = say
         self._round: Round | None = None
         self._watch: WorldWatch | None = None
-        self._store: Any = None  # where members meet; it outlives them all
+        self._stores: dict[
+            str, Any
+        ] = {}  # where members meet, by the address that it listens on: they outlive them all
         self._key = secrets.token_hex(32)  # with which state is asked for
         self._generation = 0
         self._world: World | None = None
@@ -77,7 +79,8 @@ class Worlds:
         """Forgets the worlds of the generation before. Numbers begin anew, and so do the stores where members meet."""
         self.stop()
         self._generation, self._context = generation, context
-        self._world = self._store = self._round = None
+        self._world = self._round = None
+        self._stores = {}
         self._sources, self._asked = {}, {}
         self._leads = True
 
@@ -124,7 +127,8 @@ class Worlds:
     def close(self) -> None:
         """Lets go of the round's store, and of its own: their ports must be free when the agent has ended."""
         self.stop()
-        self._round = self._store = None
+        self._round = None
+        self._stores = {}
 
     def look(self) -> None:
         """Something may have changed in the log."""
@@ -224,10 +228,10 @@ class Worlds:
 
     def _address(self) -> str:
         assert self._round is not None
-        address = _own_address(self._round)
-        if self._store is None:
-            self._store = bound_store(address, timedelta(seconds=STORE_TIMEOUT_S))
-        return f"{address}:{self._store.port}"
+        address = _own_address(self._round)  # another one once a node that was alone has met others
+        if address not in self._stores:
+            self._stores[address] = bound_store(address, timedelta(seconds=STORE_TIMEOUT_S))
+        return f"{address}:{self._stores[address].port}"
 
     def _tell(self, local_rank: int) -> None:
         assert self._world is not None
