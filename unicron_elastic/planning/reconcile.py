@@ -145,5 +145,6 @@ def _starts(snapshot: Snapshot, published: Published) -> Iterator[StartJob]:
     for job in waiting:
         count = ready[job.name]
         if count >= job.least_nodes:
-            reason = f"{job.name} starts, as {count} nodes wait for it and it needs {job.least_nodes}."
+            waits = "1 node waits" if count == 1 else f"{count} nodes wait"
+            reason = f"{job.name} starts, as {waits} for it and it needs {job.least_nodes}."
             yield StartJob(job.name, published.revision, reason)

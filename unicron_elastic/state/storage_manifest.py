@@ -6,6 +6,7 @@ The manifest has the size and the checksum of each file.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import re
 import shutil
@@ -95,7 +96,8 @@ def _files(path: Path) -> list[Path]:
 def described(path: Path) -> Description:
     """The size and the checksum of a file. Raises OSError."""
     checksum, size = Checksum(), 0
-    room = memoryview(bytearray(READ_BYTES))
+    # Not from malloc: a thread of its own writes each state, and glibc would keep such a block in each of its arenas.
+    room = memoryview(mmap.mmap(-1, READ_BYTES))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(room):
             while count < READ_BYTES and (more := file.readinto(room[count:])):
