@@ -18,18 +18,18 @@ from unicron_elastic.launcher import (
     chaos_cli,
     cluster_cli,
     cluster_services,
-    config_cli,
     etcd_cli,
     plan_cli,
     quarantine_cli,
     simulate_cli,
-    status_cli,
-    web_cli,
 )
 from unicron_elastic.launcher.answers import BAD_USAGE, NOTHING_FOUND, fail
-from unicron_elastic.launcher.config_commands import ConfiguredGroup
+from unicron_elastic.launcher.config import cli as config_cli
+from unicron_elastic.launcher.config.commands import ConfiguredGroup
 from unicron_elastic.launcher.ledger import find_ledgers, read_ledger
 from unicron_elastic.launcher.state_folder import state_folder
+from unicron_elastic.launcher.status import cli as status_cli
+from unicron_elastic.launcher.web import cli as web_cli
 
 __all__ = ["app"]
 

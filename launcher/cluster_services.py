@@ -26,7 +26,7 @@ from unicron_elastic.launcher.etcd_arguments import (
 from unicron_elastic.launcher.isolation import node_name
 from unicron_elastic.launcher.metrics_arguments import MetricsAddress, MetricsPort, serve_metrics
 from unicron_elastic.launcher.output import stamped
-from unicron_elastic.launcher.web_arguments import WebAddress, WebPort, serve_web, web_place
+from unicron_elastic.launcher.web.arguments import WebAddress, WebPort, serve_web, web_place
 from unicron_elastic.rendezvous.cluster_records import NodeRecord, web_key
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress, own_address
 from unicron_elastic.rendezvous.etcd_options import etcd_address

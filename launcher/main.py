@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from unicron_elastic.launcher import arguments, options
 from unicron_elastic.launcher.checks import BadArgument, check
 from unicron_elastic.launcher.command import warm_command
-from unicron_elastic.launcher.config_origin import CONFIG_VARIABLE, BadConfig, located
+from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, BadConfig, located
 from unicron_elastic.launcher.lending import shared_arguments
 from unicron_elastic.launcher.metrics_link import take_teller
 from unicron_elastic.launcher.processes import KeeperLost
@@ -75,7 +75,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
     args = parser.parse_args(argv)
     path = os.environ.get(CONFIG_VARIABLE, "").strip() if args.config is None else args.config
     if path or args.config is not None:
-        from unicron_elastic.launcher.config_run import with_file
+        from unicron_elastic.launcher.config.run import with_file
 
         argv = with_file(argv, len(args.training_script_args), path)
         args = parser.parse_args(argv)

@@ -17,10 +17,11 @@ from typing import Any
 
 import typer
 
-from unicron_elastic.launcher import config_table, options
+from unicron_elastic.launcher import options
 from unicron_elastic.launcher.arguments import torchrun_parser
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.config_settings import SHARED
+from unicron_elastic.launcher.config import table as config_table
+from unicron_elastic.launcher.config.settings import SHARED
 from unicron_elastic.rendezvous import cluster_records, etcd_connection, etcd_options, etcd_store, news, plan_keys
 from unicron_elastic.rendezvous.job_records import JobKeys
 

@@ -24,7 +24,7 @@ LISTENERS = {
     "rendezvous/links.py": "heartbeats",
     "unicron_elastic/state/server.py": "state for newcomers",
     "launcher/metrics_server.py": "metrics, if asked for",
-    "launcher/web_server.py": "the web page, if asked for",
+    "launcher/web/server.py": "the web page, if asked for",
     "rendezvous/bound_store.py": "stores of rounds and worlds",
     "rendezvous/round_store.py": "stores of rounds and worlds",
     "unicron_elastic/training/meeting.py": "stores of rounds and worlds",  # a client of them

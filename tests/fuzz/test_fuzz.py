@@ -27,7 +27,7 @@ EXAMPLES, MANY = 4, 1500
 ELSEWHERE = {
     "launcher/output_sender.py": "counts of the receiver, of 8 sealed bytes; a size that the kernel tells",
     "launcher/worlds.py": "what the agents of a round tell each other in its store, whose loss is the round's",
-    "launcher/web_server.py": "tests/launcher/test_web_server.py",
+    "launcher/web/server.py": "tests/launcher/test_web_server.py",
     "rendezvous/embedded_etcd.py": "what our own etcd process says",
     "unicron_elastic/megatron/members.py": "what the ranks of one job tell each other by a collective",
     "unicron_elastic/training/assembly.py": "the same",

@@ -14,11 +14,14 @@ import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.launcher import config_cli, config_origin, config_table, lending, main, submission
+from unicron_elastic.launcher import lending, main, submission
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.config_file import Entries, read_config
-from unicron_elastic.launcher.config_origin import BadConfig, located
-from unicron_elastic.launcher.config_run import with_file, without_config
+from unicron_elastic.launcher.config import cli as config_cli
+from unicron_elastic.launcher.config import origin as config_origin
+from unicron_elastic.launcher.config import table as config_table
+from unicron_elastic.launcher.config.file import Entries, read_config
+from unicron_elastic.launcher.config.origin import BadConfig, located
+from unicron_elastic.launcher.config.run import with_file, without_config
 from unicron_elastic.launcher.options import BadOption
 from unicron_elastic.launcher.planned_command import shared_options
 
@@ -264,10 +267,10 @@ def test_variables_for_options_that_torchrun_reads_none_for(monkeypatch: pytest.
 def test_without_a_file_nothing_of_files_is_imported() -> None:
     program = (
         "import sys; from unicron_elastic.launcher import main; main.parse_args(['--standalone', 'train.py'])\n"
-        "print(*(name for name in sys.modules if name in ('yaml', 'typer', 'torch') or '.config_' in name))"
+        "print(*(name for name in sys.modules if name in ('yaml', 'typer', 'torch') or 'launcher.config.' in name))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["unicron_elastic.launcher.config_origin"]
+    assert done.stdout.split() == ["unicron_elastic.launcher.config.origin"]
 
 
 # -- unicron -------------------------------------------------------------------------------------------------------

@@ -17,11 +17,14 @@ import yaml
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.launcher import config_cli, config_origin, config_table, main, options
+from unicron_elastic.launcher import main, options
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.config_file import Entry
-from unicron_elastic.launcher.config_resolve import SOURCES, resolve
-from unicron_elastic.launcher.config_settings import Setting, Use, text
+from unicron_elastic.launcher.config import cli as config_cli
+from unicron_elastic.launcher.config import origin as config_origin
+from unicron_elastic.launcher.config import table as config_table
+from unicron_elastic.launcher.config.file import Entry
+from unicron_elastic.launcher.config.resolve import SOURCES, resolve
+from unicron_elastic.launcher.config.settings import Setting, Use, text
 
 # Values that are possible, where the kind of the option does not say one. Three: for flag, variable and file.
 POSSIBLE = {

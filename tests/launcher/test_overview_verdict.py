@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from overview_lab import NOW, job, node, overview
 
-from unicron_elastic.launcher.overview import CRITICAL, DEGRADED, FINE, LEVELS
+from unicron_elastic.launcher.status.overview import CRITICAL, DEGRADED, FINE, LEVELS
 
 WAITS = "The job waits for 2 more nodes."
 

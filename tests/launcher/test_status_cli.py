@@ -19,10 +19,11 @@ from rich.console import Console
 from test_overview_reading import NEWS
 from typer.testing import CliRunner
 
-from unicron_elastic.launcher import status_cli, status_show
 from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.cluster_cli import Cluster
 from unicron_elastic.launcher.plan_view import read_plan
+from unicron_elastic.launcher.status import cli as status_cli
+from unicron_elastic.launcher.status import show as status_show
 from unicron_elastic.recovery.quarantine import Quarantined
 from unicron_elastic.rendezvous import news
 from unicron_elastic.rendezvous.cluster_records import (

@@ -15,13 +15,18 @@ import typer
 from plan_lab import NOW, publish, put_cluster, two_jobs
 from typer.testing import CliRunner
 
-from unicron_elastic.launcher import web_arguments, web_cli, web_server, web_sign_in, web_source, web_watcher
 from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.cluster_cli import Cluster
-from unicron_elastic.launcher.web_arguments import serve_web, web_place
-from unicron_elastic.launcher.web_history import SPANS
-from unicron_elastic.launcher.web_place import Place, Whereabouts
-from unicron_elastic.launcher.web_source import ClusterSource, read_state
+from unicron_elastic.launcher.web import arguments as web_arguments
+from unicron_elastic.launcher.web import cli as web_cli
+from unicron_elastic.launcher.web import server as web_server
+from unicron_elastic.launcher.web import sign_in as web_sign_in
+from unicron_elastic.launcher.web import source as web_source
+from unicron_elastic.launcher.web import watcher as web_watcher
+from unicron_elastic.launcher.web.arguments import serve_web, web_place
+from unicron_elastic.launcher.web.history import SPANS
+from unicron_elastic.launcher.web.place import Place, Whereabouts
+from unicron_elastic.launcher.web.source import ClusterSource, read_state
 from unicron_elastic.rendezvous.cluster_records import LEADER, SECRET, LeaderRecord, leader_text, web_key
 from unicron_elastic.rendezvous.coordination import Leader
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress
@@ -220,7 +225,7 @@ def test_bounds_in_the_documentation_are_those_of_the_code() -> None:
 
 def test_what_is_read_has_enough_contrast_in_light_and_dark() -> None:
     """4.5 to 1, as WCAG 2.2 asks of text at its level AA, by its formula."""
-    css = (ROOT / "launcher" / "web" / "page.css").read_text(encoding="utf-8")
+    css = (ROOT / "launcher" / "web" / "page" / "page.css").read_text(encoding="utf-8")
     light, dark = (
         dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block)) for block in re.findall(r":root \{([^}]*)\}", css)
     )

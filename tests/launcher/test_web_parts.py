@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.launcher import web_sign_in, web_watcher
-from unicron_elastic.launcher.web_history import SAMPLE_S, SPANS, History
-from unicron_elastic.launcher.web_place import Place, Whereabouts
-from unicron_elastic.launcher.web_sign_in import (
+from unicron_elastic.launcher.web import sign_in as web_sign_in
+from unicron_elastic.launcher.web import watcher as web_watcher
+from unicron_elastic.launcher.web.history import SAMPLE_S, SPANS, History
+from unicron_elastic.launcher.web.place import Place, Whereabouts
+from unicron_elastic.launcher.web.sign_in import (
     ADDRESSES_MOST,
     GUESS_AGAIN_S,
     GUESSES_MOST,
@@ -28,7 +29,7 @@ from unicron_elastic.launcher.web_sign_in import (
     new_session,
     password,
 )
-from unicron_elastic.launcher.web_watcher import Watcher
+from unicron_elastic.launcher.web.watcher import Watcher
 from unicron_elastic.metrics.figures import PlanFigures, PlannedJobFigures
 from unicron_elastic.rendezvous.heartbeat_wire import welcome
 from unicron_elastic.rendezvous.memory_store import MemoryServer, MemoryStore

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.launcher import bounded_http, web_server
+from unicron_elastic.launcher import bounded_http
 from unicron_elastic.launcher.bounded_http import LOOPBACK
-from unicron_elastic.launcher.web_place import Place, Whereabouts
-from unicron_elastic.launcher.web_server import FORM_BYTES_MAX, REQUESTS_MOST, Source, WebServer
-from unicron_elastic.launcher.web_sign_in import GUESSES_MOST, password
-from unicron_elastic.launcher.web_watcher import Body, body
+from unicron_elastic.launcher.web import server as web_server
+from unicron_elastic.launcher.web.place import Place, Whereabouts
+from unicron_elastic.launcher.web.server import FORM_BYTES_MAX, REQUESTS_MOST, Source, WebServer
+from unicron_elastic.launcher.web.sign_in import GUESSES_MOST, password
+from unicron_elastic.launcher.web.watcher import Body, body
 
 SECRET = "5e" * 32
 LONG = {"state": {"sentence": "All jobs train. " * 400}, "trouble": ""}
@@ -250,10 +251,10 @@ def test_only_reading_and_only_what_is_there(client: Client, server: WebServer) 
         assert client.ask(method, "/state", Content_Type="application/json")[0] == 405, method
         assert client.headers["Allow"] == "GET, HEAD"
     for path in (
-        "/../web_server.py",
+        "/../server.py",
         "/page.js/",
-        "/web/page.js",
-        "/%2e%2e/cli.py",
+        "/page/page.js",
+        "/%2e%2e/%2e%2e/cli.py",
         "/state/",
         "http://x/state",
     ):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from unicron_elastic.launcher.overview import (
+from unicron_elastic.launcher.status.overview import (
     CoordinatorLine,
     IncidentLine,
     JobLine,
@@ -17,10 +17,10 @@ from unicron_elastic.launcher.overview import (
     PlanLine,
     Verdict,
 )
-from unicron_elastic.launcher.overview_verdict import verdict_of
-from unicron_elastic.launcher.web_place import Whereabouts
-from unicron_elastic.launcher.web_server import Source
-from unicron_elastic.launcher.web_watcher import Body, body
+from unicron_elastic.launcher.status.verdict import verdict_of
+from unicron_elastic.launcher.web.place import Whereabouts
+from unicron_elastic.launcher.web.server import Source
+from unicron_elastic.launcher.web.watcher import Body, body
 
 SECRET = "5e" * 32
 TERA = 1e12

@@ -11,11 +11,11 @@ import typer
 from unicron_elastic.launcher.answers import BAD_USAGE, fail
 from unicron_elastic.launcher.bounded_http import LOOPBACK
 from unicron_elastic.launcher.options import port
-from unicron_elastic.launcher.web_place import Place
+from unicron_elastic.launcher.web.place import Place
 
 if TYPE_CHECKING:
-    from unicron_elastic.launcher.web_server import WebServer
-    from unicron_elastic.launcher.web_source import ClusterSource
+    from unicron_elastic.launcher.web.server import WebServer
+    from unicron_elastic.launcher.web.source import ClusterSource
     from unicron_elastic.metrics.figures import PlanFigures
     from unicron_elastic.rendezvous.cluster_presence import ClusterPresence
     from unicron_elastic.rendezvous.etcd_address import EtcdAddress
@@ -73,8 +73,8 @@ def serve_web(
     ``own_address``: where others find this host, for a page that listens on all of its addresses; ``tell_others`` is
     told where they find the page, ADDRESS:PORT. The rest is as of ``web_source.ClusterSource``.
     """
-    from unicron_elastic.launcher.web_server import WebServer
-    from unicron_elastic.launcher.web_source import ClusterSource
+    from unicron_elastic.launcher.web.server import WebServer
+    from unicron_elastic.launcher.web.source import ClusterSource
 
     source = ClusterSource(open_store, presence, leads, figures, str(where))
     try:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from unicron_elastic.launcher.config_settings import Setting, Use
+from unicron_elastic.launcher.config.settings import Setting, Use
 
 if TYPE_CHECKING:
-    from unicron_elastic.launcher.config_file import Entry
+    from unicron_elastic.launcher.config.file import Entry
 
 __all__ = ["SOURCES", "Resolved", "from_file", "resolve"]
 

@@ -15,7 +15,8 @@ from unicron_elastic.launcher.cluster_view import (
     read_cluster,
     start_of_run,
 )
-from unicron_elastic.launcher.overview import (
+from unicron_elastic.launcher.plan_view import PlanReading, agent_states, planned_jobs, read_plan
+from unicron_elastic.launcher.status.overview import (
     FINE,
     CoordinatorLine,
     IncidentLine,
@@ -26,8 +27,7 @@ from unicron_elastic.launcher.overview import (
     Verdict,
     incident_line,
 )
-from unicron_elastic.launcher.overview_verdict import verdict_of
-from unicron_elastic.launcher.plan_view import PlanReading, agent_states, planned_jobs, read_plan
+from unicron_elastic.launcher.status.verdict import verdict_of
 from unicron_elastic.launcher.tables import natural
 from unicron_elastic.metrics.figures import PlannedJobFigures
 from unicron_elastic.planning.proposal import why_overtaken

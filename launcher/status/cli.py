@@ -15,7 +15,7 @@ from unicron_elastic.launcher.etcd_arguments import Ca, Cert, Endpoint, Key, Pas
 from unicron_elastic.rendezvous.store import StoreError
 
 if TYPE_CHECKING:
-    from unicron_elastic.launcher.overview import Overview
+    from unicron_elastic.launcher.status.overview import Overview
 
 __all__ = ["StatusCommand", "status"]
 
@@ -34,7 +34,7 @@ class StatusCommand(TyperCommand):
             return super().make_context(*args, **kwargs)
         except Exception as error:
             if getattr(error, "exit_code", None) == BAD_USAGE:
-                from unicron_elastic.launcher.status_show import UNREADABLE
+                from unicron_elastic.launcher.status.show import UNREADABLE
 
                 error.exit_code = UNREADABLE  # type: ignore[attr-defined]
             raise
@@ -64,7 +64,7 @@ def status(
         with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
             code = _watch(cluster, interval, as_json=as_json) if watch else _once(cluster, as_json=as_json)
     except typer.Exit:  # which has been said
-        from unicron_elastic.launcher.status_show import UNREADABLE
+        from unicron_elastic.launcher.status.show import UNREADABLE
 
         say(_ELSEWHERE)
         raise typer.Exit(UNREADABLE) from None
@@ -73,7 +73,7 @@ def status(
 
 def _once(cluster: Cluster, *, as_json: bool) -> int:
     """The exit code. Raises StoreError."""
-    from unicron_elastic.launcher import status_show
+    from unicron_elastic.launcher.status import show as status_show
 
     overview = _look(cluster)
     if as_json:
@@ -87,7 +87,7 @@ def _once(cluster: Cluster, *, as_json: bool) -> int:
 
 def _watch(cluster: Cluster, interval_s: float, *, as_json: bool) -> int:
     """The exit code of the last look. Raises StoreError if the first one is not possible."""
-    from unicron_elastic.launcher import status_show
+    from unicron_elastic.launcher.status import show as status_show
 
     console = None if as_json else status_show.terminal()
     overview = _look(cluster)
@@ -106,7 +106,7 @@ def _watch(cluster: Cluster, interval_s: float, *, as_json: bool) -> int:
 
 def _look(cluster: Cluster) -> Overview:
     """Raises StoreError."""
-    from unicron_elastic.launcher.overview_reading import read_overview  # it calculates
+    from unicron_elastic.launcher.status.reading import read_overview  # it calculates
 
     ends_at = time.monotonic() + TIMEOUT_S
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from unicron_elastic.launcher.config_origin import BadConfig
-from unicron_elastic.launcher.config_settings import SHARED, Setting
+from unicron_elastic.launcher.config.origin import BadConfig
+from unicron_elastic.launcher.config.settings import SHARED, Setting
 
 __all__ = ["Entries", "Entry", "read_config"]
 

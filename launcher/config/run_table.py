@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
-from unicron_elastic.launcher.config_help import default_in, kind_of, meaning, shown, variables_in
-from unicron_elastic.launcher.config_settings import (
+from unicron_elastic.launcher.config.help import default_in, kind_of, meaning, shown, variables_in
+from unicron_elastic.launcher.config.settings import (
     Kind,
     Setting,
     Use,

@@ -1,6 +1,6 @@
 """The whole cluster at one moment, as values: what runs, on what, how fast, what broke, and whether all is well. Pure.
 
-Made of the store by ``overview_reading``; shown by ``unicron status`` and the coordinator's page.
+Made of the store by ``reading``; shown by ``unicron status`` and the coordinator's page.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from unicron_elastic.launcher.overview import IncidentLine
+from unicron_elastic.launcher.status.overview import IncidentLine
 
 __all__ = ["Seen", "moment_s", "seen_together"]
 

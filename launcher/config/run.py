@@ -11,11 +11,11 @@ import os
 from collections.abc import MutableMapping, Sequence
 
 from unicron_elastic.launcher.arguments import get_args_parser
-from unicron_elastic.launcher.config_file import read_config
-from unicron_elastic.launcher.config_origin import BadConfig, remember
-from unicron_elastic.launcher.config_resolve import from_file
-from unicron_elastic.launcher.config_settings import parsed_switch
-from unicron_elastic.launcher.config_table import Table, run_uses
+from unicron_elastic.launcher.config.file import read_config
+from unicron_elastic.launcher.config.origin import BadConfig, remember
+from unicron_elastic.launcher.config.resolve import from_file
+from unicron_elastic.launcher.config.settings import parsed_switch
+from unicron_elastic.launcher.config.table import Table, run_uses
 
 __all__ = ["given_in", "with_file", "without_config"]
 

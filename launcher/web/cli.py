@@ -9,8 +9,8 @@ import typer
 from unicron_elastic.launcher.answers import NOTHING_FOUND, fail, show
 from unicron_elastic.launcher.cluster_cli import AsJson, Cluster, open_cluster, print_json
 from unicron_elastic.launcher.etcd_arguments import Ca, Cert, Endpoint, Key, PasswordFile, User, given
-from unicron_elastic.launcher.web_place import Place, Whereabouts
-from unicron_elastic.launcher.web_sign_in import password
+from unicron_elastic.launcher.web.place import Place, Whereabouts
+from unicron_elastic.launcher.web.sign_in import password
 from unicron_elastic.rendezvous.cluster_records import LEADER, SECRET, parse_leader, web_key
 
 __all__ = ["web"]

@@ -11,10 +11,10 @@ import typer
 from unicron_elastic.launcher.answers import BAD_USAGE, NOTHING_FOUND, fail, show
 from unicron_elastic.launcher.arguments import TorchMissing
 from unicron_elastic.launcher.cluster_cli import print_json
-from unicron_elastic.launcher.config_commands import entries_of, sentence
-from unicron_elastic.launcher.config_resolve import Resolved, resolve
-from unicron_elastic.launcher.config_settings import Use
-from unicron_elastic.launcher.config_table import RUN, Table, Words, all_uses, commands
+from unicron_elastic.launcher.config.commands import entries_of, sentence
+from unicron_elastic.launcher.config.resolve import Resolved, resolve
+from unicron_elastic.launcher.config.settings import Use
+from unicron_elastic.launcher.config.table import RUN, Table, Words, all_uses, commands
 
 __all__ = ["app", "of_command"]
 
@@ -96,7 +96,7 @@ def _split(typed: list[str]) -> tuple[Words, list[str]]:
 def _given(words: Words, arguments: list[str]) -> Mapping[str, tuple[str, str]]:
     """What the arguments say: flag and text, by the setting's name; a bad flag ends the command."""
     if words == (RUN,):
-        from unicron_elastic.launcher.config_run import given_in
+        from unicron_elastic.launcher.config.run import given_in
 
         return given_in(arguments)
     command = commands()[words]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from unicron_elastic.faults.text import one_line
-from unicron_elastic.launcher.overview import (
+from unicron_elastic.launcher.plan_text import span
+from unicron_elastic.launcher.status.overview import (
     CRITICAL,
     DEGRADED,
     FINE,
@@ -19,7 +20,6 @@ from unicron_elastic.launcher.overview import (
     Problem,
     Verdict,
 )
-from unicron_elastic.launcher.plan_text import span
 
 __all__ = ["SLOW", "STANDS_S", "verdict_of"]
 

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Callable
 
-from unicron_elastic.launcher.config_settings import Kind, choice, number, parsed_switch, switch, text, whole_number
+from unicron_elastic.launcher.config.settings import Kind, choice, number, parsed_switch, switch, text, whole_number
 
 __all__ = ["default_in", "kind_of", "meaning", "shown", "variables_in"]
 

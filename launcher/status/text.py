@@ -13,10 +13,10 @@ from rich.text import Text
 
 from unicron_elastic.faults.text import one_line
 from unicron_elastic.launcher.host_ranges import ranges
-from unicron_elastic.launcher.overview import CRITICAL, DEGRADED, FINE, LEVELS, JobLine, NodeLine, Overview
 from unicron_elastic.launcher.plan_text import amount, span
-from unicron_elastic.launcher.status_incidents import Seen, seen_together
-from unicron_elastic.launcher.status_layout import Section, fitted
+from unicron_elastic.launcher.status.incidents import Seen, seen_together
+from unicron_elastic.launcher.status.layout import Section, fitted
+from unicron_elastic.launcher.status.overview import CRITICAL, DEGRADED, FINE, LEVELS, JobLine, NodeLine, Overview
 from unicron_elastic.launcher.tables import aligned, natural, shown_name, wrapped
 
 __all__ = ["status_lines"]

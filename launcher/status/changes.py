@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from unicron_elastic.faults.text import one_line
 from unicron_elastic.launcher.host_ranges import ranges
-from unicron_elastic.launcher.overview import LEVELS, JobLine, NodeLine, Overview
-from unicron_elastic.launcher.status_incidents import seen_together
+from unicron_elastic.launcher.status.incidents import seen_together
+from unicron_elastic.launcher.status.overview import LEVELS, JobLine, NodeLine, Overview
 from unicron_elastic.launcher.tables import shown_name
 
 __all__ = ["changes"]

@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.text import Text
 
 from unicron_elastic.launcher.answers import local_time, say, show
-from unicron_elastic.launcher.overview import LEVELS, Overview
-from unicron_elastic.launcher.status_changes import changes
-from unicron_elastic.launcher.status_text import status_lines
+from unicron_elastic.launcher.status.changes import changes
+from unicron_elastic.launcher.status.overview import LEVELS, Overview
+from unicron_elastic.launcher.status.text import status_lines
 from unicron_elastic.launcher.tables import wrapped
 
 __all__ = ["UNREADABLE", "Log", "Screen", "exit_code", "show_once", "terminal"]

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unicron_elastic.launcher.web_history import SAMPLE_S, History
+from unicron_elastic.launcher.web.history import SAMPLE_S, History
 from unicron_elastic.metrics.figures import PlanFigures
 from unicron_elastic.rendezvous.store import Store, StoreError
 

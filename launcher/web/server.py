@@ -16,11 +16,11 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from unicron_elastic import __version__
-from unicron_elastic.launcher import web_sign_in as sign_in
 from unicron_elastic.launcher.bounded_http import BoundedServer
-from unicron_elastic.launcher.web_history import SPANS
-from unicron_elastic.launcher.web_place import Whereabouts
-from unicron_elastic.launcher.web_watcher import Body, body
+from unicron_elastic.launcher.web import sign_in
+from unicron_elastic.launcher.web.history import SPANS
+from unicron_elastic.launcher.web.place import Whereabouts
+from unicron_elastic.launcher.web.watcher import Body, body
 
 __all__ = ["Source", "WebServer"]
 
@@ -91,7 +91,7 @@ class _Server(BoundedServer):
 
     def __init__(self, address: str, port: int, source: Source) -> None:
         """Raises OSError."""
-        folder = resources.files("unicron_elastic.launcher") / "web"
+        folder = resources.files("unicron_elastic.launcher.web") / "page"
         self.files = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
         self.source = source
         self.guesses = sign_in.Guesses()

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from unicron_elastic.launcher.web_place import Place, Whereabouts
-from unicron_elastic.launcher.web_server import Source
-from unicron_elastic.launcher.web_watcher import Body, Watcher
+from unicron_elastic.launcher.web.place import Place, Whereabouts
+from unicron_elastic.launcher.web.server import Source
+from unicron_elastic.launcher.web.watcher import Body, Watcher
 from unicron_elastic.metrics.figures import PlanFigures
 from unicron_elastic.rendezvous.cluster_presence import ClusterPresence
 from unicron_elastic.rendezvous.cluster_records import web_key
@@ -75,7 +75,7 @@ class ClusterSource(Source):
 
 def read_state(store: Store, where: str) -> Mapping[str, Any]:
     """All that the page shows but the WAF over time. Raises StoreError."""
-    from unicron_elastic.launcher.overview_reading import read_overview  # and NumPy, which only a coordinator needs
+    from unicron_elastic.launcher.status.reading import read_overview  # and NumPy, which only a coordinator needs
 
     ends_at = time.monotonic() + READ_S
     # Never nothing, so that a call that is late says itself what is wrong.

@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, get_args
 
-from unicron_elastic.launcher.config_help import default_in, meaning, shown, variables_in
-from unicron_elastic.launcher.config_run_table import RUN, option_uses
-from unicron_elastic.launcher.config_settings import SHARED, Kind, Setting, Use, number, switch, text, whole_number
+from unicron_elastic.launcher.config.help import default_in, meaning, shown, variables_in
+from unicron_elastic.launcher.config.run_table import RUN, option_uses
+from unicron_elastic.launcher.config.settings import SHARED, Kind, Setting, Use, number, switch, text, whole_number
 from unicron_elastic.launcher.kept_back import SECRET_WORDS
 
 __all__ = [

@@ -14,11 +14,11 @@ import typer
 from typer.core import TyperGroup
 
 from unicron_elastic.launcher.answers import BAD_USAGE, fail
-from unicron_elastic.launcher.config_help import variables_in
-from unicron_elastic.launcher.config_origin import CONFIG_VARIABLE, BadConfig, forget, remember
-from unicron_elastic.launcher.config_resolve import from_file, resolve
-from unicron_elastic.launcher.config_settings import Use
-from unicron_elastic.launcher.config_table import (
+from unicron_elastic.launcher.config.help import variables_in
+from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, BadConfig, forget, remember
+from unicron_elastic.launcher.config.resolve import from_file, resolve
+from unicron_elastic.launcher.config.settings import Use
+from unicron_elastic.launcher.config.table import (
     Table,
     Words,
     all_uses,
@@ -112,7 +112,7 @@ def entries_of(environ: Mapping[str, str]) -> Mapping[tuple[str, str], Any]:
     if not path:
         return {}
     from unicron_elastic.launcher.arguments import TorchMissing
-    from unicron_elastic.launcher.config_file import read_config
+    from unicron_elastic.launcher.config.file import read_config
 
     try:
         return read_config(path, Table())

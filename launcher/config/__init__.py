@@ -1,0 +1,1 @@
+"""Where every option's value comes from: the command line, variables, a YAML file; and what says so."""
