@@ -25,7 +25,7 @@ sys.path.insert(0, str(EXAMPLE))
 from run import DEVICE_MS, HOSTS, MICRO_BATCH_FLOPS, MICRO_BATCHES, NODES, WEIGHTS, Cluster  # noqa: E402
 from waf import Job  # noqa: E402
 
-from unicron_elastic.launcher.ledger import FILE_NAME  # noqa: E402
+from unicron_elastic.launcher.incidents.ledger import FILE_NAME  # noqa: E402
 from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd  # noqa: E402
 from unicron_elastic.testing.chaos_processes import LiveWorker, find_workers  # noqa: E402
 

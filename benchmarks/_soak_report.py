@@ -19,7 +19,7 @@ from _soak_steps import Drift, Made, compare, moments, read_steps, went_back
 from _soak_trends import BOUNDS, Series, Trend, second_half, slopes, trend
 
 from unicron_elastic.incident import Incident
-from unicron_elastic.launcher.ledger import find_ledgers, read_ledger
+from unicron_elastic.launcher.incidents.ledger import find_ledgers, read_ledger
 
 __all__ = ["Kept", "lines"]
 

@@ -25,10 +25,11 @@ from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 from unicron_elastic.faults import RootCause
 from unicron_elastic.launcher import failures, isolation
 from unicron_elastic.launcher.description import describe_workers
-from unicron_elastic.launcher.elsewhere import Elsewhere
 from unicron_elastic.launcher.functions import FunctionWatch
-from unicron_elastic.launcher.hangs import HangWatch
+from unicron_elastic.launcher.hangs.elsewhere import Elsewhere
+from unicron_elastic.launcher.hangs.watch import HangWatch
 from unicron_elastic.launcher.happenings import Happenings
+from unicron_elastic.launcher.incidents.state_moves import StateMove, StateMoves
 from unicron_elastic.launcher.job import job_name, policy_of, with_stack
 from unicron_elastic.launcher.job_teller import JobTeller, news_of
 from unicron_elastic.launcher.keeper import remove_if_empty
@@ -43,7 +44,6 @@ from unicron_elastic.launcher.recalls import Recalls
 from unicron_elastic.launcher.reporter import Reporter, job_view
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.snapshots import Snapshots
-from unicron_elastic.launcher.state_moves import StateMove, StateMoves
 from unicron_elastic.launcher.view import JobView
 from unicron_elastic.launcher.workers import WorkersContext
 from unicron_elastic.launcher.worlds import Round, Worlds

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from unicron_elastic.health.files import in_gib, read
 from unicron_elastic.health.nvml_state import MemoryHolder
-from unicron_elastic.launcher.activity import state
+from unicron_elastic.launcher.hangs.activity import state
 from unicron_elastic.launcher.loop import Loop
 
 __all__ = ["FREE_TIMEOUT_S", "Leftover", "MemoryWait", "describe", "leftovers"]

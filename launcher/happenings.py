@@ -12,9 +12,9 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from unicron_elastic.faults import Failure
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.launcher import failures
+from unicron_elastic.launcher.hangs.whereabouts import parse_arrivals, parse_flops, parse_limits
+from unicron_elastic.launcher.incidents.state_moves import StateMove, parse_move
 from unicron_elastic.launcher.processes import Exit
-from unicron_elastic.launcher.state_moves import StateMove, parse_move
-from unicron_elastic.launcher.whereabouts import parse_arrivals, parse_flops, parse_limits
 from unicron_elastic.launcher.workers import WorkerProcess
 from unicron_elastic.recovery.events import (
     Event,

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from unicron_elastic.launcher import quarantine
-from unicron_elastic.launcher.lending import environment
+from unicron_elastic.launcher.cluster.lending import environment
 from unicron_elastic.recovery.commands import AskToLeave, LeaveJob
 from unicron_elastic.recovery.quarantine import LAUNCHER, Quarantined, sentence
 

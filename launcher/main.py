@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from unicron_elastic.launcher import arguments, options
 from unicron_elastic.launcher.checks import BadArgument, check
+from unicron_elastic.launcher.cluster.lending import shared_arguments
 from unicron_elastic.launcher.command import warm_command
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, BadConfig, located
-from unicron_elastic.launcher.lending import shared_arguments
-from unicron_elastic.launcher.metrics_link import take_teller
+from unicron_elastic.launcher.metrics.link import take_teller
 from unicron_elastic.launcher.processes import KeeperLost
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.streams import hold_closed
@@ -177,7 +177,7 @@ def _check_is_for_here(args: argparse.Namespace) -> None:
 
 
 def _submit(args: argparse.Namespace, argv: Sequence[str], cluster: str) -> int:
-    from unicron_elastic.launcher import submission
+    from unicron_elastic.launcher.cluster import submission
 
     environ = os.environ
     detach = (

@@ -14,7 +14,7 @@ from unicron_elastic.health.nvml_session import process_visible_devices
 from unicron_elastic.health.nvml_state import GpuState
 from unicron_elastic.health.watch import NodeHealth
 from unicron_elastic.launcher.gpu_memory import FREE_TIMEOUT_S, MemoryWait, leftovers
-from unicron_elastic.launcher.gpu_report import DRIVER_TIMEOUT_S, Asker, gpu_lines
+from unicron_elastic.launcher.hangs.gpu_report import DRIVER_TIMEOUT_S, Asker, gpu_lines
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.recovery.events import NodeUnhealthy
 

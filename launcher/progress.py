@@ -25,10 +25,10 @@ from unicron_elastic.detection.watch import (
     next_look_at,
     observe,
 )
-from unicron_elastic.launcher.activity import activity, cpu_time_s
-from unicron_elastic.launcher.elsewhere import Elsewhere
+from unicron_elastic.launcher.hangs.activity import activity, cpu_time_s
+from unicron_elastic.launcher.hangs.elsewhere import Elsewhere
+from unicron_elastic.launcher.hangs.whereabouts import ANSWER_DEADLINE_S
 from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.whereabouts import ANSWER_DEADLINE_S
 from unicron_elastic.launcher.workers import WorkerProcess
 from unicron_elastic.worker.pulse import PulseReading
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from unicron_elastic.incident import Incident
 from unicron_elastic.launcher.console import open_console
-from unicron_elastic.launcher.ledger import Ledger, default_ledger
+from unicron_elastic.launcher.incidents.ledger import Ledger, default_ledger
 from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.metrics_link import Teller
+from unicron_elastic.launcher.metrics.link import Teller
 from unicron_elastic.launcher.options import Options
 from unicron_elastic.launcher.view import JobView, WorkerView
 from unicron_elastic.recovery.machine import JobState
 from unicron_elastic.worker.pulse import PulseReading
 
 if TYPE_CHECKING:
-    from unicron_elastic.launcher.job_metrics import JobMetrics
+    from unicron_elastic.launcher.metrics.job import JobMetrics
     from unicron_elastic.metrics.samples import Sample
 
 __all__ = ["Reporter", "job_view"]
@@ -115,8 +115,8 @@ class Reporter:
         if not may_thread:
             self.say("No metrics are served: workers may be forked from this very process, which must have no threads.")
             return
-        from unicron_elastic.launcher.job_metrics import JobMetrics  # and an HTTP server, for who wants one
-        from unicron_elastic.launcher.metrics_server import open_server
+        from unicron_elastic.launcher.metrics.job import JobMetrics  # and an HTTP server, for who wants one
+        from unicron_elastic.launcher.metrics.server import open_server
 
         metrics = JobMetrics(self._loop, view, node, self._ledger_path)
         metrics.cluster_samples = cluster_samples

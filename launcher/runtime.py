@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from unicron_elastic.launcher.kept_back import for_scripts
 from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.metrics_link import Teller
+from unicron_elastic.launcher.metrics.link import Teller
 from unicron_elastic.launcher.options import Options
 from unicron_elastic.launcher.processes import Exit, KeeperLost, Processes
 from unicron_elastic.launcher.streams import open_streams

@@ -20,13 +20,13 @@ from torch.distributed.elastic.multiprocessing.api import _terminate_process_han
 from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
 
 from unicron_elastic.detection.arrivals import Arrivals
-from unicron_elastic.launcher.activity import is_ending
+from unicron_elastic.launcher.hangs.activity import is_ending
+from unicron_elastic.launcher.hangs.whereabouts import Whereabouts, parse_groups
 from unicron_elastic.launcher.kept_back import for_scripts
 from unicron_elastic.launcher.processes import Exit
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.streams import open_streams
 from unicron_elastic.launcher.warm import WarmProcess, injected
-from unicron_elastic.launcher.whereabouts import Whereabouts, parse_groups
 from unicron_elastic.worker import bootstrap
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
 from unicron_elastic.worker.pulse import PulsePage, PulseReading, page_name

@@ -10,7 +10,7 @@ import typer
 
 from unicron_elastic.launcher.answers import BAD_USAGE, NOTHING_FOUND, fail, show
 from unicron_elastic.launcher.arguments import TorchMissing
-from unicron_elastic.launcher.cluster_cli import print_json
+from unicron_elastic.launcher.cluster.cli import print_json
 from unicron_elastic.launcher.config.commands import entries_of, sentence
 from unicron_elastic.launcher.config.resolve import Resolved, resolve
 from unicron_elastic.launcher.config.settings import Use

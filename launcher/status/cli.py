@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 from unicron_elastic.faults.text import one_line
 from unicron_elastic.launcher.answers import BAD_USAGE, say
-from unicron_elastic.launcher.cluster_cli import TIMEOUT_S, AsJson, Cluster, open_cluster, print_json
+from unicron_elastic.launcher.cluster.cli import TIMEOUT_S, AsJson, Cluster, open_cluster, print_json
 from unicron_elastic.launcher.etcd_arguments import Ca, Cert, Endpoint, Key, PasswordFile, User, given
 from unicron_elastic.rendezvous.store import StoreError
 

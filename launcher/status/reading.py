@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from unicron_elastic.incident import Incident
-from unicron_elastic.launcher.cluster_view import (
+from unicron_elastic.launcher.cluster.view import (
     ClusterView,
     JobStatus,
     NodeStatus,
@@ -15,7 +15,7 @@ from unicron_elastic.launcher.cluster_view import (
     read_cluster,
     start_of_run,
 )
-from unicron_elastic.launcher.plan_view import PlanReading, agent_states, planned_jobs, read_plan
+from unicron_elastic.launcher.plan.view import PlanReading, agent_states, planned_jobs, read_plan
 from unicron_elastic.launcher.status.overview import (
     FINE,
     CoordinatorLine,

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from unicron_elastic.faults.text import one_line
 from unicron_elastic.launcher.host_ranges import ranges
-from unicron_elastic.launcher.plan_text import amount, span
+from unicron_elastic.launcher.plan.text import amount, span
 from unicron_elastic.launcher.status.incidents import Seen, seen_together
 from unicron_elastic.launcher.status.layout import Section, fitted
 from unicron_elastic.launcher.status.overview import CRITICAL, DEGRADED, FINE, LEVELS, JobLine, NodeLine, Overview

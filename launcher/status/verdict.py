@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from unicron_elastic.faults.text import one_line
-from unicron_elastic.launcher.plan_text import span
+from unicron_elastic.launcher.plan.text import span
 from unicron_elastic.launcher.status.overview import (
     CRITICAL,
     DEGRADED,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from unicron_elastic.launcher.answers import NOTHING_FOUND, fail, show
-from unicron_elastic.launcher.cluster_cli import AsJson, Cluster, open_cluster, print_json
+from unicron_elastic.launcher.cluster.cli import AsJson, Cluster, open_cluster, print_json
 from unicron_elastic.launcher.etcd_arguments import Ca, Cert, Endpoint, Key, PasswordFile, User, given
 from unicron_elastic.launcher.web.place import Place, Whereabouts
 from unicron_elastic.launcher.web.sign_in import password

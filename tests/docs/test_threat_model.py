@@ -6,7 +6,8 @@ import re
 
 from doc_pages import REPOSITORY, Page
 
-from unicron_elastic.launcher import lending, metrics_server, output_receiver
+from unicron_elastic.launcher.cluster import lending, output_receiver
+from unicron_elastic.launcher.metrics import server as metrics_server
 from unicron_elastic.rendezvous import cluster_records, heartbeat_wire, links
 from unicron_elastic.state import server, wire
 from unicron_elastic.worker import channel
@@ -20,10 +21,10 @@ SOURCES = {str(path.relative_to(REPOSITORY)): path.read_text(encoding="utf-8") f
 # Who opens a listening socket, and what of "What listens" it is.
 LISTENERS = {
     "rendezvous/heartbeat_wire.py": "heartbeats",
-    "launcher/output_receiver.py": "output of a submitted job",
+    "launcher/cluster/output_receiver.py": "output of a submitted job",
     "rendezvous/links.py": "heartbeats",
     "unicron_elastic/state/server.py": "state for newcomers",
-    "launcher/metrics_server.py": "metrics, if asked for",
+    "launcher/metrics/server.py": "metrics, if asked for",
     "launcher/web/server.py": "the web page, if asked for",
     "rendezvous/bound_store.py": "stores of rounds and worlds",
     "rendezvous/round_store.py": "stores of rounds and worlds",

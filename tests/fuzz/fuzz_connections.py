@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from fuzz_parsers import SECRET, Parser
 
-from unicron_elastic.launcher.output_receiver import END, HEADER, OutputReceiver, key_for_output
-from unicron_elastic.launcher.output_sender import _greet
+from unicron_elastic.launcher.cluster.output_receiver import END, HEADER, OutputReceiver, key_for_output
+from unicron_elastic.launcher.cluster.output_sender import _greet
 from unicron_elastic.rendezvous.heartbeat_wire import Hello, line, read, seal_of
 from unicron_elastic.rendezvous.links import Links
 from unicron_elastic.state.layout import flatten
@@ -219,7 +219,7 @@ def connections() -> Iterator[dict[str, Parser]]:
     made = [
         Parser("connection-stranger", "rendezvous/links.py", coordinator.stranger, (hello, told), ()),
         Parser("connection-heartbeats", "rendezvous/links.py", coordinator.peer, (told + told,), ()),
-        Parser("connection-output", "launcher/output_receiver.py", terminal.peer, (output,), ()),
+        Parser("connection-output", "launcher/cluster/output_receiver.py", terminal.peer, (output,), ()),
         Parser("connection-state", "unicron_elastic/state/serving.py", state.peer, (asked,), (Refused,)),
         Parser("channel", "unicron_elastic/worker/channel.py", pair.packet, (b'i{"hello": 1}', b"f"), (ValueError,)),
     ]

@@ -19,8 +19,12 @@ import torch
 from unicron_elastic.detection.elsewhere import Report, parse_report, report_text
 from unicron_elastic.detection.sample import GroupPosition, RankSample
 from unicron_elastic.incident import Incident
-from unicron_elastic.launcher import failures, ledger, quarantine, submission, what_if, whereabouts
+from unicron_elastic.launcher import failures, quarantine
+from unicron_elastic.launcher.cluster import submission
+from unicron_elastic.launcher.hangs import whereabouts
 from unicron_elastic.launcher.happenings import Happenings
+from unicron_elastic.launcher.incidents import ledger
+from unicron_elastic.launcher.plan import what_if
 from unicron_elastic.metrics.wire import parse_samples
 from unicron_elastic.planning.configured import parse_configurations
 from unicron_elastic.planning.jobs import parse_job
@@ -313,7 +317,9 @@ def _of_files() -> Iterator[Parser]:
     csv = b"# nodes: 3\n# duration_s: 100\nat_s,event,node,kind,repair_s\n1,fault,1,link flapping,\n5,leave,2,,\n"
     bamboo = b"0,add,a\n0,add,b\n100,remove,a\n200,add,c\n"
     scenario = _json({"name": "s", "nodes": 4, "history": {"preset": "trace-a"}, "checkpoint_s": 60})
-    yield Parser("ledger", "launcher/ledger.py", _in_file(_ledger, "incidents.jsonl"), (record + b"\n" + record,))
+    yield Parser(
+        "ledger", "launcher/incidents/ledger.py", _in_file(_ledger, "incidents.jsonl"), (record + b"\n" + record,)
+    )
     yield Parser(
         "quarantine", "launcher/quarantine.py", _in_file(quarantine.read, "quarantine.json"),
         (_json(to_document([entry])),), (quarantine.QuarantineFileError,),
@@ -322,9 +328,9 @@ def _of_files() -> Iterator[Parser]:
                  (csv, bamboo, record))  # fmt: skip
     yield Parser("scenario", "unicron_elastic/simulation/scenario_parse.py",
                  _in_file(scenario_parse.read_scenario, "scenario.json"), (scenario,))  # fmt: skip
-    yield Parser("job-file", "launcher/what_if.py", _in_file(lambda path: what_if.read_job_file(str(path)), "job.json"),
-                 (_json(SPEC),))  # fmt: skip
-    yield Parser("job-spec-file", "launcher/submission.py",
+    yield Parser("job-file", "launcher/plan/what_if.py",
+                 _in_file(lambda path: what_if.read_job_file(str(path)), "job.json"), (_json(SPEC),))  # fmt: skip
+    yield Parser("job-spec-file", "launcher/cluster/submission.py",
                  _in_file(lambda path: submission._from_file(str(path)), "spec.json"),
                  (b'{"unit_nodes": 2, "weight": 1.5}',))  # fmt: skip
     yield Parser(

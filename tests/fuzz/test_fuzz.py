@@ -25,7 +25,7 @@ EXAMPLES, MANY = 4, 1500
 
 # What reads bytes and is no parser of its own here, and why.
 ELSEWHERE = {
-    "launcher/output_sender.py": "counts of the receiver, of 8 sealed bytes; a size that the kernel tells",
+    "launcher/cluster/output_sender.py": "counts of the receiver, of 8 sealed bytes; a size that the kernel tells",
     "launcher/worlds.py": "what the agents of a round tell each other in its store, whose loss is the round's",
     "launcher/web/server.py": "tests/launcher/test_web_server.py",
     "rendezvous/embedded_etcd.py": "what our own etcd process says",
@@ -130,6 +130,9 @@ def test_all_that_reads_bytes_is_fuzzed_or_said_why_not() -> None:
     for parser in PARSERS.values():
         module = parser.where.removeprefix("unicron_elastic.").replace(".", "/")
         named.add(parser.where if parser.where.endswith(".py") else f"{module}.py")
-    named |= {"launcher/output_receiver.py", "unicron_elastic/worker/channel.py"}  # with connections behind them
+    named |= {
+        "launcher/cluster/output_receiver.py",
+        "unicron_elastic/worker/channel.py",
+    }  # with connections behind them
     assert sorted(found - named - set(ELSEWHERE)) == [], "fuzz them, or say here why not"
     assert sorted(set(ELSEWHERE) - found) == [], "they read no bytes any more"

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from unicron_elastic.launcher.answers import local_time
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.cluster_view import (
+from unicron_elastic.launcher.cluster.view import (
     ClusterView,
     JobStatus,
     job_status,

@@ -14,8 +14,8 @@ from torch.distributed import HashStore, Store
 from unicron_elastic.detection.elsewhere import FRESH_S
 from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import GroupPosition, RankSample
-from unicron_elastic.launcher import elsewhere
-from unicron_elastic.launcher.elsewhere import NEWS_KEY, ROUND_S, WISH_S, Elsewhere, question_in
+from unicron_elastic.launcher.hangs import elsewhere
+from unicron_elastic.launcher.hangs.elsewhere import NEWS_KEY, ROUND_S, WISH_S, Elsewhere, question_in
 from unicron_elastic.launcher.peers import PeerWatch, tell_peers
 
 DEADLINE_S = 30.0

@@ -6,7 +6,7 @@ import threading
 
 from unicron_elastic.health.nvml_session import Gpu
 from unicron_elastic.health.nvml_state import GpuState, MemoryHolder
-from unicron_elastic.launcher.gpu_report import Asker, gpu_lines
+from unicron_elastic.launcher.hangs.gpu_report import Asker, gpu_lines
 
 DEADLINE_S = 30.0
 

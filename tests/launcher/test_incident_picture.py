@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from unicron_elastic.incident import Incident
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.incident_picture import amount_of, picture, shown_ms
-from unicron_elastic.launcher.incident_saved import what_was_saved
-from unicron_elastic.launcher.ledger import Ledger
-from unicron_elastic.launcher.story import story
+from unicron_elastic.launcher.incidents.ledger import Ledger
+from unicron_elastic.launcher.incidents.picture import amount_of, picture, shown_ms
+from unicron_elastic.launcher.incidents.saved import what_was_saved
+from unicron_elastic.launcher.incidents.story import story
 
 INCIDENT = Incident(
     number=2,

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
-from unicron_elastic.launcher import kept_back, lending
+from unicron_elastic.launcher import kept_back
+from unicron_elastic.launcher.cluster import lending
+from unicron_elastic.launcher.cluster.spare import Claim, Spare
 from unicron_elastic.launcher.options import Options
 from unicron_elastic.launcher.processes import TOKEN
 from unicron_elastic.launcher.runtime import Runtime
-from unicron_elastic.launcher.spare import Claim, Spare
 from unicron_elastic.launcher.workers import WorkersContext
 from unicron_elastic.rendezvous.cluster_records import JobSpec
 

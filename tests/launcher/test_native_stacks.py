@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.launcher import evidence, py_spy
-from unicron_elastic.launcher.activity import activity
-from unicron_elastic.launcher.evidence import Evidence, Subject, gather
-from unicron_elastic.launcher.stacks import native_stack
+from unicron_elastic.launcher.hangs import evidence, py_spy
+from unicron_elastic.launcher.hangs.activity import activity
+from unicron_elastic.launcher.hangs.evidence import Evidence, Subject, gather
+from unicron_elastic.launcher.hangs.stacks import native_stack
 
 DEADLINE_S = 30.0
 REASON = "rank 0 hangs: no step for 3 s."

@@ -17,8 +17,8 @@ from typing import BinaryIO
 
 import pytest
 
-from unicron_elastic.launcher import output_receiver
-from unicron_elastic.launcher.output_receiver import (
+from unicron_elastic.launcher.cluster import output_receiver
+from unicron_elastic.launcher.cluster.output_receiver import (
     COUNT,
     END,
     FRAME_BYTES_MAX,
@@ -27,7 +27,7 @@ from unicron_elastic.launcher.output_receiver import (
     OutputReceiver,
     key_for_output,
 )
-from unicron_elastic.launcher.output_sender import OutputSender
+from unicron_elastic.launcher.cluster.output_sender import OutputSender
 from unicron_elastic.rendezvous.heartbeat_wire import Hello, Nonces, WireError, challenge, read, seal_of, welcome
 from unicron_elastic.seal import SEAL_BYTES, Seal
 
@@ -43,7 +43,7 @@ while not select.select([0], [], [], 0.001)[0]:
 """
 RECEIVER = """
 import sys, threading
-from unicron_elastic.launcher.output_receiver import OutputReceiver
+from unicron_elastic.launcher.cluster.output_receiver import OutputReceiver
 receiver = OutputReceiver(sys.argv[1], sys.stdout.buffer, sys.stderr.buffer, host="127.0.0.1", beat_s=0.1)
 print(receiver.address_for("127.0.0.1"), flush=True)
 threading.Event().wait()
@@ -522,7 +522,7 @@ def test_a_process_ends_well_while_its_terminal_is_stopped(opened: contextlib.Ex
     """Ctrl-C after Ctrl-S: the thread that writes waits for the terminal."""
     code = """
 import sys
-from unicron_elastic.launcher import output_receiver
+from unicron_elastic.launcher.cluster import output_receiver
 output_receiver._CLOSE_S = 0.1
 screen = open(int(sys.argv[2]), "wb")
 receiver = output_receiver.OutputReceiver(sys.argv[1], screen, sys.stderr.buffer, host="127.0.0.1")

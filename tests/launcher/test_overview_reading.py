@@ -10,7 +10,7 @@ import pytest
 from plan_lab import NOW, node, publish, put_cluster, spec, two_jobs
 from test_incident_picture import INCIDENT
 
-from unicron_elastic.launcher.plan_view import read_plan
+from unicron_elastic.launcher.plan.view import read_plan
 from unicron_elastic.launcher.status.overview import Overview
 from unicron_elastic.launcher.status.reading import read_overview
 from unicron_elastic.planning.measured import MeasuredJob, Now, Stay

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from unicron_elastic.launcher.answers import local_time
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.plan_text import amount, plan_text, span
-from unicron_elastic.launcher.plan_view import PlanReading, proposal_view, published_view, read_plan
+from unicron_elastic.launcher.plan.text import amount, plan_text, span
+from unicron_elastic.launcher.plan.view import PlanReading, proposal_view, published_view, read_plan
 from unicron_elastic.planning.jobs import JobSpec
 from unicron_elastic.planning.proposal import propose
 from unicron_elastic.planning.snapshot import NodeState, Phase, Snapshot

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.launcher import children
 from unicron_elastic.launcher.arguments import get_args_parser
-from unicron_elastic.launcher.children import Child
-from unicron_elastic.launcher.planned_command import (
+from unicron_elastic.launcher.cluster import children
+from unicron_elastic.launcher.cluster.children import Child
+from unicron_elastic.launcher.cluster.planned_command import (
     JOB_VARIABLE,
     MOST_NODES,
     child_command,

@@ -10,7 +10,7 @@ import pytest
 
 from unicron_elastic.incident import Incident
 from unicron_elastic.launcher import quarantine
-from unicron_elastic.launcher.ledger import Ledger, default_ledger, find_ledgers, read_ledger
+from unicron_elastic.launcher.incidents.ledger import Ledger, default_ledger, find_ledgers, read_ledger
 from unicron_elastic.launcher.state_folder import hold_own, state_folder
 from unicron_elastic.recovery.quarantine import Quarantined
 

@@ -20,8 +20,8 @@ from test_overview_reading import NEWS
 from typer.testing import CliRunner
 
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.cluster_cli import Cluster
-from unicron_elastic.launcher.plan_view import read_plan
+from unicron_elastic.launcher.cluster.cli import Cluster
+from unicron_elastic.launcher.plan.view import read_plan
 from unicron_elastic.launcher.status import cli as status_cli
 from unicron_elastic.launcher.status import show as status_show
 from unicron_elastic.recovery.quarantine import Quarantined

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch.distributed.run as torch_run
 
-from unicron_elastic.launcher import arguments, main, submission
-from unicron_elastic.launcher.submission import CannotSubmit, spec_of
+from unicron_elastic.launcher import arguments, main
+from unicron_elastic.launcher.cluster import submission
+from unicron_elastic.launcher.cluster.submission import CannotSubmit, spec_of
 from unicron_elastic.planning.jobs import GivenRates, JobSpec
 from unicron_elastic.planning.snapshot import Phase
 from unicron_elastic.rendezvous.memory_store import MemoryServer, MemoryStore

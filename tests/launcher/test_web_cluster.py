@@ -16,7 +16,7 @@ from plan_lab import NOW, publish, put_cluster, two_jobs
 from typer.testing import CliRunner
 
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.cluster_cli import Cluster
+from unicron_elastic.launcher.cluster.cli import Cluster
 from unicron_elastic.launcher.web import arguments as web_arguments
 from unicron_elastic.launcher.web import cli as web_cli
 from unicron_elastic.launcher.web import server as web_server

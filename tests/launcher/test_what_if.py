@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_lab import NOW, job, node, spec, two_jobs
 
-from unicron_elastic.launcher.plan_view import proposal_view, published_view
-from unicron_elastic.launcher.what_if import FORMS, what_if, with_spec
+from unicron_elastic.launcher.plan.view import proposal_view, published_view
+from unicron_elastic.launcher.plan.what_if import FORMS, what_if, with_spec
 from unicron_elastic.planning.jobs import JobSpec, MeasuredSteps
 from unicron_elastic.planning.proposal import propose
 from unicron_elastic.planning.snapshot import Health, NodeState, Phase, Snapshot

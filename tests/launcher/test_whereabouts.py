@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.launcher.whereabouts import (
+from unicron_elastic.launcher.hangs.whereabouts import (
     ANSWER_DEADLINE_S,
     ARRIVALS_MAX,
     LIMITS_MAX,

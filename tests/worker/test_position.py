@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from unicron_elastic.launcher.whereabouts import parse_groups
+from unicron_elastic.launcher.hangs.whereabouts import parse_groups
 from unicron_elastic.worker import position, recorder
 from unicron_elastic.worker.channel import INLINE_BYTES_MAX, Channel, ChannelClosed
 from unicron_elastic.worker.control import Control

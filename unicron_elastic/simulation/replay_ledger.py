@@ -17,7 +17,7 @@ from pathlib import Path
 from unicron_elastic.faults import Status
 from unicron_elastic.faults.text import one_line
 from unicron_elastic.incident import Incident
-from unicron_elastic.launcher.ledger import find_ledgers, read_ledger
+from unicron_elastic.launcher.incidents.ledger import find_ledgers, read_ledger
 from unicron_elastic.simulation.history import Fault, History, Measured
 
 __all__ = ["read_ledgers"]

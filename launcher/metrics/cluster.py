@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from unicron_elastic.launcher.metrics_server import Answers
+from unicron_elastic.launcher.metrics.server import Answers
 from unicron_elastic.metrics.figures import NodeFigures
 from unicron_elastic.metrics.samples import Sample, node_samples
 from unicron_elastic.rendezvous.cluster_answers import ClusterAnswers

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from unicron_elastic.launcher.cluster_view import ClusterView, JobStatus, read_cluster
-from unicron_elastic.launcher.lending import OF_SUBMISSION
+from unicron_elastic.launcher.cluster.lending import OF_SUBMISSION
+from unicron_elastic.launcher.cluster.view import ClusterView, JobStatus, read_cluster
 from unicron_elastic.rendezvous.cluster_node import ClusterNode
 from unicron_elastic.rendezvous.cluster_records import JobSpec
 from unicron_elastic.rendezvous.job_records import JobKeys

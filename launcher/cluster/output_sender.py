@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from unicron_elastic.launcher.output_receiver import (
+from unicron_elastic.launcher.cluster.output_receiver import (
     COUNT,
     END,
     FRAME_BYTES_MAX,

@@ -14,13 +14,13 @@ import typer
 
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.launcher.answers import BAD_USAGE, NOTHING_FOUND, fail, local_time, say, show
-from unicron_elastic.launcher.cluster_cli import ATTEMPTS, AsJson, Cluster, check_job, open_cluster, print_json, width
+from unicron_elastic.launcher.cluster.cli import ATTEMPTS, AsJson, Cluster, check_job, open_cluster, print_json, width
 from unicron_elastic.launcher.etcd_arguments import Ca, Cert, Endpoint, Key, PasswordFile, User, given
 from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys
 from unicron_elastic.rendezvous.store import StoreError
 
 if TYPE_CHECKING:
-    from unicron_elastic.launcher.plan_view import PlanView
+    from unicron_elastic.launcher.plan.view import PlanView
     from unicron_elastic.planning.jobs import JobSpec
     from unicron_elastic.planning.snapshot import Snapshot
 
@@ -63,7 +63,7 @@ def plan(
     if as_json:
         print_json(found.to_json())
         return
-    from unicron_elastic.launcher.plan_text import plan_text
+    from unicron_elastic.launcher.plan.text import plan_text
 
     show(plan_text(found, local_time, width()))
 
@@ -124,8 +124,8 @@ class _Change:
 
 def _view(snapshot: Snapshot, suppose: Sequence[str], now: float) -> PlanView:
     """What is asked for; what is supposed wrongly ends the command."""
-    from unicron_elastic.launcher.plan_view import proposal_view, published_view
-    from unicron_elastic.launcher.what_if import what_if
+    from unicron_elastic.launcher.plan.view import proposal_view, published_view
+    from unicron_elastic.launcher.plan.what_if import what_if
 
     if not suppose and snapshot.published is not None:
         return published_view(snapshot, snapshot.published, now)
@@ -196,8 +196,8 @@ def _set(cluster: Cluster, snapshot: Snapshot, job: str, changes: Mapping[str, A
 
 def _then(snapshot: Snapshot, spec: JobSpec, now: float) -> dict[str, Any]:
     """What the plan would be with the spec, as plain data."""
-    from unicron_elastic.launcher.plan_view import proposal_view
-    from unicron_elastic.launcher.what_if import with_spec
+    from unicron_elastic.launcher.plan.view import proposal_view
+    from unicron_elastic.launcher.plan.what_if import with_spec
 
     try:
         view = proposal_view(snapshot, with_spec(snapshot, spec), now)

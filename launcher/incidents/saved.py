@@ -7,7 +7,7 @@ from statistics import median
 
 from unicron_elastic.faults.text import one_line
 from unicron_elastic.incident import Incident
-from unicron_elastic.launcher.incident_picture import shown_ms
+from unicron_elastic.launcher.incidents.picture import shown_ms
 
 __all__ = ["what_was_saved"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from unicron_elastic.launcher.cluster_view import AgentState, PlannedJob
+from unicron_elastic.launcher.cluster.view import AgentState, PlannedJob
 from unicron_elastic.launcher.tables import natural
 from unicron_elastic.planning.proposal import propose, why_overtaken
 from unicron_elastic.planning.published import Published

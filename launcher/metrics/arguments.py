@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from unicron_elastic.launcher.answers import BAD_USAGE, fail
-from unicron_elastic.launcher.metrics_server import LOOPBACK, Answers, MetricsServer, open_server
+from unicron_elastic.launcher.metrics.server import LOOPBACK, Answers, MetricsServer, open_server
 from unicron_elastic.launcher.options import port
 
 __all__ = ["MetricsAddress", "MetricsPort", "serve_metrics"]

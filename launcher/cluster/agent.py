@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from signal import SIGKILL
 from typing import Any
 
-from unicron_elastic.launcher.children import Child
-from unicron_elastic.launcher.cluster_metrics import AgentMetrics
-from unicron_elastic.launcher.metrics_link import ChildMetrics
-from unicron_elastic.launcher.planned_command import child_command, child_environment, why_not_here
-from unicron_elastic.launcher.planned_jobs import end_job, read_spec, verdict_on, wait_for_name
-from unicron_elastic.launcher.sight import Seen, Sight, Trouble
-from unicron_elastic.launcher.spare import Claim, Spare
+from unicron_elastic.launcher.cluster.children import Child
+from unicron_elastic.launcher.cluster.planned_command import child_command, child_environment, why_not_here
+from unicron_elastic.launcher.cluster.planned_jobs import end_job, read_spec, verdict_on, wait_for_name
+from unicron_elastic.launcher.cluster.sight import Seen, Sight, Trouble
+from unicron_elastic.launcher.cluster.spare import Claim, Spare
+from unicron_elastic.launcher.metrics.cluster import AgentMetrics
+from unicron_elastic.launcher.metrics.link import ChildMetrics
 from unicron_elastic.metrics.figures import NodeFigures
 from unicron_elastic.planning import agent
 from unicron_elastic.planning.agent import AgentState, handle

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from unicron_elastic.faults.text import one_line
-from unicron_elastic.launcher.plan_view import JobRow, PlanView
+from unicron_elastic.launcher.plan.view import JobRow, PlanView
 from unicron_elastic.launcher.tables import aligned, listed, shown_name, wrapped
 
 __all__ = ["amount", "plan_text", "span"]

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 
 from unicron_elastic.health.files import read
-from unicron_elastic.launcher import py_spy
-from unicron_elastic.launcher.activity import activity
-from unicron_elastic.launcher.kernel_threads import is_in_io
+from unicron_elastic.launcher.hangs import py_spy
+from unicron_elastic.launcher.hangs.activity import activity
+from unicron_elastic.launcher.hangs.kernel_threads import is_in_io
 from unicron_elastic.worker.stacks import FILE_NAME, STACK_SIGNAL
 
 __all__ = ["FAULTHANDLER_DEADLINE_S", "PY_SPY_DEADLINE_S", "by_faulthandler", "native_stack", "python_stack"]

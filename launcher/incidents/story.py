@@ -11,8 +11,8 @@ from datetime import datetime, timezone
 
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.incident import Incident
-from unicron_elastic.launcher.incident_picture import amount_of, picture, shown_ms
-from unicron_elastic.launcher.incident_saved import what_was_saved
+from unicron_elastic.launcher.incidents.picture import amount_of, picture, shown_ms
+from unicron_elastic.launcher.incidents.saved import what_was_saved
 
 __all__ = ["moment_of", "story", "table"]
 

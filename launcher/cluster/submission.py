@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from unicron_elastic.launcher.lending import OF_SUBMISSION, environment
+from unicron_elastic.launcher.cluster.lending import OF_SUBMISSION, environment
+from unicron_elastic.launcher.cluster.output_receiver import OutputReceiver
+from unicron_elastic.launcher.cluster.planned_command import parsed, shared_options
 from unicron_elastic.launcher.output import stamped
-from unicron_elastic.launcher.output_receiver import OutputReceiver
-from unicron_elastic.launcher.planned_command import parsed, shared_options
 from unicron_elastic.planning.jobs import JobSpec, parse_job
 from unicron_elastic.planning.published import Published
 from unicron_elastic.planning.snapshot import Phase

@@ -24,7 +24,7 @@ from unicron_elastic.launcher.etcd_arguments import (
     spelled,
 )
 from unicron_elastic.launcher.isolation import node_name
-from unicron_elastic.launcher.metrics_arguments import MetricsAddress, MetricsPort, serve_metrics
+from unicron_elastic.launcher.metrics.arguments import MetricsAddress, MetricsPort, serve_metrics
 from unicron_elastic.launcher.output import stamped
 from unicron_elastic.launcher.web.arguments import WebAddress, WebPort, serve_web, web_place
 from unicron_elastic.rendezvous.cluster_records import NodeRecord, web_key
@@ -67,7 +67,7 @@ def coordinator(
 
     Without one, some agent does it beside its work. While several run, one coordinates and the others stand by.
     """
-    from unicron_elastic.launcher.cluster_metrics import CoordinatorMetrics
+    from unicron_elastic.launcher.metrics.cluster import CoordinatorMetrics
     from unicron_elastic.rendezvous.cluster_answers import ClusterAnswers
     from unicron_elastic.rendezvous.cluster_presence import ClusterPresence
     from unicron_elastic.rendezvous.heartbeat_wire import Hello
@@ -136,7 +136,7 @@ def agent(
 
     While the plan has no use for it, it helps a job that nobody plans and that has fewer nodes than it wants.
     """
-    from unicron_elastic.launcher.cluster_agent import ClusterAgent
+    from unicron_elastic.launcher.cluster.agent import ClusterAgent
     from unicron_elastic.planning.snapshot import NodeStatus
     from unicron_elastic.rendezvous.cluster_node import ClusterNode
 

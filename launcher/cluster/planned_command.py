@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from unicron_elastic.launcher.arguments import TorchMissing, get_args_parser
-from unicron_elastic.launcher.lending import OF_SUBMISSION, without_options
+from unicron_elastic.launcher.cluster.lending import OF_SUBMISSION, without_options
 from unicron_elastic.launcher.main import AGENT_VARIABLE
 from unicron_elastic.planning.best_configurations import configurations_of
 from unicron_elastic.planning.configured import CONFIGURATIONS, configurations_text

@@ -12,7 +12,7 @@ import platform
 from collections import Counter
 
 from unicron_elastic.health.files import read
-from unicron_elastic.launcher.activity import state, threads
+from unicron_elastic.launcher.hangs.activity import state, threads
 
 __all__ = ["is_in_io", "kernel_lines", "summary_lines"]
 

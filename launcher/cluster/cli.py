@@ -17,7 +17,7 @@ import typer
 
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.launcher.answers import BAD_USAGE, NOTHING_FOUND, duration_s, fail, local_time, operator, say, show
-from unicron_elastic.launcher.cluster_view import (
+from unicron_elastic.launcher.cluster.view import (
     AgentState,
     ClusterView,
     JobStatus,
@@ -42,7 +42,7 @@ from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys
 from unicron_elastic.rendezvous.store import LeaseGoneError, Put, Store, StoreError, check_key
 
 if TYPE_CHECKING:
-    from unicron_elastic.launcher.plan_view import PlanReading
+    from unicron_elastic.launcher.plan.view import PlanReading
 
 __all__ = [
     "ATTEMPTS",
@@ -89,7 +89,7 @@ class Cluster:
 
     def read_plan(self) -> PlanReading:
         """What is planned; what cannot be read of it goes to stderr. Raises StoreError."""
-        from unicron_elastic.launcher.plan_view import read_plan
+        from unicron_elastic.launcher.plan.view import read_plan
 
         reading = read_plan(self.store, self.left_s, time.time())
         self.tell_odd(reading.odd)
@@ -300,13 +300,13 @@ def _let_in(cluster: Cluster, node: str) -> bool:
 
 
 def _planned_jobs(cluster: Cluster) -> tuple[PlannedJob, ...]:
-    from unicron_elastic.launcher.plan_view import planned_jobs
+    from unicron_elastic.launcher.plan.view import planned_jobs
 
     return planned_jobs(cluster.read_plan())
 
 
 def _agent_states(cluster: Cluster) -> tuple[AgentState, ...]:
-    from unicron_elastic.launcher.plan_view import agent_states
+    from unicron_elastic.launcher.plan.view import agent_states
 
     return agent_states(cluster.read_plan().snapshot)
 

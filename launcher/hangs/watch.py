@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from unicron_elastic.detection.verdicts import Degraded, Hung, OutOfStep, Recovered, Verdict, Waiting
 from unicron_elastic.faults import HangKind
-from unicron_elastic.launcher.elsewhere import Elsewhere
-from unicron_elastic.launcher.evidence import Evidence, Subject, gather
+from unicron_elastic.launcher.hangs.elsewhere import Elsewhere
+from unicron_elastic.launcher.hangs.evidence import Evidence, Subject, gather
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.progress import ProgressWatch, is_silent
 from unicron_elastic.launcher.slowness import Slowness

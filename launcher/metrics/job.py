@@ -14,10 +14,10 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from unicron_elastic.incident import Incident
-from unicron_elastic.launcher.ledger import ledger_records
+from unicron_elastic.launcher.incidents.ledger import ledger_records
 from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.metrics_link import Teller
-from unicron_elastic.launcher.metrics_server import Answers, MetricsServer
+from unicron_elastic.launcher.metrics.link import Teller
+from unicron_elastic.launcher.metrics.server import Answers, MetricsServer
 from unicron_elastic.launcher.view import JobView
 from unicron_elastic.metrics.figures import JobFigures, WorkerFigures
 from unicron_elastic.metrics.incidents import IncidentTotals

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from unicron_elastic.launcher.metrics_link import VARIABLE as METRICS_VARIABLE
-from unicron_elastic.launcher.output_sender import OutputSender
+from unicron_elastic.launcher.cluster.output_sender import OutputSender
+from unicron_elastic.launcher.metrics.link import VARIABLE as METRICS_VARIABLE
 from unicron_elastic.rendezvous.plan_keys import VERDICT_VARIABLE
 
 __all__ = ["Child"]

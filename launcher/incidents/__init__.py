@@ -1,0 +1,1 @@
+"""Incidents: how they are kept, and how they are told."""

@@ -1,0 +1,1 @@
+"""The plan between jobs, as people see it and ask what would be."""
