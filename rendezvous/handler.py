@@ -62,6 +62,7 @@ _FEW = 32  # nodes; more are a crowd, whose changes are waited for a little and 
 _CROWD_PER_NODE_S = 0.0005
 _CROWD_S = 0.2  # at most
 _SAID_S = 0.1  # for what was said to come back by the watch
+_HOSTED_KEPT = 2  # of the stores of rounds: that an agent tells where they are
 _LOOK_S = 1.0  # although nothing changes, as time is a reason, too
 
 
@@ -115,6 +116,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._round: Round | None = None  # in which this node trains
         self._store: Store | None = None
         self._tells_lost = False
+        self._hosted: list[str] = []  # keys that tell of the stores of rounds that this agent hosts
         self._has_left = False
         self.trains_on = False  # while this agent meets the others: then it does not leave from there
 
@@ -492,6 +494,9 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         if found.places[0].node_id == self._member.node_id:
             store = round_store.host(self._address, STORE_TIMEOUT_S)
             self._presence.say(key, f"{self._address}:{store.port}")
+            self._hosted.append(key)
+            while len(self._hosted) > _HOSTED_KEPT:  # nobody comes to those rounds any more, and a job may live long
+                self._presence.unsay(self._hosted.pop(0))
             where = RendezvousStoreInfo(self._address, store.port)
         else:
             changes = self._presence.changes

@@ -183,6 +183,14 @@ def test_a_drained_node_that_meets_again_leaves_if_the_others_are_enough(lab: La
     lab.meet(lab.handlers["b"])
 
 
+def test_of_the_rounds_that_an_agent_hosts_only_the_latest_stores_are_told(lab: Lab) -> None:
+    alone = lab.make("a", "1:1")
+    for _ in range(4):
+        lab.meet(alone)
+    prefix = f"{lab.keys.prefix}stores/"
+    assert [entry.key.removeprefix(prefix) for entry in lab.store.read_prefix(prefix).entries] == ["3", "4"]
+
+
 def test_who_waits_leaves_and_the_job_is_open(lab: Lab) -> None:
     lab.recall("a")
     with pytest.raises(RendezvousGracefulExitError, match=REASON):
