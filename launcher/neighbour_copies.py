@@ -23,14 +23,15 @@ class NeighbourCopies:
         self._busy: set[SnapshotFile] = set()  # they are being written
 
     def files(self) -> list[SnapshotFile]:
-        """All of them, whole or not."""
+        """Without those that are being written: their header may be there before the rest."""
         with self._lock:
-            return [file for files in self._files.values() for file in files]
+            return [file for files in self._files.values() for file in files if file not in self._busy]
 
     def has(self, header: Header) -> bool:
         """Whether this snapshot was copied."""
         with self._lock:
-            return any(file.header() == header for file in self._files.get(header.rank, []))
+            files = self._files.get(header.rank, [])
+            return any(file.header() == header for file in files if file not in self._busy)
 
     def take(self, remote: Remote) -> str:
         """Copies it; a sentence if that failed. The copy before stays until this one is whole."""
@@ -51,7 +52,7 @@ class NeighbourCopies:
         with self._lock:
             files = self._files.setdefault(rank, [])
             free = [file for file in files if file not in self._busy]
-            if len(files) > 1 and free:
+            if len(free) > 1:
                 file = free[victim([file.header() for file in free])]
             else:
                 file = SnapshotFile.create()
@@ -62,14 +63,17 @@ class NeighbourCopies:
     def outdated(self, ranks: Collection[int]) -> list[SnapshotFile]:
         """Takes out those that nobody will want, now that the neighbour has these ranks."""
         with self._lock:
-            whole = {
-                rank: {header: file for file in files if file not in self._busy and (header := file.header())}
-                for rank, files in self._files.items()
-            }
-            gone = []
-            for header in outdated({rank: tuple(found) for rank, found in whole.items()}, ranks):
-                file = whole[header.rank][header]
-                self._files[header.rank].remove(file)
-                gone.append(file)
-            self._files = {rank: files for rank, files in self._files.items() if files}
+            free = {rank: [(file, file.header()) for file in files] for rank, files in self._free().items()}
+            whole = {rank: [header for _, header in found if header is not None] for rank, found in free.items()}
+            old = outdated(whole, ranks)
+            gone = [
+                file
+                for rank, found in free.items()
+                for file, header in found
+                if header in old or (header is None and rank not in ranks)  # the latter: its source was lost on the way
+            ]
+            self._files = {rank: [file for file in files if file not in gone] for rank, files in self._files.items()}
             return gone
+
+    def _free(self) -> dict[int, list[SnapshotFile]]:
+        return {rank: [file for file in files if file not in self._busy] for rank, files in self._files.items()}

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch.distributed import PrefixStore, Store, TCPStore
@@ -283,17 +283,20 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Takes one of the places of this round that the job can spare; why there is none, or "" if there was one."""
         return self._take_leave(self._round, nodes)
 
-    def depart(self, nodes: int, reason: str) -> str:
-        """As ``take_leave``, for a node that is well: the others are told of it, and why, at the same time."""
-        return self._take_leave(self._round, nodes, reason)
+    def depart(self, nodes: int, reason: str, have_state: Collection[str] = ()) -> str:
+        """As ``take_leave``, for a node that is well: the others are told of it, and why, at the same time.
 
-    def _take_leave(self, found: Round | None, nodes: int, reason: str = "") -> str:
+        ``have_state``: the nodes that have the training state, of which one has to stay; empty: that does not matter.
+        """
+        return self._take_leave(self._round, nodes, reason, have_state)
+
+    def _take_leave(self, found: Round | None, nodes: int, reason: str = "", have_state: Collection[str] = ()) -> str:
         if found is None:
             return "it is in no round."
         if why := why_not(Decision.LEAVE, self._presence.blind):
             return why
         departing = (self._member.node_id, reason) if reason else None
-        return self._presence.take_leave(found.number, self._spare(nodes, found), departing)
+        return self._presence.take_leave(found.number, self._spare(nodes, found), departing, have_state)
 
     def _spare(self, nodes: int, found: Round | None = None) -> int:
         """How many of the ``nodes`` of a round may leave: who waits would take their places, if it has none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from unicron_elastic.rendezvous.job_records import (
     JobKeys,
@@ -13,6 +13,7 @@ from unicron_elastic.rendezvous.job_records import (
     departing_text,
     lost_text,
     member_text,
+    parse_departing,
     round_text,
 )
 from unicron_elastic.rendezvous.membership import JobView, Member, Place, Round
@@ -115,12 +116,11 @@ class JobPresence(Presence[JobMirror]):
     def write_world(self, round_number: int, number: int, text: str) -> str:
         """Writes a world of a round unless it is there; returns what is there. Raises StoreError.
 
-        Worlds that nobody reads any more go with that, as a job may live long: those of rounds before the last one, and
-        of this round all but the latest.
+        The worlds of rounds before the last one go with that: nobody reads them any more, and a job may live long.
         """
         store, key = self._store, self._keys.world(round_number, number)
         with self._changed:
-            over = [] if self._mirror is None else self._mirror.worlds_over(round_number, number)[:_DELETED_AT_ONCE]
+            over = [] if self._mirror is None else self._mirror.worlds_before(round_number - 1)[:_DELETED_AT_ONCE]
         if store is None:
             raise StoreError("the cluster's store is not open")
         try:
@@ -172,11 +172,14 @@ class JobPresence(Presence[JobMirror]):
         except (StoreError, LeaseGoneError) as error:
             logger.warning("The end of the job could not be told: %s.", error)
 
-    def take_leave(self, number: int, spare: int, departing: tuple[str, str] | None = None) -> str:
+    def take_leave(
+        self, number: int, spare: int, departing: tuple[str, str] | None = None, have_state: Collection[str] = ()
+    ) -> str:
         """Takes one of the ``spare`` places that round ``number`` can do without; why there is none, or "".
 
         Nodes that would leave at the same moment count each other by compare-and-set. ``departing`` is (node, why) of
-        one that is well: the others are told by the same write.
+        one that is well: the others are told by the same write. ``have_state``: not all of these may have departed, if
+        there are any.
         """
         try:
             store = self._store
@@ -186,6 +189,8 @@ class JobPresence(Presence[JobMirror]):
                 taken = int(words[1]) if len(words) == 2 and words[0] == b"%d" % number and words[1].isdigit() else 0
                 if taken >= spare:
                     return "other nodes leave already, and the job needs the rest."
+                if taken and have_state and not set(have_state) - self._departed(store):
+                    return "no other node that stays has the training state yet."
                 told, revision = b"%d %d" % (number, taken + 1), 0 if entry is None else entry.revision
                 puts = [Put(self._keys.leaving, told, self._job_lease_id)]
                 if departing is not None:
@@ -195,6 +200,14 @@ class JobPresence(Presence[JobMirror]):
         except (StoreError, LeaseGoneError) as error:
             return f"the other nodes could not be asked whether they can spare it ({error})."
         return "the cluster's store is not open."
+
+    def _departed(self, store: Store) -> set[str]:
+        """As the store has them now; the mirror may not have heard of a write of this moment. Raises StoreError."""
+        found = set()
+        for entry in store.read_prefix(self._keys.departing("")).entries:
+            with contextlib.suppress(ValueError):
+                found.add(parse_departing(entry)[0])
+        return found
 
     # -- what a presence asks for ------------------------------------------------------------------------------------
 

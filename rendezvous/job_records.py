@@ -11,12 +11,11 @@ from unicron_elastic.rendezvous.membership import JobView, Member, Place, Round
 from unicron_elastic.rendezvous.reading import object_in
 from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
 
-__all__ = ["WORLDS_KEPT", "JobKeys", "JobMirror", "departing_text", "lost_text", "member_text", "round_text"]
+__all__ = ["JobKeys", "JobMirror", "departing_text", "lost_text", "member_text", "round_text"]
 
 NAME_CHARACTERS = 200  # of hosts, labels and nodes
 PLACES_MAX = 100_000
 REASON_CHARACTERS = 2000
-WORLDS_KEPT = 64  # of a round; each loss of a worker makes another one
 _RECORD_MAX_BYTES = 32 * 1024 * 1024  # a round names all of its nodes
 
 
@@ -181,21 +180,11 @@ class JobMirror:
         ended = frozenset(node_id for node_id, _, has_ended in self._lost.values() if has_ended)
         return JobView(members=members, round=self._round, closed=reason, round_revision=revision, ended=ended)
 
-    def worlds_over(self, round_number: int, number: int) -> list[str]:
-        """The keys of the worlds that nobody reads any more once this one of a round is written.
-
-        Those of rounds before the last one, and of this round all but the latest ``WORLDS_KEPT``: who is further behind
-        has lost its lease.
-        """
+    def worlds_before(self, round_number: int) -> list[str]:
+        """The keys of the worlds of earlier rounds than this one."""
         worlds = f"{self._keys.prefix}worlds/"
-        known = ((key, key.removeprefix(worlds).split("/")) for key in self._entries if key.startswith(worlds))
-        numbered = ((key, [int(word) for word in words]) for key, words in known if all(map(str.isdecimal, words)))
-        latest = number - WORLDS_KEPT
-        return [
-            key
-            for key, (of, *rest) in numbered
-            if of < round_number - 1 or (of == round_number and rest < [latest + 1])
-        ]
+        known = ((key, key.removeprefix(worlds).partition("/")[0]) for key in self._entries if key.startswith(worlds))
+        return [key for key, number in known if number.isdecimal() and int(number) < round_number]
 
     def why_lost(self, node_id: str) -> str:
         """Why an agent was removed, or left; "": it was not."""

@@ -64,6 +64,7 @@ INNER_VARIABLES = {
 
 JOB = "JOB"
 LEASE_AGENT, LEASE_JOB = "the agent's lease", "the job's lease, 60 s after its last agent"
+TWO_ROUNDS = "the next round, or the one after it; the job's lease"
 TEN_MINUTES, A_DAY, STAYS = "10 minutes", "a day after the job's end", "until it is changed"
 
 # By the code's name of the key: what keeps it, and what it holds.
@@ -87,10 +88,10 @@ JOB_KEYS = {
     "member": (LEASE_AGENT, "an agent that is there: host, label, the round that it waits for"),
     "claim": None,  # of claims
     "lost": (TEN_MINUTES, "why the coordinator has removed an agent, or why it left"),
-    "departing": (LEASE_JOB, "why an agent that is well is about to leave"),
+    "departing": (TWO_ROUNDS, "why an agent that is well is about to leave, or has left"),
     "recalled": ("the lease of the cluster's agent there", "why a node is wanted elsewhere"),
-    "world": (LEASE_JOB, "by round and number: the ranks that train together"),
-    "store": ("the lease of the agent that hosts it", "where the workers of a round find their store, HOST:PORT"),
+    "world": (TWO_ROUNDS, "by round and number: the ranks that train together"),
+    "store": ("the agent that hosts it tells of its two latest; its lease", "where the workers of a round find their store, HOST:PORT"),
 }
 PLAN_KEYS = {
     "CURRENT": (STAYS, "the plan: who gets which nodes, and why"),

@@ -243,8 +243,15 @@ class ClusterAgent:
             self._spare.ended(child.what, is_well=child.exit_code == 0)
         else:
             verdict = child.verdict or self._verdict(child.what)
-        event = agent.ChildEnded(at_unix_s=time.time(), exit_code=child.exit_code, verdict=verdict, why=child.why)
-        self._handle(event)
+        self._handle(
+            agent.ChildEnded(
+                at_unix_s=time.time(),
+                exit_code=child.exit_code,
+                verdict=verdict,
+                why=child.why,
+                is_kept_out=bool(self._node.why_kept_out()),
+            )
+        )
 
     def _verdict(self, run: str) -> str:
         """How the job has ended, "" if it goes on or that cannot be seen now."""

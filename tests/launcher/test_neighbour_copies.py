@@ -143,11 +143,37 @@ def test_a_worker_that_asks_is_copied_for_before_it_has_made_a_snapshot(loop: Lo
     until(loop, lambda: new.copies() == [(1, 1)])
 
 
-def test_a_file_that_is_being_written_is_not_taken_out() -> None:
-    copies = NeighbourCopies()
-    writes = copies._begin(1)
-    assert copies._begin(1) is not writes
-    assert copies.outdated({1}) == []
-    assert len(copies.files()) == 2
-    for file in copies.files():
+@pytest.fixture
+def copies() -> Iterator[NeighbourCopies]:
+    made = NeighbourCopies()
+    yield made
+    made._busy.clear()
+    for file in made.files():
         file.close()
+
+
+def copied(copies: NeighbourCopies, rank: int, step: int) -> SnapshotFile:
+    """As ``take`` does, without another node."""
+    file = copies._begin(rank)
+    layout, tensors = flatten({"weight": torch.zeros(4)})
+    file.write(layout, tensors, step=step, lineage=1, rank=rank, world_size=3, is_replicated=True, is_for_peer=True)
+    copies._busy.discard(file)
+    return file
+
+
+def test_who_is_written_is_neither_offered_nor_taken_out(copies: NeighbourCopies) -> None:
+    whole = copied(copies, 1, 10)
+    half = copies._begin(1)
+    assert copies.files() == [whole]
+    assert copies.outdated({2}) == []
+    copies._busy.discard(half)
+    assert copies.outdated({2}) == [half]  # its source was lost on the way
+    half.close()
+
+
+def test_the_whole_copy_stays_while_two_threads_write(copies: NeighbourCopies) -> None:
+    files = [copied(copies, 1, step) for step in (10, 20)]
+    assert copies._begin(1) is files[0]
+    third = copies._begin(1)
+    assert third not in files
+    assert copies.files() == [files[1]]

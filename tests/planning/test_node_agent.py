@@ -106,8 +106,8 @@ class Node:
     def works(self) -> list[Command]:
         return self.feed(ChildWorks(at_unix_s=self.now))
 
-    def ends(self, code: int | None = 0, verdict: str = "", why: str = "") -> list[Command]:
-        return self.feed(ChildEnded(at_unix_s=self.now, exit_code=code, verdict=verdict, why=why))
+    def ends(self, code: int | None = 0, verdict: str = "", why: str = "", **more: Any) -> list[Command]:
+        return self.feed(ChildEnded(at_unix_s=self.now, exit_code=code, verdict=verdict, why=why, **more))
 
     def claim(self, job: str = "loose") -> list[Command]:
         return self.feed(Claimed(at_unix_s=self.now, job=job))
@@ -323,6 +323,13 @@ def test_a_part_that_breaks_while_the_job_goes_on_is_a_refusal(code: int | None,
     assert TellJob("a", told) in node.ends(code, why=why)
     assert node.at == (IDLE, "", "")
     assert node.state.status.refuses("a", node.now)
+
+
+def test_a_node_that_is_kept_out_has_not_refused_what_it_left() -> None:
+    node = working()
+    assert kinds(node.ends(1, is_kept_out=True)) == [TellJob]
+    assert node.at == (IDLE, "", "")
+    assert not node.state.status.refuses("a", node.now)
 
 
 def test_an_idle_node_that_claimed_a_job_runs_it_whatever_is_seen() -> None:

@@ -17,6 +17,7 @@ from unicron_elastic.recovery.commands import (
     FailJob,
     FinishJob,
     KillWorkers,
+    LeaveJob,
     MeetNodes,
     RecordIncident,
     StartWorkers,
@@ -160,12 +161,35 @@ def test_a_drained_node_leaves_in_the_same_way_and_says_that_it_did_not_come_to_
     assert none(job.log, TellPeers, RecordIncident, FailJob)
 
 
+def test_a_drained_node_stays_in_a_job_that_is_only_observed() -> None:
+    job = started(isolates=False)
+    told = recalled(job, reason=DRAINED, is_drained=True)
+    assert only(told, Tell).reason == f"{DRAINED} The node stays: --unicron-on-fault is observe."
+    only(recalled(job), AskToLeave)  # which the plan wants, and no fault
+
+
+def test_whether_the_job_needs_this_node_is_not_forgotten_when_the_recall_is() -> None:
+    job = started()
+    recalled(job, ALL_NEEDED)
+    recalled(job, reason="")
+    assert none(job.finds(reason=FELL_OFF), StopWorkers, TellPeers)
+
+
+def test_a_fault_while_a_step_is_awaited_is_answered_as_ever() -> None:
+    job = in_place(max_restarts=1)
+    only(recalled(job), AwaitStep)
+    only(job.finds(reason=FELL_OFF), StopWorkers)
+    assert step_ended(job) == []
+    assert only(job.terminated(0, 1), AskToLeave).is_departure is False
+    only(job.may_leave(), LeaveJob)
+
+
 def test_a_drain_takes_the_place_of_a_recall_and_can_be_lifted() -> None:
     job = started()
     recalled(job, ALL_NEEDED)
     assert only(recalled(job, ALL_NEEDED, DRAINED, is_drained=True), WakeAt)
     lifted = recalled(job, reason="")
-    assert only(lifted, Tell).reason == "This node is not drained any more: it stays."
+    assert only(lifted, Tell).reason == "This node is not kept out any more: it stays."
     assert none(job.time(job.now + 2 * ASK_AGAIN_S), AskToLeave)
 
 
@@ -226,7 +250,7 @@ def test_in_place_it_leaves_when_a_step_has_ended_and_the_others_have_their_worl
     asked = recalled(job)
     only(asked, AwaitStep)
     assert none(asked, AskToLeave)
-    only(step_ended(job), AskToLeave)
+    assert only(step_ended(job), AskToLeave).have_state == ("n2",)
     assert none(job.may_leave(), StopWorkers, ChangeWorld)
     assert only(left_out(job), StopWorkers).local_ranks == (0, 1)
     only(job.terminated(0, 1), DepartWell)

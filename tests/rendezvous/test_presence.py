@@ -15,7 +15,7 @@ from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress
 from unicron_elastic.rendezvous.etcd_store import EtcdStore
 from unicron_elastic.rendezvous.job_presence import JobPresence
-from unicron_elastic.rendezvous.job_records import WORLDS_KEPT, JobKeys, JobMirror, member_text
+from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror, member_text
 from unicron_elastic.rendezvous.membership import Member, Place, Round
 from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
 
@@ -85,22 +85,12 @@ def test_the_worlds_of_rounds_that_are_long_over_go(join: Join, open_store: Call
     assert sorted(left) == ["11/1", "11/2", "11/3", "12/1", "12/2", "12/3"]
 
 
-def mirror_of(keys: JobKeys, values: dict[str, bytes]) -> JobMirror:
-    """A job whose keys hold this."""
-    mirror = JobMirror(keys, Snapshot.of_nothing(keys.prefix))
-    for revision, (key, value) in enumerate(values.items(), 1):
-        entry = Entry(key=key, value=value, revision=revision, created=1, lease_id=None)
-        mirror.apply([Change(key=key, revision=revision, entry=entry)])
-    return mirror
-
-
-def test_of_a_long_round_the_latest_worlds_are_kept() -> None:
-    keys = JobKeys("job")
-    told = [(1, 7), (2, 1), (2, 99), *((3, number) for number in range(1, 100))]
-    mirror = mirror_of(keys, {keys.world(*each): b"" for each in told} | {f"{keys.prefix}worlds/odd": b""})
-    assert mirror.worlds_over(3, 2) == [keys.world(1, 7)]
-    left = set(told) - {each for each in told if keys.world(*each) in mirror.worlds_over(3, 100)}
-    assert left == {(2, 1), (2, 99), *((3, number) for number in range(100 - WORLDS_KEPT + 1, 100))}
+def test_of_the_nodes_that_have_the_state_one_stays(join: Join) -> None:
+    first, second = join("a"), join("b")
+    assert first.take_leave(3, 2, ("a/1", "It is drained."), have_state=["b/1"]) == ""
+    why = "no other node that stays has the training state yet."
+    assert second.take_leave(3, 2, ("b/1", "It is drained."), have_state=["a/1"]) == why
+    assert second.take_leave(3, 2, ("b/1", "It is drained."), have_state=["a/1", "c/1"]) == ""
 
 
 def test_what_departed_nodes_said_goes_when_it_is_two_rounds_old(

@@ -98,13 +98,15 @@ class ChildWorks:
 class ChildEnded:
     """The child is gone, or could not be started: ``exit_code`` None, and ``why``. ``verdict``: how the job ended.
 
-    ``verdict`` is "" while the job goes on, else "well" or "failed".
+    ``verdict`` is "" while the job goes on, else "well" or "failed". ``is_kept_out``: the node is drained, or in
+    quarantine, which is why it left.
     """
 
     at_unix_s: float
     exit_code: int | None
     verdict: str = ""
     why: str = ""
+    is_kept_out: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +310,7 @@ def _child_ended(state: AgentState, event: ChildEnded) -> Outcome:
         commands.append(
             Tell(f"This node's part of the job {job!r} has ended with {_code_of(event)}: it is a spare again.")
         )
-        if code != 0:
+        if code != 0 and not event.is_kept_out:
             status = _refusing(status, job, event.at_unix_s)
     elif event.verdict or (code == 0 and not was_leaving):
         failed = event.verdict == "failed"
@@ -316,7 +318,7 @@ def _child_ended(state: AgentState, event: ChildEnded) -> Outcome:
         exit_code = 0 if not failed else code if code is not None and code > 0 else 1  # < 0: by a signal
         commands.append(EndJob(job, start, exit_code, f"{job} {how}, as {status.host} says."))
     elif not was_leaving and not (state.seen is not None and state.seen.phase is Phase.FINISHED):
-        status = _refusing(status, job, event.at_unix_s)
+        status = status if event.is_kept_out else _refusing(status, job, event.at_unix_s)
         why = event.why or f"its part of it ended with {_code_of(event)} while the job goes on"
         commands.append(TellJob(job, f"{status.host} leaves {job}: {why}."))
     state = AgentState(status=_joining(status, target), is_stopping=state.is_stopping)

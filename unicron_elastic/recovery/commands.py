@@ -89,10 +89,12 @@ class AskToLeave:
     """Find out whether the job can spare this node now, since others may leave as well, and post ``LeaveAnswered``.
 
     ``is_departure``: it is well, and if it may leave, the other nodes are to hear at the same time that it does.
+    ``have_state``: the others that have the training state, of which one has to stay; empty: that does not matter.
     """
 
     reason: str
     is_departure: bool = False
+    have_state: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

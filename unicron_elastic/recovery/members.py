@@ -38,6 +38,12 @@ def is_anyone_elsewhere(state: JobState) -> bool:
     return state.world is not None and any(member.node != state.node for member in state.world.members)
 
 
+def nodes_elsewhere(state: JobState) -> tuple[str, ...]:
+    """The other nodes whose workers are members of the world, as the rendezvous calls them."""
+    members = () if state.world is None else state.world.members
+    return tuple(sorted({member.node.rpartition("#")[0] for member in members if member.node != state.node}))
+
+
 def has_anyone_parted(state: JobState) -> bool:
     return any(worker.part is Part.PARTED for worker in state.workers)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from unicron_elastic.recovery.commands import AskToLeave, AwaitStep, ChangeWorld, Command, DepartWell, Tell, WakeAt
 from unicron_elastic.recovery.events import LeaveAnswered, NodeRecalled, NodesDepart, StepEnded
 from unicron_elastic.recovery.losses import is_in_place
-from unicron_elastic.recovery.members import has_anyone_parted, is_anyone_elsewhere
+from unicron_elastic.recovery.members import has_anyone_parted, is_anyone_elsewhere, nodes_elsewhere
 from unicron_elastic.recovery.state import JobState, Phase, Recall, RecallStage
 from unicron_elastic.recovery.stopping import stop
 
@@ -42,10 +42,10 @@ def node_recalled(state: JobState, event: NodeRecalled) -> tuple[JobState, list[
     recall = state.recall
     if leaves(state) or (recall is None and not event.reason):
         return state, []
-    state = replace(state, why_stay=event.why_stay)
     if not event.reason:
-        was = "drained" if recall is not None and recall.is_drained else "recalled"
+        was = "kept out" if recall is not None and recall.is_drained else "recalled"
         return replace(state, recall=None), [Tell(reason=f"This node is not {was} any more: it stays.")]
+    state = replace(state, why_stay=event.why_stay)
     if recall is not None and recall.stage is not RecallStage.STAYS:  # it finds out soon
         return replace(state, recall=replace(recall, reason=event.reason, is_drained=event.is_drained)), []
     told = "" if recall is None else recall.why_stay
@@ -56,7 +56,7 @@ def node_recalled(state: JobState, event: NodeRecalled) -> tuple[JobState, list[
 def step_ended(state: JobState, event: StepEnded) -> tuple[JobState, list[Command]]:
     """Asks whether this node may leave: now the least work is lost."""
     recall = state.recall
-    if recall is None or recall.stage is not RecallStage.STEPS:
+    if recall is None or recall.stage is not RecallStage.STEPS or state.phase is not Phase.RUNNING:
         return state, []
     why_not = _why_not_now(state)
     return _stay(state, why_not, event.at) if why_not else _ask(state)
@@ -153,6 +153,8 @@ def _why_not_now(state: JobState) -> str:
         return "its part of the job is ending."
     if has_anyone_parted(state):
         return "the training is over."
+    if state.recall is not None and state.recall.is_drained and not state.policy.isolates:
+        return "--unicron-on-fault is observe."
     if is_in_place(state) and not is_anyone_elsewhere(state):
         return "no other node has the training state yet."
     return state.why_stay
@@ -161,7 +163,8 @@ def _why_not_now(state: JobState) -> str:
 def _ask(state: JobState) -> tuple[JobState, list[Command]]:
     assert state.recall is not None
     recall = replace(state.recall, stage=RecallStage.ASKS, act_at=None)
-    return replace(state, recall=recall), [AskToLeave(reason=recall.reason, is_departure=True)]
+    others = nodes_elsewhere(state) if is_in_place(state) else ()
+    return replace(state, recall=recall), [AskToLeave(reason=recall.reason, is_departure=True, have_state=others)]
 
 
 def _stay(state: JobState, why: str, at: float) -> tuple[JobState, list[Command]]:
