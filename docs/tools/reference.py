@@ -91,7 +91,10 @@ JOB_KEYS = {
     "departing": (TWO_ROUNDS, "why an agent that is well is about to leave, or has left"),
     "recalled": ("the lease of the cluster's agent there", "why a node is wanted elsewhere"),
     "world": (TWO_ROUNDS, "by round and number: the ranks that train together"),
-    "store": ("the agent that hosts it tells of its two latest; its lease", "where the workers of a round find their store, HOST:PORT"),
+    "store": (
+        "the agent that hosts it tells of its two latest; its lease",
+        "where the workers of a round find their store, HOST:PORT",
+    ),
 }
 PLAN_KEYS = {
     "CURRENT": (STAYS, "the plan: who gets which nodes, and why"),
