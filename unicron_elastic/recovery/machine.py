@@ -16,7 +16,7 @@ import signal
 from dataclasses import replace
 
 from unicron_elastic.faults import Failure, Fault, classify, root_cause
-from unicron_elastic.recovery import in_place, losses, recalled
+from unicron_elastic.recovery import in_place, losses, lost_nodes, recalled
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     Command,
@@ -127,6 +127,7 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         workers=workers,
         faults=(),
         summons="",
+        lost="",
         newcomers="",
         join_at=None,
         begins_again=False,
@@ -214,9 +215,9 @@ def _came_before_stop(worker: Worker, at: float) -> bool:
 
 
 def _was_forgiven(state: JobState, worker: Worker) -> bool:
-    """Whether it raised for the end of a peer that stopped for a newcomer, and now ends for that."""
-    is_for_newcomers = state.phase is Phase.STOPPING and not state.counts_as_restart
-    return is_for_newcomers and worker.raised is not None and worker.told_to_stop_at is None
+    """Whether it raised for the end of a peer that stopped for a newcomer, or was lost, and now ends for that."""
+    is_known = state.phase is Phase.STOPPING and (not state.counts_as_restart or state.lost != "")
+    return is_known and worker.raised is not None and worker.told_to_stop_at is None
 
 
 def _is_fault(phase: Phase, worker: Worker, event: WorkerExited) -> bool:
@@ -271,6 +272,8 @@ def _fault_noticed(
     if state.phase is Phase.RUNNING and state.newcomers and fault.is_consequence:
         # Another node has stopped for those who wait a moment before this one.
         return _summoned(state, at, state.newcomers, counts=False)
+    if (following := lost_nodes.follows(state, fault)) is not None:
+        return following, []
     is_first = not state.faults
     state = replace(state, faults=(*state.faults, fault))
     if not is_first or state.leaving is not None:
@@ -325,7 +328,11 @@ def _about_peers(state: JobState, event: PeerFailed | NodesLost | NodesDepart) -
         gone_on = None if why_not else recalled.go_on_without(state, event)
         return gone_on or _nodes_wait(state, event.at, reason, why_not)
     gone_on = losses.go_on_without(state, event) if isinstance(event, NodesLost) else None
-    return gone_on or _summoned(state, event.at, event.reason, counts=True)
+    if gone_on is not None:
+        return gone_on
+    state, commands = lost_nodes.booked(state, event) if isinstance(event, NodesLost) else (state, [])
+    state, stopping = _summoned(state, event.at, event.reason, counts=True)
+    return state, [*stopping, *commands]
 
 
 def _worker_out_of_step(state: JobState, event: WorkerOutOfStep) -> tuple[JobState, list[Command]]:
@@ -439,8 +446,13 @@ def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
         return replace(state, phase=Phase.IDLE), [StartWorkers(restarts_used=used, reason=state.summons)]
     none_left = why_none_left(state.policy, used)
     if none_left is not None:
-        return replace(state, phase=Phase.FINISHED), [FailJob(cause=None, reason=f"{state.summons} {none_left}")]
-    return replace(state, phase=Phase.IDLE), [StartWorkers(restarts_used=used + 1, reason=state.summons)]
+        state, recorded = lost_nodes.ended(state, at, "fail", none_left)
+        fails = FailJob(cause=None, reason=f"{state.summons} {none_left}")
+        return replace(state, phase=Phase.FINISHED), [*recorded, fails]
+    decision = f"Restart {used + 1} of {state.policy.max_restarts}."
+    state, recorded = lost_nodes.ended(state, at, "restart", decision)
+    starts = StartWorkers(restarts_used=used + 1, reason=state.summons)
+    return replace(state, phase=Phase.IDLE), [*recorded, starts]
 
 
 def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:

@@ -129,6 +129,7 @@ class JobState:
     workers: tuple[Worker, ...] = ()
     faults: tuple[Fault, ...] = ()  # of the present generation, in the order in which they were noticed
     summons: str = ""  # why this generation is being stopped, if not for a fault of its own
+    lost: str = ""  # that nodes are lost, as a sentence, if this generation is being stopped for that
     newcomers: str = ""  # why this generation is soon to be stopped, if nodes wait to join
     join_at: float | None = None  # ... which is then
     begins_again: bool = False  # ... and the workers cannot go on in place

@@ -1,0 +1,65 @@
+"""Nodes that are lost to workers which cannot go on without them: all begin again, and the incident names the nodes.
+
+What the workers here raise for it, before or after it is known, is a consequence of it and no failure of theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unicron_elastic.faults import Fault, Severity, Status
+from unicron_elastic.recovery.commands import Command, RecordIncident, Tell
+from unicron_elastic.recovery.events import NodesLost, NodeUnhealthy
+from unicron_elastic.recovery.node import open_node_incident
+from unicron_elastic.recovery.state import JobState, Phase
+
+__all__ = ["booked", "ended", "follows"]
+
+
+def booked(state: JobState, event: NodesLost) -> tuple[JobState, list[Command]]:
+    """Opens the incident, unless something else is the matter here, too."""
+    if state.leaving is not None or any(not fault.is_consequence for fault in state.faults):
+        return state, []
+    if state.phase is Phase.RUNNING:
+        found = NodeUnhealthy(at=event.at, status=Status.LOST_CONNECTION, severity=Severity.SEV1, reason=event.reason)
+        state, superseded = open_node_incident(state, found)
+        return replace(state, lost=event.reason), [] if superseded is None else [RecordIncident(incident=superseded)]
+    if state.phase is Phase.STOPPING and state.incident is not None and (state.faults or state.lost):
+        return _explained(state, event)
+    return state, []
+
+
+def _explained(state: JobState, event: NodesLost) -> tuple[JobState, list[Command]]:
+    """The workers failed for it before it was known, or more nodes are lost than were known."""
+    assert state.incident is not None
+    incident = replace(
+        state.incident,
+        rank=None,
+        status=Status.LOST_CONNECTION.value,
+        severity=int(Severity.SEV1),
+        reason=event.reason,
+        exit_code=None,
+        exception_type=None,
+        message=None,
+        location=None,
+        stack=None,
+        step=None,
+        consequences=(*state.incident.consequences, *(fault.reason for fault in state.faults)),
+    )
+    lost = replace(state, lost=event.reason, summons=event.reason, counts_as_restart=True, faults=(), incident=incident)
+    return lost, [Tell(reason=event.reason)]
+
+
+def follows(state: JobState, fault: Fault) -> JobState | None:
+    """With the fault as a consequence of nodes that are lost; None if it is none."""
+    if not state.lost or state.incident is None or state.faults or not fault.is_consequence:
+        return None
+    return replace(state, incident=replace(state.incident, consequences=(*state.incident.consequences, fault.reason)))
+
+
+def ended(state: JobState, at: float, action: str, decision: str) -> tuple[JobState, list[Command]]:
+    """The workers have ended, and it is decided what comes next: that is recorded, if nodes are lost."""
+    if not state.lost or state.incident is None:
+        return state, []
+    incident = replace(state.incident, stopped_at=at, action=action, decision=decision)
+    return replace(state, incident=None if action == "fail" else incident), [RecordIncident(incident=incident)]
