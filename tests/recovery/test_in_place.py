@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scenario import CRASHED, FIRST_RANK, GLOO_CLOSED, KILLED, Job, none, only
 
@@ -352,6 +352,7 @@ def test_in_any_order_the_job_stays_consistent(
 
 
 @given(st.integers(2, 4), st.lists(HAPPENINGS, max_size=40))
+@example(2, [("exited", 1, 1), ("parted", 0), ("entered", 0)])
 def test_whoever_is_lost_is_replaced_or_the_job_is_over(workers: int, happenings: list[tuple[Any, ...]]) -> None:
     job = InPlace(workers, max_restarts=50, same_failure_limit=0)
     for happening in happenings:

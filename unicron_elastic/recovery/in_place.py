@@ -71,7 +71,9 @@ def _entered(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
         return _came_late(state, worker)
     state = state.with_worker(replace(worker, part=Part.MEMBER))
     if state.world is not None:
-        return state, [TellWorld(local_rank=worker.local_rank)]
+        # After it had parted it trains once more, and those who were lost meanwhile are wanted again.
+        state, commands = replace_lost(state) if worker.part is Part.PARTED else (state, [])
+        return state, [TellWorld(local_rank=worker.local_rank), *commands]
     if any(each.part is Part.MEMBER for each in state.workers if each is not state.find(worker.local_rank)):
         return state, []  # the first world is being agreed on
     return state, [ChangeWorld(joined=first_members(state), restarts_used=state.restarts_used, reason="")]
