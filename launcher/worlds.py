@@ -57,9 +57,8 @@ class Worlds:
         self._say = say
         self._round: Round | None = None
         self._watch: WorldWatch | None = None
-        self._stores: dict[
-            str, Any
-        ] = {}  # where members meet, by the address that it listens on: they outlive them all
+        # Where members meet, by the address on which each listens: they outlive them all.
+        self._stores: dict[str, Any] = {}
         self._key = secrets.token_hex(32)  # with which state is asked for
         self._generation = 0
         self._world: World | None = None

@@ -258,7 +258,7 @@ class EmbeddedEtcd:
             # Milliseconds. One member has nobody to wait for: it serves after 0.3 s and not after 1 s.
             "--heartbeat-interval=20",
             "--election-timeout=200",
-            # Writes that it keeps in memory, beside the latest 5,000: by default 100,000, a day of a small cluster.
+            # Writes after which it drops old ones from memory: by default 100,000, a day of a small cluster.
             "--snapshot-count=1000",
             "--auto-compaction-mode=periodic",
             "--auto-compaction-retention=10m",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unicron_elastic.faults import Fault, RootCause, Severity, Status, classify, signature
+from unicron_elastic.faults import Fault, RootCause, Severity, classify, signature
 from unicron_elastic.incident import Incident
 from unicron_elastic.planning.configured import why_begin_again
 from unicron_elastic.recovery.commands import (
@@ -21,7 +21,7 @@ from unicron_elastic.recovery.commands import (
     Tell,
     WakeAt,
 )
-from unicron_elastic.recovery.events import NodesLost, NodeUnhealthy, WorkerExited, WorldBroke
+from unicron_elastic.recovery.events import NodesLost, WorkerExited, WorldBroke
 from unicron_elastic.recovery.hangs import METHOD as HANG_METHOD
 from unicron_elastic.recovery.ladder import climb
 from unicron_elastic.recovery.members import (
@@ -31,7 +31,7 @@ from unicron_elastic.recovery.members import (
     name_of,
     named,
 )
-from unicron_elastic.recovery.node import open_node_incident
+from unicron_elastic.recovery.node import open_loss_incident
 from unicron_elastic.recovery.policy import Verdict, count_repeats, judge, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
@@ -148,8 +148,7 @@ def go_on_without(state: JobState, event: NodesLost) -> tuple[JobState, list[Com
         return None
     used = state.restarts_used + 1
     decision = f"{_ranks_go(world.size - len(lost))} Restart {used} of {state.policy.max_restarts}."
-    found = NodeUnhealthy(at=event.at, status=Status.LOST_CONNECTION, severity=Severity.SEV1, reason=event.reason)
-    state, superseded = open_node_incident(state, found)
+    state, superseded = open_loss_incident(state, event)
     assert state.incident is not None
     incident = replace(state.incident, action="go on", decision=decision, stopped_at=event.at, restarts_used=used)
     commands: list[Command] = [ChangeWorld(lost=lost, restarts_used=used, reason=f"{event.reason} {decision}")]

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from unicron_elastic.faults import Fault, Severity, Status
 from unicron_elastic.recovery.commands import Command, RecordIncident, Tell
-from unicron_elastic.recovery.events import NodesLost, NodeUnhealthy
-from unicron_elastic.recovery.node import open_node_incident
+from unicron_elastic.recovery.events import NodesLost
+from unicron_elastic.recovery.node import open_loss_incident
 from unicron_elastic.recovery.state import JobState, Phase
 
 __all__ = ["booked", "ended", "follows"]
@@ -21,8 +21,7 @@ def booked(state: JobState, event: NodesLost) -> tuple[JobState, list[Command]]:
     if state.leaving is not None or any(not fault.is_consequence for fault in state.faults):
         return state, []
     if state.phase is Phase.RUNNING:
-        found = NodeUnhealthy(at=event.at, status=Status.LOST_CONNECTION, severity=Severity.SEV1, reason=event.reason)
-        state, superseded = open_node_incident(state, found)
+        state, superseded = open_loss_incident(state, event)
         return replace(state, lost=event.reason), [] if superseded is None else [RecordIncident(incident=superseded)]
     if state.phase is Phase.STOPPING and state.incident is not None and (state.faults or state.lost):
         return _explained(state, event)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from unicron_elastic.faults import RootCause, Severity, Status
 from unicron_elastic.incident import Incident
 from unicron_elastic.recovery.commands import AskToLeave, Command, LeaveJob, RecordIncident, StartWorkers, TellPeers
-from unicron_elastic.recovery.events import LeaveAnswered, NodeUnhealthy
+from unicron_elastic.recovery.events import LeaveAnswered, NodesLost, NodeUnhealthy
 from unicron_elastic.recovery.ladder import Rung
 from unicron_elastic.recovery.policy import Verdict, restart, why_none_left
 from unicron_elastic.recovery.records import EXPLAINS_S
 from unicron_elastic.recovery.state import Departure, JobState, Phase
 
-__all__ = ["explained", "leave_answered", "left", "may_leave", "node_unhealthy", "open_node_incident", "weigh"]
+__all__ = ["explained", "leave_answered", "left", "may_leave", "node_unhealthy", "open_loss_incident", "weigh"]
 
 METHOD = "node health"
 LEAVES = "This node leaves the job."
@@ -92,6 +92,12 @@ def leave_answered(state: JobState, event: LeaveAnswered) -> tuple[JobState, lis
         return state, [recorded, _leave(departure, reason)]
     state = replace(state, phase=Phase.IDLE, incident=incident, departure=None)
     return state, [recorded, StartWorkers(restarts_used=verdict.restarts_used, reason=reason)]
+
+
+def open_loss_incident(state: JobState, event: NodesLost) -> tuple[JobState, Incident | None]:
+    """The same for other nodes that are lost to the workers of this one."""
+    found = NodeUnhealthy(at=event.at, status=Status.LOST_CONNECTION, severity=Severity.SEV1, reason=event.reason)
+    return open_node_incident(state, found)
 
 
 def open_node_incident(state: JobState, event: NodeUnhealthy) -> tuple[JobState, Incident | None]:
