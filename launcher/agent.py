@@ -49,8 +49,7 @@ from unicron_elastic.launcher.workers import WorkersContext
 from unicron_elastic.launcher.worlds import Round, Worlds
 from unicron_elastic.recovery import commands, events
 from unicron_elastic.recovery.machine import JobState, handle
-from unicron_elastic.recovery.members import first_members
-from unicron_elastic.recovery.state import Part
+from unicron_elastic.recovery.members import first_members, is_anyone_elsewhere, trains_here
 from unicron_elastic.rendezvous.restarts import agree_on_restarts
 from unicron_elastic.rendezvous.round_watch import RoundListener
 
@@ -404,9 +403,10 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._reporter.phase_is(self._state.phase.value)
         for command in todo:
             self._do(command)
-        if before is not None and self._state.world is not None and self._state.world.number > before.number:
-            if self._state.world.reason:
-                self._reporter.say(self._state.world.reason)  # when its members have been told
+        world = self._state.world
+        if world is not None and world.number > (1 if before is None else before.number):
+            if before is not None and world.reason:
+                self._reporter.say(world.reason)  # when its members have been told
             self._watch_hangs()
         self._pace.look()
 
@@ -609,16 +609,19 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         """Of the workers that train; newcomers are not in step yet."""
         if not isinstance(self._pcontext, WorkersContext) or self._options.on_hang == "off":
             return
-        late = {w.local_rank for w in self._state.workers if w.takes_place and w.part is not Part.MEMBER}
+        trains = {worker.local_rank for worker in self._state.workers if trains_here(self._state, worker)}
         ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
-        workers = {ranks[each]: worker for each, worker in self._pcontext.workers.items() if each not in late}
+        workers = {ranks[each]: worker for each, worker in self._pcontext.workers.items() if each in trains}
         tell_after_s = min(self._state.policy.hang_tell_s, self._state.policy.hang_patience_s)
+        world, elsewhere = self._state.world, self._elsewhere_of_round
+        is_whole = self._worker_group.group_world_size == 1
+        if world is not None:  # nodes that were lost are nowhere to be asked
+            is_whole = is_whole or not is_anyone_elsewhere(self._state)
+            elsewhere = None if is_whole else elsewhere
+            if elsewhere is not None:
+                elsewhere.members = world.size
         self._hangs.start(
-            self._state.generation,
-            workers,
-            whole_job=self._worker_group.group_world_size == 1,
-            elsewhere=self._elsewhere_of_round,
-            tell_after_s=tell_after_s,
+            self._state.generation, workers, whole_job=is_whole, elsewhere=elsewhere, tell_after_s=tell_after_s
         )
 
     def _speaks_with_peers(self) -> bool:
@@ -638,7 +641,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             self._store,
             rank=group.group_rank,
             size=group.group_world_size,
-            world_size=group.workers[0].world_size,
+            members=group.workers[0].world_size,
             host=self._state.host,
         )
 

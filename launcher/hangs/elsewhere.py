@@ -42,19 +42,19 @@ def question_in(news: bytes) -> int | None:
 
 
 class Elsewhere:
-    """One generation's part in this. ``rank`` and ``size`` count agents, ``world_size`` workers."""
+    """One round's part in this. ``rank`` and ``size`` count agents, ``members`` the workers that train, at present."""
 
-    def __init__(self, store: Store, *, rank: int, size: int, world_size: int, host: str) -> None:
+    def __init__(self, store: Store, *, rank: int, size: int, members: int, host: str) -> None:
         self._store = store
         self._rank = rank
         self._others = [each for each in range(size) if each != rank]
-        self._world_size = world_size
+        self.members = members
         self._host = host
         self._heard = Heard()  # written by the watching thread alone
         self._wished_at = self._wishes_since = -math.inf
         self._looked_at = 0.0
         self._answers: deque[str] = deque(maxlen=1)
-        self._are_all_there = False
+        self._there: set[int] = set()  # of the others, who have answered once
         self._is_off = False
         self._was_noted = False
         # Called from the thread that watches the other nodes: a question has come, and what people should hear.
@@ -81,8 +81,8 @@ class Elsewhere:
         self.wake()
 
     def ranks(self, here: Collection[RankSample], policy: PacePolicy) -> tuple[RemoteRank, ...]:
-        """All ranks but those ``here``, as they were a moment ago; nothing if some are not known."""
-        return self._heard.ranks(here, self._world_size, time.monotonic(), policy)
+        """All members but those ``here``, as they were a moment ago; nothing if some are not known."""
+        return self._heard.ranks(here, self.members, time.monotonic(), policy)
 
     # -- from the thread that watches the other nodes -----------------------------------------------------------------
 
@@ -139,17 +139,25 @@ class Elsewhere:
         return passed_s >= min(pause_s, PAUSE_MAX_S)
 
     def _read(self) -> None:
-        keys = [f"{_KEY}/{each}" for each in self._others]
-        self._are_all_there = self._are_all_there or self._store.check(keys)
-        if not self._are_all_there:  # to get what is not there would wait for it
+        self._see_who_is_there()
+        nodes = sorted(self._there)
+        if not nodes:
             return
-        for node, text in zip(self._others, self._store.multi_get(keys), strict=True):
+        for node, text in zip(nodes, self._store.multi_get([f"{_KEY}/{each}" for each in nodes]), strict=True):
             try:
                 self._heard = self._heard.told(node, parse_report(bytes(text)))
             except ValueError as error:
                 if not self._was_noted:
                     self._was_noted = True
                     self.on_note(f"What node {node} tells of its ranks is ignored: {error}")
+
+    def _see_who_is_there(self) -> None:
+        """To get what is not there would wait for it. A node that is lost never answers: the others do all the same."""
+        missing = [each for each in self._others if each not in self._there]
+        if missing and self._store.check([f"{_KEY}/{each}" for each in missing]):
+            self._there.update(missing)
+        elif missing and time.monotonic() - self._heard.latest_at > ROUND_S / 2:
+            self._there.update(each for each in missing if self._store.check([f"{_KEY}/{each}"]))
 
     def _is_wished(self, now: float) -> bool:
         return now - self._wished_at <= WISH_S

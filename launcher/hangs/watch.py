@@ -14,7 +14,14 @@ from unicron_elastic.launcher.progress import ProgressWatch, is_silent
 from unicron_elastic.launcher.slowness import Slowness
 from unicron_elastic.launcher.workers import WorkerProcess
 from unicron_elastic.recovery.commands import GatherEvidence
-from unicron_elastic.recovery.events import Event, EvidenceGathered, WorkerOutOfStep, WorkersGoOn, WorkersHung
+from unicron_elastic.recovery.events import (
+    Event,
+    EvidenceGathered,
+    WatchBegan,
+    WorkerOutOfStep,
+    WorkersGoOn,
+    WorkersHung,
+)
 from unicron_elastic.worker.pulse import TRAIN
 
 __all__ = ["HangWatch"]
@@ -47,6 +54,7 @@ class HangWatch:
         self._generation = 0
         self._workers: dict[int, WorkerProcess] = {}
         self._hung: frozenset[int] = frozenset()  # the ranks of the latest verdict
+        self._has_told = False  # of a hang that is not over
 
     def start(
         self,
@@ -62,9 +70,12 @@ class HangWatch:
         ``elsewhere`` asks the other nodes where their ranks are, ``tell_after_s`` is how long the workers must wait for
         what is not here until people hear of it.
         """
+        if self._has_told:
+            self._post(WatchBegan(at=time.monotonic(), generation=generation))
         self._generation = generation
         self._workers = dict(workers)
         self._hung = frozenset()
+        self._has_told = False
         self._waiting = None
         self._tell_after_s = tell_after_s
         if elsewhere is not None:
@@ -117,6 +128,7 @@ class HangWatch:
                     kind=verdict.kind,
                     generation=self._generation,
                 )
+                self._has_told = True
                 self._post(event)
             case OutOfStep():
                 self._post(
@@ -132,6 +144,7 @@ class HangWatch:
             case Degraded():
                 self._slowness.begins(verdict)
             case Recovered(was_hung=True):
+                self._has_told = False
                 self._post(WorkersGoOn(at=now, reason=verdict.reason, generation=self._generation))
             case Waiting():
                 self._waits(verdict, now)

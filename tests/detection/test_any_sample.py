@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unicron_elastic.detection.arrivals import Arrivals
-from unicron_elastic.detection.sample import TRAIN, RankSample, Sample
+from unicron_elastic.detection.sample import MEET, SPARE, TRAIN, RankSample, Sample
 from unicron_elastic.detection.state import PaceState
 from unicron_elastic.detection.verdicts import Hung, Recovered, Slow
 from unicron_elastic.detection.watch import forget, needs_evidence, next_look_at, observe
@@ -27,7 +27,7 @@ RANKS = st.builds(
     step=COUNTS,
     step_at=MAYBE,
     step_time_s=MAYBE,
-    phase=st.one_of(st.just(TRAIN), st.text("abcdefgh", min_size=1, max_size=2)),
+    phase=st.one_of(st.sampled_from([TRAIN, MEET, SPARE]), st.text("abcdefgh", min_size=1, max_size=2)),
     phase_since=MAYBE,
     cpu_time_s=MAYBE,
     collective=COUNTS,

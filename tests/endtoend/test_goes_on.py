@@ -39,7 +39,15 @@ def _incidents(folder: Path) -> list[dict[str, Any]]:
     return [last[number] for number in sorted(last)]
 
 
-def _train(launcher: Any, ranks: int, *strikes: str, worlds: int = 1, more: tuple[str, ...] = ()) -> Path:
+def _train(
+    launcher: Any,
+    ranks: int,
+    *strikes: str,
+    worlds: int = 1,
+    flags: tuple[str, ...] = (),
+    more: tuple[str, ...] = (),
+    end_s: float = END_S,
+) -> Path:
     """Trains to a good end; the last step waits for that many worlds, so that all replacements have joined."""
     given = [argument for strike in strikes for argument in ("--strike", strike)]
     run = launcher.start(
@@ -47,13 +55,14 @@ def _train(launcher: Any, ranks: int, *strikes: str, worlds: int = 1, more: tupl
         f"--nproc-per-node={ranks}",
         "--max-restarts=5",
         "--unicron-ledger=ledger",
+        *flags,
         SCRIPT,
         f"--wait-for-worlds={worlds}",
         *given,
         *more,
         fast=False,
     )
-    assert run.wait(END_S) == 0, run.err
+    assert run.wait(end_s) == 0, run.err
     return launcher.folder
 
 
@@ -172,3 +181,19 @@ def test_a_node_whose_only_worker_is_lost_gets_another(
     assert [run.wait(END_S) for run in runs] == [0, 0], runs[0].err + runs[1].err
     _assert_same(launcher.folder, undisturbed, [0, 1])
     assert sum("rank 1 restarts." in run.err for run in runs) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])  # a newcomer waits for the one that hangs; and a survivor of the world before
+def test_who_hangs_while_another_is_lost_is_ended_for_it_is_missing_from_the_new_world(
+    launcher: Any, ranks: int
+) -> None:
+    strikes = ("1:12:forward:sleep", "0:12:settled:kill")
+    flags = ("--unicron-hang-patience=0.5",)
+    folder = _train(launcher, ranks, *strikes, worlds=4, flags=flags, more=("--steps=20",), end_s=150.0)
+    finals = [_final(folder, rank) for rank in range(ranks)]
+    assert len({final["parameters"] for final in finals}) == 1
+    lost, hung = _incidents(folder)
+    assert lost["rank"] == 0
+    assert (hung["rank"], hung["method"], hung["action"]) == (1, "online statistics", "go on")
+    assert hung["reason"].endswith("; missing from the new world, in which the others wait, it is not at work.")

@@ -33,6 +33,7 @@ HOWS: dict[str, Callable[[], Any]] = {
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "exit": lambda: os._exit(1),
     "leave": lambda: sys.exit(0),
+    "sleep": lambda: time.sleep(3600.0),
 }
 
 

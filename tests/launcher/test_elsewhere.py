@@ -48,7 +48,7 @@ class Agent:
             self.store,  # type: ignore[arg-type]
             rank=number,
             size=size,
-            world_size=2 * size,
+            members=2 * size,
             host=f"node-{number}",
         )
         self.elsewhere.on_question = self._answer
@@ -146,6 +146,27 @@ def test_an_agent_that_does_not_answer_is_asked_again_and_nothing_is_known(job: 
     job.agents[1].is_there = False
     job.run(FRESH_S + 2 * ROUND_S, wishes=(0,))
     assert job.agents[0].known() == []
+
+
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_without_a_lost_agent_the_others_know_all_who_train(
+    monkeypatch: pytest.MonkeyPatch, has_answered: bool
+) -> None:
+    job = Job(size=3)
+    monkeypatch.setattr(elsewhere, "time", SimpleNamespace(monotonic=lambda: job.now))
+    if has_answered:
+        job.run(0.5, wishes=(0, 1, 2))
+        assert [len(agent.known()) for agent in job.agents] == [4, 4, 4]
+    job.agents.pop()
+    for agent in job.agents:
+        agent.elsewhere.members = 4
+    job.run(FRESH_S + 2 * ROUND_S, wishes=(0, 1))
+    assert [agent.known() for agent in job.agents] == [
+        [(2, "node-1"), (3, "node-1")],
+        [(0, "node-0"), (1, "node-0")],
+    ]
+    job.run(20.0, wishes=(0, 1))
+    assert all(agent.known() for agent in job.agents)
 
 
 def test_many_agents_are_read_at_once_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -> None:

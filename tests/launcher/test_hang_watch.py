@@ -17,7 +17,7 @@ from unicron_elastic.launcher.hangs.watch import HangWatch
 from unicron_elastic.launcher.hangs.whereabouts import GroupPosition, Whereabouts
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.recovery.commands import GatherEvidence
-from unicron_elastic.recovery.events import Event, EvidenceGathered, WorkersGoOn, WorkersHung
+from unicron_elastic.recovery.events import Event, EvidenceGathered, WatchBegan, WorkersGoOn, WorkersHung
 from unicron_elastic.worker.pulse import PulseReading
 
 DEADLINE_S = 30.0
@@ -140,6 +140,26 @@ def test_the_end_of_a_hang_becomes_an_event(watch: Watch) -> None:
     (event,) = watch.events
     assert isinstance(event, WorkersGoOn)
     assert (event.reason, event.generation) == ("rank 5 goes on.", 3)
+
+
+def test_a_hang_is_in_doubt_when_the_watch_begins_anew(watch: Watch) -> None:
+    watch.start(generation=3)
+    watch.start(generation=3)
+    assert watch.events == []  # nobody hung
+    watch.progress.say(hung(5, at=1.0))
+    watch.start(generation=3)
+    assert isinstance(watch.events[-1], WatchBegan)
+    assert watch.events[-1].generation == 3
+    watch.start(generation=3)
+    assert len(watch.events) == 2
+
+
+def test_what_is_over_is_in_no_doubt(watch: Watch) -> None:
+    watch.start(generation=3)
+    watch.progress.say(hung(5, at=1.0))
+    watch.progress.say(Recovered(at=1.0, ranks=(5,), reason="rank 5 goes on.", was_hung=True))
+    watch.start(generation=3)
+    assert [type(event) for event in watch.events] == [WorkersHung, WorkersGoOn]
 
 
 def waiting(kind: HangKind, reason: str = "ranks 4 and 5 wait for rank 0 on n1.") -> Waiting:

@@ -18,6 +18,7 @@ from unicron_elastic.recovery.events import (
     PeerFailed,
     StartedWorker,
     TimePassed,
+    WatchBegan,
     WorkerEnding,
     WorkerExited,
     WorkerOutOfStep,
@@ -145,12 +146,13 @@ class Job:
         *local_ranks: int,
         kind: HangKind = HangKind.STOPPED,
         at: float | None = None,
+        since: float | None = None,
         generation: int | None = None,
     ) -> list[Command]:
         at = self._at(at)
         event = WorkersHung(
             at=at,
-            since=at - 0.1,
+            since=at - 0.1 if since is None else since,
             local_ranks=local_ranks,
             reason=HANGS,
             kind=kind,
@@ -180,6 +182,9 @@ class Job:
     def may_leave(self, why_not: str = "") -> list[Command]:
         """The answer to ``AskToLeave``."""
         return self.feed(LeaveAnswered(at=self._at(None), why_not=why_not))
+
+    def watched_anew(self, *, at: float | None = None, generation: int | None = None) -> list[Command]:
+        return self.feed(WatchBegan(at=self._at(at), generation=generation))
 
     def goes_on(self, *, generation: int | None = None) -> list[Command]:
         return self.feed(WorkersGoOn(at=self._at(None), reason=GO_ON, generation=generation))

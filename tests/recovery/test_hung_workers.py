@@ -132,6 +132,58 @@ def test_who_goes_on_is_let_go() -> None:
     assert job.state.hang is None
 
 
+def test_who_hung_in_the_world_before_and_is_not_seen_to_hang_in_this_one_is_let_be() -> None:
+    job = started(hang_patience_s=30.0)
+    job.hung(1, at=200.0, kind=HangKind.AWAITED)
+    job.evidence(1, at=200.4)
+    assert job.watched_anew(at=203.0) == []
+    assert job.time(206.0) == []  # nobody hears of it
+    assert job.time(1000.0) == []
+    assert job.state.phase is Phase.RUNNING
+
+
+def test_who_still_hangs_in_the_new_world_has_no_more_patience_for_it() -> None:
+    job = started(hang_patience_s=30.0)
+    job.hung(1, at=200.0, kind=HangKind.AWAITED)
+    job.evidence(1, at=200.4)
+    assert job.time(205.0) == [Tell(reason=HANGS)]
+    job.watched_anew(at=300.0)
+    commands = job.hung(1, at=360.0, since=199.9, kind=HangKind.AWAITED)
+    assert none(commands, GatherEvidence, Tell)  # it is the same hang
+    assert 500.0 in wakes(commands)
+    assert job.time(499.0) == []
+    assert only(job.time(500.0), KillWorkers).local_ranks == (1,)
+
+
+def test_what_was_due_meanwhile_is_done_when_it_is_seen_again() -> None:
+    job = started(hang_patience_s=30.0)
+    job.hung(1, at=200.0, kind=HangKind.DEADLOCKED)
+    job.evidence(1, at=200.4)
+    job.watched_anew(at=203.0)
+    assert job.time(231.0) == []
+    assert 263.0 in wakes(job.hung(1, at=263.0, since=199.9, kind=HangKind.DEADLOCKED))
+    only(job.time(263.0), KillWorkers)
+
+
+def test_in_a_new_world_it_may_be_less_sure() -> None:
+    job = started(hang_patience_s=30.0)
+    job.hung(1, at=200.0, kind=HangKind.DEADLOCKED)
+    job.watched_anew(at=203.0)
+    job.hung(1, at=263.0, since=199.9, kind=HangKind.UNCLEAR)
+    assert none(job.time(1000.0), KillWorkers)
+
+
+def test_a_step_later_it_is_another_hang() -> None:
+    job = started(hang_patience_s=30.0)
+    job.hung(1, at=200.0, kind=HangKind.AWAITED)
+    job.time(205.0)
+    job.watched_anew(at=300.0)
+    commands = job.hung(1, at=400.0, since=350.0, kind=HangKind.AWAITED)
+    only(commands, GatherEvidence)
+    assert 700.0 in wakes(commands)
+    assert job.time(405.0) == [Tell(reason=HANGS)]
+
+
 def test_a_hang_that_is_only_observed_is_recorded() -> None:
     job = started(acts_on_hangs=False)
     job.hung(1, at=200.0, kind=HangKind.AWAITED)
@@ -207,3 +259,14 @@ def test_it_is_told_once() -> None:
     job = started()
     job.hung(1, kind=HangKind.AWAITED)
     assert job.hung(0, kind=HangKind.AWAITED) == []
+
+
+def test_one_that_is_only_observed_is_one_incident_in_all_worlds() -> None:
+    job = started(acts_on_hangs=False)
+    job.hung(1, at=200.0, kind=HangKind.AWAITED)
+    job.evidence(1, at=200.4)
+    only(job.time(205.0), RecordIncident)
+    job.watched_anew(at=206.0)
+    job.hung(1, at=266.0, since=199.9, kind=HangKind.AWAITED)
+    incident = only(job.time(271.0), RecordIncident).incident
+    assert (incident.number, job.state.incidents) == (1, 1)

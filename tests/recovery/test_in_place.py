@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scenario import CRASHED, FIRST_RANK, GLOO_CLOSED, KILLED, Job, none, only
+from scenario import CRASHED, FIRST_RANK, GLOO_CLOSED, HANGS, KILLED, Job, none, only
 
 from unicron_elastic.faults import Failure, HangKind
 from unicron_elastic.recovery.commands import (
@@ -22,6 +22,7 @@ from unicron_elastic.recovery.commands import (
     ReplaceWorker,
     StartWorkers,
     StopWorkers,
+    Tell,
     TellWorld,
     WakeAt,
 )
@@ -494,3 +495,51 @@ def test_a_node_that_joined_and_left_in_the_same_moment_does_not_stay_in_the_wor
         store="far:1", reason="another", joined=(replace(far, name="new", node="n/2#y"),)
     )
     assert none(job.feed(WorldChanged(at=job.now, world=joined_later, generation=job.state.generation)), ChangeWorld)
+
+
+# -- who hangs while others are lost ---------------------------------------------------------------------------------
+
+
+def test_who_hung_before_another_was_lost_is_seen_again_and_then_lost_too_with_the_patience_that_is_left() -> None:
+    job = InPlace(hang_patience_s=30.0)
+    job.hung(1, at=200.0, kind=HangKind.AWAITED)
+    job.evidence(1, at=200.4)
+    assert only(job.time(205.0), Tell).reason == HANGS
+    job.exited(0, KILLED)
+    job.watched_anew()
+    assert none(job.time(500.0), KillWorkers)
+    job.hung(1, at=501.0, since=199.9, kind=HangKind.AWAITED)
+    commands = job.time(501.0)
+    assert only(commands, KillWorkers).local_ranks == (1,)
+    assert none(commands, StopWorkers)
+    assert job.state.hang is None
+
+
+def test_who_goes_on_in_the_new_world_does_not_hang() -> None:
+    job = InPlace()
+    job.hung(1, at=200.0, kind=HangKind.AWAITED)
+    job.evidence(1, at=200.4)
+    job.time(205.0)
+    job.exited(0, KILLED)
+    assert none(job.went_on(2), Tell)
+    assert only(job.went_on(1), Tell).reason == f"rank {FIRST_RANK + 1} goes on in the new world."
+    assert job.state.hang is None
+
+
+def test_who_is_in_doubt_whether_it_hangs_is_stopped_like_the_others() -> None:
+    job = InPlace()
+    job.hung(1, at=200.0, kind=HangKind.AWAITED)
+    job.exited(0, KILLED)
+    assert job.state.hang is not None
+    commands = job.peer_failed()
+    assert none(commands, KillWorkers)
+    assert 1 in only(commands, StopWorkers).local_ranks
+
+
+def test_another_who_hangs_in_the_new_world_is_another_hang() -> None:
+    job = InPlace(hang_patience_s=30.0)
+    job.hung(1, at=200.0, kind=HangKind.AWAITED)
+    job.exited(0, KILLED)
+    job.hung(2, at=400.0, since=199.0, kind=HangKind.AWAITED)
+    assert none(job.time(500.0), KillWorkers)
+    assert only(job.time(700.0), KillWorkers).local_ranks == (2,)

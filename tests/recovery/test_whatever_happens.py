@@ -38,6 +38,7 @@ HAPPENINGS = st.one_of(
     st.tuples(st.just("time"), st.sampled_from([0.0, 1.0, 6.0, 31.0, 301.0])),
     st.tuples(st.just("hung"), LOCAL, st.sampled_from(HangKind), AGO),
     st.tuples(st.just("goes on"), AGO),
+    st.tuples(st.just("watched anew"), AGO),
     st.tuples(st.just("evidence"), LOCAL, AGO),
     st.tuples(st.just("end all"), st.sampled_from(CODES)),
     st.tuples(st.just("started")),
@@ -124,6 +125,8 @@ class Watched(Job):
                 self.hung(local, kind=kind, generation=self._ago(ago))
             case ("goes on", ago):
                 self.goes_on(generation=self._ago(ago))
+            case ("watched anew", ago):
+                self.watched_anew(generation=self._ago(ago))
             case ("may leave", may):
                 self.may_leave("" if may else "it must.")
             case ("finds", severity):

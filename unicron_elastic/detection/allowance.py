@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from unicron_elastic.detection.sample import SPARE, TRAIN
+from unicron_elastic.detection.sample import MEET, SPARE, TRAIN
 from unicron_elastic.detection.state import PaceState, RankPace
 
 __all__ = ["Allowance", "allowance"]
@@ -39,6 +39,8 @@ def _allowance(pace: RankPace, state: PaceState) -> Allowance:
     if not seen.step or seen.step_at is None:
         return _start(pace, state)
     since = max(seen.step_at, seen.phase_since or seen.step_at)
+    if seen.phase == MEET:  # it takes as long as the last one takes to come
+        return Allowance(since, None, max(policy.warmup_s, _step_limit_s(pace, state)), " of the meeting")
     if seen.phase != TRAIN:
         return _phase(pace, state, since)
     if not pace.is_warm(policy):

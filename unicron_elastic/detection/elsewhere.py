@@ -174,9 +174,9 @@ class Heard:
         return all(each is not None and each.now.asked == self.latest for each in found)
 
     def ranks(
-        self, here: Collection[RankSample], world_size: int, at: float, policy: PacePolicy
+        self, here: Collection[RankSample], members: int, at: float, policy: PacePolicy
     ) -> tuple[RemoteRank, ...]:
-        """All ranks of the job but those ``here``.
+        """All ranks of the job, which has ``members``, but those ``here``.
 
         Nothing unless all are known, each from one node, of late, and since the latest step here: what was asked in an
         earlier standstill would make the others seem to lag behind.
@@ -188,13 +188,13 @@ class Heard:
         for before, now in self.nodes.values():
             question_at = asked_at.get(now.asked, -math.inf)
             if at - question_at > FRESH_S or question_at < since:
-                return ()
+                continue  # perhaps of a node that is lost
             for rank in now.ranks:
                 remote = _remote(before, now, rank, policy)
                 if remote is None or rank.rank in found or rank.rank in ours:
                     return ()
                 found[rank.rank] = remote
-        if {*found, *ours} != set(range(world_size)):
+        if len(found) + len(ours) != members:
             return ()
         return tuple(found[rank] for rank in sorted(found))
 

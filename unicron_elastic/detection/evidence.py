@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unicron_elastic.detection.policy import PacePolicy
-from unicron_elastic.detection.sample import SPARE, GroupPosition, RankSample
+from unicron_elastic.detection.sample import MEET, SPARE, GroupPosition, RankSample
 from unicron_elastic.faults import HangKind
 from unicron_elastic.faults.text import one_line, shorten
 
@@ -32,9 +32,31 @@ def suspects(ranks: tuple[RankSample, ...], standing: frozenset[int]) -> Suspect
     stopped = tuple(rank.rank for rank in near if rank.stopped)
     if stopped:
         return Suspects(stopped, "stopped by a signal")
+    meeting = [rank for rank in near if rank.phase == MEET]
+    near = [rank for rank in near if meeting or rank.phase != SPARE]  # for a spare only a new world waits
     silent = tuple(rank.rank for rank in near if rank.silent)
     if silent and len(silent) < len(near):
         return Suspects(silent, "without an answer while others answer")
+    elsewhere = [rank for rank in near if rank.phase != MEET]
+    if meeting and elsewhere:
+        return _missing_from_world(near, elsewhere)
+    if meeting or not near:
+        return Suspects(tuple(rank.rank for rank in near) or tuple(sorted(standing)), "")
+    return _late(near)
+
+
+def _missing_from_world(near: list[RankSample], elsewhere: list[RankSample]) -> Suspects:
+    """Of ranks of which some, but not those ``elsewhere``, wait in a new world for the others."""
+    if all(rank.waiting for rank in elsewhere):  # they have not come, or have gone on: nothing tells
+        return Suspects(tuple(rank.rank for rank in near), "")
+    found = _late(elsewhere)
+    if found.ranks and found.clause:
+        return found
+    return Suspects(tuple(rank.rank for rank in elsewhere), "missing from the new world, in which the others wait")
+
+
+def _late(near: list[RankSample]) -> Suspects:
+    """By their steps and collectives."""
     absent = _absent_from_group(near)
     if absent is not None:
         return absent
@@ -96,11 +118,16 @@ def _op(group: GroupPosition) -> str:
 def _near(ranks: tuple[RankSample, ...], standing: frozenset[int]) -> list[RankSample]:
     """Those who stand, and those no more than a step from them: further apart, nobody waits for anybody.
 
-    For a spare nobody waits.
+    But who meets waits for all. A newcomer's steps count from its own start, and say nothing: until its first it is
+    taken to be where the others are, if it has come to the group of them all.
     """
     steps = [rank.step or 0 for rank in ranks if rank.rank in standing]
-    near = [rank for rank in ranks if any(abs((rank.step or 0) - step) <= 1 for step in steps)]
-    return [rank for rank in near if rank.phase != SPARE]
+    if any(rank.phase == MEET for rank in ranks if rank.rank in standing):
+        return list(ranks)
+    latest = max(steps, default=0)
+    new = [rank for rank in ranks if latest > 1 and not rank.step and rank.collective is not None]
+    ranks = tuple(replace(rank, step=latest) if rank in new else rank for rank in ranks)
+    return [rank for rank in ranks if rank.phase == MEET or any(abs((rank.step or 0) - step) <= 1 for step in steps)]
 
 
 def _places(ranks: list[RankSample]) -> dict[int, tuple[int, int]]:
@@ -138,9 +165,10 @@ def hang_kind(ranks: tuple[RankSample, ...], hung: tuple[int, ...], whole_job: b
         return HangKind.STOPPED
     # A rank outside may be seen as one that waits, because torch's recorder may miss the end of its last collective.
     are_together = len({rank.collective for rank in ranks}) == 1 and len(ranks) > 1
-    if whole_job and are_together and all(rank.waiting and not rank.uses_gpu for rank in ranks):
+    if whole_job and are_together and all(rank.waiting and not rank.uses_gpu and rank.phase != MEET for rank in ranks):
         return HangKind.DEADLOCKED
-    if any(rank.waiting for rank in ranks):
+    is_meeting = any(rank.phase == MEET for rank in ranks if rank.rank not in hung)
+    if is_meeting or any(rank.waiting for rank in ranks):
         return HangKind.AWAITED
     return HangKind.UNCLEAR
 

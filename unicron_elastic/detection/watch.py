@@ -11,7 +11,7 @@ from dataclasses import replace
 from unicron_elastic.detection.allowance import Allowance, allowance
 from unicron_elastic.detection.drift import ANSWER_S, drift_judged, drifted
 from unicron_elastic.detection.lockstep import followed, skip
-from unicron_elastic.detection.sample import TRAIN, RankSample, Sample
+from unicron_elastic.detection.sample import MEET, TRAIN, RankSample, Sample
 from unicron_elastic.detection.signals import learned
 from unicron_elastic.detection.standstill import SLACK_S, judged, look_s, suspected_at
 from unicron_elastic.detection.state import Habits, PaceState, RankPace
@@ -135,7 +135,7 @@ def _habits(habits: Habits, pace: RankPace, now: RankSample) -> Habits:
     """the job's habits with what one rank has ended since the look before: a phase, its start."""
     before = pace.seen
     lasted_s = (now.phase_since or 0.0) - (before.phase_since or 0.0)
-    if before.phase != TRAIN and before.phase_since is not None and lasted_s > 0:
+    if before.phase not in (TRAIN, MEET) and before.phase_since is not None and lasted_s > 0:
         habits = habits.with_phase(before.phase, lasted_s)
     if not before.step and now.step and now.step_at is not None:
         habits = replace(habits, start_s=max(habits.start_s or 0.0, now.step_at - pace.began_at))

@@ -24,7 +24,7 @@ from unicron_elastic.training.membership import Membership
 from unicron_elastic.training.shares import from_ranges, to_ranges
 from unicron_elastic.worker.collectives import break_collectives
 from unicron_elastic.worker.phases import phase
-from unicron_elastic.worker.pulse import SPARE
+from unicron_elastic.worker.pulse import MEET, SPARE
 from unicron_elastic.world import World
 
 __all__ = ["Members", "device_of"]
@@ -134,7 +134,8 @@ class Members:
             self._adopt()
             self._is_connected = False
         assert self._meeting is not None
-        heard = self._meeting.exchange(_written(said, self._terms))
+        with phase(MEET):
+            heard = self._meeting.exchange(_written(said, self._terms))
         everybody = [_read(text, self._terms, self._micro_batches, index) for index, text in enumerate(heard)]
         agreement = agree(
             everybody,
@@ -168,7 +169,8 @@ class Members:
             rank = layout.rank_of(self.index)
             assert rank is not None
             try:
-                self._groups.enter(meeting, rank, layout.size)
+                with phase(MEET):
+                    self._groups.enter(meeting, rank, layout.size)
             except BaseException:  # others may have made groups with this one, and would wait in them
                 break_collectives("the groups of a world were not made", is_quiet=True)
                 raise

@@ -30,6 +30,7 @@ __all__ = [
     "StateFetched",
     "StepEnded",
     "TimePassed",
+    "WatchBegan",
     "WorkerEnding",
     "WorkerExited",
     "WorkerOutOfStep",
@@ -116,6 +117,14 @@ class WorkersHung:
     local_ranks: tuple[int, ...]
     reason: str
     kind: HangKind
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchBegan:
+    """The workers' pace is watched from the beginning, as in a new world: whether any still hang is not known."""
+
+    at: float
     generation: int | None = None
 
 
@@ -316,6 +325,7 @@ Event: TypeAlias = (
     | WorkerExited
     | WorkersHung
     | WorkerOutOfStep
+    | WatchBegan
     | WorkersGoOn
     | EvidenceGathered
     | FirstStepDone

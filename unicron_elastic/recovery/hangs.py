@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from unicron_elastic.faults import SEVERITY_OF, Failure, Fault, HangKind, Status
 from unicron_elastic.recovery.commands import Command, GatherEvidence, KillWorkers, RecordIncident, Tell, WakeAt
-from unicron_elastic.recovery.events import WorkersGoOn, WorkersHung
+from unicron_elastic.recovery.events import WatchBegan, WorkersGoOn, WorkersHung
 from unicron_elastic.recovery.policy import Policy
 from unicron_elastic.recovery.records import open_incident
-from unicron_elastic.recovery.state import Hang, JobState, Phase
+from unicron_elastic.recovery.state import Hang, JobState, Phase, Worker
 
 __all__ = [
     "METHOD",
+    "about_hang",
+    "hang_after",
     "hang_fault",
     "kill_hung",
     "observed",
     "told_if_due",
+    "went_on",
     "why_act",
-    "workers_go_on",
-    "workers_hung",
 ]
 
 METHOD = "online statistics"
 DATA_FACTOR = 10.0  # so much longer may workers make others wait that may themselves wait, for data
 
 
-def workers_hung(state: JobState, event: WorkersHung) -> tuple[JobState, list[Command]]:
+def about_hang(state: JobState, event: WorkersHung | WorkersGoOn | WatchBegan) -> tuple[JobState, list[Command]]:
+    """Books what the watch over the workers' pace has to say."""
+    match event:
+        case WorkersHung():
+            return _workers_hung(state, event)
+        case WorkersGoOn():
+            return _workers_go_on(state, event)
+        case WatchBegan():  # nothing healthy may be killed: in a new world who hung may have gone on
+            return replace(state, hang=state.hang and replace(state.hang, is_in_doubt=True)), []
+
+
+def _workers_hung(state: JobState, event: WorkersHung) -> tuple[JobState, list[Command]]:
     """Asks for evidence at once. People hear of it, and something is done, when it is sure or has lasted."""
     running = tuple(worker.local_rank for worker in state.running)
     hung = tuple(local_rank for local_rank in event.local_ranks if local_rank in running)
     before = state.hang
-    if state.phase is not Phase.RUNNING or not hung or (before is not None and event.kind <= before.kind):
+    if before is not None and before.is_in_doubt and not _is_same(before, event):
+        before = None
+    is_known = before is not None and not before.is_in_doubt and event.kind <= before.kind
+    if state.phase is not Phase.RUNNING or not hung or is_known:
         return state, []
     hang = Hang(
         at=event.at if before is None else before.at,
@@ -40,7 +56,7 @@ def workers_hung(state: JobState, event: WorkersHung) -> tuple[JobState, list[Co
         reason=event.reason,
         kind=event.kind,
         tell_at=event.at + _tell_after_s(state.policy, event.kind),
-        act_at=_act_at(state.policy, event),
+        act_at=_act_at(state.policy, event, before),
         evidence_at=event.at + state.policy.evidence_timeout_s,
         is_told=before is not None and before.is_told,
         evidence=None if before is None else before.evidence,
@@ -56,13 +72,43 @@ def workers_hung(state: JobState, event: WorkersHung) -> tuple[JobState, list[Co
     return state, [*told, *commands]
 
 
+def _is_same(before: Hang, event: WorkersHung) -> bool:
+    """Whether there was no step since, and some of those hang who did."""
+    return event.since <= before.at and not set(before.local_ranks).isdisjoint(event.local_ranks)
+
+
+def hang_after(state: JobState, lost: Iterable[Worker]) -> JobState:
+    """The state after a loss that the others survive: who hung and was not lost is to be seen again."""
+    hang = state.hang
+    if hang is None or any(worker.local_rank in hang.local_ranks for worker in lost):
+        return replace(state, hang=None)
+    return replace(state, hang=replace(hang, is_in_doubt=True))
+
+
+def went_on(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
+    """A member has made a step in a new world: if it was in doubt whether it still hangs, it does not."""
+    hang = state.hang
+    if hang is None or not hang.is_in_doubt or worker.local_rank not in hang.local_ranks:
+        return state, []
+    told: list[Command] = [Tell(reason=f"rank {worker.rank} goes on in the new world.")] if hang.is_told else []
+    return replace(state, hang=None), told
+
+
 def _tell_after_s(policy: Policy, kind: HangKind) -> float:
     if kind is HangKind.STOPPED:
         return 0.0
     return policy.idle_tell_s if kind is HangKind.UNCLEAR else min(policy.hang_tell_s, policy.hang_patience_s)
 
 
-def _act_at(policy: Policy, event: WorkersHung) -> float | None:
+def _act_at(policy: Policy, event: WorkersHung, before: Hang | None) -> float | None:
+    """When it is time, which does not begin anew with each world that comes meanwhile."""
+    act_at = _patient_until(policy, event)
+    if act_at is None or before is None or before.act_at is None or event.kind < before.kind:
+        return act_at
+    return min(act_at, max(before.act_at, event.at))
+
+
+def _patient_until(policy: Policy, event: WorkersHung) -> float | None:
     """Nothing healthy may be killed: the less sure it is that workers will not go on, the longer they have."""
     if not policy.acts_on_hangs and event.kind is not HangKind.UNCLEAR:
         return event.at + _tell_after_s(policy, event.kind)  # to record it is all there is to do
@@ -77,12 +123,12 @@ def _act_at(policy: Policy, event: WorkersHung) -> float | None:
 def told_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     """Says what hangs, once it is time."""
     hang = state.hang
-    if hang is None or hang.is_told or at < hang.tell_at:
+    if hang is None or hang.is_told or hang.is_in_doubt or at < hang.tell_at:
         return state, []
     return replace(state, hang=replace(hang, is_told=True)), [Tell(reason=hang.reason)]
 
 
-def workers_go_on(state: JobState, event: WorkersGoOn) -> tuple[JobState, list[Command]]:
+def _workers_go_on(state: JobState, event: WorkersGoOn) -> tuple[JobState, list[Command]]:
     """It was none. Who has heard of it hears that, too."""
     commands: list[Command] = [Tell(reason=event.reason)] if state.hang is not None and state.hang.is_told else []
     return replace(state, hang=None), commands
@@ -123,6 +169,8 @@ def kill_hung(state: JobState) -> tuple[JobState, list[Command]]:
     if state.hang is None:
         return state, []
     hung = tuple(worker.local_rank for worker in state.running if worker.local_rank in state.hang.local_ranks)
+    if state.hang.is_in_doubt:
+        hung = ()
     workers = tuple(replace(w, was_killed=True) if w.local_rank in hung else w for w in state.workers)
     state = replace(state, workers=workers, hang=None)
     if not hung:

@@ -29,6 +29,7 @@ from unicron_elastic.recovery.events import (
     WorldBroke,
     WorldChanged,
 )
+from unicron_elastic.recovery.hangs import went_on
 from unicron_elastic.recovery.losses import replace_lost, world_broke
 from unicron_elastic.recovery.members import first_members, is_anyone_elsewhere, member_of, members_here, name_of
 from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
@@ -149,11 +150,11 @@ def _went_on(state: JobState, worker: Worker, event: MemberWentOn) -> tuple[JobS
     counted = replace(worker, went_on_in=event.world)
     if worker.went_on_in or not worker.takes_place:  # else it has come just now
         counted = replace(counted, reused=event.reused, recomputed=event.recomputed)
-    state = replace(state.with_worker(counted), reattempts=0)
+    state, told = went_on(replace(state.with_worker(counted), reattempts=0), worker)
     world = state.world
     members = members_here(state)
     if world is None or state.incident is None or any(each.went_on_in < world.number for each in members):
-        return state, []
+        return state, told
     incident = replace(
         state.incident,
         first_step_at=event.at,
@@ -165,7 +166,7 @@ def _went_on(state: JobState, worker: Worker, event: MemberWentOn) -> tuple[JobS
         ),
     )
     state, commands = replace_lost(replace(state, incident=None, answered=None))
-    return state, [*commands, RecordIncident(incident=incident)]
+    return state, [*told, *commands, RecordIncident(incident=incident)]
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

@@ -23,6 +23,7 @@ from unicron_elastic.recovery.commands import (
 )
 from unicron_elastic.recovery.events import NodesLost, WorkerExited, WorldBroke
 from unicron_elastic.recovery.hangs import METHOD as HANG_METHOD
+from unicron_elastic.recovery.hangs import hang_after
 from unicron_elastic.recovery.ladder import climb
 from unicron_elastic.recovery.members import (
     has_anyone_parted,
@@ -84,7 +85,7 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     state, booked = _book(state, cause, verdict, at=at, method=method, action="go on")
     state, commands = _leave_out(state, lost, at, f"{fault.reason} {verdict.reason}")
     answered = (signature(fault.failure), fault.failure.step)
-    return replace(state, hang=None, answered=answered), [*commands, *booked]
+    return replace(hang_after(state, lost), answered=answered), [*commands, *booked]
 
 
 def tells_itself(incident: Incident) -> bool:

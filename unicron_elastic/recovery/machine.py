@@ -41,6 +41,7 @@ from unicron_elastic.recovery.events import (
     PeerFailed,
     StepEnded,
     TimePassed,
+    WatchBegan,
     WorkerEnding,
     WorkerExited,
     WorkerOutOfStep,
@@ -49,15 +50,7 @@ from unicron_elastic.recovery.events import (
     WorkersHung,
     WorkersStarted,
 )
-from unicron_elastic.recovery.hangs import (
-    METHOD,
-    hang_fault,
-    observed,
-    told_if_due,
-    why_act,
-    workers_go_on,
-    workers_hung,
-)
+from unicron_elastic.recovery.hangs import METHOD, about_hang, hang_fault, observed, told_if_due, why_act
 from unicron_elastic.recovery.ladder import climb
 from unicron_elastic.recovery.lockstep import left_alone, out_of_step_fault
 from unicron_elastic.recovery.node import explained, leave_answered, left, may_leave, node_unhealthy, weigh
@@ -88,8 +81,8 @@ def _handled(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
             return _about_worker(state, event)
         case FirstStepDone():
             return _first_step_done(state, event)
-        case WorkersHung() | WorkersGoOn():
-            return workers_hung(state, event) if isinstance(event, WorkersHung) else workers_go_on(state, event)
+        case WorkersHung() | WorkersGoOn() | WatchBegan():
+            return about_hang(state, event)
         case WorkerOutOfStep():
             return _worker_out_of_step(state, event)
         case EvidenceGathered():

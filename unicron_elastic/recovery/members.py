@@ -13,6 +13,7 @@ __all__ = [
     "members_here",
     "name_of",
     "named",
+    "trains_here",
 ]
 
 
@@ -28,6 +29,13 @@ def member_of(state: JobState, worker: Worker) -> Member:
 def first_members(state: JobState) -> tuple[Member, ...]:
     """What the workers of a new generation on this node will be."""
     return tuple(member_of(state, worker) for worker in state.workers)
+
+
+def trains_here(state: JobState, worker: Worker) -> bool:
+    """Whether a worker is one of those who train together: no newcomer, and not lost."""
+    if state.world is None:
+        return not worker.takes_place
+    return state.world.rank_of(name_of(state, worker)) is not None
 
 
 def members_here(state: JobState) -> list[Worker]:

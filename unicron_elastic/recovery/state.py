@@ -77,11 +77,12 @@ class Hang:
     is_told: bool = False
     evidence: EvidenceGathered | None = None
     number: int | None = None  # of the incident in which it was only observed
+    is_in_doubt: bool = False  # the watch began anew, and has not seen it since
 
     def is_due(self, at: float) -> bool:
         """Whether it is time to act."""
         has_evidence = self.evidence is not None or at >= self.evidence_at
-        return self.act_at is not None and at >= self.act_at and has_evidence
+        return self.act_at is not None and at >= self.act_at and has_evidence and not self.is_in_doubt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ from unicron_elastic.training.gradients import Gradients
 from unicron_elastic.training.meeting import Meeting, Superseded
 from unicron_elastic.training.membership import Membership
 from unicron_elastic.training.shares import from_ranges, to_ranges
+from unicron_elastic.worker.phases import phase
+from unicron_elastic.worker.pulse import MEET
 from unicron_elastic.world import World
 
 __all__ = ["BROKEN", "Assembly", "MismatchError"]
@@ -86,7 +88,8 @@ class Assembly:
             self.world, self.rank, store = self._membership.adopt()
             self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer)
         assert self.world is not None
-        heard = self._meeting.exchange(_written(said, self._terms))
+        with phase(MEET):
+            heard = self._meeting.exchange(_written(said, self._terms))
         gradients = self._gradients
         everybody = [_read(text, self._terms, gradients, rank) for rank, text in enumerate(heard)]
         agreement = agree(everybody, micro_batches=gradients.micro_batches, buckets=len(gradients.buckets))
@@ -104,7 +107,8 @@ class Assembly:
         device = self._gradients.buckets[-1].local.device
         self._is_broken = False
         self._waiter.begin()
-        self._meeting.connect(self._backend, self._timeout_s, device)
+        with phase(MEET):
+            self._meeting.connect(self._backend, self._timeout_s, device)
         self.is_connected = True
         self.on_connect()
 

@@ -19,13 +19,14 @@ import time
 from dataclasses import dataclass
 from operator import le
 
-__all__ = ["BEATS_MAX", "PHASE_BYTES_MAX", "SPARE", "TRAIN", "Pulse", "PulsePage", "PulseReading", "page_name"]
+__all__ = ["BEATS_MAX", "MEET", "PHASE_BYTES_MAX", "SPARE", "TRAIN", "Pulse", "PulsePage", "PulseReading", "page_name"]
 
 PAGE_BYTES = 4096
 MAGIC = 0x554E4943_50554C34  # "UNICPUL4"
 STEP_MAX = 2**53  # beyond this a counter is garbage, not a step
 TRAIN = "train"  # the phase of a worker that names none
 SPARE = "spare"  # of one without a place among those who train
+MEET = "meet"  # of one that waits for the other members of a new world
 PHASE_BYTES_MAX = 64
 BEATS_MAX = 128  # of the latest steps, whose ends the page keeps
 
