@@ -14,6 +14,9 @@ __all__ = ["Activity", "activity", "cpu_time_s", "is_ending", "state", "threads"
 
 # Descendants looked at: a data loader has some, a worker that forks without end must not hold us up.
 _PROCESSES_MAX = 64
+# Threads that wake many times a second and only look: ours that answers, gloo's that waits for its peers' messages, and
+# those with which torch watches NCCL. Timers end together, so that who looks at one often finds it awake.
+_ONLY_LOOK = (THREAD_NAME, "gloo_tcp_loop", "pt_nccl_watchdg", "pt_nccl_heartbt")
 _FLAGS = 6  # the field of /proc/PID/stat, counted from the state
 _PF_EXITING = 0x4  # Linux's include/linux/sched.h; set before the kernel closes the process's files
 
@@ -71,10 +74,10 @@ def _stat(of: str) -> tuple[str, str]:
 
 
 def _states(pid: int) -> Iterator[str]:
-    """Without the thread that answers us: that one may ask for the interpreter 200 times a second."""
+    """Without threads that only look."""
     for thread in threads(pid):
         name, rest = _stat(f"{pid}/task/{thread}")
-        if rest and not name.endswith(f"({THREAD_NAME}"):
+        if rest and name.partition("(")[2] not in _ONLY_LOOK:
             yield rest[:1]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from unicron_elastic.detection.evidence import hang_kind, suspects
-from unicron_elastic.detection.sample import MEET, SPARE, RankSample, RemoteRank, Sample
+from unicron_elastic.detection.sample import MEET, SPARE, GroupPosition, RankSample, RemoteRank, Sample
 from unicron_elastic.detection.state import PaceState
 from unicron_elastic.detection.verdicts import Hung, Verdict, Waiting
 from unicron_elastic.detection.watch import forget, next_look_at, observe
@@ -31,6 +31,11 @@ def newcomer(number: int, **known: Any) -> RankSample:
     return meets(number, **({"step": 0} | known))
 
 
+def calls(number: int) -> RankSample:
+    """It is in a collective, not only by the recorder's word."""
+    return rank(number, waiting=True, groups=(GroupPosition(name="0", begun=12, ended=11, op="all_reduce"),))
+
+
 @pytest.mark.parametrize(
     ("ranks", "standing", "named", "clause"),
     [
@@ -46,7 +51,8 @@ def newcomer(number: int, **known: Any) -> RankSample:
             "outside the collective in which the others wait",
         ),
         # They have not left a broken collective, or have gone on to the next one.
-        ([meets(0), rank(1, waiting=True), rank(2, waiting=True)], {1, 2}, (0, 1, 2), ""),
+        ([meets(0), calls(1), calls(2)], {1, 2}, (0, 1, 2), ""),
+        ([newcomer(0), rank(1, waiting=True)], {1}, (1,), MISSING),
         ([meets(0), rank(1), rank(2, silent=True)], {1, 2}, (2,), "without an answer while others answer"),
         ([meets(0, stopped=True), rank(1)], {0, 1}, (0,), "stopped by a signal"),
         ([newcomer(0, stopped=True), meets(1)], {0, 1}, (0,), "stopped by a signal"),

@@ -188,9 +188,9 @@ def test_a_node_whose_only_worker_is_lost_gets_another(
 def test_who_hangs_while_another_is_lost_is_ended_for_it_is_missing_from_the_new_world(
     launcher: Any, ranks: int
 ) -> None:
-    strikes = ("1:12:forward:sleep", "0:12:settled:kill")
+    strikes = ("1:12:forward:sleep", "0:12:accumulate:kill")
     flags = ("--unicron-hang-patience=0.5",)
-    folder = _train(launcher, ranks, *strikes, worlds=4, flags=flags, more=("--steps=20",), end_s=150.0)
+    folder = _train(launcher, ranks, *strikes, worlds=5, flags=flags, more=("--steps=20",), end_s=150.0)
     finals = [_final(folder, rank) for rank in range(ranks)]
     assert len({final["parameters"] for final in finals}) == 1
     lost, hung = _incidents(folder)

@@ -96,6 +96,19 @@ def test_the_thread_that_answers_us_does_not(start: Start) -> None:
     assert until(process.pid, lambda doing: doing.stopped).stopped
 
 
+def test_neither_does_the_thread_with_which_gloo_waits_for_messages(start: Start) -> None:
+    # It looks a hundred times a second, and its timer ends together with that of who looks at it.
+    code = (
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "print(flush=True)\nimport time; time.sleep(600)"
+    )
+    process = start(code, "-c")
+    names = [module._stat(f"{process.pid}/task/{thread}")[0].partition("(")[2] for thread in threads(process.pid)]
+    assert "gloo_tcp_loop" in names, names
+    assert len(list(module._states(process.pid))) == len(names) - names.count("gloo_tcp_loop")
+
+
 def test_a_stopped_worker_is_stopped_although_its_children_run(start: Start) -> None:
     process = start(f"import os\nif os.fork() == 0:\n while True: pass\n{SLEEP}")
     process.send_signal(signal.SIGSTOP)

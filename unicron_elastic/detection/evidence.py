@@ -47,7 +47,8 @@ def suspects(ranks: tuple[RankSample, ...], standing: frozenset[int]) -> Suspect
 
 def _missing_from_world(near: list[RankSample], elsewhere: list[RankSample]) -> Suspects:
     """Of ranks of which some, but not those ``elsewhere``, wait in a new world for the others."""
-    if all(rank.waiting for rank in elsewhere):  # they have not come, or have gone on: nothing tells
+    # That a rank waits, though it is outside, is what torch's recorder says if it missed the end of a collective.
+    if all(any(group.waits and group.op for group in rank.groups) for rank in elsewhere):  # perhaps they have gone on
         return Suspects(tuple(rank.rank for rank in near), "")
     found = _late(elsewhere)
     if found.ranks and found.clause:
