@@ -183,6 +183,15 @@ def test_a_node_whose_only_worker_is_lost_gets_another(
     assert sum("rank 1 restarts." in run.err for run in runs) == 1
 
 
+def test_what_a_signal_handler_raises_while_others_are_waited_for_is_the_scripts(
+    launcher: Any, undisturbed: Any
+) -> None:
+    folder = _train(launcher, 2, "0:2:forward:pause", "1:2:accumulate:alarm", worlds=3)
+    _assert_same(folder, undisturbed, [0, 1])
+    (incident,) = _incidents(folder)
+    assert (incident["rank"], incident["action"], incident["message"]) == (1, "go on", "time is up")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])  # a newcomer waits for the one that hangs; and a survivor of the world before
 def test_who_hangs_while_another_is_lost_is_ended_for_it_is_missing_from_the_new_world(

@@ -28,12 +28,27 @@ from unicron_elastic.training import engine, gradients, joining, meeting, tree_g
 FOLDER = Path(os.environ["PROBE"])
 RANK = int(os.environ.get("RANK", "0"))
 DEADLINE_S = 30.0
+
+
+def time_is_up(*_: Any) -> None:
+    """As the handler of a script that limits its own time."""
+    raise RuntimeError("time is up")
+
+
+def set_alarm() -> None:
+    """For when this rank waits for the others."""
+    signal.signal(signal.SIGALRM, time_is_up)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+
+
 HOWS: dict[str, Callable[[], Any]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "exit": lambda: os._exit(1),
     "leave": lambda: sys.exit(0),
     "sleep": lambda: time.sleep(3600.0),
+    "pause": lambda: time.sleep(2.0),
+    "alarm": set_alarm,
 }
 
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
+import os
+import signal
 import sys
 import threading
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from unicron_elastic.training.collective import LOOK_S, PATIENCE_S, AbandonedError, Waiter, wait_let_go
+from unicron_elastic.training.collective import (
+    LOOK_S,
+    PATIENCE_S,
+    AbandonedError,
+    Waiter,
+    is_of_signal_handler,
+    wait_let_go,
+)
 
 SLOW_S = 0.2  # as a look takes, at the most, on a machine with other things to do
 
@@ -151,3 +161,47 @@ def test_a_tensor_is_let_go() -> None:
     threading.Timer(0.1, held.clear).start()
     wait_let_go(tensor, references)
     assert not held
+
+
+# -- exceptions of the script ----------------------------------------------------------------------------------------
+
+
+def time_is_up(*_: Any) -> NoReturn:
+    """A handler of the script."""
+    raise RuntimeError("time is up")
+
+
+class Clock:
+    """Handlers that are methods, and objects."""
+
+    def ring(self, *_: Any) -> NoReturn:
+        """A method."""
+        time_is_up()
+
+    def __call__(self, *_: Any) -> NoReturn:
+        """An object."""
+        raise RuntimeError("time is up")
+
+
+class Interrupted(Stuck):
+    """One during which a signal comes."""
+
+    def wait(self, timeout: timedelta) -> None:
+        """Raises what the handler raises."""
+        os.kill(os.getpid(), signal.SIGUSR1)
+        super().wait(timeout)
+
+
+@pytest.mark.parametrize("handler", [time_is_up, Clock().ring, Clock(), functools.partial(time_is_up, 7)])
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_what_a_signal_handler_raises_is_raised(handler: Any, is_broken: bool) -> None:
+    before = signal.signal(signal.SIGUSR1, handler)
+    waiter: Any = Waiter(lambda: is_broken)
+    try:
+        for waits in (waiter.wait, waiter.has_ended):
+            with pytest.raises(RuntimeError, match="time is up") as raised:
+                waits(Interrupted())
+            assert is_of_signal_handler(raised.value)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not is_of_signal_handler(RuntimeError("Connection closed by peer"))

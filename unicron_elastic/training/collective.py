@@ -9,17 +9,19 @@ same one, and then they are abandoned: group and collectives stay in memory, unt
 from __future__ import annotations
 
 import ctypes
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from types import CodeType
 from typing import Any, NoReturn
 
 from torch import Tensor
 from torch.distributed import Work
 
-__all__ = ["AbandonedError", "Waiter", "keep_for_ever", "wait_let_go"]
+__all__ = ["AbandonedError", "Waiter", "is_of_signal_handler", "keep_for_ever", "wait_let_go"]
 
 LOOK_S = 0.05  # between two looks at whether it is broken
 LAST_LOOK_S = 0.001  # at one for which there is no patience left
@@ -57,7 +59,9 @@ class Waiter:
             try:
                 work.wait(timedelta(seconds=LAST_LOOK_S if is_last else LOOK_S))
                 return
-            except RuntimeError:
+            except RuntimeError as error:
+                if is_of_signal_handler(error):
+                    raise
                 if work.is_completed():
                     work.wait()  # raises what it ended with, if not well: it may have ended right after the time-out
                     return
@@ -105,8 +109,9 @@ class Waiter:
                 self.wait_one_to_one(work)
         except AbandonedError:
             return False
-        except RuntimeError:
-            pass
+        except RuntimeError as error:
+            if is_of_signal_handler(error):
+                raise
         return True
 
 
@@ -132,6 +137,29 @@ class _InThread:
         if self._error is not None:
             raise self._error
         return has_ended
+
+
+def is_of_signal_handler(error: BaseException) -> bool:
+    """Whether a signal handler of the script raised it: Python runs those in whatever the main thread is waiting for.
+
+    Such an exception says nothing of a collective, and is the script's to handle.
+    """
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code(handler: Any) -> CodeType | None:
+    """Of a function, a method, or an object that can be called."""
+    function = getattr(handler, "func", handler)  # of functools.partial
+    if not hasattr(function, "__code__"):
+        function = type(function).__call__
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def wait_let_go(tensor: Tensor, references: int) -> None:

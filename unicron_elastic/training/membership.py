@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch.distributed import HashStore, Store
 
+from unicron_elastic.training.collective import is_of_signal_handler
 from unicron_elastic.training.meeting import connect_store
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.collectives import break_collectives
@@ -139,8 +140,11 @@ class AgentMembership:
         return self._link.wait_for_newer(self._world.number, timeout_s)
 
     def broke(self, error: Exception) -> None:
-        """Lets the other members know by breaking all connections to them, and the agent by its word."""
-        if self._fixed is not None:
+        """Lets the other members know by breaking all connections to them, and the agent by its word.
+
+        Raises at once what a signal handler of the script has raised.
+        """
+        if self._fixed is not None or is_of_signal_handler(error):
             raise error
         assert self._world is not None
         if not self.is_newer():
