@@ -131,7 +131,8 @@ def test_a_process_that_ends_is_noticed_at_once(agents: tuple[Agent, Agent]) -> 
     while probed["answer"] == "answers":  # its port is closed last
         probed = boss.wait_for("probed", probed["at"] + 1e-9)
     print("ended_process_told:", probed["at"] - began)
-    assert (lost["node"], probed["answer"]) == ("one/1", "refused")
+    assert lost["node"] == "one/1"
+    assert probed["answer"] in ("refused", "silent")  # the latter where a busy machine takes its time to close the port
     assert probed["at"] - began < NOTICED_S  # milliseconds, on a machine with nothing else to do
 
 

@@ -233,7 +233,10 @@ def test_a_signal_reaches_the_workers_and_ends_the_job(lab: Lab, submit: Submit,
     works(run, 2)
     run.process.send_signal(number)
     assert run.wait() == 1
-    assert run.out.count(f"GOT {number:d}\n") == 2
+    got = re.findall(r"^GOT (\d+)$", run.out, re.MULTILINE)
+    assert len(got) == 2
+    # The other node may have ended before the order comes to a busy one, whose workers are stopped for that.
+    assert {f"{number:d}"} <= set(got) <= {f"{number:d}", f"{signal.SIGTERM:d}"}
     assert "DONE" not in run.out
     lab.until_idle("a", "b")
     record = lab.phase("stopped")
