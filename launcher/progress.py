@@ -25,7 +25,7 @@ from unicron_elastic.detection.watch import (
     next_look_at,
     observe,
 )
-from unicron_elastic.launcher.hangs.activity import activity, cpu_time_s
+from unicron_elastic.launcher.hangs.activity import activity, cpu_time_s, state
 from unicron_elastic.launcher.hangs.elsewhere import Elsewhere
 from unicron_elastic.launcher.hangs.whereabouts import ANSWER_DEADLINE_S
 from unicron_elastic.launcher.loop import Loop
@@ -113,7 +113,8 @@ class ProgressWatch:
     def _seen(self, *, is_late: bool) -> tuple[RankSample, ...]:
         """Those who have not ended; nothing if one of them cannot be seen."""
         living = {rank: worker for rank, worker in self._workers.items() if worker.returncode is None}
-        ranks = [_sample(rank, worker, is_late) for rank, worker in living.items()]
+        unlikely_s = self._state.policy.stopped_s
+        ranks = [_sample(rank, worker, is_late, unlikely_s) for rank, worker in living.items()]
         if needs_arrivals(self._state):
             ahead_s = self._realtime_ahead_s()
             ranks = [rank and _with_arrivals(rank, living[rank.rank], ahead_s) for rank in ranks]
@@ -190,10 +191,13 @@ def _with_arrivals(rank: RankSample, worker: WorkerProcess, ahead_s: float | Non
     return replace(rank, arrivals=worker.arrivals, beats=beats)
 
 
-def _sample(rank: int, worker: WorkerProcess, is_late: bool) -> RankSample | None:
+def _sample(rank: int, worker: WorkerProcess, is_late: bool, unlikely_s: float) -> RankSample | None:
+    """What is seen of a rank; after ``unlikely_s`` without a step also whether it is stopped, though not late yet."""
     reading = worker.reading()
     if reading is None:
         return None
+    now = time.monotonic()
+    since = max(reading.at or now, reading.phase_since or 0.0)
     seen = RankSample(
         rank=rank,
         step=reading.step,
@@ -203,11 +207,12 @@ def _sample(rank: int, worker: WorkerProcess, is_late: bool) -> RankSample | Non
         phase_since=reading.phase_since,
         phase_limit_s=worker.phase_limits_s.get(reading.phase),
         cpu_time_s=cpu_time_s(worker.pid),
+        stopped=not is_late and now - since >= unlikely_s and state(worker.pid) == "T",
     )
     doing = activity(worker.pid) if is_late else None
     if doing is None:
         return seen
-    now, where = time.monotonic(), worker.whereabouts
+    where = worker.whereabouts
     silent = is_silent(worker, reading, now)
     return replace(
         seen,

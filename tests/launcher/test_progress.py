@@ -16,6 +16,7 @@ import pytest
 from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import RankSample, RemoteRank
 from unicron_elastic.detection.verdicts import Hung, Recovered, Verdict, Waiting
+from unicron_elastic.faults import HangKind
 from unicron_elastic.launcher import progress
 from unicron_elastic.launcher.hangs.activity import Activity
 from unicron_elastic.launcher.hangs.whereabouts import GroupPosition, Whereabouts
@@ -129,6 +130,10 @@ class Job:
     def of(self, pid: int) -> FakeWorker:
         return self.workers[pid - 100]
 
+    def state(self, pid: int) -> str:
+        doing = self.of(pid).doing
+        return "T" if doing is not None and doing.stopped else "S"
+
     def looks(self) -> int:
         return len(self.workers[0].looked_at)
 
@@ -144,6 +149,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: made.loop.now, time=lambda: made.loop.now))
     monkeypatch.setattr(progress, "activity", lambda pid: made.of(pid).doing)
     monkeypatch.setattr(progress, "cpu_time_s", lambda _pid: 1.0)
+    monkeypatch.setattr(progress, "state", made.state)
     yield made
     made.watch.stop()
 
@@ -180,6 +186,27 @@ def test_who_is_stopped_is_named(job: Job) -> None:
     assert isinstance(verdict, Hung)
     assert verdict.ranks == (1,)
     assert "stopped by a signal" in verdict.reason
+
+
+def test_who_is_stopped_in_the_warm_up_is_named_well_before_that_may_have_taken(job: Job) -> None:
+    job.start()
+    job.loop.run(3 * STEP_S)
+    stood_at = job.loop.now
+    job.hang(stopped=True)
+    job.loop.run(20.0)
+    (verdict,) = job.verdicts
+    assert isinstance(verdict, Hung)
+    assert (verdict.ranks, verdict.kind) == ((1,), HangKind.STOPPED)
+    assert 10.0 <= verdict.at - stood_at <= 15.0
+
+
+def test_who_waits_in_the_warm_up_is_not_looked_at_closely(job: Job) -> None:
+    job.start()
+    job.loop.run(3 * STEP_S)
+    job.hang()
+    job.loop.run(35.0)
+    assert job.verdicts == []
+    assert [worker.asked_at for worker in job.workers.values()] == [[], []]
 
 
 def test_who_does_not_answer_is_named(job: Job) -> None:

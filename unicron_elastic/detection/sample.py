@@ -40,7 +40,8 @@ class RankSample:
 
     The first fields come from the worker's pulse page and from its CPU clock, which cost about a microsecond, and are
     wanted at every look. Those of the last group cost a read of /proc or a call of the driver, and are wanted only
-    when ``needs_evidence`` says so. "The worker" includes its descendants: data loaders and compilers work for it.
+    when ``needs_evidence`` says so; ``stopped`` also of a rank without a step for the policy's ``stopped_s``. "The
+    worker" includes its descendants: data loaders and compilers work for it.
     """
 
     rank: int
