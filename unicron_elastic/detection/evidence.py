@@ -37,23 +37,23 @@ def suspects(ranks: tuple[RankSample, ...], standing: frozenset[int]) -> Suspect
     silent = tuple(rank.rank for rank in near if rank.silent)
     if silent and len(silent) < len(near):
         return Suspects(silent, "without an answer while others answer")
-    elsewhere = [rank for rank in near if rank.phase != MEET]
-    if meeting and elsewhere:
-        return _missing_from_world(near, elsewhere)
+    others = [rank for rank in near if rank.phase != MEET]
+    if meeting and others:
+        return _missing_from_world(near, others)
     if meeting or not near:
         return Suspects(tuple(rank.rank for rank in near) or tuple(sorted(standing)), "")
     return _late(near)
 
 
-def _missing_from_world(near: list[RankSample], elsewhere: list[RankSample]) -> Suspects:
-    """Of ranks of which some, but not those ``elsewhere``, wait in a new world for the others."""
+def _missing_from_world(near: list[RankSample], others: list[RankSample]) -> Suspects:
+    """Of ranks of which some wait in a new world for the ``others``."""
     # That a rank waits, though it is outside, is what torch's recorder says if it missed the end of a collective.
-    if all(any(group.waits and group.op for group in rank.groups) for rank in elsewhere):  # perhaps they have gone on
+    if all(any(group.waits and group.op for group in rank.groups) for rank in others):  # perhaps they have gone on
         return Suspects(tuple(rank.rank for rank in near), "")
-    found = _late(elsewhere)
+    found = _late(others)
     if found.ranks and found.clause:
         return found
-    return Suspects(tuple(rank.rank for rank in elsewhere), "missing from the new world, in which the others wait")
+    return Suspects(tuple(rank.rank for rank in others), "missing from the new world, in which the others wait")
 
 
 def _late(near: list[RankSample]) -> Suspects:
