@@ -39,13 +39,15 @@ os.read(os.pipe()[0], 1)
 """
 
 OWNER = """
-import sys
+import sys, time
 from pathlib import Path
 from hosts import Network
 network = Network(Path(sys.argv[1]))
 network.open()
 (host,) = network.add("one")
 started = host.start(["sleep", "1000"])  # in a session of its own
+while Path(f"/proc/{started.pid}/comm").read_text() != "sleep\\n":
+    time.sleep(0.01)  # it is on its way into the host
 print(network.namespace, started.pid, flush=True)
 sys.stdin.read()
 """

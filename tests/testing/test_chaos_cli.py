@@ -222,7 +222,7 @@ def test_a_pid_that_has_passed_to_another_process_is_not_signalled(crowd: Crowd)
 
 def test_a_real_run_loses_the_worker_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("import signal; print('ready', flush=True); signal.pause()")
+    script.write_text("import os, signal; os.write(1, b'ready\\n'); signal.pause()")  # of two ranks, whole lines
     run_id = uuid.uuid4().hex
     options = ["--unicron-in-band=off", "--unicron-warm=off", "--nproc-per-node=2", f"--rdzv-id={run_id}"]
     rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
