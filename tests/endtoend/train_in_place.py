@@ -48,6 +48,7 @@ HOWS: dict[str, Callable[[], Any]] = {
     "leave": lambda: sys.exit(0),
     "sleep": lambda: time.sleep(3600.0),
     "pause": lambda: time.sleep(2.0),
+    "pass": lambda: None,  # only the file says that it was here
     "alarm": set_alarm,
 }
 

@@ -41,7 +41,7 @@ from unicron_elastic.recovery.events import (
     WorldChanged,
 )
 from unicron_elastic.recovery.losses import BREAK_GRACE_S, REPLACE_AFTER_S
-from unicron_elastic.recovery.members import member_of
+from unicron_elastic.recovery.members import first_members, member_of
 from unicron_elastic.recovery.state import Part, Phase
 from unicron_elastic.world import Member, World
 
@@ -543,3 +543,44 @@ def test_another_who_hangs_in_the_new_world_is_another_hang() -> None:
     job.hung(2, at=400.0, since=199.0, kind=HangKind.AWAITED)
     assert none(job.time(500.0), KillWorkers)
     assert only(job.time(700.0), KillWorkers).local_ranks == (2,)
+
+
+# -- a node that comes later -----------------------------------------------------------------------------------------
+
+
+class LateNode(InPlace):
+    """A node whose wish to be in the first world comes after that one; the agents write worlds in a log of theirs."""
+
+    def __init__(self) -> None:
+        super().__init__(workers=2, entered=False)
+        self.there = (Member(name="0.0#other", node="other", local_rank=0),)
+
+    def _change(self, command: ChangeWorld) -> list[Command]:  # noqa: ARG002
+        return []
+
+    def world(self, number: int, *members: Member) -> list[Command]:
+        world = World(number=number, members=members, store="h:1")
+        return self.feed(WorldChanged(at=self._at(None), world=world, generation=self.state.generation))
+
+
+def test_who_is_taken_in_by_its_nodes_wish_for_a_first_world_is_told_that_it_is_a_newcomer() -> None:
+    job = LateNode()
+    wish = only(job.entered(0), ChangeWorld)
+    assert wish.joined == first_members(job.state)
+    invitation = only(job.world(1, *job.there), InviteMember)
+    assert (invitation.local_rank, invitation.sources) == (0, ())
+    assert only(job.world(2, *job.there, *wish.joined), TellWorld).local_rank == 0
+    assert only(job.fetched(0), TellWorld).local_rank == 0  # it is ready, and waits for a world
+
+    late = job.entered(1)  # its other worker, which is in that world already
+    assert [type(command) for command in late] == [InviteMember, TellWorld]
+    assert {command.local_rank for command in late if isinstance(command, InviteMember | TellWorld)} == {1}
+    assert only(job.fetched(1), TellWorld).local_rank == 1
+
+
+def test_who_is_in_the_first_world_is_no_newcomer() -> None:
+    job = LateNode()
+    wish = only(job.entered(0), ChangeWorld)
+    assert only(job.world(1, *job.there, *wish.joined), TellWorld).local_rank == 0
+    assert only(job.entered(1), TellWorld).local_rank == 1
+    assert none(job.log, InviteMember)

@@ -74,7 +74,10 @@ def _entered(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
     if state.world is not None:
         # After it had parted it trains once more, and those who were lost meanwhile are wanted again.
         state, commands = replace_lost(state) if worker.part is Part.PARTED else (state, [])
-        return state, [TellWorld(local_rank=worker.local_rank), *commands]
+        told: list[Command] = [TellWorld(local_rank=worker.local_rank)]
+        if state.came_late and worker.part is Part.NONE:  # another worker of this node has had it taken in
+            told.insert(0, InviteMember(local_rank=worker.local_rank, sources=()))
+        return state, [*told, *commands]
     if any(each.part is Part.MEMBER for each in state.workers if each is not state.find(worker.local_rank)):
         return state, []  # the first world is being agreed on
     return state, [ChangeWorld(joined=first_members(state), restarts_used=state.restarts_used, reason="")]
@@ -92,6 +95,8 @@ def _came_late(state: JobState, worker: Worker) -> tuple[JobState, list[Command]
 
 def _fetched(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
     worker = state.find(worker.local_rank) or worker
+    if state.world is not None and state.world.rank_of(name_of(state, worker)) is not None:
+        return state, [TellWorld(local_rank=worker.local_rank)]  # its node has had it taken in
     if worker.part is not Part.NEWCOMER or state.world is None:
         return state, []
     reason = f"rank {worker.rank} is back: {state.world.size + 1} ranks train together."
@@ -103,7 +108,8 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
         return state, []
     before = state.world
     used = max(state.restarts_used, event.world.restarts_used)
-    state = replace(state, world=event.world, broke=None, restarts_used=used)
+    came_late = before is None and all(member.node != state.node for member in event.world.members)
+    state = replace(state, world=event.world, broke=None, restarts_used=used, came_late=state.came_late or came_late)
     if recalled.is_left_out(state):
         return recalled.end_workers(state, event.at)
     told: list[Command] = []

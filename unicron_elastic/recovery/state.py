@@ -150,6 +150,7 @@ class JobState:
     observed: Incident | None = None  # of a finding, of which nothing was done
     node: str = "here"  # what this node is called in the worlds of this generation
     world: World | None = None  # of those who can go on without one another; None: nobody asked for one
+    came_late: bool = False  # to that world: no worker of this generation has a state of its own to begin with
     gone: frozenset[str] = frozenset()  # nodes of this round that were lost or have left
     broke: WorldBroke | None = None  # and nobody is known to be gone
     reattempts: int = 0  # since the world last went on

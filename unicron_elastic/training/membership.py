@@ -108,7 +108,7 @@ class AgentMembership:
 
     def enter(self) -> Invitation | None:
         """Asks the agent. Raises TimeoutError if it does not answer."""
-        answers = ("world", "join", "fixed")
+        answers = ("join", "world", "fixed")  # who is invited is a newcomer, also if it is in a world already
         key, message = self._link.ask({"member": {"pid": os.getpid()}}, answers, ANSWER_TIMEOUT_S)
         if key == "fixed":
             self._fixed = FixedMembership()
