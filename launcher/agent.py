@@ -621,7 +621,12 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             if elsewhere is not None:
                 elsewhere.members = world.size
         self._hangs.start(
-            self._state.generation, workers, whole_job=is_whole, elsewhere=elsewhere, tell_after_s=tell_after_s
+            self._state.generation,
+            workers,
+            whole_job=is_whole,
+            elsewhere=elsewhere,
+            is_first_world=world is None or world.number == 1,
+            tell_after_s=tell_after_s,
         )
 
     def _speaks_with_peers(self) -> bool:

@@ -48,6 +48,7 @@ class ProgressWatch:
         self._state = PaceState()
         self._workers: dict[int, WorkerProcess] = {}
         self._elsewhere: Elsewhere | None = None
+        self._is_first_world = True
         self._round = 0  # timers of earlier generations are not for this one...
         self._starts = 0  # ... nor are questions
         self._may_ask_arrivals_at = 0.0
@@ -55,10 +56,20 @@ class ProgressWatch:
         self._ahead_s: float | None = None
 
     def start(
-        self, workers: Mapping[int, WorkerProcess], *, whole_job: bool, elsewhere: Elsewhere | None = None
+        self,
+        workers: Mapping[int, WorkerProcess],
+        *,
+        whole_job: bool,
+        elsewhere: Elsewhere | None = None,
+        is_first_world: bool = True,
     ) -> None:
-        """Watches ``workers``, by global rank; ``whole_job`` if no rank is ``elsewhere``, where others can be asked."""
+        """Watches ``workers``, by global rank; ``whole_job`` if no rank is ``elsewhere``, where others can be asked.
+
+        In the first world, or where there are none, who is stopped before its first step may be on purpose, as for a
+        debugger.
+        """
         self.stop()
+        self._is_first_world = is_first_world
         self._workers = {rank: worker for rank, worker in workers.items() if worker.page is not None}
         if len(self._workers) == len(workers):  # who cannot be seen would be taken to stand still
             self._elsewhere = elsewhere
@@ -114,7 +125,8 @@ class ProgressWatch:
         """Those who have not ended; nothing if one of them cannot be seen."""
         living = {rank: worker for rank, worker in self._workers.items() if worker.returncode is None}
         unlikely_s = self._state.policy.stopped_s
-        ranks = [_sample(rank, worker, is_late, unlikely_s) for rank, worker in living.items()]
+        may_start = self._is_first_world
+        ranks = [_sample(rank, worker, is_late, unlikely_s, may_start) for rank, worker in living.items()]
         if needs_arrivals(self._state):
             ahead_s = self._realtime_ahead_s()
             ranks = [rank and _with_arrivals(rank, living[rank.rank], ahead_s) for rank in ranks]
@@ -191,13 +203,16 @@ def _with_arrivals(rank: RankSample, worker: WorkerProcess, ahead_s: float | Non
     return replace(rank, arrivals=worker.arrivals, beats=beats)
 
 
-def _sample(rank: int, worker: WorkerProcess, is_late: bool, unlikely_s: float) -> RankSample | None:
-    """What is seen of a rank; after ``unlikely_s`` without a step also whether it is stopped, though not late yet."""
+def _sample(rank: int, worker: WorkerProcess, is_late: bool, unlikely_s: float, may_start: bool) -> RankSample | None:
+    """What is seen of a rank; after ``unlikely_s`` without a step also whether it is stopped, though not late yet.
+
+    ``may_start``: for the first step it may take as long as it likes.
+    """
     reading = worker.reading()
     if reading is None:
         return None
     now = time.monotonic()
-    since = max(reading.at or now, reading.phase_since or 0.0)
+    since = max(reading.at or (now if may_start else 0.0), reading.phase_since or 0.0)
     seen = RankSample(
         rank=rank,
         step=reading.step,

@@ -63,9 +63,10 @@ class HangWatch:
         *,
         whole_job: bool,
         elsewhere: Elsewhere | None = None,
+        is_first_world: bool = True,
         tell_after_s: float = 0.0,
     ) -> None:
-        """Watches ``workers``, by global rank.
+        """Watches ``workers``, by global rank, in the first world or a later one.
 
         ``elsewhere`` asks the other nodes where their ranks are, ``tell_after_s`` is how long the workers must wait for
         what is not here until people hear of it.
@@ -80,7 +81,7 @@ class HangWatch:
         self._tell_after_s = tell_after_s
         if elsewhere is not None:
             elsewhere.on_note = lambda note: self._loop.call_soon(lambda: self._say(note))
-        self._progress.start(workers, whole_job=whole_job, elsewhere=elsewhere)
+        self._progress.start(workers, whole_job=whole_job, elsewhere=elsewhere, is_first_world=is_first_world)
 
     def look_now(self) -> None:
         """Sees whether what hangs still does: the last look may be a second old."""

@@ -32,7 +32,14 @@ class FakeProgress:
         self.watched: list[int] | None = None
         self.whole_job = False
 
-    def start(self, workers: Mapping[int, Any], *, whole_job: bool, elsewhere: Any) -> None:  # noqa: ARG002
+    def start(
+        self,
+        workers: Mapping[int, Any],
+        *,
+        whole_job: bool,
+        elsewhere: Any,  # noqa: ARG002
+        is_first_world: bool,  # noqa: ARG002
+    ) -> None:
         self.watched, self.whole_job = list(workers), whole_job
 
     def stop(self) -> None:

@@ -123,9 +123,10 @@ class Job:
         self.watch = ProgressWatch(self.loop, self.verdicts.append)  # type: ignore[arg-type]
         self.workers: dict[int, FakeWorker] = {}
 
-    def start(self, *, whole_job: bool = True, elsewhere: Any = None) -> None:
+    def start(self, *, whole_job: bool = True, elsewhere: Any = None, is_first_world: bool = True) -> None:
         self.workers = {rank: FakeWorker(self.loop, rank) for rank in range(2)}
-        self.watch.start(self.workers, whole_job=whole_job, elsewhere=elsewhere)  # type: ignore[arg-type]
+        workers: Any = self.workers
+        self.watch.start(workers, whole_job=whole_job, elsewhere=elsewhere, is_first_world=is_first_world)
 
     def of(self, pid: int) -> FakeWorker:
         return self.workers[pid - 100]
@@ -198,6 +199,17 @@ def test_who_is_stopped_in_the_warm_up_is_named_well_before_that_may_have_taken(
     assert isinstance(verdict, Hung)
     assert (verdict.ranks, verdict.kind) == ((1,), HangKind.STOPPED)
     assert 10.0 <= verdict.at - stood_at <= 15.0
+
+
+@pytest.mark.parametrize("is_first_world", [True, False])
+def test_who_is_stopped_before_its_first_step_may_be_on_purpose_only_at_the_beginning(
+    job: Job, is_first_world: bool
+) -> None:
+    job.start(is_first_world=is_first_world)
+    job.hang(stopped=True)
+    job.loop.run(20.0)
+    kinds = [verdict.kind for verdict in job.verdicts if isinstance(verdict, Hung)]
+    assert kinds == ([] if is_first_world else [HangKind.STOPPED])
 
 
 def test_who_waits_in_the_warm_up_is_not_looked_at_closely(job: Job) -> None:
