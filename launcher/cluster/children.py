@@ -6,10 +6,9 @@ import contextlib
 import os
 import socket
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from unicron_elastic.launcher.cluster.output_sender import OutputSender
 from unicron_elastic.launcher.metrics.link import VARIABLE as METRICS_VARIABLE
@@ -42,7 +41,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._output: OutputSender | None = None
         self._address = ""  # where its output is wanted
-        self._verdict_path = ""
+        self._verdict: BinaryIO | None = None  # in memory: nothing is left if this process is killed
 
     def start(
         self,
@@ -66,15 +65,14 @@ class Child:
             raise
 
     def _started(self, metrics: socket.socket | None) -> subprocess.Popen[bytes]:
-        file, self._verdict_path = tempfile.mkstemp(prefix="unicron-verdict-")
-        os.close(file)
+        verdict = self._verdict = os.fdopen(os.memfd_create("unicron-verdict"), "rb")
         # A session of its own: Ctrl-C here is for the agent, which stops its child as it should be stopped.
         told = {} if metrics is None else {METRICS_VARIABLE: str(metrics.fileno())}
         return subprocess.Popen(
             self._command,
             cwd=self._directory,
-            env={**self._env, **told, VERDICT_VARIABLE: self._verdict_path},
-            pass_fds=() if metrics is None else (metrics.fileno(),),
+            env={**self._env, **told, VERDICT_VARIABLE: f"/proc/self/fd/{verdict.fileno()}"},
+            pass_fds=[each.fileno() for each in (verdict, metrics) if each is not None],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -120,10 +118,7 @@ class Child:
         self._on_end(self)
 
     def _read_verdict(self) -> str:
-        try:
-            with open(self._verdict_path, encoding="utf-8") as file:
-                told = file.read(16)
-            os.unlink(self._verdict_path)
-        except (OSError, ValueError):
-            return ""
+        assert self._verdict is not None
+        with self._verdict as file:
+            told = file.read(16).decode(errors="replace")
         return told if told in ("well", "failed") else ""
