@@ -78,7 +78,7 @@ def open_incidents(
     """
     stays, cut_short = [], 0
     for incident in incidents:
-        if incident.first_step_at is not None or incident.superseded_by is not None:
+        if incident.is_closed:
             continue
         if incident.action in CLOSED_ACTIONS or incident.noticed_at is None:
             continue

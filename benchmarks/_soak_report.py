@@ -151,10 +151,12 @@ def _lost_work(kept: Kept, wrong: list[str]) -> Iterator[str]:
 def _incidents(kept: Kept, wrong: list[str]) -> Iterator[str]:
     stays, cut_short = open_incidents(kept.incidents, kept.struck, kept.monotonic_at, kept.last_at - 30.0)
     superseded = sum(each.superseded_by is not None for each in kept.incidents)
+    left = sum(each.left is not None for each in kept.incidents)
     closed = sum(each.first_step_at is not None for each in kept.incidents)
     yield (
         f"{len(kept.incidents)} incidents in all ledgers: {closed} closed by a step, {superseded} superseded by the "
-        f"next, {cut_short} cut short because their host or agent was ended, {len(stays)} open."
+        f"next, {left} by their node's departure, {cut_short} cut short because their host or "
+        f"agent was ended, {len(stays)} open."
     )
     without = unexplained(kept.incidents, kept.struck, kept.monotonic_at)
     yield (

@@ -16,8 +16,8 @@ PHASES = ("occurred", "noticed", "stopped", "regrouped", "first_step")
 class Incident:
     """One fault and its handling on one node. The ``*_at`` moments are CLOCK_MONOTONIC seconds of that host.
 
-    A moment that has not come is None: no first step means the job ended, or never stepped, after the fault, or that
-    another fault came before (``superseded_by``).
+    A moment that has not come is None: no first step means the job ended, or never stepped, after the fault, that
+    another fault came before (``superseded_by``), or that the node has left the job (``left``).
     """
 
     number: int  # 1, 2, ... within a run
@@ -56,6 +56,12 @@ class Incident:
     state_bytes: int | None = None
     state_from: str | None = None
     superseded_by: int | None = None  # the number of the incident that came before the first step after this one
+    left: str | None = None  # that the node left the job before the first step after this one, and why
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the job has made a step after it, or another incident or the node's departure came before that."""
+        return self.first_step_at is not None or self.superseded_by is not None or self.left is not None
 
     def phase_ms(self, phase: str) -> float | None:
         """Milliseconds from the moment before ``phase`` to it; None if either has not come."""

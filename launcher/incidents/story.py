@@ -126,6 +126,8 @@ def _facts(incident: Incident) -> list[tuple[str, str]]:
         facts.append(("evidence", incident.evidence))
     if incident.superseded_by is not None:
         facts.append(("then", f"incident {incident.superseded_by} came before the first step after this one"))
+    if incident.left is not None:
+        facts.append(("then", incident.left))
     return [(name, one_line(value)) for name, value in facts]
 
 

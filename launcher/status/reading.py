@@ -292,7 +292,7 @@ def _incidents(incidents: Iterable[Incident], jobs: Iterable[JobLine]) -> tuple[
 
 def _is_open(incident: Incident, alive: Mapping[str, JobLine]) -> bool:
     job = alive.get(incident.run_id)
-    if job is None or incident.first_step_at is not None or incident.superseded_by is not None:
+    if job is None or incident.is_closed:
         return False
     has_stepped = job.stepped_unix_s is not None and job.stepped_unix_s > _unix_s(incident)
     return incident.action not in _NOT_OPEN and not has_stepped

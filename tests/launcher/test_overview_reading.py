@@ -189,6 +189,7 @@ def test_incidents_come_from_the_store_and_from_the_caller_the_newest_first(stor
         ({"first_step_at": None}, NOW - 9000.0, True),
         ({"first_step_at": None, "action": "observe"}, None, False),
         ({"first_step_at": None, "superseded_by": 3}, None, False),
+        ({"first_step_at": None, "left": "The node has left the job."}, None, False),
         ({"first_step_at": None, "run_id": "over"}, None, False),
     ],
 )

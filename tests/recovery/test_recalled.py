@@ -220,6 +220,20 @@ def test_a_fault_when_it_may_leave_makes_it_leave_sooner() -> None:
     assert none(job.log, TellPeers, RecordIncident)
 
 
+def test_an_incident_that_waits_for_its_first_step_is_closed_when_the_node_leaves() -> None:
+    job = started(max_restarts=1)
+    job.exited(0, KILLED)
+    job.terminated(1)
+    job.start(1, why_stay="")
+    recalled(job)
+    told = job.may_leave()
+    job.time(only(told, WakeAt).at)
+    incident = only(job.terminated(0, 1), RecordIncident).incident
+    assert (incident.number, incident.action, incident.first_step_at) == (1, "restart", None)
+    assert incident.left == f"{RECALLED} It has left the job."
+    assert incident.is_closed
+
+
 def test_a_sick_node_that_leaves_is_not_stopped_for_that() -> None:
     job = started()
     recalled(job)

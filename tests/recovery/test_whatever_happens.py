@@ -197,6 +197,7 @@ def test_later_records_of_an_incident_change_nothing_that_was_decided(
             assert earlier.regrouped_at in (None, later.regrouped_at)
             assert earlier.first_step_at is None  # nothing is said of an incident once it is over
             assert earlier.superseded_by is None
+            assert earlier.left is None
 
 
 @given(st.integers(1, 3), POLICIES, st.lists(HAPPENINGS, max_size=30))

@@ -96,6 +96,7 @@ def test_an_incident_stays_open_unless_a_step_or_the_next_or_the_end_of_its_host
         incident(1, 10.0, first_step_at=11.0),
         incident(2, 10.0, superseded_by=3),
         incident(4, 10.0, action="observe"),
+        incident(9, 10.0, left="The node has left the job."),
     ]
     cut = incident(5, 99.0, host="b")
     left = [incident(6, 99.0), incident(7, 101.5, host="b")]

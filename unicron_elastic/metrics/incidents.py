@@ -44,7 +44,7 @@ class IncidentTotals:
     def add(self, incident: Incident) -> None:
         """Takes in one record of one node's incident of one run."""
         known = self._known.setdefault((incident.number, incident.time), _Known())
-        is_decided = bool(incident.action) or incident.superseded_by is not None
+        is_decided = bool(incident.action) or incident.is_closed
         if is_decided and not known.is_counted:
             known.is_counted = True
             what = incident.severity, incident.status

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unicron_elastic.recovery.commands import AskToLeave, AwaitStep, ChangeWorld, Command, DepartWell, Tell, WakeAt
+from unicron_elastic.recovery.commands import (
+    AskToLeave,
+    AwaitStep,
+    ChangeWorld,
+    Command,
+    DepartWell,
+    RecordIncident,
+    Tell,
+    WakeAt,
+)
 from unicron_elastic.recovery.events import LeaveAnswered, NodeRecalled, NodesDepart, StepEnded
 from unicron_elastic.recovery.losses import is_in_place
 from unicron_elastic.recovery.members import has_anyone_parted, is_anyone_elsewhere, nodes_elsewhere
@@ -114,8 +123,11 @@ def left(state: JobState) -> tuple[JobState, list[Command]]:
     """What is done when the workers of a node that leaves have ended."""
     assert state.recall is not None
     reason, is_drained = f"{state.recall.reason} It has left the job.", state.recall.is_drained
+    incident, commands = state.incident, list[Command]()
+    if incident is not None and incident.action:  # else it is what its workers failed of because it leaves
+        commands.append(RecordIncident(incident=replace(incident, left=reason)))
     state = replace(state, phase=Phase.FINISHED, incident=None, recall=None)
-    return state, [DepartWell(reason=reason, is_drained=is_drained)]
+    return state, [*commands, DepartWell(reason=reason, is_drained=is_drained)]
 
 
 def go_on_without(state: JobState, event: NodesDepart) -> tuple[JobState, list[Command]] | None:
