@@ -49,7 +49,7 @@ from unicron_elastic.launcher.workers import WorkersContext
 from unicron_elastic.launcher.worlds import Round, Worlds
 from unicron_elastic.recovery import commands, events
 from unicron_elastic.recovery.machine import JobState, handle
-from unicron_elastic.recovery.members import first_members, is_anyone_elsewhere, trains_here
+from unicron_elastic.recovery.members import first_members, is_anyone_elsewhere, is_newcomer, trains_here
 from unicron_elastic.rendezvous.restarts import agree_on_restarts
 from unicron_elastic.rendezvous.round_watch import RoundListener
 
@@ -408,6 +408,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             if before is not None and world.reason:
                 self._reporter.say(world.reason)  # when its members have been told
             self._watch_hangs()
+        self._watch_newcomers()
         self._pace.look()
 
     def _do(self, command: commands.Command) -> None:
@@ -628,6 +629,13 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             is_first_world=world is None or world.number == 1,
             tell_after_s=tell_after_s,
         )
+
+    def _watch_newcomers(self) -> None:
+        if not isinstance(self._pcontext, WorkersContext) or self._options.on_hang == "off":
+            return
+        processes = self._pcontext.workers
+        late = (worker for worker in self._state.running if is_newcomer(self._state, worker))
+        self._hangs.watch_newcomers({worker.rank: processes[worker.local_rank] for worker in late})
 
     def _speaks_with_peers(self) -> bool:
         """Whether this job has a store for each round: what was said in one must not be heard in the next.

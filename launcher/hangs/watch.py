@@ -9,6 +9,7 @@ from unicron_elastic.detection.verdicts import Degraded, Hung, OutOfStep, Recove
 from unicron_elastic.faults import HangKind
 from unicron_elastic.launcher.hangs.elsewhere import Elsewhere
 from unicron_elastic.launcher.hangs.evidence import Evidence, Subject, gather
+from unicron_elastic.launcher.hangs.newcomers import NewcomerWatch
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.progress import ProgressWatch, is_silent
 from unicron_elastic.launcher.slowness import Slowness
@@ -48,6 +49,7 @@ class HangWatch:
         self._post = post
         self._gpu_lines = gpu_lines
         self._progress = ProgressWatch(loop, self._judged)
+        self._newcomers = NewcomerWatch(loop, self._newcomer_stopped, self._newcomer_goes_on)
         self._slowness = Slowness(loop, say)
         self._waiting: Waiting | None = None  # not told yet
         self._tell_after_s = 0.0
@@ -83,6 +85,10 @@ class HangWatch:
             elsewhere.on_note = lambda note: self._loop.call_soon(lambda: self._say(note))
         self._progress.start(workers, whole_job=whole_job, elsewhere=elsewhere, is_first_world=is_first_world)
 
+    def watch_newcomers(self, workers: Mapping[int, WorkerProcess]) -> None:
+        """Watches those, by global rank, that are on their way to join ``start``'s; until they are told to be none."""
+        self._newcomers.watch(workers)
+
     def look_now(self) -> None:
         """Sees whether what hangs still does: the last look may be a second old."""
         self._progress.look_now()
@@ -90,6 +96,7 @@ class HangWatch:
     def stop(self) -> None:
         """Watches no more; evidence that is being gathered still comes."""
         self._progress.stop()
+        self._newcomers.watch({})
         self._waiting = None
         self._slowness.forget()
 
@@ -98,7 +105,7 @@ class HangWatch:
         generation = self._generation
         subjects = [
             _subject(rank, worker, hangs=rank in self._hung)
-            for rank, worker in self._workers.items()
+            for rank, worker in {**self._workers, **self._newcomers.workers}.items()
             if worker.local_rank in command.local_ranks
         ]
 
@@ -111,6 +118,22 @@ class HangWatch:
         report = self._keep(evidence.text)
         now = time.monotonic()
         self._post(EvidenceGathered(at=now, report=report, stacks=evidence.stacks, generation=generation))
+
+    def _newcomer_stopped(self, rank: int, worker: WorkerProcess, lasted_s: float) -> None:
+        now = time.monotonic()
+        event = WorkersHung(
+            at=now,
+            since=now - lasted_s,
+            local_ranks=(worker.local_rank,),
+            reason=f"rank {rank}, on its way to join the others, has been stopped by a signal for {lasted_s:.0f} s.",
+            kind=HangKind.STOPPED,
+            generation=self._generation,
+        )
+        self._post(event)
+
+    def _newcomer_goes_on(self, rank: int) -> None:
+        reason = f"rank {rank} is on its way again."
+        self._post(WorkersGoOn(at=time.monotonic(), reason=reason, generation=self._generation))
 
     def _judged(self, verdict: Verdict) -> None:
         now = time.monotonic()

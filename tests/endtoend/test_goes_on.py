@@ -111,6 +111,16 @@ def test_a_newcomer_may_be_lost_too(launcher: Any, undisturbed: Any, point: str)
     assert [incident["action"] for incident in _incidents(folder)] == ["go on", "go on"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["fetch", "fetched"])
+def test_a_newcomer_that_is_stopped_is_replaced(launcher: Any, undisturbed: Any, point: str) -> None:
+    folder = _train(launcher, 2, "1:2:accumulate:kill", f"1:-1:{point}:stop", worlds=4, end_s=60.0)
+    _assert_same(folder, undisturbed, [0, 1])
+    lost, stopped = _incidents(folder)
+    assert (lost["rank"], stopped["rank"], stopped["method"], stopped["action"]) == (1, 1, "online statistics", "go on")
+    assert stopped["reason"].startswith("rank 1, on its way to join the others, has been stopped by a signal for 1")
+
+
 @pytest.mark.parametrize(
     "point",
     [

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from scenario import CRASHED, FIRST_RANK, GLOO_CLOSED, HANGS, KILLED, Job, none, only
@@ -236,6 +237,26 @@ def test_a_newcomer_that_dies_is_replaced_once_more() -> None:
     job.later(REPLACE_AFTER_S)
     job.entered(1)
     assert none(job.exited(1, CRASHED), StopWorkers)
+    job.later(REPLACE_AFTER_S)
+    assert job.replaced == [1, 1]
+    job.entered(1)
+    job.fetched(1)
+    assert job.names() == ["4.0", "5.2"]
+
+
+@pytest.mark.parametrize("has_entered", [False, True])
+def test_a_newcomer_that_is_stopped_on_its_way_is_replaced_and_nobody_else_is_bothered(has_entered: bool) -> None:
+    job = InPlace(2)
+    job.exited(1, KILLED)
+    job.later(REPLACE_AFTER_S)
+    job.went_on(0)
+    if has_entered:
+        job.entered(1)
+    job.hung(1, kind=HangKind.STOPPED)
+    commands = job.evidence(1)
+    assert only(commands, KillWorkers).local_ranks == (1,)
+    assert none(commands, StopWorkers)
+    job.exited(1, KILLED)
     job.later(REPLACE_AFTER_S)
     assert job.replaced == [1, 1]
     job.entered(1)

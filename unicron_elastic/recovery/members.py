@@ -9,6 +9,7 @@ __all__ = [
     "first_members",
     "has_anyone_parted",
     "is_anyone_elsewhere",
+    "is_newcomer",
     "member_of",
     "members_here",
     "name_of",
@@ -36,6 +37,13 @@ def trains_here(state: JobState, worker: Worker) -> bool:
     if state.world is None:
         return not worker.takes_place
     return state.world.rank_of(name_of(state, worker)) is not None
+
+
+def is_newcomer(state: JobState, worker: Worker) -> bool:
+    """Whether a worker is on its way into a world in which others train already."""
+    if state.world is None or not (worker.takes_place or state.came_late):
+        return False
+    return worker.part in (Part.NONE, Part.NEWCOMER) and not trains_here(state, worker)
 
 
 def members_here(state: JobState) -> list[Worker]:
