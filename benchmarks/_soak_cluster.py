@@ -36,6 +36,8 @@ SPARED = "d"  # nothing strikes this host, so that what runs there grows as old 
 COORDINATOR = "coordinator"
 CENTRE = "e"  # the host of etcd and the coordinator
 ETCD_PORT = 2379
+WRITES_BEFORE = 7_000  # etcd keeps 5,000 in its memory, and up to the 1,000 of --snapshot-count more
+FILLER, FILLER_BYTES = "soak/filler", 500  # about what the cluster writes
 SCRIPT = Path(__file__).parent / "_soak_job.py"
 METRICS = {
     "database": "etcd_mvcc_db_total_size_in_bytes",
@@ -89,9 +91,16 @@ class Cluster:
         hosts._enter_network(self.centre.namespace)
         self.etcd = self._stack.enter_context(EmbeddedEtcd(host=self.centre.address, port=ETCD_PORT))
         self.store = self._stack.enter_context(EtcdStore(EtcdAddress.parse(self.etcd.endpoint)))
+        self._fill_etcds_log()
         self.start_coordinator()
         for host in HOSTS:
             self.start_agent(host)
+
+    def _fill_etcds_log(self) -> None:
+        """As in a cluster of some hours: etcd keeps its latest writes, and until it has so many its memory grows."""
+        for number in range(WRITES_BEFORE):
+            self.store.put(FILLER, b"%0*d" % (FILLER_BYTES, number))
+        self.store.delete(FILLER)
 
     # -- what runs -----------------------------------------------------------------------------------------------------
 
