@@ -41,9 +41,12 @@ class BoundedServer(ThreadingHTTPServer):
         self._ends_at: dict[socket.socket, float] = {}  # monotonic seconds, of the requests that are being answered
         self._lock = threading.Lock()
         self._is_over = False
-        family, _, _, _, where = socket.getaddrinfo(
-            address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
-        )[0]
+        try:
+            family, _, _, _, where = socket.getaddrinfo(
+                address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+            )[0]
+        except UnicodeError as error:  # as for an empty part between two dots
+            raise OSError(f"{address!a} is no name of a host") from error
         self.address_family = family
         super().__init__((str(where[0]), int(where[1])), handler)
 

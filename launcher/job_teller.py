@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
@@ -44,6 +45,7 @@ class JobTeller:
         self._look: Callable[[], JobNews | None] | None = None
         self._changed = threading.Condition()
         self._news: JobNews | None = None
+        self._stepped_unix_s: float | None = None  # as last seen: new workers have made no step, but the job has
         self._incidents = deque[Incident](maxlen=_INCIDENTS_MOST)
         self._is_over = False
         self._thread: threading.Thread | None = None
@@ -84,8 +86,9 @@ class JobTeller:
             logger.debug("The job is not looked at any more", exc_info=True)
             return
         if news is not None:
+            self._stepped_unix_s = news.stepped_unix_s or self._stepped_unix_s
             with self._changed:
-                self._news = news
+                self._news = replace(news, stepped_unix_s=self._stepped_unix_s)
                 self._changed.notify()
         self._loop.call_at(time.monotonic() + LOOK_S, self._look_on)
 

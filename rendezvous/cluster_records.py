@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from unicron_elastic.recovery.quarantine import Quarantined
+from unicron_elastic.recovery.quarantine import TOO_LATE_UNIX_S, Quarantined
 from unicron_elastic.rendezvous.job_records import NAME_CHARACTERS
 from unicron_elastic.rendezvous.reading import number_in, object_in, odd, text_in
 from unicron_elastic.rendezvous.store import Entry
@@ -56,7 +56,6 @@ JOBS = "jobs/"
 CANCELLED_FOR_S = 600.0  # so long it is known that a job was cancelled
 SPEC_MAX_BYTES = 256 * 1024  # of a job's arguments and environment, in UTF-8
 _NODES_MAX = 1_000_000
-_MOMENT_MAX_UNIX_S = 1e12
 _RECORD_MAX_BYTES = 64 * 1024  # of any other record, as JSON
 _NUMBERS = ("min_nodes", "max_nodes", "target_nodes", "nproc_per_node")
 
@@ -180,7 +179,7 @@ def parse_leader(entry: Entry) -> LeaderRecord:
     try:
         texts = {name: text_in(told, name)[:NAME_CHARACTERS] for name in ("node_id", "host", "address")}
         since = told.get("since_unix_s", 0.0)
-        if not isinstance(since, int | float) or isinstance(since, bool) or not 0 <= since < _MOMENT_MAX_UNIX_S:
+        if not isinstance(since, int | float) or isinstance(since, bool) or not 0 <= since < TOO_LATE_UNIX_S:
             raise ValueError("since_unix_s must be unix seconds")
         return LeaderRecord(**texts, is_dedicated=_flag(told, "is_dedicated"), since_unix_s=float(since))
     except ValueError as error:

@@ -145,7 +145,7 @@ class JobPresence(Presence[JobMirror]):
     def keep(self, key: str, merge: Callable[[bytes | None], bytes]) -> bool:
         """Writes what ``merge`` makes of what a key holds, None for nothing; it outlives the job. Whether it was done.
 
-        Who writes at the same moment is merged with.
+        Who writes at the same moment is merged with. A key that is to go at some time, as its job is over, still does.
         """
         try:
             for _ in range(_KEEP_ATTEMPTS):
@@ -154,7 +154,8 @@ class JobPresence(Presence[JobMirror]):
                     break
                 entry = store.read(key).entry
                 text = merge(None if entry is None else entry.value)
-                if store.compare_and_set(key, text, 0 if entry is None else entry.revision) is not None:
+                revision, lease_id = (0, None) if entry is None else (entry.revision, entry.lease_id)
+                if store.compare_and_set(key, text, revision, lease_id) is not None:
                     return True
         except (StoreError, LeaseGoneError) as error:
             logger.debug("%s could not be written: %s.", key, error)

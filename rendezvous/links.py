@@ -44,6 +44,7 @@ __all__ = ["Links"]
 
 BEAT_S = 0.1
 BEATS_PER_S_MAX = 1000  # of all links of one coordinator together
+TELL_EVERY_S = 60.0  # a connection that is closed for what came over it
 GREETING_S = 2.0  # so long a connection may take until both sides have proven who they are
 PROBE_S = 0.2  # so long a host may take to answer, or three times as long as it took before
 PROBE_S_MAX = 2.0
@@ -120,6 +121,8 @@ class Links:
         self._beat_s = BEAT_S  # as the coordinator wants it
         self.secret = ""  # of the cluster; "": not known yet, and nobody is let in
         self.leads = False
+        self._may_tell_at = 0.0  # of a connection that is closed for what came over it: strangers may try for ever
+        self._untold = 0
         self._is_listening = True
         self._is_closed = False
         self._closing = threading.Lock()
@@ -285,8 +288,17 @@ class Links:
                 self._said(link, text)
         except WireError as error:
             if link in self._links:
-                logger.warning("A heartbeat connection is closed: %s.", error)
+                self._tell_closed(error)
                 self._lose(link)
+
+    def _tell_closed(self, why: WireError) -> None:
+        now = time.monotonic()
+        if now < self._may_tell_at:
+            self._untold += 1
+            return
+        more = f" So were {self._untold} more since this was last said." if self._untold else ""
+        self._may_tell_at, self._untold = now + TELL_EVERY_S, 0
+        logger.warning("A heartbeat connection is closed: %s.%s", why, more)
 
     def _said(self, link: _Link, text: bytes) -> None:
         if link.seal is not None:

@@ -10,6 +10,7 @@ __all__ = ["PHASES", "Incident"]
 
 # The moments of an incident in their order; each phase's cost is the time since the moment before it.
 PHASES = ("occurred", "noticed", "stopped", "regrouped", "first_step")
+_TOO_MUCH = 2**63  # of anything that is counted or timed: larger integers need not fit a float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,4 +110,6 @@ def _fits(value: object, annotation: str) -> bool:
         return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
     kinds = {"int": (int,), "str": (str,), "float": (int, float), "None": (type(None),)}
     allowed = tuple(kind for name in annotation.split(" | ") for kind in kinds[name])
+    if isinstance(value, int) and abs(value) >= _TOO_MUCH:
+        return False
     return isinstance(value, allowed) and not isinstance(value, bool)

@@ -9,8 +9,9 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -71,15 +72,22 @@ _Node = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as unicron
 class Cluster:
     """An open store, and the time that is left to ask it."""
 
-    def __init__(self, store: Store, where: str) -> None:
-        self.store = store
+    def __init__(self, open_store: Callable[[], Store], where: str) -> None:
+        self.store = open_store()
         self.where = where
+        self._open_store = open_store
         self._ends_at = time.monotonic() + TIMEOUT_S
         self._told = set[str]()
 
     def left_s(self) -> float:
         """Seconds; never nothing, so that a call that is late says itself what is wrong."""
         return max(0.05, self._ends_at - time.monotonic())
+
+    def reopen(self) -> None:
+        """Another object for the store: one whose etcd was replaced by another is of no use any more."""
+        with suppress(StoreError):
+            self.store.close()
+        self.store = self._open_store()
 
     def read(self) -> ClusterView:
         """All of it; what cannot be read goes to stderr. Raises StoreError."""
@@ -264,8 +272,11 @@ def open_cluster(endpoint: str | None, given: dict[str, str]) -> Iterator[Cluste
     except ValueError as error:
         fail(BAD_USAGE, f"{error}.")
     try:
-        with EtcdStore(address, timeout_s=TIMEOUT_S) as store:
-            yield Cluster(store, str(address))
+        cluster = Cluster(partial(EtcdStore, address, timeout_s=TIMEOUT_S), str(address))
+        try:
+            yield cluster
+        finally:
+            cluster.store.close()
     except (StoreError, LeaseGoneError) as error:
         fail(BAD_USAGE, f"{error}.")
 
@@ -345,20 +356,24 @@ def _cancel_planned(cluster: Cluster, job: str, why: str) -> int | None:
     keys = PlannedJobKeys(job)
     if cluster.store.read(keys.spec, timeout_s=cluster.left_s()).entry is None:
         return None
+    from unicron_elastic.launcher.cluster.planned_jobs import ENDED_FOR_S, puts_of_end
     from unicron_elastic.planning.snapshot import Phase
-    from unicron_elastic.rendezvous.plan_records import PhaseRecord, parse_phase, phase_text
+    from unicron_elastic.rendezvous.plan_records import PhaseRecord, parse_phase
 
-    text = phase_text(PhaseRecord(phase=Phase.CANCELLED, reason=why))
+    cancelled = PhaseRecord(phase=Phase.CANCELLED, reason=why)
     for _ in range(ATTEMPTS):
-        entry = cluster.store.read(keys.phase, timeout_s=cluster.left_s()).entry
+        snapshot = cluster.store.read_prefix(keys.prefix, timeout_s=cluster.left_s())
+        entry = snapshot.get(keys.phase)
         try:
             record = None if entry is None else parse_phase(entry)
         except ValueError:  # the new one takes its place
             record = None
         if record is not None and record.phase in (Phase.FINISHED, Phase.CANCELLED):
             fail(NOTHING_FOUND, f"The job {job!a} is {record.phase.value}: {one_line(record.reason).rstrip('.')}.")
-        revision, lease_id = (0, None) if entry is None else (entry.revision, entry.lease_id)
-        if cluster.store.compare_and_set(keys.phase, text, revision, lease_id, timeout_s=cluster.left_s()):
+        guards = {keys.phase: 0 if entry is None else entry.revision}
+        lease = cluster.store.grant(ENDED_FOR_S, timeout_s=cluster.left_s())
+        puts = puts_of_end(snapshot, keys, cancelled, lease.lease_id)
+        if cluster.store.commit(guards, puts, timeout_s=cluster.left_s()):
             return sum(state.job == job for state in _agent_states(cluster))
     raise StoreError(f"others change the phase of job {job} all the time; try again")
 

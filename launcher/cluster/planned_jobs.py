@@ -12,14 +12,14 @@ from unicron_elastic.planning.snapshot import Phase
 from unicron_elastic.rendezvous.job_records import JobKeys
 from unicron_elastic.rendezvous.plan_keys import NODE_RECORDS, PlannedJobKeys
 from unicron_elastic.rendezvous.plan_records import PhaseRecord, parse_node_status, parse_spec, phase_text
-from unicron_elastic.rendezvous.store import MAX_OPERATIONS, Put, Store, StoreError
+from unicron_elastic.rendezvous.store import MAX_OPERATIONS, Put, Snapshot, Store, StoreError
 
-__all__ = ["end_job", "read_spec", "verdict_on", "wait_for_name"]
+__all__ = ["ENDED_FOR_S", "end_job", "puts_of_end", "read_spec", "verdict_on", "wait_for_name"]
 
 NAME_S = 6.0  # so long the lease of an agent that was killed may still be there, and some more
 _LOOK_S = 0.2
 
-FINISHED_FOR_S = 86_400.0  # so long it is known how a job has ended
+ENDED_FOR_S = 86_400.0  # so long it is known how a job has ended
 
 
 def wait_for_name(store: Store, host: str, is_over: threading.Event) -> None:
@@ -65,7 +65,12 @@ def end_job(store: Store, end: EndJob) -> None:
     if phase is None or phase.revision != end.start:
         return  # it is over, was stopped, or has started again
     record = PhaseRecord(phase=Phase.FINISHED, reason=end.reason, exit_code=end.exit_code)
-    lease_id = store.grant(FINISHED_FOR_S).lease_id
+    lease_id = store.grant(ENDED_FOR_S).lease_id
+    store.commit({keys.phase: phase.revision}, puts_of_end(snapshot, keys, record, lease_id))
+
+
+def puts_of_end(snapshot: Snapshot, keys: PlannedJobKeys, record: PhaseRecord, lease_id: int) -> list[Put]:
+    """How a job has ended, and all else that is known of it, for as long as that lease: nothing may stay for ever."""
     kept = [Put(e.key, e.value, lease_id) for e in snapshot.entries if e.key not in (keys.phase, keys.output)]
     kept = sorted(kept, key=lambda put: put.key.startswith(keys.refusals))[: MAX_OPERATIONS - 1]
-    store.commit({keys.phase: phase.revision}, [Put(keys.phase, phase_text(record), lease_id), *kept])
+    return [Put(keys.phase, phase_text(record), lease_id), *kept]

@@ -20,6 +20,7 @@ from typing import Any
 from unicron_elastic.launcher.cluster.lending import OF_SUBMISSION, environment
 from unicron_elastic.launcher.cluster.output_receiver import OutputReceiver
 from unicron_elastic.launcher.cluster.planned_command import parsed, shared_options
+from unicron_elastic.launcher.cluster.planned_jobs import ENDED_FOR_S, puts_of_end
 from unicron_elastic.launcher.output import stamped
 from unicron_elastic.planning.jobs import JobSpec, parse_job
 from unicron_elastic.planning.published import Published
@@ -28,7 +29,7 @@ from unicron_elastic.rendezvous.cluster_records import SECRET
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress, own_address
 from unicron_elastic.rendezvous.etcd_options import etcd_address
 from unicron_elastic.rendezvous.plan_keys import CURRENT, PlannedJobKeys
-from unicron_elastic.rendezvous.plan_records import PhaseRecord, parse_phase, parse_spec, phase_text, spec_text
+from unicron_elastic.rendezvous.plan_records import PhaseRecord, parse_phase, parse_spec, spec_text
 from unicron_elastic.rendezvous.presence import Presence
 from unicron_elastic.rendezvous.store import (
     MAX_OPERATIONS,
@@ -50,7 +51,6 @@ CONNECT_TIMEOUT_S = 10.0
 LOOK_S = 1.0
 DRAIN_S = 10.0  # for the last of the output
 STOP_S = 120.0  # for the nodes to stop the job after Ctrl-C
-CANCELLED_FOR_S = 86_400.0
 _SAME_SPEED = ("command", "directory", "nproc_per_node", "unit_nodes", "max_nodes", "throughput")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 MOST_DELETES = MAX_OPERATIONS - 10  # in one commit, beside what it writes
@@ -344,7 +344,6 @@ def _still_true(snapshot: Snapshot, keys: PlannedJobKeys, spec: JobSpec) -> list
 
 def _cancel(store: Store, keys: PlannedJobKeys, record: PhaseRecord) -> None:
     """Unless the job is over. Raises StoreError, LeaseGoneError."""
-    lease_id = store.grant(CANCELLED_FOR_S).lease_id
     while True:
         snapshot = store.read_prefix(keys.prefix)
         spec, phase = snapshot.get(keys.spec), snapshot.get(keys.phase)
@@ -352,8 +351,8 @@ def _cancel(store: Store, keys: PlannedJobKeys, record: PhaseRecord) -> None:
         if spec is None or (known is not None and known.phase in (Phase.FINISHED, Phase.CANCELLED)):
             return
         guards = {keys.spec: spec.revision, keys.phase: 0 if phase is None else phase.revision}
-        puts = [Put(keys.phase, phase_text(record), lease_id), Put(keys.spec, spec.value, lease_id)]
-        if store.commit(guards, puts) is not None:
+        lease = store.grant(ENDED_FOR_S)
+        if store.commit(guards, puts_of_end(snapshot, keys, record, lease.lease_id)) is not None:
             return
 
 

@@ -12,6 +12,7 @@ from unicron_elastic.launcher.answers import BAD_USAGE, NOTHING_FOUND, fail, sho
 from unicron_elastic.launcher.arguments import TorchMissing
 from unicron_elastic.launcher.cluster.cli import print_json
 from unicron_elastic.launcher.config.commands import entries_of, sentence
+from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, NO_FILE, BadConfig
 from unicron_elastic.launcher.config.resolve import Resolved, resolve
 from unicron_elastic.launcher.config.settings import Use
 from unicron_elastic.launcher.config.table import RUN, Table, Words, all_uses, commands
@@ -73,8 +74,10 @@ def of_command(typed: list[str]) -> list[Resolved]:
     Raises ValueError for what is set wrongly, and arguments.TorchMissing. What is no command ends this one.
     """
     words, arguments = _split(typed)
-    given = _given(words, arguments)
-    entries = entries_of(os.environ)
+    given, config = _given(words, arguments)
+    if config is not None and not config.strip():
+        raise BadConfig(NO_FILE)
+    entries = entries_of(os.environ if config is None else {**os.environ, CONFIG_VARIABLE: config})
     return [resolve(use, given, os.environ, entries) for use in all_uses(words)]
 
 
@@ -93,12 +96,12 @@ def _split(typed: list[str]) -> tuple[Words, list[str]]:
     return words, typed[len(words) :]
 
 
-def _given(words: Words, arguments: list[str]) -> Mapping[str, tuple[str, str]]:
-    """What the arguments say: flag and text, by the setting's name; a bad flag ends the command."""
+def _given(words: Words, arguments: list[str]) -> tuple[Mapping[str, tuple[str, str]], str | None]:
+    """What the arguments say: flag and text, by the setting's name, and the file; a bad flag ends the command."""
     if words == (RUN,):
-        from unicron_elastic.launcher.config.run import given_in
+        from unicron_elastic.launcher.config.run import config_in, given_in
 
-        return given_in(arguments)
+        return given_in(arguments), config_in(arguments)
     command = commands()[words]
     context = typer.Context(command, info_name=" ".join(("unicron", *words)))
     found, _, order = command.make_parser(context).parse_args(args=list(arguments))
@@ -107,7 +110,7 @@ def _given(words: Words, arguments: list[str]) -> Mapping[str, tuple[str, str]]:
     for use in all_uses(words):
         if use.parameter in named and (value := found.get(use.parameter)) is not None:
             told[use.setting.name] = _typed(use, value)
-    return told
+    return told, found.get("config")
 
 
 def _typed(use: Use, value: Any) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from unicron_elastic.launcher.answers import BAD_USAGE, fail
 from unicron_elastic.launcher.config.help import variables_in
-from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, BadConfig, forget, remember
+from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, NO_FILE, BadConfig, forget, remember
 from unicron_elastic.launcher.config.resolve import from_file, resolve
 from unicron_elastic.launcher.config.settings import Use
 from unicron_elastic.launcher.config.table import (
@@ -83,7 +83,7 @@ def _configure(context: typer.Context, value: str | None) -> None:
     try:
         if value is not None:
             if not value.strip():
-                raise BadConfig("--config is empty; give a file, or leave the option out")
+                raise BadConfig(NO_FILE)
             _set(context, CONFIG_VARIABLE, value)
         if words:
             _apply(context, words, entries_of(os.environ))

@@ -5,9 +5,10 @@ All that a start without a file needs to know of files.
 
 from __future__ import annotations
 
-__all__ = ["CONFIG_VARIABLE", "BadConfig", "forget", "located", "remember"]
+__all__ = ["CONFIG_VARIABLE", "NO_FILE", "BadConfig", "forget", "located", "remember"]
 
 CONFIG_VARIABLE = "UNICRON_CONFIG"
+NO_FILE = "--config is empty; give a file, or leave the option out"
 
 _PLACES: dict[str, str] = {}  # FILE:LINE by the option or variable that a complaint about it begins with
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import MutableMapping, Sequence
+from typing import Any
 
 from unicron_elastic.launcher.arguments import get_args_parser
 from unicron_elastic.launcher.config.file import read_config
-from unicron_elastic.launcher.config.origin import BadConfig, remember
+from unicron_elastic.launcher.config.origin import NO_FILE, BadConfig, remember
 from unicron_elastic.launcher.config.resolve import from_file
 from unicron_elastic.launcher.config.settings import parsed_switch
 from unicron_elastic.launcher.config.table import Table, run_uses
 
-__all__ = ["given_in", "with_file", "without_config"]
+__all__ = ["config_in", "given_in", "with_file", "without_config"]
 
 FLAG = "--config"
 _SHORTEST = 4  # of an abbreviation; --c could be --cluster
@@ -32,7 +33,7 @@ def with_file(
     arguments.TorchMissing.
     """
     if not path.strip():
-        raise BadConfig("--config is empty; give a file, or leave the option out")
+        raise BadConfig(NO_FILE)
     entries = read_config(path, Table())
     given = given_in(argv)
     options: list[str] = []
@@ -69,6 +70,22 @@ def without_config(argv: Sequence[str], of_script: int) -> list[str]:
 
 def given_in(argv: Sequence[str]) -> dict[str, tuple[str, str]]:
     """What a command line says: flag and text, by the setting's name. Exits with code 2 on a bad flag, as argparse."""
+    parser, found = _typed(argv)
+    told: dict[str, tuple[str, str]] = {}
+    for use in run_uses():
+        dest = parser._option_string_actions[use.flags[0]].dest if use.flags else ""
+        if dest in found:
+            told[use.setting.name] = use.flags[0], found[dest] if use.takes_value else "on"
+    return told
+
+
+def config_in(argv: Sequence[str]) -> str | None:
+    """The file that a command line names. Exits as ``given_in``."""
+    return _typed(argv)[1].get("config")
+
+
+def _typed(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, dict[str, Any]]:
+    """The parser, and by its names what was typed."""
     parser = get_args_parser()
     for action in parser._actions:
         action.default = argparse.SUPPRESS
@@ -76,10 +93,4 @@ def given_in(argv: Sequence[str]) -> dict[str, tuple[str, str]]:
             action.type = None  # what was typed
         elif action.nargs is None:
             action.nargs, action.required = "?", False  # the script
-    found = vars(parser.parse_args(list(argv)))
-    told: dict[str, tuple[str, str]] = {}
-    for use in run_uses():
-        dest = parser._option_string_actions[use.flags[0]].dest if use.flags else ""
-        if dest in found:
-            told[use.setting.name] = use.flags[0], found[dest] if use.takes_value else "on"
-    return told
+    return parser, vars(parser.parse_args(list(argv)))

@@ -99,6 +99,7 @@ def _watch(cluster: Cluster, interval_s: float, *, as_json: bool) -> int:
                 try:
                     code = follower.see(_look(cluster))
                 except StoreError as error:
+                    cluster.reopen()
                     code = follower.cannot_see(f"The cluster cannot be read: {one_line(str(error)).rstrip('.')}.")
         except KeyboardInterrupt:
             return code

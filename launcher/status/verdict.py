@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from unicron_elastic.faults.text import one_line
 from unicron_elastic.launcher.plan.text import span
+from unicron_elastic.launcher.status.incidents import moment_s
 from unicron_elastic.launcher.status.overview import (
     CRITICAL,
     DEGRADED,
@@ -59,17 +60,26 @@ def _no_coordinator(overview: Overview) -> Iterator[Problem]:
 
 def _standing(overview: Overview) -> Iterator[Problem]:
     for job in overview.jobs:
-        if job.state != "training" or job.stepped_unix_s is None:
+        if job.state != "training":
             continue
-        stood_s = overview.at_unix_s - job.stepped_unix_s
-        if stood_s > STANDS_S:
-            yield _about(job, CRITICAL, "stands", f"{job.job} has made no step for {span(stood_s)}.")
-        elif job.is_incident_open and stood_s > OPEN_S:
+        fault_at = _open_since(overview, job)
+        recovers = job.is_incident_open or fault_at is not None
+        since = fault_at if job.stepped_unix_s is None else job.stepped_unix_s  # who tells of it may be new to the job
+        stood_s = 0.0 if since is None else overview.at_unix_s - since
+        if recovers and OPEN_S < stood_s <= STANDS_S:
             yield _about(
                 job, CRITICAL, "stands", f"{job.job} has not come back from a fault: no step for {span(stood_s)}."
             )
-        elif job.is_incident_open:
+        elif stood_s > STANDS_S:
+            yield _about(job, CRITICAL, "stands", f"{job.job} has made no step for {span(stood_s)}.")
+        elif recovers:
             yield _about(job, DEGRADED, "recovers", f"{job.job} recovers from a fault.")
+
+
+def _open_since(overview: Overview, job: JobLine) -> float | None:
+    """Since when a fault of the job waits for its first step, in unix seconds; None if none does."""
+    known = (moment_s(each) for each in overview.incidents if each.is_open and each.run_id == job.job)
+    return min((moment for moment in known if moment > 0.0), default=None)
 
 
 def _without_nodes(overview: Overview) -> Iterator[Problem]:

@@ -504,6 +504,18 @@ def test_a_planned_job_is_cancelled(planned: Store) -> None:
     assert result.stderr == "unicron: The job 'code' is cancelled: cancelled by ada: Wrong data.\n"
 
 
+def test_what_is_known_of_a_cancelled_job_goes_after_a_day(planned: Store) -> None:
+    keys = PlannedJobKeys("code")
+    planned.put(keys.refused("n1"), b"It has no GPU.")
+    _output("cancel", "code")
+    left = planned.read_prefix(keys.prefix).entries
+    assert {keys.spec, keys.phase, keys.refused("n1")} <= {entry.key for entry in left}
+    (lease_id,) = {entry.lease_id for entry in left}
+    assert lease_id is not None
+    planned.revoke(lease_id)
+    assert not planned.read_prefix(keys.prefix).entries
+
+
 def test_what_runs_a_planned_job_is_told_as_well(planned: Store) -> None:
     _run_on(planned, "chat", "n1", "n2", "n3")
     told = json.loads(_output("cancel", "chat", "--json"))

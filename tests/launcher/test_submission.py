@@ -294,6 +294,20 @@ def test_a_cancelled_job_is_known_and_one_that_is_over_stays_as_it_ended(store: 
     assert again == entry
 
 
+def test_what_is_known_of_a_cancelled_job_goes_after_a_day(store: Store) -> None:
+    keys = PlannedJobKeys("job")
+    submission._write(store, made("--rdzv-id=job", "train.py"), None)
+    for key in (keys.rates, keys.measured, keys.refused("n1")):
+        store.put(key, b"{}")
+    submission._cancel(store, keys, PhaseRecord(phase=Phase.CANCELLED, reason="It was stopped.", signal=2))
+    left = store.read_prefix(keys.prefix).entries
+    assert len(left) == 5
+    (lease_id,) = {entry.lease_id for entry in left}
+    assert lease_id is not None
+    store.revoke(lease_id)
+    assert not store.read_prefix(keys.prefix).entries
+
+
 # -- torchrun's options mean what they mean there ----------------------------------------------------------------------
 
 

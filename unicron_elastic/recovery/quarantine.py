@@ -15,6 +15,7 @@ from unicron_elastic.faults.text import one_line
 
 __all__ = [
     "LAUNCHER",
+    "TOO_LATE_UNIX_S",
     "VERSION",
     "Quarantined",
     "active",
@@ -31,7 +32,7 @@ __all__ = [
 
 LAUNCHER = "unicron-run"  # who put a node into quarantine, if no operator did
 VERSION = 1  # of the document; a later one may mean something else by the same fields
-_TOO_LATE = 253_402_128_000.0  # two days before the year 10000, which no calendar here reaches in any time zone
+TOO_LATE_UNIX_S = 253_402_128_000.0  # two days before the year 10000, which no calendar here reaches in any time zone
 _SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -51,7 +52,7 @@ class Quarantined:
             if not one_line(text):
                 raise ValueError(f"{name} is empty")
         for name, moment in (("since", self.since), ("until", self.until)):
-            if moment is not None and not 0 <= moment < _TOO_LATE:
+            if moment is not None and not 0 <= moment < TOO_LATE_UNIX_S:
                 raise ValueError(f"{name} must be unix seconds from 1970 to 9999, not {_short(moment)}")
 
     def to_json(self) -> dict[str, Any]:
