@@ -39,7 +39,7 @@ from unicron_elastic.launcher.node import NodeWatch
 from unicron_elastic.launcher.options import Options, from_environment
 from unicron_elastic.launcher.pace_report import PaceReport, seen_of
 from unicron_elastic.launcher.peers import PeerWatch, tell_peers
-from unicron_elastic.launcher.processes import TOKEN
+from unicron_elastic.launcher.processes import TOKEN, KeeperLost
 from unicron_elastic.launcher.recalls import Recalls
 from unicron_elastic.launcher.reporter import Reporter, job_view
 from unicron_elastic.launcher.runtime import Runtime
@@ -49,9 +49,16 @@ from unicron_elastic.launcher.workers import WorkersContext
 from unicron_elastic.launcher.worlds import Round, Worlds
 from unicron_elastic.recovery import commands, events
 from unicron_elastic.recovery.machine import JobState, handle
-from unicron_elastic.recovery.members import first_members, is_anyone_elsewhere, is_newcomer, trains_here
+from unicron_elastic.recovery.members import (
+    first_members,
+    is_anyone_elsewhere,
+    is_newcomer,
+    living_members,
+    trains_here,
+)
 from unicron_elastic.rendezvous.restarts import agree_on_restarts
 from unicron_elastic.rendezvous.round_watch import RoundListener
+from unicron_elastic.worker.channel import ChannelClosed
 
 __all__ = ["Agent"]
 
@@ -180,16 +187,16 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         if self._pcontext is not None:  # what the last generation held has to be free
             self._node.wait_until_gpus_are_free(self._pcontext.pids().values(), self._runtime.processes.token)
         self._pcontext = context
-        self._worlds.begin(self._state.generation + 1, context)
+        store = self._store if self._speaks_with_peers() else None
+        others = store if worker_group.group_world_size > 1 else None
+        self._worlds.begin(self._state.generation + 1, context, others, worker_group.group_rank)
         happenings.on_serving = self._worlds.serving
         happenings.on_snapshot = self._snapshots.said
-        store = self._store if self._speaks_with_peers() else None
         self._snapshots.begin(store, worker_group.group_rank, worker_group.group_world_size, worker_group.master_addr)
         happenings.may_enter = self._worlds.may_enter
         happenings.on_moved = partial(_state_moved, self._moves, self._reporter, self._teller)
         self._reporter.folder = run_folder(self._logs_specs, self._error_file())
-        folder = temporary_folder(self._logs_specs, self._error_file())
-        self._runtime.processes.remember(paths=[folder] if folder else [], farewell=self._reporter.farewell)
+        self._tell_keeper()
         context.start()
         pids: dict[int, Any] = context.pids()
         return pids
@@ -283,8 +290,9 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 store=self._store,
                 log=log,
                 master=group.master_addr,
+                nodes=tuple(getattr(handler, "node_ids", ())),
             )
-        self._worlds.join(this_round, first_members(self._state))
+        self._worlds.join(this_round, first_members(self._state), living_members(self._state))
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         while True:
@@ -340,6 +348,11 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         can_be_warm = isinstance(spec.entrypoint, str) and spec.numa_options is None
         self._runtime.begin([spec.entrypoint, *map(str, spec.args)] if can_be_warm else None, os.environ)
 
+    def _tell_keeper(self) -> None:
+        """What is to be cleared away if this agent is killed."""
+        folder = temporary_folder(self._logs_specs, self._error_file())
+        self._runtime.processes.remember(paths=[folder] if folder else [], farewell=self._reporter.farewell)
+
     # -- what happened ---------------------------------------------------------------------------------------------
 
     def _happenings(self, group: WorkerGroup) -> Happenings:
@@ -368,8 +381,13 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _nodes_lost(self, generation: int, nodes: tuple[str, ...], reason: str) -> None:
         self._has_lost_nodes = True
+        self._runtime.loop.call_soon(lambda: self._worlds.gone(nodes))
         event = events.NodesLost(at=time.monotonic(), nodes=nodes, reason=reason, generation=generation)
         self._runtime.loop.call_soon(lambda: self._events.append(event))
+
+    def _others_depart(self, generation: int, nodes: tuple[str, ...], reason: str) -> None:
+        self._runtime.loop.call_soon(lambda: self._worlds.gone(nodes))
+        self._recalls.others_depart(generation, nodes, reason)
 
     def _nodes_wait(self, generation: int, nodes_waiting: int) -> None:
         now = time.monotonic()
@@ -466,14 +484,20 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 self._worlds.do(command)
 
     def _replace_worker(self, command: commands.ReplaceWorker) -> None:
-        """Starts a process in the place of a lost one; one that cannot be started has ended."""
+        """Starts a process in the place of a lost one. Raises what forbids to start it, also with a new keeper."""
         self._reporter.say(command.reason)
         assert isinstance(self._pcontext, WorkersContext)
         worker = self._worker_group.workers[command.local_rank]
         self._remaining_restarts = self._worker_group.spec.max_restarts - command.restarts_used
         env = {"TORCHELASTIC_RESTART_COUNT": str(command.restarts_used), "UNICRON_TAKES_PLACE": "1"}
         self._snapshots.replaced(command.local_rank)
-        process = self._pcontext.replace(command.local_rank, env)
+        try:
+            process = self._pcontext.replace(command.local_rank, env)
+        except (KeeperLost, ChannelClosed, OSError) as error:  # with the keeper, say, the workers were lost
+            self._reporter.say(f"Worker {command.local_rank} could not be started, and is once more: {error}")
+            self._begin_runtime()
+            self._tell_keeper()
+            process = self._pcontext.replace(command.local_rank, env)
         worker.id = process.pid
         started = events.StartedWorker(local_rank=command.local_rank, rank=worker.global_rank, pid=process.pid)
         self._handle(
@@ -585,7 +609,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 on_cancel=self._cancelled,
                 on_waiting=partial(self._nodes_wait, generation),
                 on_recall=self._recalls.told,
-                on_depart=partial(self._recalls.others_depart, generation),
+                on_depart=partial(self._others_depart, generation),
                 on_lost=partial(self._nodes_lost, generation),
                 on_change=self._worlds.look,
             )
@@ -634,8 +658,9 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         if not isinstance(self._pcontext, WorkersContext) or self._options.on_hang == "off":
             return
         processes = self._pcontext.workers
-        late = (worker for worker in self._state.running if is_newcomer(self._state, worker))
-        self._hangs.watch_newcomers({worker.rank: processes[worker.local_rank] for worker in late})
+        ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
+        late = (worker.local_rank for worker in self._state.running if is_newcomer(self._state, worker))
+        self._hangs.watch_newcomers({ranks[each]: processes[each] for each in late})
 
     def _speaks_with_peers(self) -> bool:
         """Whether this job has a store for each round: what was said in one must not be heard in the next.

@@ -65,7 +65,7 @@ class Happenings:
     def exited(self, worker: WorkerProcess, ended: Exit) -> None:
         """A worker process ended."""
         if ended.exit_code != 0 and worker.page is None:
-            self._recall_exception(worker.local_rank, ended.at)
+            self._recall_exception(worker.local_rank, worker.pid, ended.at)
         event = WorkerExited(
             at=time.monotonic(),
             ended_at=ended.at,
@@ -136,7 +136,7 @@ class Happenings:
             case {"broke": {"world": int(world), "error": str(error)}}:
                 kind, _, text = error.partition(": ")
                 described = {"type": kind, "message": text}
-                failure = self._failure(local_rank, now, described, self._step(worker))
+                failure = self._failure(local_rank, worker.pid, now, described, self._step(worker))
                 self._post(WorldBroke(at=now, world=world, failure=failure, generation=generation))
             case {"went_on": {"world": int(world), "reused": int(reused), "recomputed": int(recomputed), **more}}:
                 went_on = MemberWentOn(
@@ -167,7 +167,7 @@ class Happenings:
         for worker in sorted(self._workers, key=lambda w: w.global_rank not in result.failures):
             failure = result.failures.get(worker.global_rank)
             if failure is not None:
-                self._recall_exception(worker.local_rank, now)
+                self._recall_exception(worker.local_rank, worker.id, now)
             code = failure.exitcode if failure else (0 if result.state is WorkerState.SUCCEEDED else -signal.SIGTERM)
             event = WorkerExited(
                 at=now, ended_at=now, local_rank=worker.local_rank, exit_code=int(code), generation=self._generation
@@ -177,23 +177,23 @@ class Happenings:
     def _raised(self, worker: WorkerProcess, message: Message, now: float) -> Failure:
         described = {key: str(value) for key, value in message["exception"].items() if value is not None}
         at = _seconds(message.get("at_ns"), now)
-        return self._failure(worker.local_rank, at, described, self._step(worker))
+        return self._failure(worker.local_rank, worker.pid, at, described, self._step(worker))
 
-    def _recall_exception(self, local_rank: int, at: float) -> None:
+    def _recall_exception(self, local_rank: int, pid: int, at: float) -> None:
         """For a worker without our parts in it: its exception, if the script recorded it for torchrun."""
         path = self.error_files.get(local_rank)
         described = failures.recorded_exception(path) if path is not None else None
         if described is not None:
-            failure = self._failure(local_rank, at, described, None)
+            failure = self._failure(local_rank, pid, at, described, None)
             self._post(WorkerRaised(at=time.monotonic(), failure=failure))
 
-    def _failure(self, local_rank: int, at: float, described: Mapping[str, str], step: int | None) -> Failure:
-        worker = self._workers[local_rank]
+    def _failure(self, local_rank: int, pid: int, at: float, described: Mapping[str, str], step: int | None) -> Failure:
+        """Of the process ``pid``: where workers are replaced, torch's records are of those that began."""
         return Failure(
             at=at,
-            rank=worker.global_rank,
+            rank=self._workers[local_rank].global_rank,
             local_rank=local_rank,
-            pid=worker.id,
+            pid=pid,
             host=self._host,
             exception_type=described.get("type"),
             message=described.get("message"),

@@ -164,6 +164,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         It goes on in the same log files. Raises OSError if it cannot be started.
         """
         self.workers[local_rank].release()
+        self._early_exits.clear()  # of orphans: the process that starts now may get the pid of one
         self.envs[local_rank].update(env)
         self._appends.add(local_rank)
         worker = WorkerProcess(self._runtime, local_rank)

@@ -15,10 +15,16 @@ from torch.distributed import Store
 from unicron_elastic.recovery.commands import ChangeWorld
 from unicron_elastic.world import World
 
-__all__ = ["StoreLog", "WorldLog", "WorldWatch"]
+__all__ = ["NotYet", "StoreLog", "WorldLog", "WorldWatch"]
 
 LOOK_S = 0.02  # between two looks at a store that cannot tell of changes
 RETRY_S = 0.2  # after it could not be reached
+AWAIT_S = 0.1  # between two looks for what other agents have to say
+_LOOKS_FOR_OTHERS, _OTHERS_S = 3, 0.5  # whether they train in a world from before, of which they tell at once
+
+
+class NotYet(Exception):
+    """Some agent has not said yet what is needed to begin the log."""
 
 
 class WorldLog(Protocol):
@@ -54,10 +60,11 @@ def _key(place: int) -> str:
 class WorldWatch:
     """Follows one log and adds to it, from ``start`` to ``stop``; it does not look before somebody wants it to.
 
-    ``tell`` says, once, what the other agents have to know. ``first`` gives the world with which this agent begins the
-    log, if it does. ``make`` makes the world that follows one after a change, or None if there is nothing left to
-    change. ``on_world`` is called with each new one, from the thread; ``on_trouble`` once, when the log could not be
-    reached.
+    ``tell`` says, once, what the other agents have to know. If ``do_others_train``, in a world from before, it looks
+    without being asked: workers that fail before they have asked for a part are newcomers, too. ``first`` gives the
+    world with which this agent begins the log, if it does. ``make`` makes the world that follows one after a change, or
+    None if there is nothing left to change. Both may raise NotYet. ``on_world`` is called with each new one, from the
+    thread; ``on_trouble`` once, when the log could not be reached.
     """
 
     def __init__(
@@ -65,6 +72,7 @@ class WorldWatch:
         log: WorldLog,
         *,
         tell: Callable[[], None],
+        do_others_train: Callable[[], bool],
         first: Callable[[], World | None],
         make: Callable[[World | None, ChangeWorld], World | None],
         on_world: Callable[[World], None],
@@ -72,6 +80,8 @@ class WorldWatch:
     ) -> None:
         self._log = log
         self._tell = tell
+        self._do_others_train = do_others_train
+        self._looks_for_others = _LOOKS_FOR_OTHERS
         self._first = first
         self._make = make
         self._has_told = False
@@ -106,6 +116,10 @@ class WorldWatch:
         self._changes.append(wanted)
         self.want()
 
+    def unfinished(self) -> tuple[ChangeWorld, ...]:
+        """The changes of which it is not known that a world has them; of none that is made twice comes any harm."""
+        return tuple(self._changes)
+
     def look(self) -> None:
         """Looks soon: something may have changed."""
         self._wake.set()
@@ -117,17 +131,23 @@ class WorldWatch:
                 if not self._has_told:
                     self._tell()
                     self._has_told = True
+                self._look_for_others()
                 if self._is_wanted:
                     self._look()
                 else:
-                    pause_s = None
+                    pause_s = _OTHERS_S if self._looks_for_others else None
+            except NotYet:
+                pause_s = AWAIT_S
             except Exception as error:  # the store's node may be the one that is gone
                 pause_s = RETRY_S
-                if not self._was_told and not self._is_stopped:
-                    self._was_told = True
-                    self._on_trouble(str(error).partition("\n")[0])
+                self._trouble(error)
             self._wake.wait(pause_s)
             self._wake.clear()
+
+    def _look_for_others(self) -> None:
+        if not self._is_wanted and self._looks_for_others:
+            self._looks_for_others -= 1
+            self._is_wanted = self._do_others_train()
 
     def _look(self) -> None:
         self._begin()
@@ -154,7 +174,16 @@ class WorldWatch:
                 return
 
     def _adopt(self, text: str) -> None:
-        self._world = World.parse(text)
         self._place += 1
+        try:
+            self._world = World.parse(text)
+        except ValueError as error:  # nobody can take it for a world: the next place has another
+            self._trouble(error)
+            return
         if not self._is_stopped:
             self._on_world(self._world)
+
+    def _trouble(self, error: Exception) -> None:
+        if not self._was_told and not self._is_stopped:
+            self._was_told = True
+            self._on_trouble(str(error).partition("\n")[0])

@@ -6,17 +6,17 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from torch.distributed import Store
+from torch.distributed import DistError, Store
 
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.workers import WorkerProcess, WorkersContext
-from unicron_elastic.launcher.world_log import StoreLog, WorldLog, WorldWatch
+from unicron_elastic.launcher.world_log import NotYet, StoreLog, WorldLog, WorldWatch
 from unicron_elastic.recovery.commands import ChangeWorld, InviteMember, TellWorld
 from unicron_elastic.recovery.events import Event, WorldChanged
 from unicron_elastic.rendezvous.bound_store import bound_store
@@ -27,7 +27,10 @@ from unicron_elastic.world import Member, World
 __all__ = ["Round", "Worlds"]
 
 STORE_TIMEOUT_S = 300.0  # torch's own
-_MEMBERS = "unicron/members"  # of each node, in the round's store
+# Of each agent, in the round's store: of the world from before, and who may come to be the first members.
+_BEFORE, _FIRST = "unicron/before", "unicron/members"
+_TRAINS_ON = "unicron/trains-on"  # somebody has come with such a world
+_NOTHING: dict[str, Any] = {"number": 0, "claims": []}  # of who is gone
 
 _ANYWHERE = ("", "0.0.0.0", "::")  # what a server binds that listens on all addresses
 
@@ -37,7 +40,7 @@ class Round:
     """The agents that have met: this one's ``rank`` among ``size``, what its ``node`` is called, and their store.
 
     ``log`` is where worlds are written if not in that store, as it may be lost with its node. ``master`` is where the
-    others find the agent that hosts the store.
+    others find the agent that hosts the store. ``nodes``: the agents, by rank, as the rendezvous tells of their loss.
     """
 
     rank: int
@@ -46,6 +49,7 @@ class Round:
     store: Store
     log: WorldLog | None = None
     master: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 class Worlds:
@@ -67,60 +71,104 @@ class Worlds:
         self._asked: dict[int, int] = {}  # by newcomer: who is to serve it, and has not answered
         self._is_fixed = False
         self._leads = True  # begins the log of this round
-        self._told_of: list[dict[str, Any]] = []  # by each agent of the round, when they met
+        self._gone: frozenset[str] = frozenset()  # agents of this round that were lost or have left
+        self._unfinished: tuple[ChangeWorld, ...] = ()  # changes that the round before has not made
 
     @property
     def log_outlives_store(self) -> bool:
         """Whether the worlds go on when the round's store is lost."""
         return self._world is not None and self._round is not None and self._round.log is not None
 
-    def begin(self, generation: int, context: WorkersContext) -> None:
-        """Forgets the worlds of the generation before. Numbers begin anew, and so do the stores where members meet."""
+    def begin(self, generation: int, context: WorkersContext, store: Store | None, rank: int) -> None:
+        """Forgets the worlds of the generation before. Numbers begin anew, and so do the stores where members meet.
+
+        Tells the other agents of ``store``, their round's, that this one has no world: they need not wait until its
+        workers have started, which may take long. None: there are no others.
+        """
         self.stop()
         self._generation, self._context = generation, context
         self._world = self._round = None
         self._stores = {}
         self._sources, self._asked = {}, {}
         self._leads = True
+        self._unfinished = ()
+        if store is not None:
+            with contextlib.suppress(DistError):  # if that store is gone this round is over
+                store.set(f"{_BEFORE}/{rank}", _before(None, ()))
 
-    def join(self, this_round: Round | None, members: tuple[Member, ...]) -> None:
+    def join(self, this_round: Round | None, members: tuple[Member, ...], living: Collection[str] = ()) -> None:
         """The agents of a new generation have met; ``members`` may come to be of its workers here.
 
         None: they have no store of their own in which they could agree. Until a worker wants to be a member of a world
-        nobody looks for any: jobs whose scripts do without cost their store nothing.
+        nobody looks for any: jobs whose scripts do without cost their store nothing. ``living`` are the members here
+        that were not lost.
         """
         self._round = this_round
         self._is_fixed = this_round is None
-        if this_round is None or this_round.size == 1:
+        self._gone = frozenset()
+        unfinished, self._unfinished = self._unfinished, ()
+        if this_round is None:
             return
-        claims = [] if self._world is None else [m.name for m in self._world.members if m.node == this_round.node]
-        told_of = {
-            "first": [[member.name, member.node, member.local_rank] for member in members],
-            "claims": claims,
-            "world": None if self._world is None else self._world.to_message(),
-        }
-        generation = self._generation
+        own = () if self._world is None else self._world.members
+        claims = tuple(each.name for each in own if each.node == this_round.node and each.name in living)
+        if this_round.size == 1:
+            self._join_alone(claims)
+        else:
+            self._follow(this_round, members, claims)
+        for change in unfinished:
+            self.change(change)
+
+    def _join_alone(self, claims: Collection[str]) -> None:
+        """The others have not come: those of them that were members are left out, if anybody is left."""
+        world = None if self._world is None else self._without_unclaimed(self._world, claims)
+        if world is not None:
+            self._adopt(world, self._generation)
+
+    def _follow(self, this_round: Round, members: tuple[Member, ...], claims: Collection[str]) -> None:
+        generation, before, has_world = self._generation, _before(self._world, claims), self._world is not None
+        first = json.dumps([[member.name, member.node, member.local_rank] for member in members])
 
         def tell() -> None:
-            this_round.store.set(f"{_MEMBERS}/{this_round.rank}", json.dumps(told_of))
+            this_round.store.set(f"{_BEFORE}/{this_round.rank}", before)
+            this_round.store.set(f"{_FIRST}/{this_round.rank}", first)
+            if has_world:
+                this_round.store.set(_TRAINS_ON, "1")
+
+        def do_others_train() -> bool:
+            return bool(this_round.store.check([_TRAINS_ON]))
 
         def told(world: World) -> None:
-            self._loop.call_soon(lambda: self._adopt(world, generation))
+            self._loop.call_soon(lambda: self._adopt(world, generation) if self._watch is watch else None)
 
         def trouble(reason: str) -> None:
             self._loop.call_soon(lambda: self._say(f"The worlds of the job cannot be read: {reason}"))
 
         log = this_round.log or StoreLog(this_round.store)
         begin = partial(self._begin_log, this_round)
-        self._watch = WorldWatch(log, tell=tell, first=begin, make=self._make, on_world=told, on_trouble=trouble)
-        self._watch.start()
-        if self._world is not None:
-            self._watch.want()
+        watch = WorldWatch(
+            log,
+            tell=tell,
+            do_others_train=do_others_train,
+            first=begin,
+            make=self._make,
+            on_world=told,
+            on_trouble=trouble,
+        )
+        self._watch = watch
+        watch.start()
+        if has_world:
+            watch.want()
+
+    def gone(self, nodes: Collection[str]) -> None:
+        """These agents of the round were lost, or have left: what they have not said is not waited for."""
+        self._gone |= frozenset(nodes)
+        self.look()
 
     def stop(self) -> None:
-        """Agrees on nothing any more."""
+        """Agrees on nothing any more; what was not agreed on yet is for the next round."""
         if self._watch is not None:
             self._watch.stop()
+            self._unfinished += self._watch.unfinished()
             self._watch = None
 
     def close(self) -> None:
@@ -183,6 +231,8 @@ class Worlds:
         is_new = bool(names & set(wanted.lost)) or any(member.name not in names for member in wanted.joined)
         if (wanted.lost or wanted.joined) and not is_new:
             return None
+        if not set(wanted.joined) and names <= set(wanted.lost):
+            return None  # there is no world without anybody: who has lost its last members begins again
         return before.after(
             store=self._address(),
             reason=wanted.reason,
@@ -194,27 +244,42 @@ class Worlds:
     def _begin_log(self, this_round: Round) -> World | None:
         """The world of before without those whose agents have not come, if this agent is the one to say so.
 
-        Called from the watching thread. Raises DistError.
+        Called from the watching thread. Raises DistError and NotYet.
         """
-        keys = [f"{_MEMBERS}/{rank}" for rank in range(this_round.size)]
-        self._told_of = [json.loads(bytes(text)) for text in this_round.store.multi_get(keys)]
-        numbers = [each["world"]["number"] if each["world"] else 0 for each in self._told_of]
+        told = [json.loads(text) if text else _NOTHING for text in self._said(this_round, _BEFORE)]
+        numbers = [each["number"] for each in told]
         self._leads = numbers.index(max(numbers)) == this_round.rank
         world = self._world
         if not self._leads or world is None:
             return None
-        claimed = {name for each in self._told_of for name in each["claims"]}
+        return self._without_unclaimed(world, {name for each in told for name in each["claims"]})
+
+    def _without_unclaimed(self, world: World, claimed: Collection[str]) -> World:
+        """The world without members whose agents do not speak for them; as it is, if nobody would be left."""
         gone = [member.name for member in world.members if member.name not in claimed]
-        if not gone:
+        if not gone or len(gone) == world.size:
             return world
-        reason = "Other nodes have met, and members whose nodes have not come are left out."
+        reason = "The nodes have met, and members that have not come are left out."
         return world.after(store=self._address(), reason=reason, lost=gone)
+
+    def _said(self, this_round: Round, what: str) -> list[str]:
+        """What each agent has said, by rank; "" of one that is gone and has not. Raises DistError and NotYet."""
+        keys = [f"{what}/{rank}" for rank in range(this_round.size)]
+        if this_round.store.check(keys):
+            return [bytes(text).decode() for text in this_round.store.multi_get(keys)]
+        is_there = [this_round.store.check([key]) for key in keys]
+        nodes = this_round.nodes if len(this_round.nodes) == this_round.size else ("",) * this_round.size
+        if not all(there or node in self._gone for there, node in zip(is_there, nodes, strict=True)):
+            raise NotYet
+        found = zip(keys, is_there, strict=True)
+        return [bytes(this_round.store.get(key)).decode() if there else "" for key, there in found]
 
     def _make_first(self, wanted: ChangeWorld) -> World:
         assert self._round is not None
         members = list(wanted.joined)
         if self._round.size > 1:
-            members = [Member(name=n, node=d, local_rank=r) for each in self._told_of for n, d, r in each["first"]]
+            told = [json.loads(text) if text else [] for text in self._said(self._round, _FIRST)]
+            members = [Member(name=n, node=d, local_rank=r) for each in told for n, d, r in each]
         return World(number=1, members=tuple(members), store=self._address(), restarts_used=wanted.restarts_used)
 
     def _adopt(self, world: World, generation: int) -> None:
@@ -263,6 +328,11 @@ class Worlds:
 
     def _workers(self) -> dict[int, WorkerProcess]:
         return self._context.workers if self._context is not None else {}
+
+
+def _before(world: World | None, claims: Collection[str]) -> str:
+    """What an agent says of the world from before its round: its number, and which of its members are here."""
+    return json.dumps({"number": 0 if world is None else world.number, "claims": sorted(claims)})
 
 
 def _own_address(this_round: Round) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from unicron_elastic.faults.text import shown
+from unicron_elastic.faults.text import shorten, shown
 
 __all__ = ["Member", "World"]
 
@@ -73,7 +73,7 @@ class World:
             number=self.number + 1,
             members=tuple(ranked),
             store=store,
-            reason=reason,
+            reason=shorten(reason, _TEXT_MAX),  # many nodes may be lost at once, and each has its own
             restarts_used=max(self.restarts_used, restarts_used),
         )
 

@@ -31,7 +31,14 @@ from unicron_elastic.recovery.events import (
 )
 from unicron_elastic.recovery.hangs import went_on
 from unicron_elastic.recovery.losses import replace_lost, world_broke
-from unicron_elastic.recovery.members import first_members, is_anyone_elsewhere, member_of, members_here, name_of
+from unicron_elastic.recovery.members import (
+    first_members,
+    is_anyone_elsewhere,
+    living_members,
+    member_of,
+    members_here,
+    name_of,
+)
 from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
 from unicron_elastic.world import World
 
@@ -123,7 +130,8 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
             was_in = before is not None and before.rank_of(name_of(state, worker)) is not None
             state, more = _left_out(state, worker, event.at) if was_in else _came_late(state, worker)
             late += more
-    return state, told + late + _leave_to_the_others(state, event.world) + _without_the_gone(state, event.world)
+    left_out = [*_leave_to_the_others(state, event.world), *_without_the_gone(state, event.world)]
+    return state, [*told, *late, *left_out, *_without_the_ended(state, event.world)]
 
 
 def _without_the_gone(state: JobState, world: World) -> list[Command]:
@@ -133,6 +141,17 @@ def _without_the_gone(state: JobState, world: World) -> list[Command]:
     return (
         [ChangeWorld(lost=lost, restarts_used=state.restarts_used, reason=reason)] if 0 < len(lost) < world.size else []
     )
+
+
+def _without_the_ended(state: JobState, world: World) -> list[Command]:
+    """A newcomer may have ended while the world that takes it in was written, so that nobody could leave it out yet."""
+    here = {member.name for member in world.members if member.node == state.node}
+    over = {name_of(state, worker) for worker in state.workers if worker.part is Part.PARTED or worker.exit_code == 0}
+    lost = tuple(sorted(here - over - set(living_members(state))))
+    if not lost or len(lost) == world.size:
+        return []
+    reason = "Members whose processes have ended meanwhile are left out."
+    return [ChangeWorld(lost=lost, restarts_used=state.restarts_used, reason=reason)]
 
 
 def _leave_to_the_others(state: JobState, world: World) -> list[Command]:

@@ -18,7 +18,9 @@ from unicron_elastic.recovery.commands import (
     MeetNodes,
     RecordIncident,
     ReplaceWorker,
+    StartWorkers,
     Tell,
+    TellPeers,
     WakeAt,
 )
 from unicron_elastic.recovery.events import NodesLost, WorkerExited, WorldBroke
@@ -43,12 +45,14 @@ __all__ = [
     "FOR_NODES",
     "JOIN_DELAY_S",
     "REPLACE_AFTER_S",
+    "begin_again",
     "cause_of_breaks",
     "end_lost",
     "go_on",
     "go_on_without",
     "is_being_answered",
     "is_in_place",
+    "is_nobody_left",
     "lost_ended",
     "meet_nodes",
     "reattempt_if_due",
@@ -63,6 +67,7 @@ FOR_NODES = "the nodes meet, and the workers go on."
 JOIN_DELAY_S = 0.2  # more than nodes take to hear the same word, from a watch or at intervals of 0.1 s
 REPLACE_AFTER_S = 0.25  # the survivors step first, if they do within this time: they need the processors
 BROKE_METHOD = "exception propagation"
+NOBODY_LEFT = "All who had the training state are lost: all workers begin again."
 NO_STATE_LEFT = "NoStateLeft"  # the exception of a world in which nobody has the training state
 BREAK_GRACE_S = 0.1  # within which a death is known that explains why collectives failed
 BREAK_GRACE_NODES_S = 0.5  # ... if it may be that of a node
@@ -127,12 +132,15 @@ def _can_others_go_on(state: JobState, lost: tuple[Worker, ...]) -> bool:
     """Whether somebody with the training state is left, and nobody who cannot go on in place."""
     if state.phase is not Phase.RUNNING or state.world is None:
         return False
-    if any(worker.part is Part.PARTED or (worker.part is Part.NONE and not worker.takes_place) for worker in lost):
-        return False
     others = [worker for worker in state.running if worker not in lost]
-    if any(worker.part is Part.PARTED or (worker.part is Part.NONE and not worker.takes_place) for worker in others):
+    if any(worker.part is Part.PARTED or _may_never_ask(state, worker) for worker in (*lost, *others)):
         return False
     return any(worker.part is Part.MEMBER for worker in others) or is_anyone_elsewhere(state)
+
+
+def _may_never_ask(state: JobState, worker: Worker) -> bool:
+    """Whether its script may do without worlds: not where others train in one, which it is on its way to."""
+    return worker.part is Part.NONE and not worker.takes_place and not state.came_late
 
 
 def go_on_without(state: JobState, event: NodesLost) -> tuple[JobState, list[Command]] | None:
@@ -271,6 +279,22 @@ def replace_lost(state: JobState) -> tuple[JobState, list[Command]]:
                 ReplaceWorker(local_rank=worker.local_rank, restarts_used=state.restarts_used, reason=reason)
             )
     return state, commands
+
+
+def is_nobody_left(state: JobState) -> bool:
+    """Whether all were lost here, none of them at its end, while those elsewhere were lost as well."""
+    return not has_anyone_parted(state) and all(worker.is_lost and worker.exit_code != 0 for worker in state.workers)
+
+
+def begin_again(state: JobState) -> tuple[JobState, list[Command]]:
+    """Has all nodes begin again: each may have counted on the others to go on. The restart is counted already."""
+    commands: list[Command] = [TellPeers(reason=NOBODY_LEFT)]
+    if state.incident is not None:  # whose end no member will tell any more
+        incident = replace(state.incident, action="restart", decision=NOBODY_LEFT)
+        state = replace(state, incident=incident)
+        commands.append(RecordIncident(incident=incident))
+    starts = StartWorkers(restarts_used=state.restarts_used, reason=NOBODY_LEFT)
+    return replace(state, phase=Phase.IDLE), [*commands, starts]
 
 
 def world_broke(state: JobState, event: WorldBroke) -> tuple[JobState, list[Command]]:

@@ -428,6 +428,8 @@ def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     state = replace(state, kill_at=None, teardown_at=None, hang=None, broke=None, replace_at=None)
     if recalled.leaves(state):
         return recalled.left(state)
+    if state.phase is Phase.RUNNING and losses.is_nobody_left(state):
+        return losses.begin_again(state)
     if state.phase is Phase.RUNNING:
         return replace(state, phase=Phase.FINISHED), [FinishJob(reason="All workers of this node ended well.")]
     used = restarts_after_progress(state.policy, state.restarts_used, (w.step for w in state.workers))

@@ -10,6 +10,7 @@ __all__ = [
     "has_anyone_parted",
     "is_anyone_elsewhere",
     "is_newcomer",
+    "living_members",
     "member_of",
     "members_here",
     "name_of",
@@ -30,6 +31,11 @@ def member_of(state: JobState, worker: Worker) -> Member:
 def first_members(state: JobState) -> tuple[Member, ...]:
     """What the workers of a new generation on this node will be."""
     return tuple(member_of(state, worker) for worker in state.workers)
+
+
+def living_members(state: JobState) -> tuple[str, ...]:
+    """What those workers are called in a world that run, and that the others do not go on without."""
+    return tuple(name_of(state, worker) for worker in state.running if not worker.is_lost)
 
 
 def trains_here(state: JobState, worker: Worker) -> bool:

@@ -1,0 +1,94 @@
+"""Nodes whose workers go on in place, and what befalls them while others join, or at the same moment as others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+
+IN_PLACE = str(Path(__file__).with_name("train_in_place.py"))
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def start(launcher: Any) -> Iterator[Start]:
+    """Starts a node: its name, how many there are to be, and strikes."""
+    with EmbeddedEtcd() as etcd:
+
+        def started(node: str, nodes: str, *strikes: str, steps: int = 2000) -> Any:
+            return launcher.start(
+                f"--nnodes={nodes}", "--nproc-per-node=1", "--rdzv-backend=unicron",
+                f"--rdzv-endpoint={etcd.endpoint}", "--rdzv-id=job", "--rdzv-conf=last_call_timeout=1,lease_ttl=30",
+                "--max-restarts=9", "--local-addr=127.0.0.1", f"--unicron-ledger=ledger-{node}",
+                IN_PLACE, f"--steps={steps}", "--step-s=0.01", "--say-steps",
+                *(f"--strike={strike}" for strike in strikes), env={"UNICRON_NODE_NAME": node},
+            )  # fmt: skip
+
+        yield started
+
+
+def _pids(run: Any) -> list[int]:
+    """Of those who have made steps there, in their order."""
+    return list(dict.fromkeys(int(pid) for pid in run.until_line(r"^STEP \d+ pid (\d+)")))
+
+
+def _until_another(run: Any, pid: int) -> int:
+    """The process that makes steps there instead of ``pid``."""
+    run.until(lambda: _pids(run)[-1] != pid, f"steps of another process than {pid}")
+    return _pids(run)[-1]
+
+
+def _end(*runs: Any) -> None:
+    for run in runs:
+        run.process.terminate()
+    for run in runs:
+        run.wait()
+
+
+def test_nodes_that_lose_their_only_ranks_in_the_same_moment_train_to_the_end(launcher: Any, start: Start) -> None:
+    strikes = ("0:3:accumulate:raise", "1:3:accumulate:raise")
+    runs = [start(node, "2", *strikes, steps=6) for node in ("a", "b")]
+    assert [run.wait() for run in runs] == [0, 0]
+    finals = [json.loads((launcher.folder / f"final-{rank}.json").read_text()) for rank in (0, 1)]
+    assert finals[0]["parameters"] == finals[1]["parameters"]
+
+
+def test_a_late_node_whose_worker_ends_before_it_has_a_part_does_not_stop_the_others(
+    launcher: Any, start: Start
+) -> None:
+    old = start("a", "1:2")
+    (pid,) = _pids(old)
+    new = start("b", "1:2", "1:-1:before:kill")
+    new.until((launcher.folder / "struck-1--1-before").exists, "the end of the newcomer")
+    new.until_line(r"^STEP ")
+    assert _pids(old) == [pid]
+    _end(old, new)
+
+
+def test_a_node_whose_keeper_is_lost_goes_on_with_another(start: Start) -> None:
+    runs = [start(node, "2") for node in ("a", "b")]
+    (pid,), (lost,) = (_pids(run) for run in runs)
+    os.kill(runs[1].named("unicron-keeper"), signal.SIGKILL)
+    _until_another(runs[1], lost)
+    assert _pids(runs[0]) == [pid]
+    _end(*runs)
+
+
+def test_what_a_replacement_raises_is_known_also_when_the_nodes_have_met_again(launcher: Any, start: Start) -> None:
+    old = start("a", "1:2", "0:300:forward:raise")
+    (pid,) = _pids(old)
+    new = start("b", "1:2")
+    new.until_line(r"^STEP ")
+    os.kill(pid, signal.SIGKILL)
+    second = _until_another(old, pid)
+    _until_another(old, second)
+    records = [json.loads(line) for line in (launcher.folder / "ledger-a").read_text().splitlines()]
+    assert [each["exception_type"] for each in records][-1] == "OSError"
+    _end(old, new)

@@ -1,0 +1,170 @@
+"""Agents that agree on worlds while others of their round are silent, gone, or on their way. With a real store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from torch.distributed import PrefixStore, Store, TCPStore
+
+from unicron_elastic.launcher.loop import Loop
+from unicron_elastic.launcher.world_log import StoreLog
+from unicron_elastic.launcher.worlds import Round, Worlds
+from unicron_elastic.recovery.commands import ChangeWorld
+from unicron_elastic.recovery.events import Event, WorldChanged
+from unicron_elastic.world import Member, World
+
+DEADLINE_S = 30.0
+A0, A1 = (Member(name=f"{rank}.0#a", node="a#a", local_rank=rank) for rank in (0, 1))
+C0 = Member(name="2.0#c", node="c#c", local_rank=0)
+NO_CONTEXT: Any = None
+
+
+class Agent:
+    """One agent's worlds, and the newest it has heard of."""
+
+    def __init__(self, node: str, rank: int) -> None:
+        self.node, self.rank = node, rank
+        self.loop = Loop()
+        self.events: list[Event] = []
+        self.said: list[str] = []
+        self.worlds = Worlds(self.loop, self.events.append, self.said.append)
+
+    def begin(self, store: Store | None) -> None:
+        self.worlds.begin(1, NO_CONTEXT, store, self.rank)
+
+    def meet(self, store: Store, size: int, *members: Member, living: tuple[Member, ...] | None = None) -> None:
+        """In another round, of the agents a and c at most."""
+        self.worlds.stop()
+        found = Round(
+            rank=self.rank, size=size, node=self.node, store=store, master="127.0.0.1", nodes=("a", "c")[:size]
+        )
+        self.worlds.join(found, members, [each.name for each in (members if living is None else living)])
+
+    def lose(self, *members: Member) -> None:
+        self.worlds.change(ChangeWorld(lost=tuple(each.name for each in members), reason="It is lost."))
+
+    def join(self, *members: Member) -> None:
+        self.worlds.change(ChangeWorld(joined=members, reason="It is there."))
+
+    @property
+    def world(self) -> World | None:
+        return next((each.world for each in reversed(self.events) if isinstance(each, WorldChanged)), None)
+
+    def members(self) -> tuple[Member, ...]:
+        return () if self.world is None else self.world.members
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        assert self.loop.run_until(is_so, time.monotonic() + DEADLINE_S), (self.events, self.said)
+
+    def close(self) -> None:
+        self.worlds.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+
+
+@pytest.fixture
+def agent(store: TCPStore) -> Iterator[Agent]:
+    """With two members, alone."""
+    found = Agent("a#a", 0)
+    found.begin(None)
+    found.meet(store, 1, A0, A1)
+    found.join(A0, A1)
+    assert found.members() == (A0, A1)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def other() -> Iterator[Agent]:
+    found = Agent("c#c", 1)
+    yield found
+    found.close()
+
+
+def test_an_agent_that_was_lost_before_it_said_anything_is_not_waited_for(agent: Agent, store: TCPStore) -> None:
+    agent.meet(store, 2, A0, A1)
+    agent.lose(A1)
+    agent.worlds.gone(("c",))
+    agent.until(lambda: agent.members() == (A0,))
+
+
+def test_an_agent_whose_workers_have_not_started_is_not_waited_for(agent: Agent, other: Agent, store: TCPStore) -> None:
+    agent.meet(store, 2, A0, A1)
+    agent.lose(A1)
+    other.begin(store)
+    agent.until(lambda: agent.members() == (A0,))
+
+
+def test_a_change_that_was_not_made_before_the_nodes_met_again_is_made_then(agent: Agent, store: TCPStore) -> None:
+    agent.meet(PrefixStore("second", store), 2, A0, A1)  # whose other agent says nothing
+    agent.join(C0)
+    agent.meet(store, 1, A0, A1)
+    agent.until(lambda: agent.members() == (A0, A1, C0))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_members_that_were_lost_while_the_nodes_met_are_left_out(
+    agent: Agent, other: Agent, store: TCPStore, size: int
+) -> None:
+    other.begin(store)
+    agent.meet(store, size, A0, A1, living=(A0,))
+    agent.until(lambda: agent.members() == (A0,))
+    assert agent.world is not None
+    assert agent.world.number == 2
+
+
+def test_members_whose_node_has_not_come_are_left_out_by_one_that_is_alone(agent: Agent, store: TCPStore) -> None:
+    agent.join(C0)
+    agent.meet(store, 1, A0, A1)
+    agent.until(lambda: agent.members() == (A0, A1))
+
+
+def test_a_node_that_comes_late_hears_of_the_world_before_its_workers_ask(
+    agent: Agent, other: Agent, store: TCPStore
+) -> None:
+    other.begin(store)
+    agent.meet(store, 2, A0, A1)
+    agent.until(lambda: store.check(["unicron/trains-on"]))
+    other.meet(store, 2, C0)
+    other.until(lambda: other.members() == (A0, A1))
+
+
+def test_nobody_looks_for_worlds_where_no_worker_asks_for_one(
+    other: Agent, store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoreLog, "read", lambda *_: pytest.fail("it has looked"))
+    other.begin(store)
+    other.meet(store, 2, C0)
+    watch = other.worlds._watch
+    assert watch is not None
+    deadline = time.monotonic() + DEADLINE_S
+    while watch._looks_for_others:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not other.said
+
+
+def test_there_is_no_world_without_members(agent: Agent, other: Agent, store: TCPStore) -> None:
+    other.begin(store)
+    agent.meet(store, 2, A0, A1)
+    agent.lose(A0, A1)
+    agent.join(C0)
+    agent.until(lambda: agent.members() == (A0, A1, C0))
+
+
+def test_what_is_no_world_is_passed_over_and_told_once(agent: Agent, other: Agent, store: TCPStore) -> None:
+    other.begin(store)
+    agent.meet(store, 2, A0, A1)
+    agent.until(lambda: StoreLog(store).read(1) is not None)
+    StoreLog(store).write(2, "{}")
+    agent.lose(A1)
+    agent.until(lambda: agent.members() == (A0,))
+    assert len(agent.said) == 1
+    assert "The worlds of the job cannot be read: " in agent.said[0]

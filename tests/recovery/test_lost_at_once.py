@@ -1,0 +1,150 @@
+"""Losses that meet others on their way: nobody is left, or somebody stays in a world in which it is not any more."""
+
+from __future__ import annotations
+
+import pytest
+from scenario import CRASHED, KILLED, none, only
+from test_in_place import InPlace, LateNode, short
+
+from unicron_elastic.faults import HangKind
+from unicron_elastic.recovery.commands import (
+    ChangeWorld,
+    Command,
+    FailJob,
+    FinishJob,
+    InviteMember,
+    KillWorkers,
+    RecordIncident,
+    ReplaceWorker,
+    StartWorkers,
+    StopWorkers,
+    TellPeers,
+)
+from unicron_elastic.recovery.events import WorldChanged
+from unicron_elastic.recovery.losses import REPLACE_AFTER_S
+from unicron_elastic.recovery.machine import Phase
+from unicron_elastic.recovery.members import is_newcomer, living_members
+from unicron_elastic.world import Member, World
+
+ELSEWHERE = Member(name="0.0#z", node="n2#z", local_rank=0)
+
+
+class TwoLogs(InPlace):
+    """A node whose changes of the world are written by ``written`` alone, as the log may have others before them."""
+
+    def __init__(self, workers: int) -> None:
+        self.wanted: list[ChangeWorld] = []
+        self.holds = False
+        super().__init__(workers, elsewhere=(ELSEWHERE,))
+        self.holds = True
+
+    def _change(self, command: ChangeWorld) -> list[Command]:
+        if not self.holds:
+            return super()._change(command)
+        self.wanted.append(command)
+        return []
+
+    def world(self, number: int, *members: Member) -> list[Command]:
+        world = World(number=number, members=members, store="h:1")
+        return self.feed(WorldChanged(at=self._at(None), world=world, generation=self.state.generation))
+
+    def written(self, change: ChangeWorld) -> list[Command]:
+        assert self.state.world is not None
+        world = self.state.world.after(store="h:1", reason=change.reason, lost=change.lost, joined=change.joined)
+        return self.world(world.number, *world.members)
+
+    def member(self, name: str) -> Member:
+        assert self.state.world is not None
+        return next(each for each in self.state.world.members if each.name.startswith(name))
+
+
+def test_nodes_that_count_on_each_other_and_have_both_lost_all_begin_again() -> None:
+    job = TwoLogs(1)
+    only(job.exited(0, CRASHED), ChangeWorld)  # the others go on
+    booked = only(job.log, RecordIncident).incident
+    assert booked.action == "go on"
+    job.world(2, job.member("4.0"))  # but they have written first that they are lost, and that this one goes on
+    commands = job.later(REPLACE_AFTER_S)
+    assert only(commands, TellPeers).reason == "All who had the training state are lost: all workers begin again."
+    assert only(commands, StartWorkers).restarts_used == 1
+    assert only(commands, RecordIncident).incident.action == "restart"
+    assert none(job.log, FinishJob, FailJob, ReplaceWorker)
+    assert job.state.phase is Phase.IDLE
+
+
+def test_who_ends_well_while_others_are_lost_has_not_lost_the_job() -> None:
+    job = InPlace(2)
+    job.exited(1, KILLED)
+    assert only(job.exited(0), FinishJob)
+
+
+def test_a_newcomer_that_ends_before_the_world_that_takes_it_in_is_there_is_left_out_of_it() -> None:
+    job = TwoLogs(2)
+    job.written(only(job.exited(1, KILLED), ChangeWorld))
+    job.later(REPLACE_AFTER_S)
+    job.entered(1)
+    joins = only(job.fetched(1), ChangeWorld)
+    only(job.exited(1, KILLED), ChangeWorld)  # which cannot leave out who is not in yet
+    left_out = only(job.written(joins), ChangeWorld)
+    assert short(left_out.lost) == ["5.1"]
+    assert left_out.reason == "Members whose processes have ended meanwhile are left out."
+    assert none(job.written(left_out), ChangeWorld)
+    assert "5.1" not in job.names()
+
+
+def test_who_has_made_its_last_step_is_not_left_out_for_having_ended() -> None:
+    job = TwoLogs(2)
+    job.parted(1)
+    job.exited(1)
+    assert job.state.world is not None
+    changed = job.world(2, *job.state.world.members)
+    assert all("have ended meanwhile" not in each.reason for each in changed if isinstance(each, ChangeWorld))
+
+
+def test_those_who_live_are_those_who_are_not_lost() -> None:
+    job = TwoLogs(3)
+    job.raised(1, "broken", kind="OSError")  # it runs until it has torn down
+    job.exited(2, KILLED)
+    assert short(living_members(job.state)) == ["4.0"]
+
+
+# -- a node on its way into a world in which others train ------------------------------------------------------------
+
+
+def late() -> LateNode:
+    """A node that knows of the world of the others before its workers have asked for a part."""
+    job = LateNode()
+    job.world(7, *job.there)
+    assert job.state.came_late
+    return job
+
+
+@pytest.mark.parametrize("fails", ["raises", "is killed"])
+def test_what_fails_there_before_it_has_asked_for_a_part_begins_again_alone(fails: str) -> None:
+    job = late()
+    commands = job.exited(0, KILLED) if fails == "is killed" else job.raised(0, "no data", kind="OSError")
+    assert none(commands, StopWorkers, TellPeers)
+    if fails == "raises":
+        job.exited(0, 1)
+    assert only(job.later(REPLACE_AFTER_S), ReplaceWorker).local_rank == 0
+    assert only(job.entered(0), InviteMember).local_rank == 0
+
+
+def test_what_is_stopped_there_is_a_newcomer_and_replaced() -> None:
+    job = late()
+    assert all(is_newcomer(job.state, worker) for worker in job.state.workers)
+    job.hung(1, kind=HangKind.STOPPED)
+    assert only(job.evidence(1), KillWorkers).local_ranks == (1,)
+    assert none(job.log, StopWorkers, TellPeers)
+
+
+def test_before_the_first_world_all_begin_again() -> None:
+    job = InPlace(2, entered=False)
+    assert only(job.exited(0, KILLED), StopWorkers).local_ranks == (1,)
+
+
+def test_a_reason_of_many_losses_still_fits_into_a_world() -> None:
+    world = World(number=1, members=(ELSEWHERE,), store="h:1")
+    again = world.after(store="h:2", reason="n3 is lost: it does not answer. " * 400)
+    assert World.parse(again.to_json()) == again
+    assert again.reason.startswith("n3 is lost: it does not answer. n3")
