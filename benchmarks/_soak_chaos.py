@@ -20,10 +20,22 @@ from unicron_elastic.testing.chaos_processes import send
 __all__ = ["KINDS", "WHAT", "Chaos", "Drawn", "Struck", "draw"]
 
 # How often each kind is drawn, relative to one another.
-KINDS = {"kill": 8, "raise": 5, "hang": 3, "stand": 2, "slow": 2, "lose": 4, "agent": 2, "coordinator": 2, "cut": 1}
+KINDS = {
+    "kill": 8,
+    "raise": 5,
+    "all": 2,
+    "hang": 3,
+    "stand": 2,
+    "slow": 2,
+    "lose": 4,
+    "agent": 2,
+    "coordinator": 2,
+    "cut": 1,
+}
 WHAT = {
     "kill": "worker: SIGKILL",
     "raise": "worker: exception",
+    "all": "all workers of a job: exception at once",
     "hang": "worker: SIGSTOP",
     "stand": "worker: stands still",
     "slow": "worker: 1.6 times as slow for 20 s",
@@ -35,6 +47,7 @@ WHAT = {
 SIGNALS: dict[str, int] = {
     "kill": signal.SIGKILL,
     "raise": signal.SIGUSR1,
+    "all": signal.SIGUSR1,
     "hang": signal.SIGSTOP,
     "stand": signal.SIGRTMIN + 1,
     "slow": signal.SIGUSR2,
@@ -42,7 +55,7 @@ SIGNALS: dict[str, int] = {
 AWAY_S = (5.0, 25.0)  # of a host without power
 CUT_S = (2.0, 8.0)
 AGAIN_S = (0.5, 4.0)  # until an agent or a coordinator is started again, as a service manager does it
-LEAST_S = 1.0  # between two faults
+LEAST_S = 0.1  # between two faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +156,14 @@ class Chaos:
         found = [(host, worker) for host, worker in self.cluster.workers(job) if host != SPARED]
         if not found:
             return None
-        host, worker = found[int(drawn.whom * len(found))]
-        at = time.time()
-        with contextlib.suppress(ProcessLookupError):
-            send(worker, cast("signal.Signals", SIGNALS[drawn.kind]))  # real-time ones have no name there
-            return Struck(at, drawn.kind, host, job, worker.pid)
-        return None
+        first = int(drawn.whom * len(found))
+        chosen = found[first:] + found[:first] if drawn.kind == "all" else found[first : first + 1]
+        at, struck = time.time(), list[Struck]()
+        for host, worker in chosen:
+            with contextlib.suppress(ProcessLookupError):
+                send(worker, cast("signal.Signals", SIGNALS[drawn.kind]))  # real-time ones have no name there
+                struck.append(Struck(at, drawn.kind, host, job, worker.pid))
+        return struck[0] if struck else None
 
     def _coordinator(self, drawn: Drawn) -> Struck | None:
         leader, away_s = self.cluster.leader(), _between(AGAIN_S, drawn.away)

@@ -126,7 +126,9 @@ def _faults(kept: Kept) -> Iterator[str]:
 
 def _unnoticed(told: Sequence[Told]) -> Iterator[str]:
     """Faults of workers that no ledger tells of, and that had time for it: the worker may have been on its way out."""
-    silent = [each for each in told if each.struck.kind in ("kill", "raise", "hang", "stand") and not each.statuses]
+    silent = [
+        each for each in told if each.struck.kind in ("kill", "raise", "all", "hang", "stand") and not each.statuses
+    ]
     if silent:
         yield f"{len(silent)} faults of workers are in no ledger before the next fault of the same job or host:"
         for each in silent:

@@ -19,12 +19,12 @@ __all__ = ["NotYet", "StoreLog", "WorldLog", "WorldWatch"]
 
 LOOK_S = 0.02  # between two looks at a store that cannot tell of changes
 RETRY_S = 0.2  # after it could not be reached
-AWAIT_S = 0.1  # between two looks for what other agents have to say
+AWAIT_S = 0.05  # between two looks for what other agents have to say
 _LOOKS_FOR_OTHERS, _OTHERS_S = 3, 0.5  # whether they train in a world from before, of which they tell at once
 
 
 class NotYet(Exception):
-    """Some agent has not said yet what is needed to begin the log."""
+    """Another agent has not said yet what is needed to begin the log, or has not begun it."""
 
 
 class WorldLog(Protocol):
@@ -116,10 +116,6 @@ class WorldWatch:
         self._changes.append(wanted)
         self.want()
 
-    def unfinished(self) -> tuple[ChangeWorld, ...]:
-        """The changes of which it is not known that a world has them; of none that is made twice comes any harm."""
-        return tuple(self._changes)
-
     def look(self) -> None:
         """Looks soon: something may have changed."""
         self._wake.set()
@@ -159,7 +155,7 @@ class WorldWatch:
 
     def _begin(self) -> None:
         if not self._has_begun:
-            world = self._first()
+            world = self._first() if self._log.read(1) is None else None
             if world is not None:
                 self._adopt(self._log.write(1, world.to_json()))
             self._has_begun = True

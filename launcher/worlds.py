@@ -72,7 +72,7 @@ class Worlds:
         self._is_fixed = False
         self._leads = True  # begins the log of this round
         self._gone: frozenset[str] = frozenset()  # agents of this round that were lost or have left
-        self._unfinished: tuple[ChangeWorld, ...] = ()  # changes that the round before has not made
+        self._pending: list[ChangeWorld] = []  # changes that no world is known to have
 
     @property
     def log_outlives_store(self) -> bool:
@@ -91,7 +91,7 @@ class Worlds:
         self._stores = {}
         self._sources, self._asked = {}, {}
         self._leads = True
-        self._unfinished = ()
+        self._pending = []
         if store is not None:
             with contextlib.suppress(DistError):  # if that store is gone this round is over
                 store.set(f"{_BEFORE}/{rank}", _before(None, ()))
@@ -106,7 +106,7 @@ class Worlds:
         self._round = this_round
         self._is_fixed = this_round is None
         self._gone = frozenset()
-        unfinished, self._unfinished = self._unfinished, ()
+        pending, self._pending = self._pending, []
         if this_round is None:
             return
         own = () if self._world is None else self._world.members
@@ -115,7 +115,7 @@ class Worlds:
             self._join_alone(claims)
         else:
             self._follow(this_round, members, claims)
-        for change in unfinished:
+        for change in pending:
             self.change(change)
 
     def _join_alone(self, claims: Collection[str]) -> None:
@@ -168,7 +168,6 @@ class Worlds:
         """Agrees on nothing any more; what was not agreed on yet is for the next round."""
         if self._watch is not None:
             self._watch.stop()
-            self._unfinished += self._watch.unfinished()
             self._watch = None
 
     def close(self) -> None:
@@ -184,6 +183,7 @@ class Worlds:
 
     def change(self, command: ChangeWorld) -> None:
         """Has the agents agree on the next world."""
+        self._pending.append(command)
         if self._watch is not None:
             self._watch.change(command)
         else:
@@ -225,13 +225,9 @@ class Worlds:
         assert self._round is not None
         if before is None:
             return self._make_first(wanted) if self._leads else None
-        if wanted.of is not None and before.number > wanted.of:
+        if _is_made(before, wanted):
             return None
-        names = {member.name for member in before.members}
-        is_new = bool(names & set(wanted.lost)) or any(member.name not in names for member in wanted.joined)
-        if (wanted.lost or wanted.joined) and not is_new:
-            return None
-        if not set(wanted.joined) and names <= set(wanted.lost):
+        if not wanted.joined and {member.name for member in before.members} <= set(wanted.lost):
             return None  # there is no world without anybody: who has lost its last members begins again
         return before.after(
             store=self._address(),
@@ -247,11 +243,13 @@ class Worlds:
         Called from the watching thread. Raises DistError and NotYet.
         """
         told = [json.loads(text) if text else _NOTHING for text in self._said(this_round, _BEFORE)]
-        numbers = [each["number"] for each in told]
+        numbers = [-1 if gone else each["number"] for gone, each in zip(self._are_gone(this_round), told, strict=True)]
         self._leads = numbers.index(max(numbers)) == this_round.rank
         world = self._world
-        if not self._leads or world is None:
+        if world is None:
             return None
+        if not self._leads:
+            raise NotYet  # who leads may be lost before it has begun
         return self._without_unclaimed(world, {name for each in told for name in each["claims"]})
 
     def _without_unclaimed(self, world: World, claimed: Collection[str]) -> World:
@@ -268,11 +266,15 @@ class Worlds:
         if this_round.store.check(keys):
             return [bytes(text).decode() for text in this_round.store.multi_get(keys)]
         is_there = [this_round.store.check([key]) for key in keys]
-        nodes = this_round.nodes if len(this_round.nodes) == this_round.size else ("",) * this_round.size
-        if not all(there or node in self._gone for there, node in zip(is_there, nodes, strict=True)):
+        if not all(there or gone for there, gone in zip(is_there, self._are_gone(this_round), strict=True)):
             raise NotYet
         found = zip(keys, is_there, strict=True)
         return [bytes(this_round.store.get(key)).decode() if there else "" for key, there in found]
+
+    def _are_gone(self, this_round: Round) -> list[bool]:
+        """Of each agent, by rank, whether it was lost or has left since they met."""
+        nodes = this_round.nodes if len(this_round.nodes) == this_round.size else ("",) * this_round.size
+        return [node in self._gone for node in nodes]
 
     def _make_first(self, wanted: ChangeWorld) -> World:
         assert self._round is not None
@@ -285,6 +287,7 @@ class Worlds:
     def _adopt(self, world: World, generation: int) -> None:
         if generation == self._generation and (self._world is None or world.number >= self._world.number):
             self._world = world
+            self._pending = [each for each in self._pending if not _is_made(world, each, is_over=True)]
             for newcomer, source in tuple(self._asked.items()):
                 if not self._is_up(source):  # it cannot answer any more
                     self._ask_next(newcomer)
@@ -328,6 +331,16 @@ class Worlds:
 
     def _workers(self) -> dict[int, WorkerProcess]:
         return self._context.workers if self._context is not None else {}
+
+
+def _is_made(world: World, wanted: ChangeWorld, *, is_over: bool = False) -> bool:
+    """Whether a world has this change; one that changes no member is made by any world once it ``is_over``."""
+    if wanted.of is not None and world.number > wanted.of:
+        return True
+    if not wanted.lost and not wanted.joined:
+        return is_over
+    names = {member.name for member in world.members}
+    return names.isdisjoint(wanted.lost) and all(member.name in names for member in wanted.joined)
 
 
 def _before(world: World | None, claims: Collection[str]) -> str:

@@ -209,6 +209,8 @@ class EmbeddedEtcd:
                 )  # as etcd does: an old connection is no server
                 probe.bind((self._host, port))
                 return int(probe.getsockname()[1])
+        except UnicodeError as error:  # as for an empty part between two dots
+            raise EmbeddedEtcdError(f"{self._host!a} is no name of a host") from error
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise EmbeddedEtcdError(f"port {port} of {self._host} is in use") from error

@@ -104,7 +104,7 @@ def own_address(etcd: EtcdAddress) -> str:
     name = socket.getfqdn()
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
-    except OSError:
+    except (OSError, UnicodeError):
         found = set()
     if found and not any(_is_loopback(each) for each in found):
         return name

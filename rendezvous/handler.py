@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -258,15 +259,22 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             how = "has ended well" if error is None else "has failed"
             _tell_verdict("well" if error is None else "failed")
             self._presence.close_job(f"It {how} on {self._member.host}.", has_failed=error is not None)
-            self._round = None
-        self.leave()
+            self._has_left = True
+            self._go()
+        else:
+            self.leave()
         return True
 
     def leave(self) -> None:
-        """Goes without ending the job, whatever comes later."""
+        """Goes without ending the job, whatever comes later: in good order, unless an error is on its way up."""
         self._has_left = True
-        if self._round is not None and self._presence.is_up:
-            self._presence.farewell(self._member.node_id, f"{self._member.host} has left.")
+        error, last = sys.exc_info()[1], self._round or self._presence.view().round
+        if self._presence.is_up and last is not None and last.rank_of(self._member.node_id) is not None:
+            is_orderly = error is None or isinstance(error, SignalException)
+            self._presence.farewell(self._member.node_id, f"{self._member.host} has left.", is_orderly=is_orderly)
+        self._go()
+
+    def _go(self) -> None:
         self._store = self._round = None
         self._presence.leave()
         self._node.leave()
@@ -435,10 +443,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         if found.rank_of(self._member.node_id) is None:
             is_awaited = any(member.node_id == self._member.node_id for member in view.waiting)
             return not is_awaited or self._spare(nodes, found) > 0
-        if self._take_leave(found, nodes, why):
-            return False
-        self._presence.farewell(self._member.node_id, f"{self._member.host} has left.")
-        return True
+        return not self._take_leave(found, nodes, why)
 
     def _lost(self, this_round: Round) -> list[Place]:
         """Nodes that have left the round; nobody, if the store has gone on to another one."""

@@ -151,7 +151,10 @@ def listen(host: str) -> socket.socket:
             listener = socket.create_server(("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
     if listener is None:
         host = host.strip("[]")
-        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0] if host else socket.AF_INET
+        try:
+            family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0] if host else socket.AF_INET
+        except UnicodeError as error:  # as for an empty part between two dots
+            raise OSError(f"{host!a} is no name of a host") from error
         listener = socket.create_server((host, 0), family=family, backlog=1024)
     listener.setblocking(False)
     return listener

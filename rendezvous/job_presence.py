@@ -71,12 +71,13 @@ class JobPresence(Presence[JobMirror]):
         with self._changed:
             return {} if self._mirror is None else self._mirror.departing()
 
-    def farewell(self, node_id: str, reason: str) -> None:
-        """Tells the others why this agent goes; its workers have ended."""
+    def farewell(self, node_id: str, reason: str, *, is_orderly: bool) -> None:
+        """Tells the others why this agent goes; its workers have ended. ``is_orderly``: no error makes it go."""
         with contextlib.suppress(StoreError, LeaseGoneError):
             if self._store is not None:
                 lease_id = self._store.grant(FAREWELL_S).lease_id
-                self._store.put(self._keys.lost(node_id), lost_text(node_id, reason, has_ended=True), lease_id)
+                text = lost_text(node_id, reason, has_ended=True, is_orderly=is_orderly)
+                self._store.put(self._keys.lost(node_id), text, lease_id)
 
     def view(self) -> JobView:
         """The job as it was when last seen."""

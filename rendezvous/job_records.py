@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from unicron_elastic.faults.text import one_line
@@ -105,18 +106,37 @@ def parse_round(entry: Entry) -> Round:
     return found
 
 
-def lost_text(node_id: str, reason: str, *, has_ended: bool) -> bytes:
-    """What the key of a lost agent holds; ``has_ended``: it is certain that its processes are no more."""
-    return json.dumps({"node": node_id, "reason": reason, "has_ended": has_ended}).encode()
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """An agent that was removed, or has left, and why.
+
+    ``has_ended``: it is certain that its processes are no more. ``is_orderly``: by its own word it has left because it
+    was told to, or the others can do without it, and not for an error.
+    """
+
+    node_id: str
+    reason: str
+    has_ended: bool
+    is_orderly: bool
 
 
-def parse_lost(entry: Entry) -> tuple[str, str, bool]:
-    """Node, reason, and whether it has ended. Raises ValueError."""
+def lost_text(node_id: str, reason: str, *, has_ended: bool, is_orderly: bool = False) -> bytes:
+    """What the key of a lost agent holds, as ``Lost`` has it."""
+    return json.dumps({"node": node_id, "reason": reason, "has_ended": has_ended, "is_orderly": is_orderly}).encode()
+
+
+def parse_lost(entry: Entry) -> Lost:
+    """Raises ValueError."""
     told = object_in(entry, _RECORD_MAX_BYTES)
     node_id, reason = told.get("node"), told.get("reason")
     if not isinstance(node_id, str) or not isinstance(reason, str):
         raise ValueError(f"{entry.key} holds no lost agent: node and reason must be texts")
-    return node_id[:NAME_CHARACTERS], one_line(reason)[:REASON_CHARACTERS], told.get("has_ended") is True
+    return Lost(
+        node_id=node_id[:NAME_CHARACTERS],
+        reason=one_line(reason)[:REASON_CHARACTERS],
+        has_ended=told.get("has_ended") is True,
+        is_orderly=told.get("is_orderly") is True,
+    )
 
 
 def departing_text(node_id: str, reason: str) -> bytes:
@@ -145,7 +165,7 @@ class JobMirror:
         self._entries: dict[str, Entry] = {}
         self._members: dict[str, Member] = {}
         self._round: Round | None = None
-        self._lost: dict[str, tuple[str, str, bool]] = {}
+        self._lost: dict[str, Lost] = {}
         self._departing: dict[str, tuple[str, str]] = {}
         self._view: JobView | None = None
         self.odd: dict[str, str] = {}
@@ -177,8 +197,14 @@ class JobMirror:
         closed = self._entries.get(self._keys.closed)
         reason = "" if closed is None else closed.value.decode(errors="replace") or "The job has ended."
         revision = self.revision(self._keys.round)
-        ended = frozenset(node_id for node_id, _, has_ended in self._lost.values() if has_ended)
-        return JobView(members=members, round=self._round, closed=reason, round_revision=revision, ended=ended)
+        return JobView(
+            members=members,
+            round=self._round,
+            closed=reason,
+            round_revision=revision,
+            ended=frozenset(lost.node_id for lost in self._lost.values() if lost.has_ended),
+            orderly=frozenset(lost.node_id for lost in self._lost.values() if lost.is_orderly),
+        )
 
     def worlds_before(self, round_number: int) -> list[str]:
         """The keys of the worlds of earlier rounds than this one."""
@@ -188,7 +214,7 @@ class JobMirror:
 
     def why_lost(self, node_id: str) -> str:
         """Why an agent was removed, or left; "": it was not."""
-        return next((reason for lost, reason, _ in self._lost.values() if lost == node_id), "")
+        return next((lost.reason for lost in self._lost.values() if lost.node_id == node_id), "")
 
     def departing(self) -> dict[str, str]:
         """{node: why} of the agents that are about to leave, or have left so."""

@@ -108,8 +108,8 @@ class Links:
         """
         self._hello = hello
         self._on_opened, self._on_lost, self._on_probed, self._on_message = on_opened, on_lost, on_probed, on_message
-        self._selector = selectors.DefaultSelector()
         self._listener = listen(host)
+        self._selector = selectors.DefaultSelector()
         self.port: int = self._listener.getsockname()[1]
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

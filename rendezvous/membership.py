@@ -91,6 +91,14 @@ class JobView:
     closed: str = ""
     round_revision: int = 0  # of the store, at which the round was written
     ended: frozenset[str] = frozenset()  # agents of which it is certain that they, and their workers, are no more
+    orderly: frozenset[str] = frozenset()  # agents that have left in good order, by their own word
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the job trained until all of its nodes were told to go; it goes on if others come."""
+        if self.round is None or self.closed or self.members:
+            return False
+        return {place.node_id for place in self.round.places} <= self.orderly
 
     @property
     def waiting(self) -> tuple[Member, ...]:

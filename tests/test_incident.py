@@ -64,6 +64,14 @@ def test_records_of_other_versions_are_read() -> None:
     assert Incident.from_json(data) == _incident()
 
 
+@pytest.mark.parametrize("name", ["number", "rank", "occurred_at", "state_s", "state_bytes"])
+@pytest.mark.parametrize("value", [2**63, -(2**63), 10**400])
+def test_integers_that_need_not_fit_a_float_are_refused(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=rf"^not an incident record: {name} must be "):
+        Incident.from_json({**_incident().to_json(), name: value})
+    assert getattr(Incident.from_json({**_incident().to_json(), name: 2**63 - 1}), name) == 2**63 - 1
+
+
 def test_a_missing_field_is_named() -> None:
     data = _incident().to_json()
     del data["severity"]

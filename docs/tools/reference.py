@@ -87,7 +87,7 @@ JOB_KEYS = {
     "cancelled": (TEN_MINUTES, "why, by an operator"),
     "member": (LEASE_AGENT, "an agent that is there: host, label, the round that it waits for"),
     "claim": None,  # of claims
-    "lost": (TEN_MINUTES, "why the coordinator has removed an agent, or why it left"),
+    "lost": (TEN_MINUTES, "why the coordinator has removed an agent, or why it left, and whether in good order"),
     "departing": (TWO_ROUNDS, "why an agent that is well is about to leave, or has left"),
     "recalled": ("the lease of the cluster's agent there", "why a node is wanted elsewhere"),
     "world": (TWO_ROUNDS, "by round and number: the ranks that train together"),

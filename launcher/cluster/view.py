@@ -111,6 +111,8 @@ class JobStatus:
             return "over"
         if self.cancelled:
             return "cancelled"
+        if self.view.is_stopped:
+            return "stopped"
         return "training" if self.view.training else "waiting"
 
     @property
@@ -127,6 +129,8 @@ class JobStatus:
             return self.cancelled or self.view.closed
         if self.view.training:
             return ""
+        if self.view.is_stopped:
+            return "All of its nodes were told to stop."
         if not self.view.members:
             return "No node of it is there."
         if self.spec is None:

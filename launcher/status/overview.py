@@ -81,7 +81,8 @@ class PlanLine:
 class JobLine:
     """One job.
 
-    ``state``: training, waiting, paused, finished, failed or cancelled; ``why`` it is so, "" while it trains.
+    ``state``: training, waiting, paused, finished, failed or cancelled; stopped, if nobody plans it and all of its
+    nodes were told to go. ``why`` it is so, "" while it trains.
     ``has_run``: it has trained before, and so stands still if it waits.
     ``generation``: the round in which its nodes have met; of a planned job, since its latest start, whose number
     ``start`` is greater than that of those before. ``step``: optimizer

@@ -26,7 +26,7 @@ ToTime = Callable[[float], datetime]  # unix seconds to the reader's time of day
 _STYLES = {FINE: "bold green", DEGRADED: "bold yellow", CRITICAL: "bold red"}
 _HEALTH_STYLES = {"broken": "red", "draining": "yellow", "well": ""}
 _HEALTHS, _STATES = ("broken", "draining", "well"), ("absent", "leaving", "joining", "waiting", "", "idle", "spare")
-_JOB_STATES = ("failed", "waiting", "training", "paused", "cancelled", "finished")
+_JOB_STATES = ("failed", "waiting", "training", "paused", "stopped", "cancelled", "finished")
 _GAP, _HOST_LINES = 2, 3
 _HEADING = "bold"
 # From the left: a column that does not fit is left out, the last of these first.

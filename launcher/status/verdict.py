@@ -60,26 +60,29 @@ def _no_coordinator(overview: Overview) -> Iterator[Problem]:
 
 def _standing(overview: Overview) -> Iterator[Problem]:
     for job in overview.jobs:
-        if job.state != "training":
+        if job.state != "training" or not _counts_steps(job):
             continue
-        fault_at = _open_since(overview, job)
-        recovers = job.is_incident_open or fault_at is not None
-        since = fault_at if job.stepped_unix_s is None else job.stepped_unix_s  # who tells of it may be new to the job
+        since = _fault_at(overview, job) if job.stepped_unix_s is None else job.stepped_unix_s
         stood_s = 0.0 if since is None else overview.at_unix_s - since
-        if recovers and OPEN_S < stood_s <= STANDS_S:
+        if job.is_incident_open and OPEN_S < stood_s <= STANDS_S:
             yield _about(
                 job, CRITICAL, "stands", f"{job.job} has not come back from a fault: no step for {span(stood_s)}."
             )
         elif stood_s > STANDS_S:
             yield _about(job, CRITICAL, "stands", f"{job.job} has made no step for {span(stood_s)}.")
-        elif recovers:
+        elif job.is_incident_open:
             yield _about(job, DEGRADED, "recovers", f"{job.job} recovers from a fault.")
 
 
-def _open_since(overview: Overview, job: JobLine) -> float | None:
-    """Since when a fault of the job waits for its first step, in unix seconds; None if none does."""
+def _counts_steps(job: JobLine) -> bool:
+    """Whether steps of it are known, or must have been: who tells of them may be new to the job."""
+    return job.stepped_unix_s is not None or (job.is_planned and job.has_run)
+
+
+def _fault_at(overview: Overview, job: JobLine) -> float | None:
+    """Since when a fault waits for its first step, as the job says itself, in unix seconds; None if none does."""
     known = (moment_s(each) for each in overview.incidents if each.is_open and each.run_id == job.job)
-    return min((moment for moment in known if moment > 0.0), default=None)
+    return min((moment for moment in known if moment > 0.0), default=None) if job.is_incident_open else None
 
 
 def _without_nodes(overview: Overview) -> Iterator[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -61,6 +62,41 @@ def test_unicron_run_is_given_options_that_it_has(script: Path) -> None:
     options = set(re.findall(r"(--[a-z-]+) ", command.partition(" unicron-run ")[2]))
     assert {"--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"} <= options <= known
     assert command.rstrip().endswith('"$@" &')
+
+
+@pytest.mark.parametrize(
+    ("by_name", "own", "host"),
+    [
+        ("127.0.1.1", "10.1.2.3 fd00::2", "10.1.2.3"),
+        ("127.0.1.1", "fd00::2 10.1.2.3 10.4.5.6", "10.1.2.3"),
+        ("10.9.9.9", "10.1.2.3 fd00::2", "10.9.9.9"),
+        ("", "10.1.2.3", "10.1.2.3"),
+        ("127.0.1.1", "fd00::2", "127.0.0.1"),
+    ],
+)
+def test_etcd_is_started_where_other_nodes_find_it(tmp_path: Path, by_name: str, own: str, host: str) -> None:
+    fakes = {
+        "getent": f'test -z "{by_name}" || printf "%s STREAM node\\n%s DGRAM\\n" {by_name} {by_name}',
+        "hostname": f'if [ "$*" = -I ]; then echo "{own} "; else echo node; fi',
+        "unicron": f'echo "$*" > {tmp_path}/pipe',
+        "srun": f"cat {tmp_path}/pipe",  # until etcd was started
+        "scontrol": '[ "$*" != "show hostnames node" ] || echo node',
+    }
+    for name, text in fakes.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    os.mkfifo(tmp_path / "pipe")
+    environ = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_NODELIST": "node",
+        "EVENTS": "",
+    }
+    command = ["bash", FOLDER / "unicron.sbatch", "train.py"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"etcd --host {host} --port 20007\n", "")
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

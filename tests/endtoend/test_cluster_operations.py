@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -120,6 +121,60 @@ def test_an_agent_that_is_stopped_says_that_it_leaves(start: Start, launcher: An
     assert "a has left." in runs[1].err
     (launcher.folder / "stop").touch()
     assert runs[1].wait() == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_job_whose_agents_are_all_stopped_is_no_problem(
+    start: Start, launcher: Any, etcd: EmbeddedEtcd, how: int
+) -> None:
+    runs = [start(name, "2:3") for name in "abc"]
+    for run in runs:
+        run.until_line(r"^GENERATION 0 of 3")
+    for run in runs:
+        run.process.send_signal(how)
+    assert [run.wait() for run in runs] == [1, 1, 1]
+    told = unicron(etcd, "status", "--json")
+    assert told.returncode == 0, told.stdout
+    (job,) = json.loads(told.stdout)["jobs"]
+    assert (job["state"], job["why"], job["nodes"]) == ("stopped", "All of its nodes were told to stop.", 0)
+    assert "stopped" in unicron(etcd, "jobs").stdout
+    again = [start(name, "2:3") for name in "ab"]
+    for run in again:
+        run.until_line(r"^GENERATION 0 of 2")
+    assert "training" in unicron(etcd, "jobs").stdout
+    (launcher.folder / "stop").touch()
+    assert [run.wait() for run in again] == [0, 0]
+
+
+def test_a_job_is_stopped_though_one_of_its_nodes_waited_for_the_other_by_then(
+    start: Start, etcd: EmbeddedEtcd
+) -> None:
+    first, second = runs = [start(name, "2:2") for name in "ab"]
+    for run in runs:
+        run.until_line(r"^GENERATION 0 of 2")
+    first.process.send_signal(signal.SIGINT)
+    assert first.wait() == 1
+    second.until(lambda: "waits" in unicron(etcd, "nodes").stdout, "a node that waits")
+    second.process.send_signal(signal.SIGINT)
+    assert second.wait() == 1
+    told = unicron(etcd, "status")
+    assert told.returncode == 0, told.stdout
+    assert "stopped" in told.stdout
+
+
+def test_a_job_whose_agents_were_all_killed_is_critical(
+    start: Start, etcd: EmbeddedEtcd, service: Callable[[str, str], Service]
+) -> None:
+    service("coordinator", "boss").until("coordinates the cluster")
+    runs = [start(name, "2:2") for name in "ab"]
+    for run in runs:
+        run.until_line(r"^GENERATION 0 of 2")
+    for run in runs:
+        run.process.kill()
+    end = time.monotonic() + DEADLINE_S
+    while (told := unicron(etcd, "status")).returncode != 2:
+        assert time.monotonic() < end, told.stdout
+    assert "job stands still: No node of it is there." in told.stdout
 
 
 def test_a_spare_takes_the_place_of_who_is_lost(start: Start, launcher: Any, etcd: EmbeddedEtcd) -> None:

@@ -344,6 +344,44 @@ def test_config_show(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "Nothing is set" in capsys.readouterr().err
 
 
+def test_config_show_heeds_the_file_that_the_command_would_be_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_environment, path = tmp_path / "e.yaml", tmp_path / "f.yaml"
+    of_environment.write_text("run: {tee: 1, nnodes: 9}\nagent: {label: of the environment, address: nowhere}\n")
+    path.write_text("run:\n  tee: 3\n\nagent:\n  label: rack 7\n")
+    monkeypatch.setenv("UNICRON_CONFIG", str(of_environment))
+
+    def shown(*words: str) -> list[list[str]]:
+        assert _unicron("config", "show", *words) == 0
+        return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+    for words in (["--config", str(path)], [f"--config={path}"]):
+        rows = shown("agent", *words)
+        assert ["agent.label", "rack", "7", f"{path}:5"] in rows
+        assert not any("nowhere" in row for row in rows)
+    for words in (["--config", str(path)], [f"--config={path}", "--nnodes=2", "train.py", "--config", "none"]):
+        rows = shown("run", *words)
+        assert ["run.tee", "3", f"{path}:2"] in rows
+        assert not any("9" in row for row in rows)
+    assert ["run.nnodes", "2", "--nnodes"] in rows
+    assert os.environ["UNICRON_CONFIG"] == str(of_environment)
+
+
+@pytest.mark.parametrize("command", ["agent", "run", "unicron-run"])
+def test_config_show_with_a_file_that_is_none_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    missing = tmp_path / "none.yaml"
+    for named, why in ((str(missing), f"{missing} cannot be read: No such file or directory."), *EMPTY):
+        assert _unicron("config", "show", command, "--config", named) == 2
+        told = capsys.readouterr()
+        assert (told.out, told.err) == ("", f"unicron: {why}\n")
+
+
+EMPTY = [(text, "--config is empty; give a file, or leave the option out.") for text in ("", " ")]
+
+
 YAML = st.recursive(
     st.sampled_from(["on", "2:4", "'x'", "", "~", "&a 1", "*a", "!t y", "- z", "[", "\t", "#"]) | st.text(max_size=8),
     lambda inner: (

@@ -105,6 +105,18 @@ def test_news_are_told_again_and_again_and_incidents_once(writer):
     assert (told[0].step, told[0].workers, told[0].restarts_used) == (12, 16, 1)
 
 
+def test_when_the_job_stepped_is_known_although_its_new_workers_have_made_no_step(writer):
+    teller, loop = _teller(writer)
+    looks = [replace(_news(), stepped_unix_s=stepped_unix_s) for stepped_unix_s in (None, 7.0, None, 9.0, None)]
+    teller.start(iter(looks).__next__)
+    for count in range(1, len(looks)):
+        writer.wait_for(count)
+        loop.later.pop()()
+    told = writer.wait_for(len(looks))
+    teller.close()
+    assert [each.stepped_unix_s for each in told] == [None, 7.0, 7.0, 9.0, 9.0]
+
+
 def test_while_the_store_takes_its_time_only_the_newest_news_wait_and_all_incidents(writer):
     teller, loop = _teller(writer)
     writer.may_answer.clear()

@@ -29,7 +29,7 @@ from unicron_elastic.rendezvous.cluster_records import (
     quarantine_text,
     spec_text,
 )
-from unicron_elastic.rendezvous.job_records import JobKeys, member_text, round_text
+from unicron_elastic.rendezvous.job_records import JobKeys, lost_text, member_text, round_text
 from unicron_elastic.rendezvous.membership import Member, Place, Round
 from unicron_elastic.rendezvous.memory_store import MemoryServer, MemoryStore
 from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys
@@ -130,6 +130,57 @@ def test_a_job_that_is_over_says_how(store, failed, state):
     (job,) = _read(store).jobs
     assert (job.state, job.step, job.is_incident_open) == (state, None, False)
     assert _read(store).verdict.level == ("degraded" if failed else "fine")
+
+
+GOODBYES = {
+    "a": lost_text("a/7", "a has left.", has_ended=True, is_orderly=True),
+    "b": lost_text("b/7", "b has left.", has_ended=True, is_orderly=True),
+}
+LOST = lost_text("b/7", "b is lost: its process has ended.", has_ended=True)
+
+
+@pytest.mark.parametrize(
+    ("more", "waiting", "state", "level"),
+    [
+        ({}, "", "stopped", "fine"),
+        ({"b": LOST}, "", "waiting", "critical"),
+        ({"b": lost_text("b/7", "b has left.", has_ended=True)}, "", "waiting", "critical"),  # for an error
+        ({"b": None}, "", "waiting", "critical"),
+        (
+            {"b": b'{"node": "b/7", "reason": "b has left.", "has_ended": true, "is_orderly": 1}'},
+            "",
+            "waiting",
+            "critical",
+        ),
+        ({"c": LOST.replace(b"b", b"c")}, "", "stopped", "fine"),  # it was in a round before
+        ({}, "c", "waiting", "critical"),
+    ],
+)
+def test_a_job_by_hand_is_stopped_if_all_of_its_last_nodes_have_said_so(store, more, waiting, state, level):
+    keys = _put_run(store, "mine", "ab")
+    for host in "ab":
+        store.delete(keys.member(f"{host}/7"))
+    for host, text in {**GOODBYES, **more}.items():
+        if text is not None:
+            store.put(keys.lost(f"{host}/7"), text)
+    if waiting:
+        store.put(keys.member(f"{waiting}/7"), member_text(Member(node_id=f"{waiting}/7", host=waiting, waits_for=4)))
+    found = _read(store)
+    assert (found.jobs[0].state, found.verdict.level, found.odd) == (state, level, ())
+    store.delete(LEADER)
+    without = [problem.kind for problem in _read(store).verdict.problems]
+    assert ("no coordinator" in without) == (state != "stopped")
+
+
+def test_a_job_by_hand_that_never_began_or_was_ended_is_not_stopped(store):
+    keys = _put_run(store, "mine", "")
+    store.put(keys.lease, b"7")
+    store.put(keys.lost("a/7"), GOODBYES["a"])
+    assert _read(store).jobs[0].state == "waiting"
+    store.put(keys.cancelled, b"cancelled by ada")
+    assert _read(store).jobs[0].state == "cancelled"
+    store.put(keys.closed, b"It has ended well on a.")
+    assert _read(store).jobs[0].state == "finished"
 
 
 @pytest.mark.parametrize(("exit_code", "state"), [(0, "finished"), (1, "failed")])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from overview_lab import NOW, job, node, overview
+from dataclasses import replace
 
-from unicron_elastic.launcher.status.overview import CRITICAL, DEGRADED, FINE, LEVELS
+import pytest
+from overview_lab import NOW, incident, job, node, overview
+
+from unicron_elastic.launcher.status.overview import CRITICAL, DEGRADED, FINE, LEVELS, IncidentLine
+from unicron_elastic.launcher.status.verdict import OPEN_S, STANDS_S
 
 WAITS = "The job waits for 2 more nodes."
 
@@ -16,6 +19,11 @@ WELL = {
         "jobs": (job(), job("code", "waiting", is_planned=True, nodes=0, wanted_nodes=0, min_nodes=1)),
     },
     "a job that is over": {"jobs": (job("code", "finished"), job("old", "cancelled"))},
+    "a job by hand that was stopped": {
+        "jobs": (job("mine", "stopped", nodes=0, has_run=True, why="All of its nodes were told to stop."),),
+        "nodes": (),
+        "coordinator": None,
+    },
     "a node that a person drains": {"nodes": (node("n1"), node("n2", health="draining", reason="riser", by="ada"))},
     "a job whose steps nobody knows": {"jobs": (job(stepped_unix_s=None, step=None),)},
     "an evaluation of some minutes": {"jobs": (job(stepped_unix_s=NOW - 500.0),)},
@@ -59,6 +67,64 @@ def test_it_is_not(level, sentence, what):
     assert verdict.level == level
     assert sentence in verdict.reason
     assert len(verdict.problems) == 1
+
+
+def _fault(seconds_ago: float, **more: object) -> IncidentLine:
+    return incident(seconds_ago=seconds_ago, is_open=True, total_ms=None, **more)
+
+
+@pytest.mark.parametrize(
+    ("seconds_ago", "level", "sentence"),
+    [
+        (OPEN_S - 1.0, DEGRADED, "chat recovers from a fault."),
+        (OPEN_S + 1.0, CRITICAL, "chat has not come back from a fault: no step for 61 s."),
+        (STANDS_S + 60.0, CRITICAL, "chat has made no step for 11 minutes."),
+    ],
+)
+def test_a_planned_job_of_which_no_step_is_known_has_not_come_back_since_its_fault(seconds_ago, level, sentence):
+    stands = job(stepped_unix_s=None, step=None, is_incident_open=True, is_planned=True, has_run=True)
+    verdict = overview(jobs=(stands,), incidents=(_fault(seconds_ago),)).verdict
+    assert [(problem.level, problem.sentence) for problem in verdict.problems] == [(level, sentence)]
+
+
+def test_a_job_has_not_come_back_since_the_oldest_of_its_open_faults():
+    faults = (
+        _fault(5.0),
+        _fault(OPEN_S + 30.0, host="n2"),
+        incident(seconds_ago=9000.0),
+        _fault(9000.0, run_id="code"),
+    )
+    stands = job(stepped_unix_s=None, step=None, is_incident_open=True, is_planned=True, has_run=True)
+    verdict = overview(jobs=(stands,), incidents=faults).verdict
+    assert [problem.sentence for problem in verdict.problems] == [
+        "chat has not come back from a fault: no step for 90 s."
+    ]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"is_incident_open": True},  # it may have none that anybody sees
+        {"is_planned": True, "has_run": True},  # it says that it has no open one: that was an earlier job's of its name
+        {"is_planned": True, "is_incident_open": True},  # it has never measured any
+    ],
+)
+def test_a_job_that_may_not_count_its_steps_is_not_said_to_stand(more):
+    stands = job(stepped_unix_s=None, step=None, **more)
+    assert overview(jobs=(stands,), incidents=(_fault(9000.0),)).verdict.level == FINE
+
+
+def test_a_step_that_is_known_counts_although_the_fault_came_later():
+    stands = job(stepped_unix_s=NOW - 90.0, is_incident_open=True)
+    verdict = overview(jobs=(stands,), incidents=(_fault(80.0),)).verdict
+    assert verdict.reason == "chat has not come back from a fault: no step for 90 s."
+
+
+@pytest.mark.parametrize("moment", ["", "in the morning", "1969-12-31T00:00:00+00:00", "9999-99-99T00:00:00"])
+def test_a_fault_of_which_nobody_knows_the_time_is_never_critical(moment):
+    stands = job(stepped_unix_s=None, step=None, is_incident_open=True, is_planned=True, has_run=True)
+    verdict = overview(jobs=(stands,), incidents=(replace(_fault(0.0), time=moment),)).verdict
+    assert [(problem.level, problem.kind) for problem in verdict.problems] == [(DEGRADED, "recovers")]
 
 
 def test_the_worst_is_told_first_and_the_others_are_counted():

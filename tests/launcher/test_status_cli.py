@@ -8,8 +8,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,18 +36,28 @@ from unicron_elastic.rendezvous.cluster_records import (
     quarantine_key,
     quarantine_text,
 )
+from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.etcd_address import EtcdAddress
+from unicron_elastic.rendezvous.etcd_store import EtcdStore
 from unicron_elastic.rendezvous.memory_store import MemoryServer, MemoryStore
-from unicron_elastic.rendezvous.store import Store, StoreError
+from unicron_elastic.rendezvous.store import Store
+
+NAMED_BINARY = os.environ.get("UNICRON_TEST_ETCD")
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+def server() -> MemoryServer:
+    return MemoryServer(time.monotonic)
+
+
+@pytest.fixture
+def store(server: MemoryServer, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Two jobs that train, and that the commands look at."""
-    opened = MemoryStore(MemoryServer(time.monotonic))
+    opened = MemoryStore(server)
 
     @contextmanager
     def open_it(*_: object) -> Iterator[Cluster]:
-        yield Cluster(opened, "here")
+        yield Cluster(partial(MemoryStore, server), "here")
 
     monkeypatch.setattr(status_cli, "open_cluster", open_it)
     monkeypatch.setattr(status_cli.time, "time", lambda: NOW)
@@ -113,7 +126,8 @@ def _watched(monkeypatch: pytest.MonkeyPatch, *arguments: str, after: list[Any])
             raise KeyboardInterrupt
         step()
 
-    monkeypatch.setattr(status_cli.time, "sleep", sleep)
+    clock = SimpleNamespace(sleep=sleep, time=time.time, monotonic=time.monotonic)  # others sleep as they did
+    monkeypatch.setattr(status_cli, "time", clock)
     return _status("--watch", *arguments)
 
 
@@ -136,23 +150,51 @@ def test_json_has_a_line_for_each_change(store, monkeypatch):
     assert [look["changes"][:1] for look in looks] == [[], ["n2: is gone."]]
 
 
-def test_a_store_that_goes_away_is_said_once_and_so_is_its_return(store, monkeypatch):
-    whole = store.read_prefix
-
-    def away(*_: object, **__: object) -> None:
-        raise StoreError("etcd is away")
-
-    def go() -> None:
-        monkeypatch.setattr(store, "read_prefix", away)
-
-    def come() -> None:
-        monkeypatch.setattr(store, "read_prefix", whole)
-
-    result = _watched(monkeypatch, after=[go, lambda: None, come])
-    assert result.stderr.count("The cluster cannot be read: etcd is away.") == 1
+@pytest.mark.usefixtures("store")
+def test_a_store_that_goes_away_is_said_once_and_so_is_its_return(server, monkeypatch):
+    result = _watched(monkeypatch, after=[server.stop, lambda: None, server.resume])
+    assert result.stderr.count("The cluster cannot be read: the store in memory cannot be reached.") == 1
     assert result.stdout.endswith("The cluster can be read again.\n")
     assert result.exit_code == 0
-    assert _watched(monkeypatch, after=[go]).exit_code == 3
+    assert _watched(monkeypatch, after=[server.stop]).exit_code == 3
+
+
+@pytest.mark.usefixtures("store")
+def test_a_store_that_was_replaced_is_closed_and_the_new_one_is_watched(server, monkeypatch):
+    made: list[MemoryStore] = []
+
+    @contextmanager
+    def open_it(*_: object) -> Iterator[Cluster]:
+        def open_store() -> Store:
+            made.append(MemoryStore(server))
+            return made[-1]
+
+        yield Cluster(open_store, "here")
+
+    monkeypatch.setattr(status_cli, "open_cluster", open_it)
+    result = _watched(monkeypatch, after=[server.lose_data, lambda: None, lambda: None])
+    assert result.stderr.count("The cluster cannot be read: ") == 1
+    assert "The cluster can be read again.\n" in result.stdout
+    assert "Job chat: is gone.\n" in result.stdout
+    assert result.exit_code == 0
+    assert [str(store.trouble()) for store in made] == ["this store was closed", "None"]
+
+
+def test_the_watch_goes_on_with_an_etcd_that_comes_back_empty(monkeypatch):
+    binary = Path(NAMED_BINARY) if NAMED_BINARY else None
+    with EmbeddedEtcd(binary=binary) as first, ExitStack() as opened:
+        with EtcdStore(EtcdAddress.parse(first.endpoint)) as store:
+            store.put(LEADER, leader_text(LeaderRecord(node_id="n1/agent", host="n1", address="10.0.0.1:4000")))
+
+        def replace_it() -> None:
+            first.stop()
+            opened.enter_context(EmbeddedEtcd(port=first.port, binary=binary))
+
+        looks = [replace_it, *[lambda: None] * 5]
+        result = _watched(monkeypatch, "--endpoint", first.endpoint, after=looks)
+    assert "The cluster cannot be read: " in result.stderr
+    assert "The cluster can be read again.\n" in result.stdout
+    assert result.exit_code == 0
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch):

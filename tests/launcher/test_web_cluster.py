@@ -48,7 +48,7 @@ def in_cluster(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
 
     @contextmanager
     def opened(_endpoint: str | None, _given: dict[str, str]) -> Iterator[Cluster]:
-        yield Cluster(store, "http://etcd1:2379")
+        yield Cluster(lambda: store, "http://etcd1:2379")
 
     monkeypatch.setattr(web_cli, "open_cluster", opened)
     return store
@@ -179,6 +179,15 @@ def served(store: Store, place: Place, said: list[str], told: list[str]) -> Any:
         place, "login1.example", said.append, told.append, open_store=lambda: store, presence=lambda: None,
         leads=lambda: False, figures=lambda: None, where=EtcdAddress.parse("etcd1:2379"),
     )  # fmt: skip
+
+
+def test_an_address_that_can_be_no_name_is_said_and_no_page_is_served(store: Store) -> None:
+    said, told = list[str](), list[str]()
+    assert served(store, Place("node1..cluster", 9404), said, told) is None
+    assert said == [
+        ("No web page is served: node1..cluster:9404 cannot be listened on ('node1..cluster' is no name of a host).")
+    ]
+    assert told == []
 
 
 def test_others_are_told_where_the_page_is(store: Store) -> None:

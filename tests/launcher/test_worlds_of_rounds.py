@@ -120,6 +120,18 @@ def test_members_that_were_lost_while_the_nodes_met_are_left_out(
     assert agent.world.number == 2
 
 
+def test_who_was_to_begin_and_is_lost_has_another_begin(other: Agent, store: TCPStore) -> None:
+    other.begin(None)
+    other.meet(PrefixStore("theirs", store), 1, A0, A1, C0)
+    other.join(A0, A1, C0)
+    other.rank = 1
+    store.set("unicron/before/0", '{"number": 7, "claims": ["0.0#a", "1.0#a"]}')  # it leads, and says no more
+    other.meet(store, 2, C0)
+    other.lose(A1)
+    other.worlds.gone(("a",))
+    other.until(lambda: other.members() == (A0, C0))
+
+
 def test_members_whose_node_has_not_come_are_left_out_by_one_that_is_alone(agent: Agent, store: TCPStore) -> None:
     agent.join(C0)
     agent.meet(store, 1, A0, A1)

@@ -109,6 +109,13 @@ def test_an_address_is_that_of_the_option_or_the_variable() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("address", ["node1..cluster", f"{'x' * 64}.cluster", "\udcff"])
+def test_an_address_that_can_be_no_name_is_said_as_any_that_is_wrong(address: str) -> None:
+    said: list[str] = []
+    assert serve_metrics("9400", address, Nothing(), said.append, {}) is None
+    assert said == [f"No metrics are served: {address}:9400 cannot be listened on ({address!a} is no name of a host)."]
+
+
 @pytest.mark.parametrize(
     ("given", "environ", "source"),
     [("http", {}, "--metrics-port"), (None, {"UNICRON_METRICS_PORT": "-1"}, "UNICRON_METRICS_PORT")],

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_lab import DEADLINE_S
 
-from unicron_elastic.recovery.quarantine import Quarantined
+from unicron_elastic.recovery.quarantine import TOO_LATE_UNIX_S, Quarantined
 from unicron_elastic.rendezvous.cluster_records import (
     LEADER,
     NODES,
@@ -151,6 +152,20 @@ def test_fields_of_a_node_that_are_odd(field: str, value: object, why: str) -> N
 def test_a_leader_has_an_address(address: str) -> None:
     with pytest.raises(ValueError, match="holds no leader: address must be IP:PORT, not "):
         parse_leader(_entry(LEADER, _changed(leader_text(LEADING), address=address)))
+
+
+@pytest.mark.parametrize("since", [-1, TOO_LATE_UNIX_S, 1e12, 10**400, float("inf"), float("nan"), True, "1", None])
+def test_a_leader_has_led_since_a_time_that_a_calendar_has(since: object) -> None:
+    with pytest.raises(ValueError, match=r"holds no leader: since_unix_s must be unix seconds$"):
+        parse_leader(_entry(LEADER, _changed(leader_text(LEADING), since_unix_s=since)))
+
+
+def test_the_last_moment_that_is_taken_has_a_date_in_every_time_zone() -> None:
+    last = TOO_LATE_UNIX_S - 1.0
+    record = parse_leader(_entry(LEADER, _changed(leader_text(LEADING), since_unix_s=last)))
+    assert record.since_unix_s == last
+    for hours in (-23, 23):
+        assert datetime.fromtimestamp(last, timezone(timedelta(hours=hours))).year == 9999
 
 
 @pytest.mark.parametrize(

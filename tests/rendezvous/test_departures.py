@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
@@ -22,7 +24,7 @@ from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress
 from unicron_elastic.rendezvous.etcd_store import EtcdStore
 from unicron_elastic.rendezvous.handler import ClusterRendezvous
-from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror, departing_text
+from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror, Lost, departing_text, parse_lost
 from unicron_elastic.rendezvous.membership import Place, Round
 from unicron_elastic.rendezvous.round_watch import RoundListener, RoundWatch
 from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
@@ -263,3 +265,58 @@ def test_who_departs_is_read_with_bounds() -> None:
         mirror.apply([Change(key=key, revision=revision, entry=entry)])
         assert (key in mirror.odd) == (revision == 1) == (mirror.departing() == {})
     assert len(mirror.departing()["a/1"]) <= 2000
+
+
+# -- in good order, or not ---------------------------------------------------------------------------------------------
+
+
+def gone(lab: Lab) -> dict[str, Lost]:
+    found = map(parse_lost, lab.store.read_prefix(lab.keys.lost("")).entries)
+    return {host_of(each.node_id): each for each in found}
+
+
+def stopped(lab: Lab) -> bool:
+    snapshot = lab.store.read_prefix(lab.keys.prefix)
+    return JobMirror(lab.keys, snapshot).view().is_stopped
+
+
+def test_a_job_is_stopped_once_all_of_its_nodes_were_told_to_go(lab: Lab) -> None:
+    first, second = lab.make("a", "2:2"), lab.make("b", "2:2")
+    lab.meet(first, second)
+    for handler, is_over in ((first, False), (second, True)):
+        try:
+            raise SignalException("Process 7 got signal: 15", signal.SIGTERM)
+        except SignalException:
+            handler.leave()
+        assert stopped(lab) == is_over
+    assert [(each.has_ended, each.is_orderly) for each in gone(lab).values()] == [(True, True)] * 2
+
+
+def test_a_node_that_an_error_ends_has_not_left_in_good_order(lab: Lab) -> None:
+    handler = lab.make("a", "1:1")
+    lab.meet(handler)
+    try:
+        raise OSError("No space left on device")
+    except OSError:
+        handler.shutdown()
+    assert (gone(lab)["a"].has_ended, gone(lab)["a"].is_orderly) == (True, False)
+    assert not stopped(lab)
+
+
+def test_a_node_of_the_last_round_says_that_it_has_left_though_it_waits_for_another(lab: Lab) -> None:
+    first, second = lab.make("a", "2:2"), lab.make("b", "2:2")
+    lab.meet(first, second)
+    first.leave()
+    lab.store.put(lab.keys.cancelled, b"cancelled by ada")  # else it would wait
+    with pytest.raises(RendezvousClosedError):
+        second.next_rendezvous()
+    second.leave()
+    assert gone(lab)["b"].is_orderly
+    assert stopped(lab)
+
+
+def test_a_job_that_has_ended_has_no_farewells(lab: Lab) -> None:
+    handler = lab.make("a", "1:1")
+    lab.meet(handler)
+    handler.shutdown()
+    assert (gone(lab), stopped(lab)) == ({}, False)

@@ -100,6 +100,8 @@ def test_what_cannot_be_used_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
         EmbeddedEtcd(data_dir=tmp_path / "file" / "etcd", binary=BINARY).start()
     with pytest.raises(EmbeddedEtcdError, match=r"port 0 of 192.0.2.1 cannot be used"):
         EmbeddedEtcd(host="192.0.2.1", binary=BINARY).start()
+    with pytest.raises(EmbeddedEtcdError, match=r"^'node1\.\.cluster' is no name of a host$"):
+        EmbeddedEtcd(host="node1..cluster", binary=BINARY).start()
     with pytest.raises(ValueError, match="a port must be 0 to 65535, not 70000"):
         EmbeddedEtcd(port=70000)
     monkeypatch.setattr(embedded_etcd.importlib.util, "find_spec", lambda _name: None)

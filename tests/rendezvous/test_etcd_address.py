@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress, TlsFiles
+from unicron_elastic.rendezvous.etcd_address import EtcdAddress, TlsFiles, own_address
+from unicron_elastic.rendezvous.towards import address_towards
 
 
 def test_endpoints_are_understood() -> None:
@@ -18,6 +19,15 @@ def test_endpoints_are_understood() -> None:
         "http://host:2379",
     ]
     assert address.endpoints[2].target == "[::1]:1"
+
+
+def test_a_host_whose_names_can_be_none_is_found_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.getfqdn", lambda: "node1..cluster")
+    monkeypatch.setattr(
+        "unicron_elastic.rendezvous.etcd_address.address_towards",
+        lambda host, _port: "10.1.2.3" if host == "etcd1" else address_towards("a..b", 1),
+    )
+    assert own_address(EtcdAddress.parse("a..b:1,etcd1:2379")) == "10.1.2.3"
 
 
 @pytest.mark.parametrize(

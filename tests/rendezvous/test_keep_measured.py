@@ -79,6 +79,20 @@ def test_it_outlives_the_job(presences: list[JobPresence], open_store: Callable[
         assert (entry.value, entry.lease_id) == (b"kept", None)
 
 
+def test_what_goes_with_a_job_that_is_over_still_goes_when_more_is_measured(
+    presences: list[JobPresence], open_store: Callable[[], EtcdStore]
+) -> None:
+    with open_store() as store:
+        lease = store.grant(60.0)
+        store.put(KEY, b"before", lease.lease_id)
+        assert presences[0].keep(KEY, lambda text: (text or b"") + b" after")
+        entry = store.read(KEY).entry
+        assert entry is not None
+        assert (entry.value, entry.lease_id) == (b"before after", lease.lease_id)
+        store.revoke(lease.lease_id)
+        assert store.read(KEY).entry is None
+
+
 def test_who_always_comes_late_and_who_has_left_write_nothing(presences: list[JobPresence]) -> None:
     first, second = presences
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,6 +262,34 @@ def test_whatever_a_stranger_says_harms_nobody(make: Make, monkeypatch: pytest.M
     assert (boss.heard, boss.lost, one.lost, boss.opened) == ([("one/1", "job", {"a": 1})], [], [], ["one/1"])
 
 
+def test_many_that_say_nonsense_are_one_warning_and_later_one_that_counts_them(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(links_module, "time", SimpleNamespace(monotonic=lambda: now, time=time.time))
+    boss = make("boss", leads=True)
+
+    def tell(count: int) -> list[str]:
+        caplog.clear()
+        for _ in range(count):
+            with stranger(boss) as odd:
+                odd.sendall(b"garbage\n")
+                turn((boss,), partial(is_closed, boss, odd))
+        return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+    said = "A heartbeat connection is closed: a line that is no JSON object."
+    assert tell(5) == [said]
+    now += links_module.TELL_EVERY_S - 1.0
+    assert tell(2) == []
+    now += 1.0
+    assert tell(3) == [f"{said} So were 6 more since this was last said."]
+    now += links_module.TELL_EVERY_S
+    assert tell(1) == [f"{said} So were 2 more since this was last said."]
+    now += links_module.TELL_EVERY_S
+    assert tell(1) == [said]
+    assert not boss.links._links
+
+
 STRANGE_COORDINATORS = [
     b"garbage\n", b'{"nonce": 1}\n', b'{"proof": "\xc3\xbc", "beat_s": 1}\n', b'{"refused": "go away"}\n', b"x" * 20_000
 ]  # fmt: skip
@@ -433,6 +463,12 @@ def test_who_listens_on_all_addresses_is_found_by_each_of_its_names(make: Make) 
         one.links.probe(host, f"{host}:{two.links.port}")
         turn((one,), lambda: one.probed)
         assert one.probed.pop() == (host, Answer.ANSWERS)
+
+
+@pytest.mark.parametrize("host", ["node1..cluster", "x" * 64])
+def test_where_nobody_can_listen_is_an_os_error(make: Make, host: str) -> None:
+    with pytest.raises(OSError, match=f"^'{host}' is no name of a host$"):
+        make("one", host=host)
 
 
 def test_ipv6_by_itself(make: Make) -> None:

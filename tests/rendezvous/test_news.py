@@ -111,6 +111,14 @@ def test_incidents_that_no_node_tells_are_refused(told):
         parse_incidents(_entry("news/incidents/a", told))
 
 
+@pytest.mark.parametrize("name", ["number", "occurred_at", "state_s"])
+def test_an_incident_with_more_than_a_float_holds_is_refused(name):
+    told = json.loads(incidents_text([INCIDENT]))
+    told["incidents"][0][name] = 10**400
+    with pytest.raises(ValueError, match=f"holds no incidents: not an incident record: {name} must be "):
+        parse_incidents(_entry(incidents_key(INCIDENT.host), told))
+
+
 def test_a_node_speaks_for_itself_alone():
     assert parse_incidents(_entry(incidents_key("other"), incidents_text([INCIDENT]))) == ()
 

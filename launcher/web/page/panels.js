@@ -11,7 +11,7 @@ const OUTLINES = {
 };
 const JOB_STATES = {
   training: ["well", "well"], waiting: ["warn", "busy"], paused: ["quiet", "idle"],
-  finished: ["quiet", "over"], cancelled: ["quiet", "over"], failed: ["bad", "bad"],
+  finished: ["quiet", "over"], cancelled: ["quiet", "over"], stopped: ["quiet", "over"], failed: ["bad", "bad"],
 };
 const NODE_STATES = {
   working: ["well", "well"], training: ["well", "well"], joining: ["warn", "busy"], leaving: ["warn", "busy"],
