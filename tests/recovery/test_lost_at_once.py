@@ -23,7 +23,7 @@ from unicron_elastic.recovery.commands import (
 from unicron_elastic.recovery.events import WorldChanged
 from unicron_elastic.recovery.losses import REPLACE_AFTER_S
 from unicron_elastic.recovery.machine import Phase
-from unicron_elastic.recovery.members import is_newcomer, living_members
+from unicron_elastic.recovery.members import first_members, is_newcomer, living_members
 from unicron_elastic.world import Member, World
 
 ELSEWHERE = Member(name="0.0#z", node="n2#z", local_rank=0)
@@ -128,6 +128,27 @@ def test_what_fails_there_before_it_has_asked_for_a_part_begins_again_alone(fail
         job.exited(0, 1)
     assert only(job.later(REPLACE_AFTER_S), ReplaceWorker).local_rank == 0
     assert only(job.entered(0), InviteMember).local_rank == 0
+
+
+def test_all_that_run_there_are_taken_in_by_one_world() -> None:
+    job = late()
+    commands = job.entered(0)
+    assert only(commands, InviteMember).local_rank == 0
+    assert only(commands, ChangeWorld).joined == first_members(job.state)
+    assert none(job.entered(1), ChangeWorld)
+    job.exited(1, KILLED)
+    assert none(job.entered(0), ChangeWorld)
+
+
+def test_who_was_lost_there_is_not_taken_in_with_them() -> None:
+    job = late()
+    job.exited(1, KILLED)
+    job.later(REPLACE_AFTER_S)
+    assert none(job.entered(1), ChangeWorld)  # it takes the place of another, and gets the state first
+    job = late()
+    job.exited(1, KILLED)
+    (taken_in,) = only(job.entered(0), ChangeWorld).joined
+    assert taken_in.local_rank == 0
 
 
 def test_what_is_stopped_there_is_a_newcomer_and_replaced() -> None:

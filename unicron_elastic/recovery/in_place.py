@@ -76,7 +76,9 @@ def about_world(state: JobState, event: AboutWorld) -> tuple[JobState, list[Comm
 
 def _entered(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
     if state.world is not None and state.world.rank_of(name_of(state, worker)) is None:
-        return _came_late(state, worker)
+        wish = _wish_for_all(state, worker)
+        state, commands = _came_late(state, worker)
+        return state, [*commands, *wish]
     state = state.with_worker(replace(worker, part=Part.MEMBER))
     if state.world is not None:
         # After it had parted it trains once more, and those who were lost meanwhile are wanted again.
@@ -88,6 +90,19 @@ def _entered(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
     if any(each.part is Part.MEMBER for each in state.workers if each is not state.find(worker.local_rank)):
         return state, []  # the first world is being agreed on
     return state, [ChangeWorld(joined=first_members(state), restarts_used=state.restarts_used, reason="")]
+
+
+def _wish_for_all(state: JobState, asks: Worker) -> list[Command]:
+    """The first worker that asks on a node that came late has all of them taken in: one world, and not one for each.
+
+    Who takes the place of another comes by itself, when it has the state.
+    """
+    is_first = all(worker.part not in (Part.MEMBER, Part.NEWCOMER) for worker in state.workers)
+    if not state.came_late or not is_first or asks.takes_place:
+        return []
+    began = (worker for worker in state.running if not worker.is_lost and not worker.takes_place)
+    members = tuple(member_of(state, worker) for worker in began)
+    return [ChangeWorld(joined=members, restarts_used=state.restarts_used, reason="")]
 
 
 def _came_late(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
