@@ -20,7 +20,6 @@ __all__ = ["NotYet", "StoreLog", "WorldLog", "WorldWatch"]
 LOOK_S = 0.02  # between two looks at a store that cannot tell of changes
 RETRY_S = 0.2  # after it could not be reached
 AWAIT_S = 0.05  # between two looks for what other agents have to say
-_LOOKS_FOR_OTHERS, _OTHERS_S = 3, 0.5  # whether they train in a world from before, of which they tell at once
 
 
 class NotYet(Exception):
@@ -61,10 +60,10 @@ class WorldWatch:
     """Follows one log and adds to it, from ``start`` to ``stop``; it does not look before somebody wants it to.
 
     ``tell`` says, once, what the other agents have to know. If ``do_others_train``, in a world from before, it looks
-    without being asked: workers that fail before they have asked for a part are newcomers, too. ``first`` gives the
-    world with which this agent begins the log, if it does. ``make`` makes the world that follows one after a change, or
-    None if there is nothing left to change. Both may raise NotYet. ``on_world`` is called with each new one, from the
-    thread; ``on_trouble`` once, when the log could not be reached.
+    without being asked: workers that fail before they have asked for a part are newcomers, too. That is asked whenever
+    something may have changed. ``first`` gives the world with which this agent begins the log, if it does. ``make``
+    makes the world that follows one after a change, or None if there is nothing left to change. Both may raise NotYet.
+    ``on_world`` is called with each new one, from the thread; ``on_trouble`` once, when the log could not be reached.
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class WorldWatch:
         self._log = log
         self._tell = tell
         self._do_others_train = do_others_train
-        self._looks_for_others = _LOOKS_FOR_OTHERS
         self._first = first
         self._make = make
         self._has_told = False
@@ -127,11 +125,11 @@ class WorldWatch:
                 if not self._has_told:
                     self._tell()
                     self._has_told = True
-                self._look_for_others()
+                self._is_wanted = self._is_wanted or self._do_others_train()
                 if self._is_wanted:
                     self._look()
                 else:
-                    pause_s = _OTHERS_S if self._looks_for_others else None
+                    pause_s = None
             except NotYet:
                 pause_s = AWAIT_S
             except Exception as error:  # the store's node may be the one that is gone
@@ -139,11 +137,6 @@ class WorldWatch:
                 self._trouble(error)
             self._wake.wait(pause_s)
             self._wake.clear()
-
-    def _look_for_others(self) -> None:
-        if not self._is_wanted and self._looks_for_others:
-            self._looks_for_others -= 1
-            self._is_wanted = self._do_others_train()
 
     def _look(self) -> None:
         self._begin()

@@ -29,7 +29,6 @@ __all__ = ["Round", "Worlds"]
 STORE_TIMEOUT_S = 300.0  # torch's own
 # Of each agent, in the round's store: of the world from before, and who may come to be the first members.
 _BEFORE, _FIRST = "unicron/before", "unicron/members"
-_TRAINS_ON = "unicron/trains-on"  # somebody has come with such a world
 _NOTHING: dict[str, Any] = {"number": 0, "claims": []}  # of who is gone
 
 _ANYWHERE = ("", "0.0.0.0", "::")  # what a server binds that listens on all addresses
@@ -131,11 +130,9 @@ class Worlds:
         def tell() -> None:
             this_round.store.set(f"{_BEFORE}/{this_round.rank}", before)
             this_round.store.set(f"{_FIRST}/{this_round.rank}", first)
-            if has_world:
-                this_round.store.set(_TRAINS_ON, "1")
 
-        def do_others_train() -> bool:
-            return bool(this_round.store.check([_TRAINS_ON]))
+        def do_others_train() -> bool:  # where that costs no question: what is written to this log comes by itself
+            return this_round.log is not None and this_round.log.read(1) is not None
 
         def told(world: World) -> None:
             self._loop.call_soon(lambda: self._adopt(world, generation) if self._watch is watch else None)

@@ -15,6 +15,14 @@ from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
 
 IN_PLACE = str(Path(__file__).with_name("train_in_place.py"))
 Start = Callable[..., Any]
+NOT_ON_B = """
+import os, runpy, sys
+import torch  # as scripts do, before they fail
+if os.environ["UNICRON_NODE_NAME"] == "b":
+    raise OSError("no data here")
+sys.argv[0] = {script!r}
+runpy.run_path({script!r}, run_name="__main__")
+"""
 
 
 @pytest.fixture
@@ -22,12 +30,12 @@ def start(launcher: Any) -> Iterator[Start]:
     """Starts a node: its name, how many there are to be, and strikes."""
     with EmbeddedEtcd() as etcd:
 
-        def started(node: str, nodes: str, *strikes: str, steps: int = 2000) -> Any:
+        def started(node: str, nodes: str, *strikes: str, steps: int = 2000, script: str = IN_PLACE) -> Any:
             return launcher.start(
                 f"--nnodes={nodes}", "--nproc-per-node=1", "--rdzv-backend=unicron",
                 f"--rdzv-endpoint={etcd.endpoint}", "--rdzv-id=job", "--rdzv-conf=last_call_timeout=1,lease_ttl=30",
                 "--max-restarts=9", "--local-addr=127.0.0.1", f"--unicron-ledger=ledger-{node}",
-                IN_PLACE, f"--steps={steps}", "--step-s=0.01", "--say-steps",
+                script, f"--steps={steps}", "--step-s=0.01", "--say-steps",
                 *(f"--strike={strike}" for strike in strikes), env={"UNICRON_NODE_NAME": node},
             )  # fmt: skip
 
@@ -70,6 +78,21 @@ def test_a_late_node_whose_worker_ends_before_it_has_a_part_does_not_stop_the_ot
     new.until_line(r"^STEP ")
     assert _pids(old) == [pid]
     _end(old, new)
+
+
+def test_a_node_that_fails_again_and_again_on_its_way_leaves_and_the_others_train_on(
+    launcher: Any, start: Start
+) -> None:
+    script = launcher.script("train_not_on_b.py", NOT_ON_B.format(script=IN_PLACE))
+    old = start("a", "1:2", script=script)
+    (pid,) = _pids(old)
+    new = start("b", "1:2", script=script)
+    assert new.wait() == 1
+    assert "Others train without this node: it leaves the job." in new.err
+    before = len(old.until_line(r"^STEP "))
+    old.until_line(r"^STEP ", count=before + 5)
+    assert _pids(old) == [pid]
+    _end(old)
 
 
 def test_a_node_whose_keeper_is_lost_goes_on_with_another(start: Start) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.world_log import StoreLog
+from unicron_elastic.launcher.world_log import StoreLog, WorldLog
 from unicron_elastic.launcher.worlds import Round, Worlds
 from unicron_elastic.recovery.commands import ChangeWorld
 from unicron_elastic.recovery.events import Event, WorldChanged
@@ -35,11 +36,18 @@ class Agent:
     def begin(self, store: Store | None) -> None:
         self.worlds.begin(1, NO_CONTEXT, store, self.rank)
 
-    def meet(self, store: Store, size: int, *members: Member, living: tuple[Member, ...] | None = None) -> None:
+    def meet(
+        self,
+        store: Store,
+        size: int,
+        *members: Member,
+        living: tuple[Member, ...] | None = None,
+        log: WorldLog | None = None,
+    ) -> None:
         """In another round, of the agents a and c at most."""
         self.worlds.stop()
         found = Round(
-            rank=self.rank, size=size, node=self.node, store=store, master="127.0.0.1", nodes=("a", "c")[:size]
+            rank=self.rank, size=size, node=self.node, store=store, log=log, master="127.0.0.1", nodes=("a", "c")[:size]
         )
         self.worlds.join(found, members, [each.name for each in (members if living is None else living)])
 
@@ -143,24 +151,29 @@ def test_a_node_that_comes_late_hears_of_the_world_before_its_workers_ask(
 ) -> None:
     other.begin(store)
     agent.meet(store, 2, A0, A1)
-    agent.until(lambda: store.check(["unicron/trains-on"]))
-    other.meet(store, 2, C0)
+    other.meet(store, 2, C0, log=StoreLog(PrefixStore("log", store)))
+    assert not other.members()
+    first = World(number=7, members=(A0, A1), store="h:1")
+    StoreLog(PrefixStore("log", store)).write(1, first.to_json())
+    other.worlds.look()
     other.until(lambda: other.members() == (A0, A1))
 
 
-def test_nobody_looks_for_worlds_where_no_worker_asks_for_one(
+def test_nobody_asks_the_rounds_store_for_worlds_where_no_worker_asks_for_one(
     other: Agent, store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StoreLog, "read", lambda *_: pytest.fail("it has looked"))
+    asked, told = threading.Event(), threading.Event()
+    monkeypatch.setattr(StoreLog, "read", lambda *_: asked.set())
     other.begin(store)
     other.meet(store, 2, C0)
     watch = other.worlds._watch
     assert watch is not None
-    deadline = time.monotonic() + DEADLINE_S
-    while watch._looks_for_others:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert not other.said
+    monkeypatch.setattr(watch, "_do_others_train", told.set)  # which it asks after all that it tells
+    watch.look()
+    assert told.wait(DEADLINE_S)
+    assert not asked.is_set()
+    watch.want()
+    assert asked.wait(DEADLINE_S)
 
 
 def test_there_is_no_world_without_members(agent: Agent, other: Agent, store: TCPStore) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from scenario import CRASHED, KILLED, none, only
 from test_in_place import InPlace, LateNode, short
 
 from unicron_elastic.faults import HangKind
 from unicron_elastic.recovery.commands import (
+    AskToLeave,
     ChangeWorld,
     Command,
     FailJob,
     FinishJob,
     InviteMember,
     KillWorkers,
+    LeaveJob,
     RecordIncident,
     ReplaceWorker,
     StartWorkers,
@@ -116,6 +120,7 @@ def late() -> LateNode:
     job = LateNode()
     job.world(7, *job.there)
     assert job.state.came_late
+    job.state = replace(job.state, why_stay="")
     return job
 
 
@@ -128,6 +133,32 @@ def test_what_fails_there_before_it_has_asked_for_a_part_begins_again_alone(fail
         job.exited(0, 1)
     assert only(job.later(REPLACE_AFTER_S), ReplaceWorker).local_rank == 0
     assert only(job.entered(0), InviteMember).local_rank == 0
+
+
+def _fails_thrice(job: LateNode) -> list[Command]:
+    """Before its first step, with the same exception at the same place."""
+    for _ in range(2):
+        job.raised(0, "no data", kind="OSError", step=0)
+        job.exited(0, 1)
+        job.later(REPLACE_AFTER_S)
+    return [*job.raised(0, "no data", kind="OSError", step=0), *job.exited(0, 1), *job.terminated(1)]
+
+
+def test_a_node_that_fails_again_and_again_on_its_way_leaves_the_job_to_the_others() -> None:
+    job = late()
+    only(_fails_thrice(job), AskToLeave)
+    left = job.may_leave()
+    assert only(left, LeaveJob).quarantine_s == 3600.0
+    incident = only(left, RecordIncident).incident
+    assert incident.action == "isolate"
+    assert incident.decision.endswith("Others train without this node: it leaves the job.")
+    assert none(job.log, TellPeers, FailJob)
+
+
+def test_it_begins_again_if_others_have_left_meanwhile_and_it_is_needed() -> None:
+    job = late()
+    _fails_thrice(job)
+    assert only(job.may_leave("the job needs all 2 of its nodes."), StartWorkers).restarts_used == 2
 
 
 def test_all_that_run_there_are_taken_in_by_one_world() -> None:

@@ -53,7 +53,16 @@ from unicron_elastic.recovery.events import (
 from unicron_elastic.recovery.hangs import METHOD, about_hang, hang_fault, observed, told_if_due, why_act
 from unicron_elastic.recovery.ladder import climb
 from unicron_elastic.recovery.lockstep import left_alone, out_of_step_fault
-from unicron_elastic.recovery.node import explained, leave_answered, left, may_leave, node_unhealthy, weigh
+from unicron_elastic.recovery.node import (
+    explained,
+    is_only_on_its_way,
+    leave_answered,
+    left,
+    may_leave,
+    node_unhealthy,
+    turn_back,
+    weigh,
+)
 from unicron_elastic.recovery.policy import count_repeats, judge, restarts_after_progress, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Phase, Worker
@@ -278,7 +287,7 @@ def _fault_noticed(
     commands: list[Command] = []
     if state.phase is Phase.RUNNING:
         state, commands = stop(state, at, why_stop or fault.reason)
-    if not were_peers_first:
+    if not were_peers_first and not is_only_on_its_way(state):
         commands.append(TellPeers(reason=fault.reason))
     if superseded is not None:
         commands.append(RecordIncident(incident=superseded))
@@ -461,6 +470,8 @@ def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
         attempts, rung = climb(state.attempts, cause.fault, at, state.policy)
         state = replace(state, attempts=attempts)
         verdict, departure = weigh(state, verdict, rung, cause)
+    elif is_only_on_its_way(state):
+        departure = turn_back(state, verdict, cause)
     assert state.incident is not None  # the first fault of a generation opens one
     was_told = not state.summons and state.incident.reason == cause.reason
     incident = judged(state.incident, cause, at, verdict)

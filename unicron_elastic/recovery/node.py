@@ -9,11 +9,22 @@ from unicron_elastic.incident import Incident
 from unicron_elastic.recovery.commands import AskToLeave, Command, LeaveJob, RecordIncident, StartWorkers, TellPeers
 from unicron_elastic.recovery.events import LeaveAnswered, NodesLost, NodeUnhealthy
 from unicron_elastic.recovery.ladder import Rung
+from unicron_elastic.recovery.members import is_anyone_elsewhere
 from unicron_elastic.recovery.policy import Verdict, restart, why_none_left
 from unicron_elastic.recovery.records import EXPLAINS_S
-from unicron_elastic.recovery.state import Departure, JobState, Phase
+from unicron_elastic.recovery.state import Departure, JobState, Part, Phase
 
-__all__ = ["explained", "leave_answered", "left", "may_leave", "node_unhealthy", "open_loss_incident", "weigh"]
+__all__ = [
+    "explained",
+    "is_only_on_its_way",
+    "leave_answered",
+    "left",
+    "may_leave",
+    "node_unhealthy",
+    "open_loss_incident",
+    "turn_back",
+    "weigh",
+]
 
 METHOD = "node health"
 LEAVES = "This node leaves the job."
@@ -172,6 +183,21 @@ def weigh(state: JobState, verdict: Verdict, rung: Rung, cause: RootCause) -> tu
 def may_leave(state: JobState) -> bool:
     """Whether the job can go on without this node."""
     return not _why_not_leave(state)
+
+
+def is_only_on_its_way(state: JobState) -> bool:
+    """Whether no worker here has had a part in the job, in which others train, and the node may leave it again."""
+    has_part = any(worker.part in (Part.MEMBER, Part.PARTED) for worker in state.workers)
+    return state.came_late and is_anyone_elsewhere(state) and not has_part and may_leave(state)
+
+
+def turn_back(state: JobState, verdict: Verdict, cause: RootCause) -> Departure:
+    """The departure of a node that fails again and again on its way: that must not end the job of the others."""
+    leaves = replace(
+        verdict, isolate=True, reason=f"{verdict.reason} Others train without this node: it leaves the job."
+    )
+    again = Verdict(restart=True, restarts_used=state.restarts_used, reason="Its workers begin again.")
+    return Departure(cause=cause, reason=cause.reason, leaves=leaves, stays=again, is_broken=False)
 
 
 def _leave(departure: Departure, why: str) -> LeaveJob:
