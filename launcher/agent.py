@@ -494,7 +494,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         try:
             process = self._pcontext.replace(command.local_rank, env)
         except (KeeperLost, ChannelClosed, OSError) as error:  # with the keeper, say, the workers were lost
-            self._reporter.say(f"Worker {command.local_rank} could not be started, and is once more: {error}")
+            self._reporter.say(f"Worker {command.local_rank} could not be started, and is once more: {error}.")
             self._begin_runtime()
             self._tell_keeper()
             process = self._pcontext.replace(command.local_rank, env)

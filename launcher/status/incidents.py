@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from unicron_elastic.incident import Incident
 from unicron_elastic.launcher.status.overview import IncidentLine
 
 __all__ = ["Seen", "moment_s", "seen_together"]
@@ -50,7 +51,7 @@ def seen_together(incidents: Iterable[IncidentLine]) -> list[Seen]:
     return [_seen(group) for group in reversed(groups)]
 
 
-def moment_s(incident: IncidentLine) -> float:
+def moment_s(incident: Incident | IncidentLine) -> float:
     """Unix seconds; 0.0 if the record does not say."""
     try:
         return datetime.fromisoformat(incident.time).timestamp()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 from unicron_elastic.incident import Incident
 from unicron_elastic.launcher.cluster.view import (
@@ -16,6 +15,7 @@ from unicron_elastic.launcher.cluster.view import (
     start_of_run,
 )
 from unicron_elastic.launcher.plan.view import PlanReading, agent_states, planned_jobs, read_plan
+from unicron_elastic.launcher.status.incidents import moment_s
 from unicron_elastic.launcher.status.overview import (
     FINE,
     CoordinatorLine,
@@ -285,7 +285,7 @@ def _node(node: NodeStatus, health: Health, job: str) -> NodeLine:
 def _incidents(incidents: Iterable[Incident], jobs: Iterable[JobLine]) -> tuple[IncidentLine, ...]:
     """Each once, the newest first."""
     known = {(each.run_id, each.host, each.number, each.time): each for each in incidents}
-    newest = sorted(known.values(), key=lambda each: (-_unix_s(each), natural(each.host), -each.number))
+    newest = sorted(known.values(), key=lambda each: (-moment_s(each), natural(each.host), -each.number))
     alive = {job.job: job for job in jobs if job.is_alive}
     return tuple(incident_line(each, is_open=_is_open(each, alive)) for each in newest[:INCIDENTS_MOST])
 
@@ -294,12 +294,5 @@ def _is_open(incident: Incident, alive: Mapping[str, JobLine]) -> bool:
     job = alive.get(incident.run_id)
     if job is None or incident.is_closed:
         return False
-    has_stepped = job.stepped_unix_s is not None and job.stepped_unix_s > _unix_s(incident)
+    has_stepped = job.stepped_unix_s is not None and job.stepped_unix_s > moment_s(incident)
     return incident.action not in _NOT_OPEN and not has_stepped
-
-
-def _unix_s(incident: Incident) -> float:
-    try:
-        return datetime.fromisoformat(incident.time).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return 0.0

@@ -182,6 +182,7 @@ def test_there_is_no_world_without_members(agent: Agent, other: Agent, store: TC
     agent.lose(A0, A1)
     agent.join(C0)
     agent.until(lambda: agent.members() == (A0, A1, C0))
+    assert not agent.said  # nothing was written that is none
 
 
 def test_what_is_no_world_is_passed_over_and_told_once(agent: Agent, other: Agent, store: TCPStore) -> None:
