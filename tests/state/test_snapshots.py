@@ -8,9 +8,12 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -221,6 +224,21 @@ def test_a_new_process_goes_on_in_the_files_and_forgets_what_came_later() -> Non
     assert agent.steps() == [5, 6]
     assert len(agent.told) == 3
     assert set(agent.files) == {0, 1}
+
+
+def test_a_script_that_ends_while_a_copy_is_made_ends_well_and_has_it(tmp_path: Path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(
+        "import os, torch\n"
+        "from unicron_elastic.state.layout import flatten\n"
+        "from unicron_elastic.state.snapshot_writer import SnapshotWriter\n"
+        "layout, tensors = flatten({'weight': torch.ones(20_000_000)})\n"
+        "writer = SnapshotWriter(files=2)\n"
+        f"writer.begin(layout, tensors, {ABOUT | {'step': 3}}, lambda message, fds: print(message, flush=True))\n"
+    )
+    ended = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == "{'snapshot': {'slot': 0, 'is_for_peer': False}}\n"
 
 
 def test_no_memory_is_said_once_and_ends_nothing(monkeypatch: Any, capfd: Any) -> None:

@@ -5,6 +5,7 @@ There is a third file if some are copied to another node: it keeps the one that 
 
 from __future__ import annotations
 
+import atexit
 import queue
 import sys
 import threading
@@ -21,6 +22,8 @@ from unicron_elastic.state.snapshot_file import SnapshotFile
 from unicron_elastic.state.snapshot_gpu import GpuCopier
 
 __all__ = ["SnapshotWriter"]
+
+EXIT_TIMEOUT_S = 10.0  # a copy that takes longer may wait for a GPU that hangs
 
 Tell = Callable[[dict[str, Any], Sequence[int]], None]
 
@@ -44,7 +47,7 @@ class SnapshotWriter:
         self._count = files
         self._files: list[SnapshotFile] = []
         self._given: set[int] = set()  # of the files, those that the agent has
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._latest: _Job | None = None
         self._gpu: GpuCopier | None = None
         self._thread: threading.Thread | None = None
@@ -57,6 +60,7 @@ class SnapshotWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, args=(tell,), name="unicron-snapshot", daemon=True)
             self._thread.start()
+            atexit.register(self._end, self._thread)
         self._jobs.put(self._latest)
 
     def wait(self) -> None:
@@ -81,9 +85,17 @@ class SnapshotWriter:
             if (header := file.header()) is None or header.step > step:
                 file.clear()
 
+    def _end(self, thread: threading.Thread) -> None:
+        """When the script ends: completes the copy that is under way.
+
+        Python ends threads that come back to it later where they are, which within torch is an abort of the process.
+        """
+        self.is_off = True
+        self._jobs.put(None)
+        thread.join(EXIT_TIMEOUT_S)
+
     def _work(self, tell: Tell) -> None:
-        while True:
-            job = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
             try:
                 self._write(job, tell)
             except Exception as error:
