@@ -7,9 +7,11 @@ job starts, by which time the keeper and the warm process are under way.
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -121,8 +123,7 @@ def console_script() -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
         code = 128 + signal.SIGINT  # where the signal is blocked
-    _flush()
-    sys.exit(code)
+    _end(code)
 
 
 def _run_command(argv: Sequence[str]) -> int:
@@ -252,6 +253,18 @@ def _say(text: str) -> None:
         print(f"unicron-run: {text}", file=sys.stderr)
     except OSError:
         pass
+
+
+def _end(code: int) -> NoReturn:
+    """Ends as Python does after ``sys.exit``, but for that it leaves daemon threads alone.
+
+    Python would end each that comes back to it where it is. One that copies a neighbour's snapshot is in torch, where
+    that is an abort of the process: a job that ended well would have failed.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for the other threads
+    atexit._run_exitfuncs()
+    _flush()
+    os._exit(code)
 
 
 def _flush() -> None:

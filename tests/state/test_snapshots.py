@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -74,6 +75,21 @@ def test_a_file_is_written_again_also_with_a_larger_state(file: SnapshotFile) ->
     file.write(layout, tensors, step=1, **ABOUT)
     write(file, 4)
     assert_holds(file, 4)
+
+
+def test_its_pages_come_when_they_are_written_as_the_interpreter_would_be_locked_for_so_long(
+    file: SnapshotFile,
+) -> None:
+    room = file.room(8_000_000)
+    assert mapped_kib() < 100
+    room[:4_000_000] = bytes(4_000_000)
+    assert 3900 < mapped_kib() < 4200
+
+
+def mapped_kib() -> int:
+    """How much of snapshots' files is in the memory of this process, in KiB."""
+    pages = Path("/proc/self/smaps").read_text().partition("memfd:unicron-snapshot")[2]
+    return int(re.search(r"^Rss: +(\d+) kB$", pages, re.MULTILINE)[1])  # type: ignore[index]
 
 
 def test_nobody_can_make_the_file_smaller(file: SnapshotFile) -> None:

@@ -92,7 +92,9 @@ class SnapshotFile:
             os.posix_fallocate(self.fd, 0, size)
             self._map = None
         if self._map is None or len(self._map) < size:
-            self._map = mmap.mmap(self.fd, os.fstat(self.fd).st_size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            # Not MAP_POPULATE: Python waits for it with the interpreter locked, seconds for some GB, and meanwhile
+            # nobody tells the cluster that this node lives. Who copies fills the pages as it goes, and is done sooner.
+            self._map = mmap.mmap(self.fd, os.fstat(self.fd).st_size, mmap.MAP_SHARED)
         return memoryview(self._map)[:size]
 
     def block(self, size: int) -> Tensor:
