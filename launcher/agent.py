@@ -34,6 +34,7 @@ from unicron_elastic.launcher.job import job_name, policy_of, with_stack
 from unicron_elastic.launcher.job_teller import JobTeller, news_of
 from unicron_elastic.launcher.keeper import remove_if_empty
 from unicron_elastic.launcher.kept_back import away_from
+from unicron_elastic.launcher.last_barrier import StoreUntil
 from unicron_elastic.launcher.logs import run_folder, temporary_folder
 from unicron_elastic.launcher.node import NodeWatch
 from unicron_elastic.launcher.options import Options, from_environment
@@ -375,12 +376,23 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._runtime.loop.call_soon(lambda: self._events.append(event))
 
     def _exit_barrier(self) -> None:
-        # Who is lost would be waited for in vain; nobody needs this round's store when the last step is made.
-        if not self._has_lost_nodes and not self._recalls.does_anyone_depart:
+        def is_over() -> bool:
+            # Who is lost would be waited for in vain; nobody needs this round's store when the last step is made.
+            return self._has_lost_nodes or self._recalls.does_anyone_depart
+
+        if is_over():
+            return
+        store = self._store
+        self._store = StoreUntil(store, is_over)  # type: ignore[assignment]
+        try:
             super()._exit_barrier()
+        finally:
+            self._store = store
 
     def _nodes_lost(self, generation: int, nodes: tuple[str, ...], reason: str) -> None:
         self._has_lost_nodes = True
+        if self._in_exit_barrier:
+            self._reporter.say(f"{reason} This node has ended well and waits for nobody.")
         self._runtime.loop.call_soon(lambda: self._worlds.gone(nodes))
         event = events.NodesLost(at=time.monotonic(), nodes=nodes, reason=reason, generation=generation)
         self._runtime.loop.call_soon(lambda: self._events.append(event))
