@@ -34,7 +34,7 @@ from unicron_elastic.launcher.job import job_name, policy_of, with_stack
 from unicron_elastic.launcher.job_teller import JobTeller, news_of
 from unicron_elastic.launcher.keeper import remove_if_empty
 from unicron_elastic.launcher.kept_back import away_from
-from unicron_elastic.launcher.last_barrier import StoreUntil
+from unicron_elastic.launcher.last_barrier import wait_unless
 from unicron_elastic.launcher.logs import run_folder, temporary_folder
 from unicron_elastic.launcher.node import NodeWatch
 from unicron_elastic.launcher.options import Options, from_environment
@@ -88,6 +88,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._functions: FunctionWatch | None = None
         self._elsewhere_of_round: Elsewhere | None = None
         self._has_lost_nodes = False  # of the present round
+        self._unheard_loss = ""  # of which the loop has not heard yet
         # None of these holds the agent: it holds the rendezvous, whose port must be free when run's caller goes on.
         self._reporter = Reporter(self._options, self._runtime.loop, spec.rdzv_handler.get_run_id())
         say = self._reporter.say
@@ -376,23 +377,19 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
         self._runtime.loop.call_soon(lambda: self._events.append(event))
 
     def _exit_barrier(self) -> None:
-        def is_over() -> bool:
-            # Who is lost would be waited for in vain; nobody needs this round's store when the last step is made.
-            return self._has_lost_nodes or self._recalls.does_anyone_depart
+        wait_unless(self._is_nobody_awaited, super()._exit_barrier)
+        if self._unheard_loss:
+            self._reporter.say(f"{self._unheard_loss} This node has ended well and waits for nobody.")
 
-        if is_over():
-            return
-        store = self._store
-        self._store = StoreUntil(store, is_over)  # type: ignore[assignment]
-        try:
-            super()._exit_barrier()
-        finally:
-            self._store = store
+    def _is_nobody_awaited(self) -> bool:
+        """Who is lost would be waited for in vain; nobody needs this round's store when the last step is made."""
+        handler = self._worker_group.spec.rdzv_handler
+        is_closed = hasattr(handler, "watch_nodes") and handler.is_closed()  # others of torch's would ask a store
+        return self._has_lost_nodes or self._recalls.does_anyone_depart or is_closed
 
     def _nodes_lost(self, generation: int, nodes: tuple[str, ...], reason: str) -> None:
+        self._unheard_loss = reason
         self._has_lost_nodes = True
-        if self._in_exit_barrier:
-            self._reporter.say(f"{reason} This node has ended well and waits for nobody.")
         self._runtime.loop.call_soon(lambda: self._worlds.gone(nodes))
         event = events.NodesLost(at=time.monotonic(), nodes=nodes, reason=reason, generation=generation)
         self._runtime.loop.call_soon(lambda: self._events.append(event))
@@ -429,6 +426,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _handle(self, event: events.Event) -> None:
         before = self._state.world
+        if isinstance(event, events.NodesLost):
+            self._unheard_loss = ""
         self._state, todo = handle(self._state, event)
         self._reporter.phase_is(self._state.phase.value)
         for command in todo:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -261,10 +262,12 @@ def _end(code: int) -> NoReturn:
     Python would end each that comes back to it where it is. One that copies a neighbour's snapshot is in torch, where
     that is an abort of the process: a job that ended well would have failed.
     """
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for the other threads
-    atexit._run_exitfuncs()
-    _flush()
-    os._exit(code)
+    try:
+        for finish in (threading._shutdown, atexit._run_exitfuncs, _flush):  # type: ignore[attr-defined]
+            with contextlib.suppress(BaseException):  # as torch's handler of a signal raises, and the job has ended
+                finish()
+    finally:
+        os._exit(code)
 
 
 def _flush() -> None:

@@ -23,7 +23,7 @@ from unicron_elastic.state.snapshot_gpu import GpuCopier
 
 __all__ = ["SnapshotWriter"]
 
-EXIT_TIMEOUT_S = 10.0  # a copy that takes longer may wait for a GPU that hangs
+EXIT_TIMEOUT_S = 120.0  # a copy that takes longer waits for a GPU that hangs
 
 Tell = Callable[[dict[str, Any], Sequence[int]], None]
 
