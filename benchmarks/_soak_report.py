@@ -271,6 +271,8 @@ def _load(kept: Kept) -> str:
     for sample in kept.alive:
         for each in sample["processes"]:
             key = (each[0], each[1])
+            if each[3] == "zombie":
+                continue  # what it used is not read
             by_role[each[3]] += each[8] - last.get(key, 0.0) if key in last or sample is not kept.alive[0] else 0.0
             last[key] = each[8]
     first, end = kept.alive[0], kept.alive[-1]
