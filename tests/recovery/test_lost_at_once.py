@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scenario import CRASHED, KILLED, none, only
+from scenario import CRASHED, KILLED, PEERS_FAULT, none, only
 from test_in_place import InPlace, LateNode, short
 
 from unicron_elastic.faults import HangKind
@@ -74,6 +74,16 @@ def test_nodes_that_count_on_each_other_and_have_both_lost_all_begin_again() -> 
     assert only(commands, RecordIncident).incident.action == "restart"
     assert none(job.log, FinishJob, FailJob, ReplaceWorker)
     assert job.state.phase is Phase.IDLE
+
+
+def test_the_incident_of_who_is_told_to_begin_again_is_closed_by_its_workers_first_step() -> None:
+    job = TwoLogs(1)
+    only(job.exited(0, CRASHED), ChangeWorld)
+    only(job.peer_failed(), StartWorkers)
+    begun = only(job.start(), RecordIncident).incident
+    assert (begun.action, begun.decision, begun.regrouped_at is None) == ("restart", PEERS_FAULT, False)
+    assert only(job.stepped(0), RecordIncident).incident.first_step_at is not None
+    assert job.state.incident is None
 
 
 def test_who_ends_well_while_others_are_lost_has_not_lost_the_job() -> None:

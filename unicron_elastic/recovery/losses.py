@@ -93,6 +93,13 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     return replace(hang_after(state, lost), answered=answered), [*commands, *booked]
 
 
+def begun_again(incident: Incident, why: str) -> Incident:
+    """As it is when all workers begin again, for ``why`` if others say so: no member that goes on will tell its end."""
+    if not tells_itself(incident) or incident.first_step_at is not None:
+        return incident
+    return replace(incident, action="restart", decision=why or incident.decision, regrouped_at=None)
+
+
 def tells_itself(incident: Incident) -> bool:
     """Whether its end is told by the members that went on."""
     return incident.action in ("go on", "reattempt")

@@ -121,6 +121,7 @@ def _is_too_late(state: JobState, event: Event) -> bool:
 
 def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, list[Command]]:
     workers = tuple(Worker(local_rank=w.local_rank, rank=w.rank, pid=w.pid) for w in event.workers)
+    opened = None if state.incident is None else losses.begun_again(state.incident, state.summons)
     state = replace(
         state,
         phase=Phase.RUNNING,
@@ -148,8 +149,8 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         replace_at=None,
     )
     commands: list[Command] = []
-    if state.incident is not None and state.incident.regrouped_at is None:
-        incident = replace(state.incident, regrouped_at=event.at, restarts_used=event.restarts_used)
+    if opened is not None and opened.regrouped_at is None:
+        incident = replace(opened, regrouped_at=event.at, restarts_used=event.restarts_used)
         state, commands = replace(state, incident=incident), [RecordIncident(incident=incident)]
     if state.broken is None or not may_leave(state):
         return state, commands
