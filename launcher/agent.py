@@ -120,7 +120,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
                 self._worker_group.spec.rdzv_handler.leave()
             raise
         finally:
-            if (folder := temporary_folder(self._logs_specs, self._error_file())) is not None:
+            if (folder := temporary_folder(self._logs_specs)) is not None:
                 remove_if_empty(folder)
             self._stop_watches()
             self._pace.close()
@@ -352,7 +352,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _tell_keeper(self) -> None:
         """What is to be cleared away if this agent is killed."""
-        folder = temporary_folder(self._logs_specs, self._error_file())
+        folder = temporary_folder(self._logs_specs)
         self._runtime.processes.remember(paths=[folder] if folder else [], farewell=self._reporter.farewell)
 
     # -- what happened ---------------------------------------------------------------------------------------------
@@ -383,9 +383,10 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _is_nobody_awaited(self) -> bool:
         """Who is lost would be waited for in vain; nobody needs this round's store when the last step is made."""
+        if self._has_lost_nodes or self._recalls.does_anyone_depart:
+            return True
         handler = self._worker_group.spec.rdzv_handler
-        is_closed = hasattr(handler, "watch_nodes") and handler.is_closed()  # others of torch's would ask a store
-        return self._has_lost_nodes or self._recalls.does_anyone_depart or is_closed
+        return hasattr(handler, "watch_nodes") and handler.is_closed()  # others of torch's would ask a store
 
     def _nodes_lost(self, generation: int, nodes: tuple[str, ...], reason: str) -> None:
         self._unheard_loss = reason

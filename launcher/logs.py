@@ -16,19 +16,18 @@ def run_folder(specs: LogsSpecs, error_file: str | None) -> Path | None:
 
     ``error_file`` is any worker's: <log dir>/<run id>_<random>/attempt_<n>/<local rank>/error.json.
     """
-    if not _is_torchs_layout(specs, error_file) or temporary_folder(specs, error_file) is not None:
+    if not isinstance(specs, DefaultLogsSpecs) or temporary_folder(specs) is not None:
         return None
-    return Path(str(error_file)).parents[2]
+    return Path(error_file).parents[2] if error_file not in (None, "", os.devnull) else None
 
 
-def temporary_folder(specs: LogsSpecs, error_file: str | None) -> str | None:
-    """The folder that torch has made for want of a --log-dir; it is ours to remove when nobody wrote to it."""
-    if not _is_torchs_layout(specs, error_file):
+def temporary_folder(specs: LogsSpecs) -> str | None:
+    """The folder that torch has made for want of a --log-dir; it is ours to remove when nobody wrote to it.
+
+    torch makes it with the ``LogsSpecs``, long before there is a worker, and also for those that never start one.
+    """
+    if not isinstance(specs, DefaultLogsSpecs):
         return None
-    folder = Path(str(error_file)).parents[3]
+    folder = Path(specs.root_log_dir)
     was_made = folder.name.startswith("torchelastic_") and folder.parent == Path(tempfile.gettempdir())
     return str(folder) if was_made else None
-
-
-def _is_torchs_layout(specs: LogsSpecs, error_file: str | None) -> bool:
-    return isinstance(specs, DefaultLogsSpecs) and isinstance(error_file, str) and error_file not in ("", os.devnull)

@@ -127,6 +127,7 @@ def test_a_job_that_has_ended_is_closed_to_who_comes_late(launcher: Any, options
     late = start(launcher, "b", options("--nnodes=1"))
     assert late.wait() == 1
     assert "the job 'job' is over: It has ended well on a." in late.err
+    assert late.logs_left() == [], "torch has made a folder, for workers that never were"
     assert "Traceback" not in late.err
 
 
@@ -137,6 +138,7 @@ def test_an_etcd_that_is_not_there_is_one_sentence(launcher: Any, options: Any, 
     etcd.stop()
     run = start(launcher, "a", arguments)
     assert run.wait() == 1
+    assert run.logs_left() == []
     assert "the job 'job' cannot be joined: " in run.err
     assert "Traceback" not in run.err
 
