@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 
 from _soak_chaos import KINDS, Struck, draw
 from _soak_incidents import open_incidents, outcomes, unexplained
+from _soak_report import lasting_leases
 from _soak_steps import Back, Made, compare, last_step, moments, parse_step, read_steps, went_back
 from _soak_trends import BOUNDS, Bound, Series, second_half, slopes, trend
 
@@ -61,6 +62,12 @@ def test_slopes_are_per_hour_and_of_pairs() -> None:
     assert slopes(Series((0.0, 3600.0, 3600.0), (1.0, 3.0, 4.0))) == [2.0, 3.0]
     assert second_half(Series((0.0, 10.0, 20.0), (1.0, 2.0, 3.0))) == Series((10.0, 20.0), (2.0, 3.0))
     assert Bound(4.0, 0.1, "").of(100.0) == 10.0
+
+
+def test_what_is_said_of_lost_nodes_for_ten_minutes_is_no_growth_of_leases() -> None:
+    counted = {"leases_granted": 30.0, "leases_expired": 3.0, "leases_revoked": 5.0}
+    assert lasting_leases({"etcd": {**counted, "keys": {"nodes/N": 8, "jobs/N/lost/N": 6}}}) == 16
+    assert lasting_leases({"etcd": {"leases_granted": 4.0, "keys": {}}}) == 4
 
 
 def test_the_same_seed_breaks_the_same_things() -> None:
