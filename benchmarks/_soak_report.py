@@ -16,7 +16,7 @@ from _soak_chaos import WHAT, Struck
 from _soak_cluster import JOBS
 from _soak_incidents import Told, open_incidents, outcomes, unexplained
 from _soak_steps import Drift, Made, compare, moments, read_steps, went_back
-from _soak_trends import BOUNDS, Series, Trend, second_half, slopes, trend
+from _soak_trends import BOUNDS, Series, Trend, climb, second_half, slopes, trend
 
 from unicron_elastic.incident import Incident
 from unicron_elastic.launcher.incidents.ledger import find_ledgers, read_ledger
@@ -34,6 +34,7 @@ OF_PROCESS: Mapping[str, tuple[str, str, float]] = {
     "descriptors": ("descriptors", "descriptors", 1.0),
     "threads": ("threads", "threads", 1.0),
 }
+COUNTED = ("descriptors", "threads")
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,8 @@ def _of_processes(kept: Kept, wrong: list[str]) -> Iterator[str]:
             yield f"| {role} | {name} | {len(found)} | {longest:.0f} | {_cells(result)} |"
             if result.is_leak:
                 wrong.append(f"{role}: {name} grows by {result.growth:.2f} an hour")
+            elif name in COUNTED and (climbed := climb(found) or 0.0) > result.bound:
+                wrong.append(f"{role}: {name} of the oldest one grow by {climbed:.2f} an hour")
 
 
 def _of_cluster(kept: Kept, wrong: list[str]) -> Iterator[str]:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 
-__all__ = ["BOUNDS", "Bound", "Series", "Trend", "second_half", "slopes", "trend"]
+__all__ = ["BOUNDS", "Bound", "Series", "Trend", "climb", "second_half", "slopes", "trend"]
 
 HOUR_S = 3600.0
 WARM_UP_S = 120.0  # of a process's life: it imports, meets, and fills its pools
 LEAST_LIFE_S = 180.0  # after that, for a slope that says something
+LEAST_CLIMB_S, STARTED_S = 3600.0, 600.0  # of the oldest process: what it takes in ten minutes stays
 MOST_POINTS = 120  # of one life: pairs are counted in squares
 
 
@@ -112,6 +113,20 @@ def trend(lives: Iterable[Series], bound: Bound) -> Trend:
         growth=median(pairs) if pairs else None,
         bound=bound.of(usual),
     )
+
+
+def climb(lives: Iterable[Series]) -> float | None:
+    """An hour's growth of the longest life, all of it but its first minutes; None if it is too short.
+
+    For quantities that stand still or go in stairs: of a stair that takes half an hour a step, most short lives see
+    none, and neither does ``trend``.
+    """
+    longest = max(lives, key=lambda each: each.span_s, default=Series((), ()))
+    if longest.span_s < LEAST_CLIMB_S:
+        return None
+    begin = longest.times_s[0] + STARTED_S
+    kept = [(at, value) for at, value in zip(longest.times_s, longest.values, strict=True) if at >= begin]
+    return median(slopes(Series(tuple(at for at, _ in kept), tuple(value for _, value in kept))))
 
 
 def _edge(values: Sequence[float]) -> float:

@@ -135,14 +135,16 @@ class Worlds:
             return this_round.log is not None and this_round.log.read(1) is not None
 
         def told(world: World) -> None:
-            self._loop.call_soon(lambda: self._adopt(world, generation) if self._watch is watch else None)
+            self._loop.call_soon(lambda: self._adopt(world, generation) if self._is_followed(this_round) else None)
 
         def trouble(reason: str) -> None:
             self._loop.call_soon(lambda: self._say(f"The worlds of the job cannot be read: {reason}"))
 
         log = this_round.log or StoreLog(this_round.store)
         begin = partial(self._begin_log, this_round)
-        watch = WorldWatch(
+        # Nothing that the watch is given may hold it: the round's store, its threads and its sockets go when the watch
+        # does, and nobody collects cycles in a process that is as still as this one.
+        self._watch = WorldWatch(
             log,
             tell=tell,
             do_others_train=do_others_train,
@@ -151,10 +153,9 @@ class Worlds:
             on_world=told,
             on_trouble=trouble,
         )
-        self._watch = watch
-        watch.start()
+        self._watch.start()
         if has_world:
-            watch.want()
+            self._watch.want()
 
     def gone(self, nodes: Collection[str]) -> None:
         """These agents of the round were lost, or have left: what they have not said is not waited for."""
@@ -216,6 +217,9 @@ class Worlds:
             self._ask_next(newcomer)
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _is_followed(self, this_round: Round) -> bool:
+        return self._watch is not None and self._round is this_round
 
     def _make(self, before: World | None, wanted: ChangeWorld) -> World | None:
         """The world after a change; None if another agent has made it so. Called from the watching thread, too."""

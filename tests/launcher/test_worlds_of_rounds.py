@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -108,6 +110,28 @@ def test_an_agent_whose_workers_have_not_started_is_not_waited_for(agent: Agent,
     agent.lose(A1)
     other.begin(store)
     agent.until(lambda: agent.members() == (A0,))
+
+
+def test_nothing_of_a_round_stays_when_the_nodes_have_met_again(agent: Agent, store: TCPStore) -> None:
+    # Its store has a thread and ten descriptors. A launcher makes so few objects that the collector of cycles never
+    # comes to it.
+    gc.collect()
+    gc.disable()
+    try:
+        log = StoreLog(PrefixStore("second", store))
+        kept = weakref.ref(log)
+        agent.meet(PrefixStore("second", store), 2, A0, A1, log=log)
+        agent.lose(A1)
+        agent.worlds.gone(("c",))
+        agent.until(lambda: agent.members() == (A0,))
+        del log
+        agent.meet(store, 1, A0)
+        end = time.monotonic() + DEADLINE_S
+        while kept() is not None:  # a thread lets go of it, and wakes nobody
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 def test_a_change_that_was_not_made_before_the_nodes_met_again_is_made_then(agent: Agent, store: TCPStore) -> None:

@@ -17,7 +17,7 @@ from _soak_chaos import KINDS, Struck, draw
 from _soak_incidents import open_incidents, outcomes, unexplained
 from _soak_report import lasting_leases
 from _soak_steps import Back, Made, compare, last_step, moments, parse_step, read_steps, went_back
-from _soak_trends import BOUNDS, Bound, Series, second_half, slopes, trend
+from _soak_trends import BOUNDS, Bound, Series, climb, second_half, slopes, trend
 
 MEMORY = BOUNDS["memory, MiB"]
 
@@ -56,6 +56,17 @@ def test_short_lives_say_nothing() -> None:
     found = trend([grown(3, 100.0)], MEMORY)
     assert (found.growth, found.is_leak, found.lives) == (None, False, 1)
     assert trend([], MEMORY).growth is None
+
+
+def test_stairs_of_the_oldest_process_are_seen_beside_many_that_live_for_a_short_time() -> None:
+    times = tuple(15.0 * number for number in range(480))
+    oldest = Series(times, tuple(58.0 + 10 * (at // 1800) for at in times))
+    young = [Series(times[start : start + 60], (58.0,) * 60) for start in range(0, 400, 10)]
+    bound = BOUNDS["descriptors"]
+    assert not trend([oldest, *young], bound).is_leak
+    assert climb([oldest, *young]) == pytest.approx(20.0, abs=5.0)
+    assert climb([Series(times, (58.0,) * 480), *young]) == 0.0
+    assert climb(young) is None
 
 
 def test_slopes_are_per_hour_and_of_pairs() -> None:
