@@ -110,6 +110,24 @@ def test_a_rank_whose_gpu_works_is_at_work() -> None:
     assert frozen(watcher.state, watcher.now + 0.01, 100.0, computing) is None
 
 
+@pytest.mark.parametrize(
+    ("used_s", "within_s", "is_work"), [(0.01, 0.032, False), (0.02, 0.032, True), (0.01, 1.0, False), (0.3, 1.0, True)]
+)
+def test_one_tick_of_the_clock_is_no_work_of_those_who_hang(used_s: float, within_s: float, is_work: bool) -> None:
+    # Linux counts CPU time in ticks of 10 ms, a whole one to whoever is awake when it comes.
+    watcher = Watcher(Job(Script()))
+    watcher.run_to_step(HANG_STEP)
+    idle = tuple(replace(pace.seen, runnable=False, in_io=False) for pace in watcher.state.ranks)
+    state, at, verdicts = watcher.state, watcher.now + 0.01, []
+    while not verdicts:
+        state, verdicts = observe(state, Sample(at=at, ranks=idle))
+        at = at if verdicts else state.next_at
+    assert isinstance(verdicts[0], Hung)
+    awake = tuple(replace(seen, cpu_time_s=(seen.cpu_time_s or 0.0) + used_s) for seen in idle)
+    _, verdicts = observe(state, Sample(at=at + within_s, ranks=awake))
+    assert [type(verdict) for verdict in verdicts] == ([Recovered] if is_work else [])
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("phases_are_named", [False, True])
 def test_evaluations_do_not_make_hangs_late(seed: int, phases_are_named: bool) -> None:

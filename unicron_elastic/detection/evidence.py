@@ -143,13 +143,17 @@ def _behind_clause(last: tuple[int, int], first: tuple[int, int]) -> str:
     return f"at collective {last[1]} while others are at {first[1]}"
 
 
-def work(before: RankSample, now: RankSample, elapsed_s: float, policy: PacePolicy) -> str:
-    """What a rank was doing between two looks, as words that follow "it"; "" if it did nothing that can be seen."""
+def work(before: RankSample, now: RankSample, elapsed_s: float, policy: PacePolicy, *, least_cpu_s: float = 0.0) -> str:
+    """What a rank was doing between two looks, as words that follow "it"; "" if it did nothing that can be seen.
+
+    CPU time of up to ``least_cpu_s`` is nothing.
+    """
     if now.stopped or elapsed_s <= 0:
         return ""
     if now.cpu_time_s is not None and before.cpu_time_s is not None:
-        share = (now.cpu_time_s - before.cpu_time_s) / elapsed_s
-        if share >= policy.busy_cpu_share:
+        used_s = now.cpu_time_s - before.cpu_time_s
+        share = used_s / elapsed_s
+        if share >= policy.busy_cpu_share and used_s > least_cpu_s:
             return f"used {share:.0%} of a core"
     if now.in_io:
         return "waits for a disk or a driver"

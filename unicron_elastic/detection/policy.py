@@ -38,6 +38,7 @@ class PacePolicy:
     verify_s: float = 0.012  # between two looks at a standstill: above Linux's 10 ms clock tick
     stopped_s: float = 10.0  # what a stopped rank (state T) may take where more than a step is allowed
     busy_cpu_share: float = 0.1  # of a core: more than the background threads of an idle worker, less than any work
+    idle_tick_s: float = 0.015  # one tick is no work of who was told to hang: some thread was awake when it came
     busy_gpu_share: float = 0.1
     slow_patience_s: float = 180.0  # beyond the limit, for those at work: an evaluation that nobody named
     elsewhere_s: float = 2.0  # beyond the limit, for the other nodes to say where their ranks are

@@ -171,7 +171,8 @@ def _working(
         if rank.rank in suspected.ranks:
             words = "has begun what it does only now"
             if rank.rank in standing:
-                words = work(before.get(rank.rank, rank), rank, sample.at - was.at, policy)
+                least_s = policy.idle_tick_s if was.told == Hung.__name__ else 0.0
+                words = work(before.get(rank.rank, rank), rank, sample.at - was.at, policy, least_cpu_s=least_s)
             if words:
                 found[rank.rank] = words
     found.update(
