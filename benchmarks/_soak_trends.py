@@ -73,18 +73,18 @@ def second_half(series: Series) -> Series:
     if not series.times_s:
         return series
     middle = (series.times_s[0] + series.times_s[-1]) / 2
-    kept = [(at, value) for at, value in zip(series.times_s, series.values, strict=True) if at >= middle]
+    return since(series, middle)
+
+
+def since(series: Series, begin_s: float) -> Series:
+    """What is known from then on."""
+    kept = [(at, value) for at, value in zip(series.times_s, series.values, strict=True) if at >= begin_s]
     return Series(tuple(at for at, _ in kept), tuple(value for _, value in kept))
 
 
 def warm(series: Series) -> Series:
     """Without the first seconds of a life; the second half alone of one that is long."""
-    kept = [
-        (at, value)
-        for at, value in zip(series.times_s, series.values, strict=True)
-        if at >= series.times_s[0] + WARM_UP_S
-    ]
-    cut = Series(tuple(at for at, _ in kept), tuple(value for _, value in kept))
+    cut = since(series, series.times_s[0] + WARM_UP_S)
     half = second_half(series)
     return half if len(half.times_s) < len(cut.times_s) and half.span_s >= 2 * LEAST_LIFE_S else cut
 
@@ -124,9 +124,7 @@ def climb(lives: Iterable[Series]) -> float | None:
     longest = max(lives, key=lambda each: each.span_s, default=Series((), ()))
     if longest.span_s < LEAST_CLIMB_S:
         return None
-    begin = longest.times_s[0] + STARTED_S
-    kept = [(at, value) for at, value in zip(longest.times_s, longest.values, strict=True) if at >= begin]
-    return median(slopes(Series(tuple(at for at, _ in kept), tuple(value for _, value in kept))))
+    return median(slopes(since(longest, longest.times_s[0] + STARTED_S)))
 
 
 def _edge(values: Sequence[float]) -> float:
