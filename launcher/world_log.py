@@ -27,13 +27,16 @@ class NotYet(Exception):
 
 
 class WorldLog(Protocol):
-    """Where the worlds of one round are written, in places that count from 1: the first to write a place decides."""
+    """Where the worlds of one round are written, in places that count from 1: the first to write a place decides.
+
+    It may keep the latest ones only: who is further behind does without those between.
+    """
 
     def write(self, place: int, text: str) -> str:
         """Writes a world unless there is one in its place; returns what is there now. Raises if that is not known."""
 
-    def read(self, place: int) -> str | None:
-        """The world in a place, if there is one. Raises if that is not known."""
+    def after(self, place: int) -> tuple[int, str] | None:
+        """The first world in a later place, if there is one, and which place that is. Raises if that is not known."""
 
 
 class StoreLog:
@@ -46,10 +49,10 @@ class StoreLog:
         """Raises DistError."""
         return bytes(self._store.compare_set(_key(place), "", text)).decode()
 
-    def read(self, place: int) -> str | None:
+    def after(self, place: int) -> tuple[int, str] | None:
         """Raises DistError."""
-        key = _key(place)
-        return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
+        key = _key(place + 1)
+        return (place + 1, bytes(self._store.get(key)).decode()) if self._store.check([key]) else None
 
 
 def _key(place: int) -> str:
@@ -140,17 +143,17 @@ class WorldWatch:
 
     def _look(self) -> None:
         self._begin()
-        while (text := self._log.read(self._place + 1)) is not None:
-            self._adopt(text)
+        while (found := self._log.after(self._place)) is not None:
+            self._adopt(*found)
         while self._changes and not self._is_stopped:
             self._write(self._changes[0])
             self._changes.popleft()
 
     def _begin(self) -> None:
         if not self._has_begun:
-            world = self._first() if self._log.read(1) is None else None
+            world = self._first() if self._log.after(0) is None else None
             if world is not None:
-                self._adopt(self._log.write(1, world.to_json()))
+                self._adopt(1, self._log.write(1, world.to_json()))
             self._has_begun = True
 
     def _write(self, wanted: ChangeWorld) -> None:
@@ -158,12 +161,12 @@ class WorldWatch:
         while (world := self._make(self._world, wanted)) is not None:
             text = world.to_json()
             stands = self._log.write(self._place + 1, text)
-            self._adopt(stands)
+            self._adopt(self._place + 1, stands)
             if stands == text:
                 return
 
-    def _adopt(self, text: str) -> None:
-        self._place += 1
+    def _adopt(self, place: int, text: str) -> None:
+        self._place = place
         try:
             self._world = World.parse(text)
         except ValueError as error:  # nobody can take it for a world: the next place has another

@@ -132,7 +132,7 @@ class Worlds:
             this_round.store.set(f"{_FIRST}/{this_round.rank}", first)
 
         def do_others_train() -> bool:  # where that costs no question: what is written to this log comes by itself
-            return this_round.log is not None and this_round.log.read(1) is not None
+            return this_round.log is not None and this_round.log.after(0) is not None
 
         def told(world: World) -> None:
             self._loop.call_soon(lambda: self._adopt(world, generation) if self._is_followed(this_round) else None)

@@ -77,13 +77,13 @@ class RoundWorlds:
         self._presence = presence
         self._number = round_number
 
-    def write(self, number: int, text: str) -> str:
-        """Writes world ``number`` unless it is there; returns what is there. Raises StoreError."""
-        return self._presence.write_world(self._number, number, text)
+    def write(self, place: int, text: str) -> str:
+        """Writes a world unless there is one in its place; returns what is there. Raises StoreError."""
+        return self._presence.write_world(self._number, place, text)
 
-    def read(self, number: int) -> str | None:
-        """World ``number``, if it has been seen."""
-        return self._presence.read_world(self._number, number)
+    def after(self, place: int) -> tuple[int, str] | None:
+        """The first world in a later place that has been seen, and which place that is."""
+        return self._presence.world_after(self._number, place)
 
 
 class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]

@@ -18,7 +18,7 @@ from unicron_elastic.rendezvous.job_records import (
 )
 from unicron_elastic.rendezvous.membership import JobView, Member, Place, Round
 from unicron_elastic.rendezvous.presence import Presence
-from unicron_elastic.rendezvous.store import Change, LeaseGoneError, Put, Store, StoreError
+from unicron_elastic.rendezvous.store import MAX_OPERATIONS, Change, LeaseGoneError, Put, Store, StoreError
 
 __all__ = ["JobPresence"]
 
@@ -27,7 +27,10 @@ CLOSED_FOR_S = 600.0  # so long it is known that a job is over
 FAREWELL_S = 600.0  # so long it is known why an agent has left
 _LEASE_ATTEMPTS = 3  # to hold the job's own lease, before a pause
 _KEEP_ATTEMPTS = 3  # to write what others write, too, before that is left for later
-_DELETED_AT_ONCE = 100  # etcd takes 128 in one transaction
+_WRITE_ATTEMPTS = 10  # to write a world, while others write earlier ones
+_DELETED_AT_ONCE = MAX_OPERATIONS - 2  # with what is written
+_DIGITS_MAX = 18  # of a world's place
+WORLDS_KEPT = 8  # of a round: who is further behind sees the oldest of these next
 SAY_AGAIN_S = 5.0  # so long nodes may take to tell of themselves again to a store that lost its data
 
 logger = logging.getLogger(__name__)
@@ -114,29 +117,37 @@ class JobPresence(Presence[JobMirror]):
         except (StoreError, LeaseGoneError):
             return False
 
-    def write_world(self, round_number: int, number: int, text: str) -> str:
-        """Writes a world of a round unless it is there; returns what is there. Raises StoreError.
+    def write_world(self, round_number: int, place: int, text: str) -> str:
+        """Writes a world of a round unless there is one in its place; returns what is there. Raises StoreError.
 
-        The worlds of rounds before the last one go with that: nobody reads them any more, and a job may live long.
+        The worlds of rounds before the last one go with that, and those of this one but the latest: nobody reads them
+        any more, and a job may live long. Each write tells which place is the latest, so that nobody who is far behind
+        writes in a place whose world has gone.
         """
-        store, key = self._store, self._keys.world(round_number, number)
-        with self._changed:
-            over = [] if self._mirror is None else self._mirror.worlds_before(round_number - 1)[:_DELETED_AT_ONCE]
+        store = self._store
         if store is None:
             raise StoreError("the cluster's store is not open")
-        try:
-            if store.commit({key: 0}, [Put(key, text.encode(), self._job_lease_id)], over) is not None:
-                return text
-        except LeaseGoneError as error:
-            raise StoreError(f"the job's lease has run out: {error}") from None
-        entry = store.read(key).entry
-        if entry is None:
-            raise StoreError(f"{key} was there, and is gone")
-        return entry.value.decode()
+        with self._changed:
+            over = [] if self._mirror is None else self._mirror.worlds_before(round_number, place - WORLDS_KEPT + 1)
+        key, latest = self._keys.world(round_number, place), self._keys.latest_world(round_number)
+        puts = [Put(each, value, self._job_lease_id) for each, value in ((key, text.encode()), (latest, b"%d" % place))]
+        for _ in range(_WRITE_ATTEMPTS):
+            seen = store.read(latest).entry
+            if seen is not None and _number(seen.value) >= place:
+                return _what_stands(store, key)
+            guards = {latest: 0 if seen is None else seen.revision}
+            try:
+                if store.commit(guards, puts, over[:_DELETED_AT_ONCE]) is not None:
+                    return text
+            except LeaseGoneError as error:
+                raise StoreError(f"the job's lease has run out: {error}") from None
+        raise StoreError(f"{key} cannot be written: others write without a pause")
 
-    def read_world(self, round_number: int, number: int) -> str | None:
-        """A world of a round, if it has been seen."""
-        return self.get(self._keys.world(round_number, number))
+    def world_after(self, round_number: int, place: int) -> tuple[int, str] | None:
+        """The first world of a round in a later place that has been seen, and which place that is."""
+        with self._changed:
+            found = None if self._mirror is None else self._mirror.world_after(round_number, place)
+        return None if found is None else (found[0], found[1].value.decode(errors="replace"))
 
     @property
     def store(self) -> Store | None:
@@ -259,3 +270,15 @@ class JobPresence(Presence[JobMirror]):
     def _take(self, mirror: JobMirror, changes: tuple[Change, ...]) -> None:
         super()._take(mirror, changes)
         self.view()  # who has told of itself is remembered
+
+
+def _number(value: bytes) -> int:
+    """0 for what is none: the next write mends it."""
+    return int(value) if value.isdigit() and len(value) <= _DIGITS_MAX else 0
+
+
+def _what_stands(store: Store, key: str) -> str:
+    entry = store.read(key).entry
+    if entry is None:
+        raise StoreError(f"{key} cannot be written: others have written later ones, which have not been seen yet")
+    return entry.value.decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -18,6 +19,7 @@ NAME_CHARACTERS = 200  # of hosts, labels and nodes
 PLACES_MAX = 100_000
 REASON_CHARACTERS = 2000
 _RECORD_MAX_BYTES = 32 * 1024 * 1024  # a round names all of its nodes
+_WORLD = re.compile(r"worlds/(\d{1,18})/([1-9]\d{0,17}|latest)", re.ASCII)
 
 
 class JobKeys:
@@ -54,9 +56,13 @@ class JobKeys:
         """Why a node is wanted elsewhere, as a sentence: its agent leaves as soon as the job can spare it."""
         return f"{self.prefix}recalled/{quote(host, safe='')}"
 
-    def world(self, round_number: int, number: int) -> str:
-        """Of those who train together in a round, one after the other."""
-        return f"{self.prefix}worlds/{round_number}/{number}"
+    def world(self, round_number: int, place: int) -> str:
+        """Of those who train together in a round, one after the other, from place 1."""
+        return f"{self.prefix}worlds/{round_number}/{place}"
+
+    def latest_world(self, round_number: int) -> str:
+        """The latest place that was written in a round."""
+        return f"{self.prefix}worlds/{round_number}/latest"
 
     def store(self, number: int) -> str:
         """Where the workers of a round find their store."""
@@ -167,6 +173,7 @@ class JobMirror:
         self._round: Round | None = None
         self._lost: dict[str, Lost] = {}
         self._departing: dict[str, tuple[str, str]] = {}
+        self._worlds: dict[int, dict[int, Entry]] = {}  # by round and place; 0: the key of its latest place
         self._view: JobView | None = None
         self.odd: dict[str, str] = {}
         for entry in snapshot.entries:
@@ -206,11 +213,21 @@ class JobMirror:
             orderly=frozenset(lost.node_id for lost in self._lost.values() if lost.is_orderly),
         )
 
-    def worlds_before(self, round_number: int) -> list[str]:
-        """The keys of the worlds of earlier rounds than this one."""
-        worlds = f"{self._keys.prefix}worlds/"
-        known = ((key, key.removeprefix(worlds).partition("/")[0]) for key in self._entries if key.startswith(worlds))
-        return [key for key, number in known if number.isdecimal() and int(number) < round_number]
+    def world_after(self, round_number: int, place: int) -> tuple[int, Entry] | None:
+        """The first world of a round that stands in a later place, and which that is."""
+        worlds = self._worlds.get(round_number, {})
+        later = min((each for each in worlds if each > place), default=None)
+        return None if later is None else (later, worlds[later])
+
+    def worlds_before(self, round_number: int, place: int) -> list[str]:
+        """The keys of the worlds before this round and the one before it, and of those of the round before a place.
+
+        In their order, so that a part of them from the first on leaves no gaps.
+        """
+        rounds = sorted(number for number in self._worlds if number < round_number - 1)
+        earlier = [self._worlds[number][each].key for number in rounds for each in sorted(self._worlds[number])]
+        own = self._worlds.get(round_number, {})
+        return earlier + [own[each].key for each in sorted(own) if 0 < each < place]
 
     def why_lost(self, node_id: str) -> str:
         """Why an agent was removed, or left; "": it was not."""
@@ -231,6 +248,7 @@ class JobMirror:
         self._departing.pop(key, None)
         self._members.pop(key, None)
         self._lost.pop(key, None)
+        self._take_world(key, entry)
         if key == self._keys.round:
             self._round = None
         if entry is None:
@@ -248,3 +266,16 @@ class JobMirror:
                 self._round = parse_round(entry)
         except ValueError as error:
             self.odd[key] = str(error)
+
+    def _take_world(self, key: str, entry: Entry | None) -> None:
+        found = _WORLD.fullmatch(key.removeprefix(self._keys.prefix))
+        if found is None:
+            return
+        round_number, place = int(found[1]), 0 if found[2] == "latest" else int(found[2])
+        worlds = self._worlds.setdefault(round_number, {})
+        if entry is not None:
+            worlds[place] = entry
+        else:
+            worlds.pop(place, None)
+        if not worlds:
+            del self._worlds[round_number]

@@ -90,7 +90,8 @@ JOB_KEYS = {
     "lost": (TEN_MINUTES, "why the coordinator has removed an agent, or why it left, and whether in good order"),
     "departing": (TWO_ROUNDS, "why an agent that is well is about to leave, or has left"),
     "recalled": ("the lease of the cluster's agent there", "why a node is wanted elsewhere"),
-    "world": (TWO_ROUNDS, "by round and number: the ranks that train together"),
+    "world": (TWO_ROUNDS, "the ranks that train together: the latest eight worlds of a round, one after the other"),
+    "latest_world": (TWO_ROUNDS, "the latest place of a round"),
     "store": (
         "the agent that hosts it tells of its two latest; its lease",
         "where the workers of a round find their store, HOST:PORT",
@@ -309,7 +310,11 @@ def _cluster_rows(root: str) -> Iterator[tuple[str, ...]]:
 
 def _job_rows(root: str) -> Iterator[tuple[str, ...]]:
     keys = JobKeys(JOB)
-    arguments: dict[str, tuple[Any, ...]] = {"world": ("ROUND", "NUMBER"), "store": ("ROUND",)}
+    arguments: dict[str, tuple[Any, ...]] = {
+        "world": ("ROUND", "PLACE"),
+        "latest_world": ("ROUND",),
+        "store": ("ROUND",),
+    }
     methods = {name for name, _ in inspect.getmembers(JobKeys, inspect.isfunction) if name[0] != "_"}
     there = {name for name in vars(keys) if name != "prefix"} | methods
     _require(there == set(JOB_KEYS), f"a job's keys are {sorted(there)}: describe each of them")

@@ -187,7 +187,7 @@ def test_nobody_asks_the_rounds_store_for_worlds_where_no_worker_asks_for_one(
     other: Agent, store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, told = threading.Event(), threading.Event()
-    monkeypatch.setattr(StoreLog, "read", lambda *_: asked.set())
+    monkeypatch.setattr(StoreLog, "after", lambda *_: asked.set())
     other.begin(store)
     other.meet(store, 2, C0)
     watch = other.worlds._watch
@@ -212,7 +212,7 @@ def test_there_is_no_world_without_members(agent: Agent, other: Agent, store: TC
 def test_what_is_no_world_is_passed_over_and_told_once(agent: Agent, other: Agent, store: TCPStore) -> None:
     other.begin(store)
     agent.meet(store, 2, A0, A1)
-    agent.until(lambda: StoreLog(store).read(1) is not None)
+    agent.until(lambda: StoreLog(store).after(0) is not None)
     StoreLog(store).write(2, "{}")
     agent.lose(A1)
     agent.until(lambda: agent.members() == (A0,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -17,7 +18,7 @@ from unicron_elastic.rendezvous.etcd_store import EtcdStore
 from unicron_elastic.rendezvous.job_presence import JobPresence
 from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror, member_text
 from unicron_elastic.rendezvous.membership import Member, Place, Round
-from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
+from unicron_elastic.rendezvous.store import Change, Entry, Put, Snapshot, StoreError
 
 DEADLINE_S = 30.0
 Join = Callable[[str], JobPresence]
@@ -78,11 +79,95 @@ def test_the_worlds_of_rounds_that_are_long_over_go(join: Join, open_store: Call
     presence, worlds = join("a"), f"{JobKeys('job').prefix}worlds/"
     for round_number in range(9, 13):  # as numbers, not as texts
         for number in range(1, 4):
-            presence.write_world(round_number, number, "a world")
-            until(partial(presence.read_world, round_number, number))
+            assert presence.write_world(round_number, number, "a world") == "a world"
+            until(partial(presence.world_after, round_number, number - 1))
     with open_store() as store:
         left = [entry.key.removeprefix(worlds) for entry in store.read_prefix(worlds).entries]
-    assert sorted(left) == ["11/1", "11/2", "11/3", "12/1", "12/2", "12/3"]
+    assert sorted(left) == ["11/1", "11/2", "11/3", "11/latest", "12/1", "12/2", "12/3", "12/latest"]
+
+
+def _write_worlds(presence: JobPresence, count: int) -> None:
+    for place in range(1, count + 1):
+        assert presence.write_world(7, place, f"world {place}") == f"world {place}"
+        until(partial(presence.world_after, 7, place - 1))
+
+
+def test_of_a_round_that_changes_worlds_for_months_the_latest_stay(
+    join: Join, open_store: Callable[[], EtcdStore]
+) -> None:
+    presence, worlds = join("a"), f"{JobKeys('job').prefix}worlds/7/"
+    _write_worlds(presence, 12)
+    with open_store() as store:
+        left = [entry.key.removeprefix(worlds) for entry in store.read_prefix(worlds).entries]
+    assert sorted(left) == sorted(["latest", *map(str, range(5, 13))])
+    assert presence.world_after(7, 0) == presence.world_after(7, 4) == (5, "world 5")
+    assert presence.world_after(7, 5) == (6, "world 6")
+    assert presence.world_after(7, 12) is None
+
+
+def test_who_is_behind_gets_what_stands(join: Join) -> None:
+    _write_worlds(join("a"), 12)
+    assert join("b").write_world(7, 12, "another") == "world 12"
+    assert join("c").write_world(7, 5, "another") == "world 5"  # though the one before it has gone
+
+
+@pytest.mark.parametrize("place", [1, 2, 4])
+def test_who_is_far_behind_writes_no_second_world_in_a_place_whose_first_has_gone(join: Join, place: int) -> None:
+    presence = join("a")
+    _write_worlds(presence, 12)
+    with pytest.raises(StoreError, match=f"worlds/7/{place} cannot be written: others have written later ones"):
+        presence.write_world(7, place, "another")
+    assert presence.world_after(7, 0) == (5, "world 5")
+
+
+def test_worlds_go_on_in_a_store_that_forgot_them(join: Join, open_store: Callable[[], EtcdStore]) -> None:
+    presence, other, keys = join("a"), join("b"), JobKeys("job")
+    _write_worlds(presence, 3)
+    with open_store() as store:
+        assert store.commit({}, [], [keys.latest_world(7), *(keys.world(7, place) for place in range(1, 4))])
+    assert presence.write_world(7, 4, "world 4") == "world 4"
+    assert other.write_world(7, 4, "another") == "world 4"
+    with pytest.raises(StoreError, match="others have written later ones"):
+        other.write_world(7, 1, "a second beginning")
+    until(lambda: other.world_after(7, 0) == (4, "world 4"))
+
+
+def test_worlds_go_on_in_a_store_that_forgot_the_latest_ones(join: Join, open_store: Callable[[], EtcdStore]) -> None:
+    presence, keys = join("a"), JobKeys("job")
+    _write_worlds(presence, 6)
+    with open_store() as store:  # as after a backup was put back, or the last writes before a power cut were lost
+        assert store.commit({}, [Put(keys.latest_world(7), b"4")], [keys.world(7, 5), keys.world(7, 6)])
+    assert presence.write_world(7, 7, "world 7") == "world 7"
+    assert join("b").write_world(7, 7, "another") == "world 7"
+    until(lambda: presence.world_after(7, 6) == (7, "world 7"))
+
+
+def test_a_latest_place_that_is_none_is_mended(join: Join, open_store: Callable[[], EtcdStore]) -> None:
+    presence, keys = join("a"), JobKeys("job")
+    with open_store() as store:
+        for number, odd in enumerate((b"", b"-1", b"two", b"\xb2", b"9" * 5000), 1):
+            store.put(keys.latest_world(7), odd)
+            assert presence.write_world(7, number, "a world") == "a world"
+
+
+def test_more_worlds_than_one_write_can_delete_go_with_several(join: Join, open_store: Callable[[], EtcdStore]) -> None:
+    presence, keys = join("a"), JobKeys("job")
+    with open_store() as store:
+        for place in range(1, 150):
+            store.put(keys.world(7, place), b"of a round before")
+        until(lambda: presence.world_after(7, 148) is not None)
+        for place in range(1, 3):
+            assert presence.write_world(9, place, "a world") == "a world"
+            until(partial(presence.world_after, 9, place - 1))
+        assert store.read_prefix(f"{keys.prefix}worlds/7/").entries == ()
+
+
+def test_two_who_write_the_same_place_agree(join: Join) -> None:
+    both = [join("a"), join("b")]
+    for place in range(1, 30):
+        with ThreadPoolExecutor(2) as pool:
+            said = list(pool.map(lambda each, place=place: each.write_world(7, place, f"of {id(each)}"), both))
+        assert said[0] == said[1]
 
 
 def test_of_the_nodes_that_have_the_state_one_stays(join: Join) -> None:
