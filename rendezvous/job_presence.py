@@ -18,6 +18,7 @@ from unicron_elastic.rendezvous.job_records import (
 )
 from unicron_elastic.rendezvous.membership import JobView, Member, Place, Round
 from unicron_elastic.rendezvous.presence import Presence
+from unicron_elastic.rendezvous.reading import whole_number
 from unicron_elastic.rendezvous.store import MAX_OPERATIONS, Change, LeaseGoneError, Put, Store, StoreError
 
 __all__ = ["JobPresence"]
@@ -29,7 +30,6 @@ _LEASE_ATTEMPTS = 3  # to hold the job's own lease, before a pause
 _KEEP_ATTEMPTS = 3  # to write what others write, too, before that is left for later
 _WRITE_ATTEMPTS = 10  # to write a world, while others write earlier ones
 _DELETED_AT_ONCE = MAX_OPERATIONS - 2  # with what is written
-_DIGITS_MAX = 18  # of a world's place
 WORLDS_KEPT = 8  # of a round: who is further behind sees the oldest of these next
 SAY_AGAIN_S = 5.0  # so long nodes may take to tell of themselves again to a store that lost its data
 
@@ -133,7 +133,7 @@ class JobPresence(Presence[JobMirror]):
         puts = [Put(each, value, self._job_lease_id) for each, value in ((key, text.encode()), (latest, b"%d" % place))]
         for _ in range(_WRITE_ATTEMPTS):
             seen = store.read(latest).entry
-            if seen is not None and _number(seen.value) >= place:
+            if seen is not None and (whole_number(seen.value) or 0) >= place:  # the next write mends what is none
                 return _what_stands(store, key)
             guards = {latest: 0 if seen is None else seen.revision}
             try:
@@ -199,7 +199,8 @@ class JobPresence(Presence[JobMirror]):
             while store is not None:
                 entry = store.read(self._keys.leaving).entry
                 words = [] if entry is None else entry.value.split()
-                taken = int(words[1]) if len(words) == 2 and words[0] == b"%d" % number and words[1].isdigit() else 0
+                is_told = len(words) == 2 and words[0] == b"%d" % number
+                taken = (whole_number(words[1]) or 0) if is_told else 0
                 if taken >= spare:
                     return "other nodes leave already, and the job needs the rest."
                 if taken and have_state and not set(have_state) - self._departed(store):
@@ -230,8 +231,9 @@ class JobPresence(Presence[JobMirror]):
             return
         for _ in range(_LEASE_ATTEMPTS):
             entry = store.read(self._keys.lease).entry
-            if entry is not None and entry.value.isdigit() and store.keep_alive(int(entry.value)) is not None:
-                self._job_lease_id = int(entry.value)
+            known = None if entry is None else whole_number(entry.value)
+            if known is not None and store.keep_alive(known) is not None:
+                self._job_lease_id = known
                 return
             lease = store.grant(JOB_LEASE_S)
             revision = 0 if entry is None else entry.revision
@@ -270,11 +272,6 @@ class JobPresence(Presence[JobMirror]):
     def _take(self, mirror: JobMirror, changes: tuple[Change, ...]) -> None:
         super()._take(mirror, changes)
         self.view()  # who has told of itself is remembered
-
-
-def _number(value: bytes) -> int:
-    """0 for what is none: the next write mends it."""
-    return int(value) if value.isdigit() and len(value) <= _DIGITS_MAX else 0
 
 
 def _what_stands(store: Store, key: str) -> str:

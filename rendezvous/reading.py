@@ -9,9 +9,10 @@ from typing import Any
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.rendezvous.store import Entry
 
-__all__ = ["number_in", "object_in", "odd", "text_in"]
+__all__ = ["number_in", "object_in", "odd", "text_in", "whole_number"]
 
 _ERROR_CHARACTERS = 300
+_DIGITS_MAX = 19  # below 2^63
 
 
 def object_in(entry: Entry, max_bytes: int) -> Mapping[str, Any]:
@@ -46,3 +47,9 @@ def number_in(told: Mapping[str, Any], name: str, least: int = 0, bits: int = 62
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**bits:
         raise ValueError(f"{name} must be a whole number, at least {least} and below 2^{bits}")
     return value
+
+
+def whole_number(value: bytes) -> int | None:
+    """Of a key that holds nothing else; None for what is none, or not below 2^63."""
+    number = int(value) if value.isdigit() and len(value) <= _DIGITS_MAX else None
+    return number if number is not None and number < 2**63 else None

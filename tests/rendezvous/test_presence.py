@@ -59,6 +59,24 @@ def test_only_as_many_leave_a_round_as_it_can_spare(join: Join) -> None:
     assert second.take_leave(4, spare=1) == ""
 
 
+@pytest.mark.parametrize("odd", [b"", b"3", b"3 -1", b"3 one", b"3 " + b"9" * 5000])
+def test_a_count_of_leaves_that_is_none_is_mended(join: Join, open_store: Callable[[], EtcdStore], odd: bytes) -> None:
+    with open_store() as store:
+        store.put(JobKeys("job").leaving, odd)
+        assert join("a").take_leave(3, spare=1) == ""
+        assert getattr(store.read(JobKeys("job").leaving).entry, "value", b"") == b"3 1"
+
+
+@pytest.mark.parametrize("odd", [b"", b"-1", b"one", b"9" * 19, b"9" * 5000])
+def test_a_lease_of_the_job_that_is_none_is_replaced(
+    join: Join, open_store: Callable[[], EtcdStore], odd: bytes
+) -> None:
+    with open_store() as store:
+        store.put(JobKeys("job").lease, odd)
+        assert join("a").write_world(1, 1, "a world") == "a world"
+        assert getattr(store.read(JobKeys("job").lease).entry, "value", odd) != odd
+
+
 def test_who_has_no_store_any_more_takes_no_leave(join: Join) -> None:
     presence = join("a")
     presence.leave()
