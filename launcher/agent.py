@@ -17,11 +17,11 @@ from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.metrics import prof, put_metric
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
+from unicron_elastic.compat.agent import TorchAgent
 from unicron_elastic.faults import RootCause
 from unicron_elastic.launcher import failures, isolation
 from unicron_elastic.launcher.description import describe_workers
@@ -67,7 +67,7 @@ KILL_NOW_TIMEOUT_S = 5
 PEERS_TIMEOUT_S = 1.0
 
 
-class Agent(LocalElasticAgent):  # type: ignore[misc]
+class Agent(TorchAgent):
     """Drop-in for ``torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent``."""
 
     _pcontext: PContext | None

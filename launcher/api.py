@@ -15,6 +15,7 @@ import torch.distributed.launcher.api as torch_api
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 from torch.distributed.launcher.api import LaunchConfig, _get_addr_and_port, _get_entrypoint_name
 
+from unicron_elastic.compat.signatures import only_accepted
 from unicron_elastic.launcher.agent import Agent as LocalElasticAgent
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.rendezvous.choose import rendezvous_handler
@@ -60,6 +61,9 @@ def launch_agent(
         "LocalElasticAgent": agent,
         "rdzv_registry": SimpleNamespace(get_rendezvous_handler=rendezvous_handler),
     }
-    launch = FunctionType(torch_api.launch_agent.__code__, namespace, "launch_agent")
-    results: dict[int, Any] = launch(config, entrypoint, args, health_check_server)
+    launch = FunctionType(
+        torch_api.launch_agent.__code__, namespace, "launch_agent", torch_api.launch_agent.__defaults__
+    )
+    takes = only_accepted(torch_api.launch_agent, health_check_server=health_check_server)
+    results: dict[int, Any] = launch(config, entrypoint, args, **takes)
     return results

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def check(args: argparse.Namespace, warn: Callable[[str], object]) -> None:
 
     What torchrun runs without is taken out of ``args`` and told to ``warn``.
     """
-    for name in _CHECKED:
+    for name in filter(partial(hasattr, args), _CHECKED):  # not every torch has each of them
         check_value(name, getattr(args, name))
     _drop_unknown_signals(args, warn)
     check_value("rdzv_conf", args.rdzv_conf)

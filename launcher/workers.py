@@ -15,10 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import SubprocessContext
-from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
-from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
-
+from unicron_elastic.compat.workers import SubprocessContext, bound_to_numa, terminate_handler
 from unicron_elastic.detection.arrivals import Arrivals
 from unicron_elastic.launcher.hangs.activity import is_ending
 from unicron_elastic.launcher.hangs.whereabouts import Whereabouts, parse_groups
@@ -214,9 +211,9 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         """torch's handlers, installed just before this, raise wherever they strike; let them strike between events."""
         if threading.current_thread() is not threading.main_thread():
             return
-        patient = self._runtime.loop.between_callbacks(_terminate_process_handler)
+        patient = self._runtime.loop.between_callbacks(terminate_handler)
         for number in signal.valid_signals():
-            if signal.getsignal(number) is _terminate_process_handler:
+            if signal.getsignal(number) is terminate_handler:
                 signal.signal(number, patient)
 
     def _start_all(self, request: Callable[[WorkerProcess], int]) -> None:
@@ -277,11 +274,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
 
     def _argv(self, worker: WorkerProcess) -> list[str]:
         argv = (self.entrypoint, *map(str, self.args[worker.local_rank]))
-        return list(
-            _maybe_wrap_command_args_with_numa_binding(
-                argv, gpu_index=worker.local_rank, numa_options=self._numa_options
-            )
-        )
+        return bound_to_numa(argv, worker.local_rank, self._numa_options)
 
     def _env(self, worker: WorkerProcess) -> dict[str, str]:
         return {**for_scripts(os.environ), **self.envs[worker.local_rank]}

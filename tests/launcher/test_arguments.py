@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed.run as torch_run
 
+from unicron_elastic.compat import command_line
 from unicron_elastic.launcher import arguments
 
 
@@ -25,7 +26,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _fast() -> argparse.ArgumentParser:
-    return arguments._parser_from_source(arguments._torch_folder())
+    return command_line.parser_from_source(command_line.torch_folder())
 
 
 def _described(parser: argparse.ArgumentParser) -> list[dict[str, Any]]:
@@ -89,17 +90,55 @@ def test_a_flag_of_the_script_is_the_scripts() -> None:
 
 
 def test_a_torch_that_is_written_differently_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "distributed").mkdir()
-    (tmp_path / "distributed" / "argparse_util.py").write_text("changed = True\n")
+    (tmp_path / "torch" / "distributed").mkdir(parents=True)
+    (tmp_path / "torch" / "distributed" / "run.py").write_text("changed = True\n")
     monkeypatch.delitem(sys.modules, "torch.distributed.run")
-    monkeypatch.setattr(arguments, "_torch_folder", lambda: tmp_path)
+    monkeypatch.setattr(command_line, "torch_folder", lambda: tmp_path / "torch")
     assert _described(arguments.torchrun_parser()) == _described(torch_run.get_args_parser())
 
 
 def test_without_torch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(command_line.importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(arguments.TorchMissing, match="torch is not installed"):
-        arguments._torch_folder()
+        command_line.torch_folder()
+
+
+def test_the_parser_is_made_out_of_whatever_torchs_function_names(tmp_path: Path) -> None:
+    """A definition beside it, one that is imported from another file of torch, and the standard library."""
+    (tmp_path / "torch" / "distributed").mkdir(parents=True)
+    (tmp_path / "torch" / "modes.py").write_text(
+        "from enum import Enum as Base\nimport torch\nclass Mode(Base):\n    FAST = 'fast'\n"
+    )
+    (tmp_path / "torch" / "distributed" / "run.py").write_text(
+        "import torch\nimport os.path\nfrom argparse import ArgumentParser, Action as _Action\n"
+        "from torch.modes import Mode as _Mode\n"
+        "def _path(text): return os.path.basename(text)\n"
+        "class _Shout(_Action):\n"
+        "    def __call__(self, parser, namespace, value, flag): namespace.shout = _path(value).upper()\n"
+        "def get_args_parser() -> ArgumentParser:\n"
+        "    parser = ArgumentParser()\n"
+        "    parser.add_argument('--mode', choices=[mode.value for mode in _Mode])\n"
+        "    parser.add_argument('--shout', action=_Shout)\n"
+        "    return parser\n"
+    )
+    parsed = command_line.parser_from_source(tmp_path / "torch").parse_args(["--mode", "fast", "--shout", "/a/b"])
+    assert vars(parsed) == {"mode": "fast", "shout": "B"}
+
+
+def test_a_completion_is_of_this_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """torch's action (2.14) calls the parser "torchrun" before it prints."""
+
+    class Print(argparse.Action):
+        def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+            parser.prog = "torchrun"
+            print(parser.prog)
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--print-completion", nargs=0, action=Print)
+    command_line.name_for_good(parser, "unicron-run")
+    parser.parse_args(["--print-completion"])
+    assert capsys.readouterr().out == "unicron-run\n"
+    assert parser.format_usage().startswith("usage: unicron-run ")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _check(*line: str) -> None:
-    check(get_args_parser().parse_args(line), warn=pytest.fail)
+    parser = get_args_parser()
+    if "--shutdown-timeout" in " ".join(line) and "--shutdown-timeout" not in parser.format_usage():
+        pytest.skip("torch 2.11 has no --shutdown-timeout")
+    check(parser.parse_args(line), warn=pytest.fail)
 
 
 @pytest.mark.parametrize(

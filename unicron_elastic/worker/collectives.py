@@ -27,7 +27,8 @@ from unicron_elastic.worker.imports import after_import
 __all__ = ["Broken", "break_collectives", "free_to_stop", "groups_made", "watch_groups"]
 
 _MODULE = "torch.distributed.distributed_c10d"
-_REGISTERS = "_register_pg_in_world"  # torch 2.13: all that makes a group ends in it
+# All that makes a group ends in it, by the first of these names that there is; before torch 2.13 by the second.
+_REGISTERS = ("_register_pg_in_world", "_register_process_group")
 
 _GLOO = "gloo"
 
@@ -60,7 +61,8 @@ def watch_groups(on_first_group: Callable[[], object]) -> None:
 
 def _watch_registration(module: ModuleType, callback: list[Callable[[], object]]) -> None:
     """Watched after the fact, so that no frame of ours is in the traceback of a group that could not be made."""
-    register = getattr(module, _REGISTERS)
+    name = next((name for name in _REGISTERS if hasattr(module, name)), _REGISTERS[0])
+    register = getattr(module, name)
 
     @functools.wraps(register)
     def registered(*args: Any, **kwargs: Any) -> Any:
@@ -70,7 +72,7 @@ def _watch_registration(module: ModuleType, callback: list[Callable[[], object]]
             _call(callback.pop())
         return result
 
-    setattr(module, _REGISTERS, registered)
+    setattr(module, name, registered)
 
 
 def _call(callback: Callable[[], object]) -> None:
