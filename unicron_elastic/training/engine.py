@@ -198,7 +198,7 @@ class Engine:
         return total / assembly.world_size
 
     def at_rest(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The model's state_dict as it was when the step began."""
+        """The model's state_dict as it was when the present step began, or as it is between steps."""
         return state if self._statistics is None else self._statistics.at_rest(state)
 
     # -- the world ----------------------------------------------------------------------------------------------------
@@ -263,6 +263,8 @@ class Engine:
             elif assembly.together(partial(assembly.all_reduce, nothing)):
                 break
         wait_let_go(nothing, references)
+        if self._statistics is not None:
+            self._statistics.end()
         self._has_parted = True
         self._membership.tell({"parted": True})
 

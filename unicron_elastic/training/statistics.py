@@ -32,6 +32,7 @@ class Statistics:
         self._micro_batches = micro_batches
         self._before = [buffer.clone() for buffer in self._buffers]
         self._counts = self._tracked()
+        self._is_in_step = False
         self.changes = [torch.zeros_like(buffer) for buffer in self._buffers]
 
     def begin(self) -> None:
@@ -39,6 +40,7 @@ class Statistics:
         for before, buffer in zip(self._before, self._buffers, strict=True):
             before.copy_(buffer)
         self._counts = self._tracked()
+        self._is_in_step = True
 
     def begin_micro_batch(self) -> None:
         """Puts back what another micro-batch has changed."""
@@ -56,14 +58,21 @@ class Statistics:
 
     def settle(self) -> None:
         """The step's statistics, when the changes are reduced."""
+        self.end()
         for before, buffer, change in zip(self._before, self._buffers, self.changes, strict=True):
             buffer.copy_(before if change.grad is None else before + change.grad)
         for layer, count in zip(self._layers, self._counts, strict=True):
             if layer.num_batches_tracked is not None and layer.training:
                 layer.num_batches_tracked.fill_(count + self._micro_batches)
 
+    def end(self) -> None:
+        """Is out of the step: the statistics are what the layers have."""
+        self._is_in_step = False
+
     def at_rest(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """A model's state_dict with the statistics that the step began with."""
+        """A model's state_dict with the statistics that the present step began with; as it is between steps."""
+        if not self._is_in_step:
+            return dict(state)
         known = {buffer.data_ptr(): before for before, buffer in zip(self._before, self._buffers, strict=True)}
         counts = {
             layer.num_batches_tracked.data_ptr(): count
