@@ -40,7 +40,7 @@ from unicron_elastic.launcher.node import NodeWatch
 from unicron_elastic.launcher.options import Options, from_environment
 from unicron_elastic.launcher.pace_report import PaceReport, seen_of
 from unicron_elastic.launcher.peers import PeerWatch, tell_peers
-from unicron_elastic.launcher.processes import TOKEN, KeeperLost
+from unicron_elastic.launcher.processes import KeeperLost
 from unicron_elastic.launcher.recalls import Recalls
 from unicron_elastic.launcher.reporter import Reporter, job_view
 from unicron_elastic.launcher.runtime import Runtime
@@ -60,6 +60,7 @@ from unicron_elastic.recovery.members import (
 from unicron_elastic.rendezvous.restarts import agree_on_restarts
 from unicron_elastic.rendezvous.round_watch import RoundListener
 from unicron_elastic.worker.channel import ChannelClosed
+from unicron_elastic.worker.mark import MARK
 
 __all__ = ["Agent"]
 
@@ -326,12 +327,12 @@ class Agent(TorchAgent):
         happenings = self._happenings(group)
         token = self._runtime.processes.token
         self._runtime.processes.remember(token=token)
-        os.environ[TOKEN] = token
+        os.environ[MARK] = token
         try:
             with away_from():
                 pids: dict[int, Any] = super()._start_workers(group)
         finally:
-            del os.environ[TOKEN]
+            del os.environ[MARK]
         assert self._pcontext is not None
         happenings.error_files = self._pcontext.error_files
         self._reporter.folder = run_folder(self._logs_specs, self._error_file())

@@ -17,15 +17,12 @@ import sys
 import time
 from typing import Any
 
+from unicron_elastic.launcher.sweeping import PAUSE_S, Sweep, descendants, kill_carriers, left_by
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
 from unicron_elastic.worker.linux import become_subreaper, die_with_parent, set_thread_name
 
-__all__ = ["kill_carriers", "main", "remove_if_empty"]
+__all__ = ["main", "remove_if_empty"]
 
-START_GRACE_S = 0.1  # a process that is just replacing its program has no command line by which it is known
-SWEEP_DEADLINE_S = 5.0  # a process in uninterruptible sleep cannot be waited for longer than this
-# These give shared memory and semaphores back and end by themselves; torch's, seconds after its last client.
-_TRACKER, _SHM_MANAGER = b"multiprocessing.resource_tracker", b"torch_shm_manager"
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTOU)
 
 
@@ -37,6 +34,7 @@ class Keeper:
         self._token = ""
         self._paths: list[str] = []
         self._farewell = ""
+        self._sweeps: dict[int, Sweep] = {}  # by the number of the request
 
     def serve(self) -> None:
         """Serves the agent until it is gone, then kills every descendant and removes the paths it was told of."""
@@ -49,17 +47,18 @@ class Keeper:
         try:
             self._channel.send({"ready": os.getpid()})
             while True:
-                ready = {key.fileobj for key, _ in selector.select()}
+                ready = {key.fileobj for key, _ in selector.select(PAUSE_S if self._sweeps else None)}
                 if wake_read in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake_read, 4096)
                     self._report_exits()
                 if self._channel in ready:
                     self._answer(*self._channel.receive())
+                self._sweep_on()
         except ChannelClosed:
             pass
         finally:
-            sweep(frozenset(), is_last=True)
+            Sweep(lambda: descendants(frozenset()), awaits_trackers=True).run(collect=reap)
             if self._token:
                 kill_carriers(self._token)
             for path in self._paths:
@@ -71,15 +70,25 @@ class Keeper:
         for pid, status, at_ns in reap():
             self._channel.send({"exited": pid, "exit_code": os.waitstatus_to_exitcode(status), "at_ns": at_ns})
 
+    def _sweep_on(self) -> None:
+        """Takes a step of each sweep; meanwhile exits are told as ever."""
+        for number, sweep in list(self._sweeps.items()):
+            if sweep.step():
+                del self._sweeps[number]
+                self._report_exits()
+                self._channel.send({"swept": number})
+
     def _answer(self, message: Message, fds: list[int]) -> None:
         try:
             match message.get("do"):
                 case "start":
                     self._start(message, fds)
                 case "sweep":
-                    left = sweep(frozenset(message["keep"]))
-                    self._report_exits()
-                    self._channel.send({"swept": left})
+                    keep = frozenset(message["keep"])
+                    self._sweeps[message["id"]] = Sweep(lambda: descendants(keep))
+                case "clear":
+                    worker, mark = int(message["worker"]), str(message["mark"])
+                    self._sweeps[message["id"]] = Sweep(lambda: left_by(worker, mark))
                 case "remember":
                     self._token = str(message.get("token", self._token))
                     self._paths = [str(path) for path in message.get("paths", self._paths)]
@@ -143,114 +152,10 @@ def reap() -> list[tuple[int, int, int]]:
     return ended
 
 
-def sweep(keep: frozenset[int], *, is_last: bool = False) -> list[int]:
-    """Kills every descendant of this process outside the trees of ``keep``.
-
-    Repeats until none is left, because a process may start another while it dies. Trackers of shared memory end by
-    themselves; the last sweep waits for that, though not for torch's. Returns the pids that outlived the deadline (only
-    one in uninterruptible sleep can).
-    """
-    begun = time.monotonic()
-    while True:
-        found = {pid for pid in _descendants(keep) if not _runs(pid, _SHM_MANAGER)}
-        elapsed_s = time.monotonic() - begun
-        is_late = elapsed_s > SWEEP_DEADLINE_S
-        spared = set() if is_late else {pid for pid in found if _runs(pid, _TRACKER)}
-        nameless = set() if elapsed_s > START_GRACE_S else {pid for pid in found if _is_nameless(pid)}
-        victims = found - spared - nameless
-        _kill(victims)
-        if not keep:
-            reap()
-        else:
-            _reap_only(victims)
-        if is_late or not (found if is_last else victims | nameless):
-            return sorted(victims)
-        time.sleep(0.001)
-
-
-def _reap_only(pids: set[int]) -> None:
-    """Collects just these children, so that the exit of a kept one is still reported."""
-    for pid in pids:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-
-
-def _descendants(keep: frozenset[int]) -> set[int]:
-    found: set[int] = set()
-    frontier = _children(os.getpid())
-    while frontier:
-        pid = frontier.pop()
-        if pid not in keep and pid not in found:
-            found.add(pid)
-            frontier.extend(_children(pid))
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    """The children of ``pid``, of whichever of its threads (see proc_pid_task(5)); none if it is gone."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found.extend(map(int, file.read().split()))
-    return found
-
-
-def kill_carriers(token: str) -> None:
-    """Kills whoever was started with ``token`` in its environment, wherever it now hangs in the process tree.
-
-    For what is no descendant of the keeper: function workers, and everything once the keeper itself is gone.
-    """
-    deadline = time.monotonic() + SWEEP_DEADLINE_S
-    while time.monotonic() < deadline:
-        victims = _carriers(token.encode())
-        if not victims:
-            return
-        _kill(victims)
-        time.sleep(0.001)
-
-
-def _carriers(token: bytes) -> set[int]:
-    found = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if token in _read(f"/proc/{name}/environ") and not _runs(int(name), _TRACKER, _SHM_MANAGER):
-                    found.add(int(name))
-    return found
-
-
-def _is_nameless(pid: int) -> bool:
-    """Whether a process has no command line although it lives: it is in the middle of execve(2), or took it away."""
-    with contextlib.suppress(OSError):
-        if not _read(f"/proc/{pid}/cmdline"):
-            state = _read(f"/proc/{pid}/stat").rpartition(b") ")[2][:1]
-            return state not in b"ZX"
-    return False
-
-
-def _runs(pid: int, *programs: bytes) -> bool:
-    with contextlib.suppress(OSError):
-        command = _read(f"/proc/{pid}/cmdline")
-        return any(program in command for program in programs)
-    return False
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
 def remove_if_empty(folder: str) -> None:
     """Removes a folder tree that holds no file: logs that nobody wrote."""
     if not any(files for _, _, files in os.walk(folder)):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _kill(pids: set[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def main(fd: int) -> None:

@@ -10,18 +10,19 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 
+from unicron_elastic.worker.mark import MARK
+
 __all__ = ["SECRET_WORDS", "away_from", "for_scripts", "is_kept_back"]
 
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY")
 _OF_CLUSTER = ("UNICRON_ETCD_", "UNICRON_CLUSTER")  # whom to talk to, as whom, and with what
-_NO_SECRET = "UNICRON_RUN_TOKEN"  # the mark by which the keeper finds what it has to clear away
 
 
 def is_kept_back(name: str) -> bool:
     """Whether the variable ``name`` is ours and about access to the cluster; a script's own secrets are its own."""
     if name.startswith(_OF_CLUSTER):
         return True
-    return name.startswith("UNICRON_") and name != _NO_SECRET and any(word in name for word in SECRET_WORDS)
+    return name.startswith("UNICRON_") and name != MARK and any(word in name for word in SECRET_WORDS)
 
 
 def for_scripts(environ: Mapping[str, str]) -> dict[str, str]:

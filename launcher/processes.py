@@ -12,14 +12,14 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from unicron_elastic.launcher.keeper import kill_carriers
 from unicron_elastic.launcher.kept_back import for_scripts
 from unicron_elastic.launcher.loop import Loop
+from unicron_elastic.launcher.sweeping import kill_carriers
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
+from unicron_elastic.worker.mark import MARK, mark_of
 
-__all__ = ["TOKEN", "Exit", "KeeperLost", "Processes"]
+__all__ = ["Exit", "KeeperLost", "Processes"]
 
-TOKEN = "UNICRON_RUN_TOKEN"
 ANSWER_DEADLINE_S = 30.0
 END_DEADLINE_S = 10.0
 # -c keeps the interpreter's ordinary start; the empty path entry, where there is one, goes so that a file in the
@@ -52,10 +52,10 @@ class Processes:
         self._keeper: subprocess.Popen[bytes] | None = None
         self._answers: dict[int, Message] = {}
         self._numbers = 0
-        self._swept: list[int] | None = None
+        self._sweeps: set[int] = set()  # requests that have not been answered
         self._alive: set[int] = set()
         self.keeper_pid = 0
-        self.token = f"unicron-{uuid.uuid4().hex}"  # marks all that is started; see keeper.kill_carriers
+        self.token = f"unicron-{uuid.uuid4().hex}"  # marks all that is started; see sweeping
 
     @property
     def is_up(self) -> bool:
@@ -100,7 +100,7 @@ class Processes:
             "do": "start",
             "id": number,
             "argv": list(argv),
-            "env": {**env, TOKEN: self.token},
+            "env": {**env, MARK: mark_of(self.token, number)},
             "cwd": cwd,
             "fds": list(fds),
             "ignored_signals": _ignored_signals(),
@@ -145,14 +145,28 @@ class Processes:
             raise OSError(errno, os.strerror(errno), program)
         return int(answer.get("started") or answer["forked"])
 
-    def sweep(self, keep: Sequence[int]) -> list[int]:
-        """Kills every process that workers left behind; ``keep`` stay. Returns pids that cannot be killed."""
-        if not self.is_up:
-            return []
-        self._swept = None
-        self._send({"do": "sweep", "keep": list(keep)})
-        self._loop.run_until(lambda: self._swept is not None or not self.is_up, time.monotonic() + ANSWER_DEADLINE_S)
-        return self._swept or []
+    def sweep(self, keep: Sequence[int]) -> None:
+        """Kills every process that workers left behind; ``keep`` stay. Raises KeeperLost if that is noticed now."""
+        if self.is_up:
+            self.wait_for_sweep(self._request_sweep({"do": "sweep", "keep": list(keep)}))
+
+    def request_clearing(self, pid: int, number: int) -> int:
+        """Asks for the end of all that a worker has left, which was request ``number`` and had this pid.
+
+        Returns the number under which ``wait_for_sweep`` knows the answer. Raises KeeperLost.
+        """
+        return self._request_sweep({"do": "clear", "worker": pid, "mark": mark_of(self.token, number)})
+
+    def wait_for_sweep(self, number: int) -> None:
+        """Waits until all is gone that was to be cleared away, but for what cannot be killed within some seconds."""
+        deadline = time.monotonic() + ANSWER_DEADLINE_S
+        self._loop.run_until(lambda: number not in self._sweeps or not self.is_up, deadline)
+
+    def _request_sweep(self, message: Message) -> int:
+        number = self.next_number()
+        self._send({**message, "id": number})
+        self._sweeps.add(number)
+        return number
 
     def end(self) -> None:
         """Ends the keeper, which kills all that is left, and waits until it is gone."""
@@ -195,7 +209,7 @@ class Processes:
         elif "started" in message:
             self.answered(message)
         elif "swept" in message:
-            self._swept = [int(pid) for pid in message["swept"]]
+            self._sweeps.discard(int(message["swept"]))
 
     def _lost(self) -> None:
         """The keeper died: each worker dies with it by the kernel's hand, and a new keeper may be begun."""
@@ -208,6 +222,7 @@ class Processes:
         self._channel = None
         now = time.monotonic()
         alive, self._alive = self._alive, set()
+        self._sweeps.clear()
         kill_carriers(self.token)  # what the workers had started
         for pid in alive:
             self._on_exit(Exit(pid=pid, exit_code=-int(signal.SIGKILL), at=now))

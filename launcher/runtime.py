@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 
@@ -55,13 +56,11 @@ class Runtime:
             self.warm = None
         return self.warm
 
-    def sweep(self) -> list[int]:
-        """Kills what the workers of the last generation left behind; returns pids that cannot be killed."""
+    def sweep(self) -> None:
+        """Kills what the workers of the last generation left behind."""
         keep = [self.warm.pid] if self.warm is not None and self.warm.pid is not None else []
-        try:
-            return self.processes.sweep(keep)
-        except KeeperLost:
-            return []
+        with contextlib.suppress(KeeperLost):
+            self.processes.sweep(keep)
 
     def end(self) -> None:
         """Ends the warm process and the keeper, and with them whatever still runs."""

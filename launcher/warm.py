@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.processes import TOKEN, KeeperLost, Processes
+from unicron_elastic.launcher.processes import KeeperLost, Processes
 from unicron_elastic.launcher.source import early_variable, source_files
 from unicron_elastic.worker import bootstrap, warm
 from unicron_elastic.worker import inject as inject_package
 from unicron_elastic.worker.channel import Channel, ChannelClosed
+from unicron_elastic.worker.mark import MARK, mark_of
 
 __all__ = ["PRELOAD_DEFAULT", "WarmProcess", "injected", "why_not"]
 
@@ -100,7 +101,7 @@ class WarmProcess:
         message = {
             "id": number,
             "argv": list(argv),
-            "env": {**env, TOKEN: self._processes.token},
+            "env": {**env, MARK: mark_of(self._processes.token, number)},
             "cwd": cwd,
             "streams": list(streams),
             "keeper": self._processes.keeper_pid,

@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from unicron_elastic.compat.workers import SubprocessContext, bound_to_numa, terminate_handler
@@ -20,7 +21,7 @@ from unicron_elastic.detection.arrivals import Arrivals
 from unicron_elastic.launcher.hangs.activity import is_ending
 from unicron_elastic.launcher.hangs.whereabouts import Whereabouts, parse_groups
 from unicron_elastic.launcher.kept_back import for_scripts
-from unicron_elastic.launcher.processes import Exit
+from unicron_elastic.launcher.processes import Exit, KeeperLost
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.streams import open_streams
 from unicron_elastic.launcher.warm import WarmProcess, injected
@@ -44,6 +45,8 @@ class WorkerProcess:
         self.control: Channel | None = None
         self.page: PulsePage | None = None
         self.is_warm = False
+        self.number = 0  # of the request that started it
+        self._clearing: int | None = None  # the request that ends what it has left
         self.whereabouts = Whereabouts()
         self.arrivals: Arrivals | None = None  # as answered last
         self.owes_arrivals = False
@@ -84,6 +87,18 @@ class WorkerProcess:
         if self.control is not None and why_free is not None:
             with contextlib.suppress(ChannelClosed, OSError):
                 self.control.send({"stopping": why_free})
+
+    def clear(self) -> None:
+        """Has all that it started ended, now that it has ended itself; ``wait_until_clear`` waits for that."""
+        if self._clearing is None:
+            with contextlib.suppress(KeeperLost):  # then nothing of it is left
+                self._clearing = self._runtime.processes.request_clearing(self.pid, self.number)
+
+    def wait_until_clear(self) -> None:
+        """Waits until nothing that it started lives."""
+        self.clear()
+        if self._clearing is not None:
+            self._runtime.processes.wait_for_sweep(self._clearing)
 
     def ask_whereabouts(self) -> None:
         """Asks how far it has come in its collectives, unless it still owes an answer."""
@@ -158,8 +173,10 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
     def replace(self, local_rank: int, env: Mapping[str, str]) -> WorkerProcess:
         """Starts another process in the place of a worker that has ended, with ``env`` on top of that one's.
 
-        It goes on in the same log files. Raises OSError if it cannot be started.
+        It goes on in the same log files, when nothing that the other had started lives. Raises OSError if it cannot be
+        started.
         """
+        self.workers[local_rank].wait_until_clear()
         self.workers[local_rank].release()
         self._early_exits.clear()  # of orphans: the process that starts now may get the pid of one
         self.envs[local_rank].update(env)
@@ -167,8 +184,9 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         worker = WorkerProcess(self._runtime, local_rank)
         warm = self._runtime.ready_warm() if self._numa_options is None else None
         try:
-            number = self._request_start(worker) if warm is None else self._request_fork(warm, worker)
-            worker.pid = self._runtime.processes.wait_for_pid(number, self.entrypoint)
+            request = self._request_start if warm is None else partial(self._request_fork, warm)
+            worker.number = request(worker)
+            worker.pid = self._runtime.processes.wait_for_pid(worker.number, self.entrypoint)
         except BaseException:
             worker.release()
             raise
@@ -203,7 +221,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             self._start_all(self._request_start)
             return
         try:
-            self._start_all(lambda worker: self._request_fork(warm, worker))
+            self._start_all(partial(self._request_fork, warm))
         except ChannelClosed:  # it died this very moment
             self._start_all(self._request_start)
 
@@ -219,11 +237,11 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
     def _start_all(self, request: Callable[[WorkerProcess], int]) -> None:
         workers = {local_rank: WorkerProcess(self._runtime, local_rank) for local_rank in range(self.nprocs)}
         try:
-            numbers = {local_rank: request(worker) for local_rank, worker in workers.items()}
+            for worker in workers.values():
+                worker.number = request(worker)
             self.subprocess_handlers = workers
-            for local_rank, number in numbers.items():
-                worker = workers[local_rank]
-                worker.pid = self._runtime.processes.wait_for_pid(number, self.entrypoint)
+            for worker in workers.values():
+                worker.pid = self._runtime.processes.wait_for_pid(worker.number, self.entrypoint)
                 early = self._early_exits.pop(worker.pid, None)
                 if early is not None:
                     self._exited(early)
@@ -295,6 +313,8 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             if worker.pid == ended.pid and worker.returncode is None:
                 self._drain_control(worker)
                 worker.returncode = ended.exit_code
+                if ended.exit_code != 0:
+                    worker.clear()
                 self._on_worker_exit(worker, ended)
                 return
         if len(self._early_exits) < 4096:  # an orphan's exit, or a worker's before its pid was known

@@ -168,7 +168,9 @@ def test_the_keeper_loads_little() -> None:
         "unicron_elastic",
         "unicron_elastic.launcher",
         "unicron_elastic.launcher.keeper",
+        "unicron_elastic.launcher.sweeping",
         "unicron_elastic.worker",
         "unicron_elastic.worker.channel",
         "unicron_elastic.worker.linux",
+        "unicron_elastic.worker.mark",
     }

@@ -48,6 +48,20 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
+# Starts a child, one in a session of its own, one that knows nothing of the run and a daemon, and says their pids.
+START_HELPERS = """
+import subprocess, time
+pids = [subprocess.Popen(["sleep", "600"], **options).pid for options in ({}, {"start_new_session": True}, {"env": {}})]
+read_end, write_end = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.write(write_end, b"%d" % os.getpid())
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+print(*pids, int(os.read(read_end, 20)), flush=True)
+"""
 
 
 class Node:
@@ -324,6 +338,30 @@ def test_a_signal_reaches_what_a_worker_has_started_too(node: Node, lab: Lab) ->
     context.stop([0], "to end")
     assert node.wait_for_exits(1) == {0: -signal.SIGTERM}
     lab.wait_for_death(child)
+
+
+def test_what_a_lost_worker_has_started_ends_while_the_others_work_on(node: Node, lab: Lab) -> None:
+    context = node.start(*[START_HELPERS + WAIT] * 2)
+    lost, others = ([int(pid) for pid in node.output(rank).split()] for rank in range(2))
+    assert len(lost) == len(others) == 4
+    os.kill(context.pids()[0], signal.SIGKILL)
+    node.wait_for_exits(1)
+    for pid in lost:
+        lab.wait_for_death(pid)
+    assert all(map(lab.is_alive, others))
+    assert context.workers[1].returncode is None
+
+
+def test_what_a_lost_worker_has_started_is_gone_before_its_replacement_begins(node: Node, lab: Lab) -> None:
+    # It may hold a port or a file that the replacement wants.
+    code = START_HELPERS + "raise SystemExit(0)\n"  # of a member that is lost whatever it says in the end
+    context = node.start(code, START_HELPERS + WAIT)
+    lost, others = ([int(pid) for pid in node.output(rank).split()] for rank in range(2))
+    node.wait_for_exits(1)
+    assert all(map(lab.is_alive, lost))  # who ends well may leave something that works on
+    context.replace(0, {"CODE": START_HELPERS + WAIT})
+    assert not any(map(lab.is_alive, lost))
+    assert all(map(lab.is_alive, others))
 
 
 def test_the_close_ends_workers_and_daemons_and_may_come_twice(node: Node, lab: Lab) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from unicron_elastic.launcher.warm import WarmProcess
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
+from unicron_elastic.worker.mark import MARK, token_of
 from unicron_elastic.worker.pulse import PulsePage
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def test_a_fork_is_the_worker_that_was_asked_for(warmer: Warmer, lab: Lab, monke
     assert (ended.exit_code, stderr) == (0, "to stderr\n")
     assert told["argv"] == [str(warmer.script), "--rank", "5"]
     assert told["orig_argv"] == [sys.executable, "-u", str(warmer.script), "--rank", "5"]
-    assert told["env"].pop("UNICRON_RUN_TOKEN") == lab.processes.token
+    assert token_of(told["env"].pop(MARK)) == lab.processes.token
     assert told["env"] == env
     assert told["path"][:2] == [str(warmer.folder), "/nonexistent/of/the/user"]
     assert not any("inject" in entry for entry in told["path"])

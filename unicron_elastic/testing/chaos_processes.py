@@ -15,9 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from unicron_elastic.worker.mark import MARK, token_of
+
 __all__ = ["LiveWorker", "find_workers", "send"]
 
-_TOKEN, _RANK, _LOCAL_RANK, _RUN_ID = "UNICRON_RUN_TOKEN", "RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"
+_RANK, _LOCAL_RANK, _RUN_ID = "RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"
 _PAGE = re.compile(r"/memfd:unicron-pulse:(\d+):(\d+):(\S*)")  # as worker.pulse.page_name has it
 
 
@@ -90,7 +92,7 @@ def _look_at(proc: Path, pid: int) -> LiveWorker | None:
     folder = proc / str(pid)
     with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
         environ = _environment(folder)
-        if _TOKEN not in environ:
+        if MARK not in environ:
             return None
         identity = _identity(environ) or _identity_from_page(folder)
         if identity is None:
@@ -107,7 +109,7 @@ def _look_at(proc: Path, pid: int) -> LiveWorker | None:
             pid=pid,
             state=_STATES.get(stat[0], stat[0]),
             command=(folder / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace"),
-            token=environ[_TOKEN],
+            token=token_of(environ[MARK]),
             started_at=int(stat[19]),
         )
     return None

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
 from unicron_elastic.worker.late import hold_back
 from unicron_elastic.worker.linux import die_with_parent, set_thread_name
+from unicron_elastic.worker.mark import MARK, show_mark
 from unicron_elastic.worker.shadows import hidden_modules, script_folder
 
 __all__ = ["serve"]
@@ -200,6 +201,7 @@ def _become_worker(message: Message, fds: list[int]) -> tuple[int, int]:
     for fd, target in zip(streams, message["streams"], strict=True):
         os.dup2(fd, target, inheritable=True)
         os.close(fd)
+    show_mark(message["env"][MARK])
     _replace_environment(message["env"])
     os.chdir(message["cwd"])
     sys.argv[1:] = message["argv"][len(message["argv"]) - len(sys.argv) + 1 :] if len(sys.argv) > 1 else []
