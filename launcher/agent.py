@@ -16,12 +16,20 @@ from functools import partial
 from typing import Any
 
 from torch.distributed import DistError
-from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.metrics import prof, put_metric
-from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
-from unicron_elastic.compat.agent import TorchAgent
+from unicron_elastic.compat.agent import (
+    DEFAULT_ROLE,
+    RunResult,
+    TorchAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+    prof,
+    put_metric,
+)
+from unicron_elastic.compat.errors import SignalException
+from unicron_elastic.compat.rendezvous import RendezvousGracefulExitError
+from unicron_elastic.compat.workers import LogsSpecs, PContext
 from unicron_elastic.faults import RootCause
 from unicron_elastic.launcher import failures, isolation
 from unicron_elastic.launcher.description import describe_workers

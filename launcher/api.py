@@ -1,20 +1,21 @@
 """``torch.distributed.launcher.api`` with our agent: LaunchConfig, elastic_launch, launch_agent.
 
-torch's own ``launch_agent`` does the work. It finds the agent's class and the rendezvous by name in its module, so it
-is run here with a namespace in which those two names mean ours. torch's module itself is not touched.
+torch's own ``launch_agent`` does the work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import FunctionType, SimpleNamespace
 from typing import Any
 
-import torch.distributed.launcher.api as torch_api
-from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
-from torch.distributed.launcher.api import LaunchConfig, _get_addr_and_port, _get_entrypoint_name
-
+from unicron_elastic.compat.launch import (
+    HealthCheckServer,
+    LaunchConfig,
+    _get_addr_and_port,
+    _get_entrypoint_name,
+    agent_launcher,
+)
 from unicron_elastic.compat.signatures import only_accepted
 from unicron_elastic.launcher.agent import Agent as LocalElasticAgent
 from unicron_elastic.launcher.runtime import Runtime
@@ -56,14 +57,5 @@ def launch_agent(
 ) -> dict[int, Any]:
     """torch's launch_agent with our agent and rendezvous; ``runtime`` is one that was begun early."""
     agent = LocalElasticAgent if runtime is None else partial(LocalElasticAgent, runtime=runtime)
-    namespace = {
-        **vars(torch_api),
-        "LocalElasticAgent": agent,
-        "rdzv_registry": SimpleNamespace(get_rendezvous_handler=rendezvous_handler),
-    }
-    launch = FunctionType(
-        torch_api.launch_agent.__code__, namespace, "launch_agent", torch_api.launch_agent.__defaults__
-    )
-    takes = only_accepted(torch_api.launch_agent, health_check_server=health_check_server)
-    results: dict[int, Any] = launch(config, entrypoint, args, **takes)
-    return results
+    launch = agent_launcher(agent, rendezvous_handler)
+    return launch(config, entrypoint, args, **only_accepted(launch, health_check_server=health_check_server))

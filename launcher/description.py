@@ -9,9 +9,7 @@ import os
 from collections.abc import Callable
 from string import Template
 
-from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec
-from torch.distributed.elastic.utils import macros
-
+from unicron_elastic.compat.agent import Worker, WorkerGroup, WorkerSpec, macros
 from unicron_elastic.launcher.nccl import nccl_defaults
 from unicron_elastic.planning.configurations import Configuration
 from unicron_elastic.planning.configured import CONFIGURATION, configuration_text

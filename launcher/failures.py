@@ -7,8 +7,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
+from unicron_elastic.compat.errors import ProcessFailure
 from unicron_elastic.faults import Failure, RootCause
 
 __all__ = ["process_failures", "recorded_exception", "write_error_file", "write_reason"]

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
-
+from unicron_elastic.compat.agent import RunResult, WorkerState
 from unicron_elastic.launcher.loop import Loop
 
 __all__ = ["FunctionWatch"]

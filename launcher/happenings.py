@@ -7,8 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
-
+from unicron_elastic.compat.agent import RunResult, WorkerGroup, WorkerState
 from unicron_elastic.faults import Failure
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.launcher import failures

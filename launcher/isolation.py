@@ -15,7 +15,7 @@ from unicron_elastic.recovery.commands import AskToLeave, LeaveJob
 from unicron_elastic.recovery.quarantine import LAUNCHER, Quarantined, sentence
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from unicron_elastic.compat.agent import WorkerSpec
 
 __all__ = ["leave", "node_name", "offer_job", "why_kept_out", "why_not_now", "why_stay"]
 

@@ -6,8 +6,7 @@ import os
 import sys
 import textwrap
 
-from torch.distributed.elastic.agent.server.api import WorkerSpec
-
+from unicron_elastic.compat.agent import WorkerSpec
 from unicron_elastic.launcher.options import Options
 from unicron_elastic.planning.configured import CONFIGURATIONS, parse_configurations
 from unicron_elastic.recovery.commands import FailJob, LeaveJob

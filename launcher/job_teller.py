@@ -13,9 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic.agent.server.api import WorkerGroup
-from torch.distributed.elastic.multiprocessing import SignalException
-
+from unicron_elastic.compat.agent import WorkerGroup
+from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.incident import Incident
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.view import JobView

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs
+from unicron_elastic.compat.workers import DefaultLogsSpecs, LogsSpecs
 
 __all__ = ["run_folder", "temporary_folder"]
 

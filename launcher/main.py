@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from unicron_elastic.launcher import arguments, options
@@ -29,14 +28,7 @@ from unicron_elastic.launcher.streams import hold_closed
 from unicron_elastic.worker.linux import die_with_parent
 
 if TYPE_CHECKING:
-    from torch.distributed.run import (  # noqa: F401
-        config_from_args,
-        determine_local_world_size,
-        get_rdzv_endpoint,
-        get_use_env,
-        parse_min_max_nnodes,
-        run_script_path,
-    )
+    config_from_args: Any
 
 __all__ = ["config_from_args", "console_script", "get_args_parser", "main", "parse_args", "run"]
 
@@ -57,7 +49,7 @@ get_args_parser = arguments.get_args_parser
 def __getattr__(name: str) -> Any:
     """The functions of torch.distributed.run that are torch's own here, too."""
     if name in _TORCHS_OWN:
-        import torch.distributed.run as torch_run
+        from unicron_elastic.compat.launch import torch_run
 
         return getattr(torch_run, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -88,8 +80,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
 
 def run(args: argparse.Namespace, runtime: Runtime | None = None) -> None:
     """Runs parsed arguments to the job's end. Raises what torch.distributed.run.run raises."""
-    import torch.distributed.run as torch_run
-
+    from unicron_elastic.compat.launch import run_with
     from unicron_elastic.launcher import api
 
     if runtime is None:
@@ -98,16 +89,15 @@ def run(args: argparse.Namespace, runtime: Runtime | None = None) -> None:
     def launch(config: Any, entrypoint: Any) -> api.elastic_launch:
         return api.elastic_launch(config, entrypoint, runtime=runtime)
 
-    namespace = {**vars(torch_run), "elastic_launch": launch}
     try:
-        FunctionType(torch_run.run.__code__, namespace, "run")(args)
+        run_with(launch, args)
     finally:
         runtime.end()
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """As ``torch.distributed.run.main``: raises ChildFailedError and copies the first failure's error file."""
-    from torch.distributed.elastic.multiprocessing.errors import record
+    from unicron_elastic.compat.errors import record
 
     record(lambda: run(parse_args(args)))()
 
@@ -219,9 +209,9 @@ def _early_environment(args: argparse.Namespace) -> dict[str, str]:
 
 def _run_job(args: argparse.Namespace, runtime: Runtime) -> int:
     from torch.distributed import DistError
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
-    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    from unicron_elastic.compat.errors import ChildFailedError, SignalException, record
+    from unicron_elastic.compat.rendezvous import RendezvousError
 
     try:
         record(lambda: run(args, runtime))()

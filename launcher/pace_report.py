@@ -15,9 +15,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import WorkerGroup
-from torch.distributed.elastic.multiprocessing import SignalException
-
+from unicron_elastic.compat.agent import WorkerGroup
+from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.pace import STOOD_KEPT, Pace, Report, Seen, after, reported
 from unicron_elastic.launcher.workers import WorkerProcess

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 from torch.distributed import Store
-from torch.distributed.elastic.rendezvous import RendezvousHandler
 
+from unicron_elastic.compat.rendezvous import RendezvousHandler
 from unicron_elastic.launcher.hangs.elsewhere import NEWS_KEY, Elsewhere, question_in
 
 __all__ = ["PeerWatch", "tell_peers"]

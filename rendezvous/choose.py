@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import torch.distributed.elastic.rendezvous.registry as torch_registry
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
-
+from unicron_elastic.compat.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    get_rendezvous_handler,
+    parse_rendezvous_endpoint,
+)
 from unicron_elastic.rendezvous.create import create_handler
 from unicron_elastic.rendezvous.fresh import FreshStoreRendezvous
 from unicron_elastic.rendezvous.handler import BACKEND
@@ -31,7 +33,7 @@ def rendezvous_handler(parameters: RendezvousParameters) -> RendezvousHandler:
             return LocalRendezvous(backend="c10d", run_id=parameters.run_id, host=parameters.local_addr)
     if parameters.backend == BACKEND:
         return create_handler(parameters)
-    inner = torch_registry.get_rendezvous_handler(parameters)
+    inner = get_rendezvous_handler(parameters)
     if parameters.backend == "c10d":
         return FreshStoreRendezvous(inner, parameters.local_addr)
     return inner

@@ -6,8 +6,7 @@ import os
 import socket
 import uuid
 
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-
+from unicron_elastic.compat.rendezvous import RendezvousParameters
 from unicron_elastic.rendezvous.cluster_node import ClusterNode
 from unicron_elastic.rendezvous.cluster_records import NodeRecord
 from unicron_elastic.rendezvous.etcd_address import own_address

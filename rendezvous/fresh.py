@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
 from datetime import timedelta
 
 import psutil
 from torch.distributed import PrefixStore, Store
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousExitOp
 
+from unicron_elastic.compat import rendezvous as torchs
+from unicron_elastic.compat.errors import SignalException
+from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from unicron_elastic.rendezvous.bound_store import bound_store
 
 __all__ = ["FreshStoreRendezvous"]
@@ -47,10 +46,7 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meets the other nodes, then gives the round a store of its own. Raises what the inner handler raises."""
-        # torch's dynamic handler keeps what it told the first round's nodes and tells it only once: a node that joins
-        # later would wait for it in vain.
-        if hasattr(self._inner, "_bootstrap_store_info"):
-            self._inner._bootstrap_store_info = None
+        torchs.forget_first_round(self._inner)
         info = self._inner.next_rendezvous()
         self._meeting = info.store
         if not self.use_agent_store or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") == "1":
@@ -106,15 +102,10 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
         return "" if taken <= spare else "other nodes leave already, and the job needs the rest."
 
     def leave(self) -> None:
-        """Takes this node out of the rendezvous, which stays open for the others; then only ``shutdown`` may follow.
-
-        torch has no call for it: its handler closes the rendezvous for all, or vanishes and is missed after 15 s. What
-        it does itself before it joins a new round is done here.
-        """
+        """Takes this node out of the rendezvous, which stays open for the others; then only ``shutdown`` may follow."""
         self._has_left = True
         try:
-            self._inner._stop_heartbeats()
-            self._inner._op_executor.run(_RendezvousExitOp(), time.monotonic() + LEAVE_TIMEOUT_S)
+            torchs.leave(self._inner, LEAVE_TIMEOUT_S)
         except SignalException:
             raise
         except Exception as error:  # the others find out by its missing heartbeat
@@ -127,8 +118,7 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     def _hosts_meeting(self) -> bool:
         """Whether this process is the server of the store in which the nodes meet."""
-        store = getattr(getattr(getattr(self._inner, "_state_holder", None), "_backend", None), "_store", None)
-        port = getattr(store, "port", None)
+        port = torchs.port_of_meeting(self._inner)
         try:
             connections = psutil.Process().net_connections("tcp")
         except SignalException:

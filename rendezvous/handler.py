@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch.distributed import PrefixStore, Store, TCPStore
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import (
+
+from unicron_elastic.compat.errors import ChildFailedError, SignalException
+from unicron_elastic.compat.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousGracefulExitError,
@@ -26,7 +26,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
-
 from unicron_elastic.faults.text import one_line
 from unicron_elastic.metrics.samples import Sample
 from unicron_elastic.recovery.quarantine import Quarantined

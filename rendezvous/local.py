@@ -6,14 +6,14 @@ import socket
 from datetime import timedelta
 
 from torch.distributed import DistNetworkError, PrefixStore, Store
-from torch.distributed.elastic.rendezvous import (
+
+from unicron_elastic.compat.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousStoreInfo,
 )
-
 from unicron_elastic.rendezvous.bound_store import bound_store
 
 __all__ = ["LocalRendezvous"]

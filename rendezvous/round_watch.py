@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch.distributed.elastic.rendezvous import RendezvousClosedError
-
+from unicron_elastic.compat.rendezvous import RendezvousClosedError
 from unicron_elastic.rendezvous.membership import Round
 
 __all__ = ["RoundListener", "RoundWatch"]

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing import SignalException
-
+from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.incident import Incident
 from unicron_elastic.launcher.incidents.ledger import ledger_records
 from unicron_elastic.launcher.loop import Loop

@@ -4,11 +4,32 @@ from __future__ import annotations
 
 import signal
 
+from torch.distributed.elastic.agent.server.api import (
+    DEFAULT_ROLE,
+    RunResult,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.metrics import prof, put_metric
+from torch.distributed.elastic.utils import macros
 
 from unicron_elastic.compat.signatures import accepts
 
-__all__ = ["TorchAgent"]
+__all__ = [
+    "DEFAULT_ROLE",
+    "RunResult",
+    "TorchAgent",
+    "Worker",
+    "WorkerGroup",
+    "WorkerSpec",
+    "WorkerState",
+    "macros",
+    "prof",
+    "put_metric",
+]
 
 
 class TorchAgent(LocalElasticAgent):  # type: ignore[misc]

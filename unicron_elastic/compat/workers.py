@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import SubprocessContext
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, PContext, SubprocessContext
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from unicron_elastic.compat.signatures import accepts
 
-__all__ = ["SubprocessContext", "bound_to_numa", "terminate_handler"]
+__all__ = ["DefaultLogsSpecs", "LogsSpecs", "PContext", "SubprocessContext", "bound_to_numa", "terminate_handler"]
 
 terminate_handler = _terminate_process_handler  # of the signals that end an agent: raises SignalException
 

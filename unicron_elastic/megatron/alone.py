@@ -13,6 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from unicron_elastic.compat.groups import fake_store
+
 __all__ = ["alone", "begin_alone", "join", "takes_place"]
 
 _TAKES_PLACE = "UNICRON_TAKES_PLACE"  # set by the agent
@@ -46,11 +48,9 @@ def alone(rank: int, size: int) -> Iterator[None]:
 
 
 def _init_alone(*_args: Any, rank: int = -1, world_size: int = -1, **_kwargs: Any) -> None:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     rank = int(os.environ["RANK"]) if rank < 0 else rank
     world_size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
-    _init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    _init_process_group("fake", store=fake_store(), rank=rank, world_size=world_size)
 
 
 def _new_alone(ranks: Any = None, *_args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from unicron_elastic.compat.loaded import C10D
 from unicron_elastic.testing.chaos_inflight import wait_until_moving
 from unicron_elastic.testing.chaos_plan import Phase
 
@@ -166,7 +167,7 @@ class Reductions:
 
     def install(self) -> None:
         """Puts wrappers in place of the functions, if this torch has them."""
-        public, private = (sys.modules.get(f"torch.distributed{name}") for name in ("", ".distributed_c10d"))
+        public, private = sys.modules.get("torch.distributed"), sys.modules.get(C10D)
         for name in _FUNCTIONS:
             original = getattr(private, name, None)
             if original is not None:
@@ -188,11 +189,10 @@ class Reductions:
 
 def _reduce_in_python(module: Any) -> None:
     """Gives a DistributedDataParallel that reduces in C++ torch's hook that does the same in Python."""
-    from torch.distributed import _register_comm_hook
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from unicron_elastic.compat.groups import reduce_in_python
 
     try:
-        _register_comm_hook(module.reducer, module.process_group, allreduce_hook)
+        reduce_in_python(module)
     except RuntimeError:
         pass  # it has one: ours, or the script's own
 

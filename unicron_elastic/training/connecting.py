@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch.distributed.distributed_c10d as c10d
+from unicron_elastic.compat.groups import gloo_made_by
 
 __all__ = ["Superseded", "given_up_when"]
 
@@ -28,27 +28,10 @@ class Superseded(Exception):
 def given_up_when(is_superseded: Callable[[], bool], *, number: int | None = 0) -> Iterator[None]:
     """While this lasts, torch makes gloo's part of a process group so; where it is given up, Superseded is raised.
 
-    torch 2.13 makes it by calling ``distributed_c10d.ProcessGroupGloo``, and asks then whether that is its type.
     ``number``: from which the groups are counted; None: as torch counts.
     """
-    original: Any = c10d.ProcessGroupGloo
-
-    class Meta(type):
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            return _make(lambda: original(*args, **kwargs), is_superseded)
-
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, original)
-
-    # By this number torch names the group, and so the keys in the store. It starts again when groups are destroyed, but
-    # not after one that was given up: who has given up would wait for keys other than those of a newcomer.
-    if number is not None:
-        c10d._world.group_count = number
-    c10d.ProcessGroupGloo = Meta("ProcessGroupGloo", (), {})
-    try:
+    with gloo_made_by(lambda construct: _make(construct, is_superseded), number=number):
         yield
-    finally:
-        c10d.ProcessGroupGloo = original
 
 
 def _make(construct: Callable[[], Any], is_superseded: Callable[[], bool]) -> Any:

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Work
 
+from unicron_elastic.compat.tensors import copy_each, zero_each
+
 __all__ = ["BUCKET_BYTES", "Bucket", "Gradients"]
 
 BUCKET_BYTES = 25 * 2**20  # as DDP's
@@ -60,7 +62,7 @@ class Gradients:
 
     def begin(self) -> None:
         """Begins a step: nothing summed up, nothing reduced. ``reduced`` keeps what it has."""
-        torch._foreach_zero_(self._flats)
+        zero_each(self._flats)
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
         self._touched.clear()
@@ -121,7 +123,7 @@ class Gradients:
 
     def settle(self) -> None:
         """Puts the reduced gradients into ``p.grad``; None for a parameter that no micro-batch gave one."""
-        torch._foreach_copy_([b.local for b in self.buckets], [b.reduced for b in self.buckets])
+        copy_each([b.local for b in self.buckets], [b.reduced for b in self.buckets])
         first = self.micro_batches
         touched = self._notes[first : first + len(self.parameters)].tolist()
         for parameter, view, count in zip(self.parameters, self.views, touched, strict=True):

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+
+from unicron_elastic.compat.tensors import NormBase
 
 __all__ = ["Statistics"]
 
@@ -24,7 +25,7 @@ class Statistics:
     """
 
     def __init__(self, model: nn.Module, micro_batches: int) -> None:
-        layers = [layer for layer in model.modules() if isinstance(layer, _NormBase) and layer.track_running_stats]
+        layers = [layer for layer in model.modules() if isinstance(layer, NormBase) and layer.track_running_stats]
         self._layers = [layer for layer in layers if layer.running_mean is not None]
         self._buffers = [
             buffer for layer in self._layers for buffer in (layer.running_mean, layer.running_var) if buffer is not None

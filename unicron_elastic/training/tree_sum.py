@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unicron_elastic.compat.tensors import add_each
 from unicron_elastic.training.tree import Addition, Node, combine_plan, merge, root
 
 __all__ = ["TreeSum"]
@@ -238,9 +239,9 @@ def _added(left: Gradients, right: Gradients) -> Gradients:
     both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
     alone = [b if a is None else a for a, b in zip(left, right, strict=True) if (a is None) != (b is None)]
     if both:
-        torch._foreach_add_([a for a, _ in both], [b for _, b in both])
+        add_each([a for a, _ in both], [b for _, b in both])
     if alone:
-        torch._foreach_add_(alone, 0.0)
+        add_each(alone, 0.0)
     return [b if a is None else a for a, b in zip(left, right, strict=True)]
 
 

@@ -6,10 +6,10 @@ there is a reason: steps take longer and nothing cheaper tells why, or a rank is
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from unicron_elastic.compat.loaded import default_group
 from unicron_elastic.worker import recorder
 from unicron_elastic.worker.channel import Message
 
@@ -25,8 +25,7 @@ def arrivals() -> Message | None:
     from it. ``ops`` are the operations' names, and ``op`` says which of them each collective was, unless there is only
     one. None if nothing is recorded. Raises what torch raises.
     """
-    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    group = None if distributed is None else distributed._world.default_pg
+    group = default_group()
     if group is None:
         return None
     runs = [_latest_run(_begun(entries, str(group.group_name))) for entries in recorder.collectives()]

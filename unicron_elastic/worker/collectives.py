@@ -21,16 +21,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from unicron_elastic.compat.loaded import C10D, all_groups, first_registering, has_other_than_gloo
 from unicron_elastic.worker.gloo_sockets import shut_gloo_connections
 from unicron_elastic.worker.imports import after_import
 
 __all__ = ["Broken", "break_collectives", "free_to_stop", "groups_made", "watch_groups"]
-
-_MODULE = "torch.distributed.distributed_c10d"
-# All that makes a group ends in it, by the first of these names that there is; before torch 2.13 by the second.
-_REGISTERS = ("_register_pg_in_world", "_register_process_group")
-
-_GLOO = "gloo"
 
 _made: list[None] = []  # one for each group: appending is one step, whichever thread does it
 
@@ -56,12 +51,12 @@ def watch_groups(on_first_group: Callable[[], object]) -> None:
     """
     callback: list[Callable[[], object]] = [on_first_group]
     os.register_at_fork(after_in_child=callback.clear)
-    after_import(_MODULE, lambda module: _watch_registration(module, callback))
+    after_import(C10D, lambda module: _watch_registration(module, callback))
 
 
 def _watch_registration(module: ModuleType, callback: list[Callable[[], object]]) -> None:
     """Watched after the fact, so that no frame of ours is in the traceback of a group that could not be made."""
-    name = next((name for name in _REGISTERS if hasattr(module, name)), _REGISTERS[0])
+    name = first_registering(module)
     register = getattr(module, name)
 
     @functools.wraps(register)
@@ -115,10 +110,8 @@ def break_collectives(reason: str, *, only_gloo: bool = False, is_quiet: bool = 
 
 
 def _groups() -> list[Any]:
-    """Nothing is imported for it: who has not imported torch.distributed has no groups."""
-    module: Any = sys.modules.get(_MODULE)
     try:
-        return list(module._world.pg_map)
+        return all_groups()
     except Exception:  # it is not there, is being imported, or the main thread makes groups meanwhile
         return []
 
@@ -138,16 +131,12 @@ def _begin_abort(group: Any) -> bool:
     that counts its threads does not see it.
     """
     try:
-        if not _has_other_than_gloo(group):
+        if not has_other_than_gloo(group):
             return False
         _thread.start_new_thread(_abort, (group,))
     except Exception:
         return False
     return True
-
-
-def _has_other_than_gloo(group: Any) -> bool:
-    return any(group._get_backend(device).name() != _GLOO for device in group._device_types)
 
 
 def _abort(group: Any) -> None:

@@ -16,19 +16,20 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from unicron_elastic.compat.loaded import DYNAMO
+
 __all__ = ["hold_back"]
 
-_LATE = "torch._dynamo"
 _held_groups: list[object] = []
 
 
 def hold_back() -> None:
     """Takes the module out of ``sys.modules``, as if it were not imported; its import then costs nothing."""
-    parent, _, child = _LATE.rpartition(".")
-    module = sys.modules.get(_LATE)
+    parent, _, child = DYNAMO.rpartition(".")
+    module = sys.modules.get(DYNAMO)
     is_whole = getattr(sys.modules.get(parent), child, None) is module
     if module is not None and is_whole:
-        del sys.modules[_LATE]
+        del sys.modules[DYNAMO]
         delattr(sys.modules[parent], child)
         sys.meta_path.insert(0, _HeldBack(module))
 
@@ -41,7 +42,7 @@ class _HeldBack(MetaPathFinder, Loader):
         self._spec = module.__spec__
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:  # noqa: ARG002
-        return ModuleSpec(fullname, self, origin=self._module.__file__, is_package=True) if fullname == _LATE else None
+        return ModuleSpec(fullname, self, origin=self._module.__file__, is_package=True) if fullname == DYNAMO else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:  # noqa: ARG002
         return self._module

@@ -12,8 +12,8 @@ import _thread
 import contextlib
 import sys
 from collections.abc import Sequence
-from typing import Any
 
+from unicron_elastic.compat.loaded import C10D, all_groups, sequence_number
 from unicron_elastic.worker import recorder
 from unicron_elastic.worker.arrivals import arrivals
 from unicron_elastic.worker.channel import ChannelClosed, Message
@@ -81,10 +81,7 @@ def position() -> list[Message]:
     The numbers are those of torch's flight recorder, which counts for all back ends; ``ended`` is None without it. If
     one group alone is waited in, ``op`` says for what, where that is known.
     """
-    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if distributed is None:
-        return []
-    groups = {str(group.group_name): group for group in list(distributed._world.pg_map)[:GROUPS_MAX]}
+    groups = {str(group.group_name): group for group in all_groups()[:GROUPS_MAX]}
     recorded = _recorded(list(groups))
     found: list[Message] = []
     for name, group in groups.items():
@@ -93,7 +90,7 @@ def position() -> list[Message]:
             found.append({"name": name, "begun": begun, "ended": ended})
         else:
             with contextlib.suppress(Exception):  # a back end that counts nothing
-                begun = int(group._get_sequence_number_for_group())
+                begun = sequence_number(group)
                 found.append({"name": name, "begun": begun, "ended": None if begun else 0})
     waiting = [each for each in found if each["ended"] is not None and each["begun"] > each["ended"]]
     if len(waiting) == 1 and (op := _operation()):
@@ -112,7 +109,7 @@ def _operation() -> str:
         for _ in range(FRAMES_MAX):
             if frame is None:
                 break
-            if frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d":
+            if frame.f_globals.get("__name__") == C10D:
                 return frame.f_code.co_name[:OP_CHARACTERS]
             frame = frame.f_back
     return ""

@@ -8,18 +8,13 @@ seldom. A group with two back ends is in both recorders, and its collectives are
 
 from __future__ import annotations
 
-import json
-import pickle
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from unicron_elastic.compat.loaded import recorded, recorded_status, recorders
 from unicron_elastic.worker.collectives import groups_made
 
 __all__ = ["collectives", "counts", "learn", "needs_to_learn"]
-
-_C10D = "torch._C._distributed_c10d"
-_RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")  # torch/distributed/debug/_debug_handlers.py
 
 
 class _Numbers:
@@ -38,7 +33,7 @@ def counts(names: Sequence[str]) -> dict[str, tuple[int, int]]:
 
     Takes 30 microseconds.
     """
-    status = {recorder: _status(dump) for recorder, dump in _available("_json")}
+    status = {recorder: recorded_status(recorder) for recorder in recorders()}
     used = [(recorder, number) for recorder, groups in status.items() for number in groups]
     if len(names) == 1 and len(used) == 1:  # needs no learning
         recorder, number = used[0]
@@ -62,34 +57,15 @@ def needs_to_learn() -> bool:
 def learn() -> None:
     """Learns the numbers of all groups in which a collective is on record. Raises what torch raises."""
     made = groups_made()
-    for recorder, dump in _available(""):
-        for entry in _entries(dump):  # the latest of a name counts
+    for recorder in recorders():
+        for entry in recorded(recorder):  # the latest of a name counts
             _numbers.of[recorder, str(entry["process_group"][0])] = str(entry["pg_id"])
     _numbers.learned_at = made
 
 
 def collectives() -> list[Sequence[dict[str, Any]]]:
     """What each recorder has of each collective, the oldest first. Takes 5 ms for 2,000. Raises what torch raises."""
-    return [_entries(dump) for _, dump in _available("")]
-
-
-def _available(kind: str) -> list[tuple[str, Callable[..., Any]]]:
-    """(name, dump) of the recorders that this torch has."""
-    c10d: Any = sys.modules.get(_C10D)
-    found = ((name, getattr(c10d, name + kind, None)) for name in _RECORDERS)
-    return [(name, dump) for name, dump in found if dump is not None]
-
-
-def _status(dump: Callable[..., Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(dump(includeCollectives=False, onlyActive=False)).get("pg_status", {})
-    return found
-
-
-def _entries(dump: Callable[..., Any]) -> Sequence[dict[str, Any]]:
-    # Pickled in this very process, and faster than JSON.
-    text = dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
-    found: Sequence[dict[str, Any]] = pickle.loads(text).get("entries", ())
-    return found
+    return [recorded(recorder) for recorder in recorders()]
 
 
 def _begun_and_ended(status: dict[str, Any]) -> tuple[int, int]:

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NamedTuple
 
+from unicron_elastic.compat.loaded import C10D
+
 __all__ = ["Glance", "end_if_stuck", "is_stuck"]
 
 STUCK_S = 5.0
@@ -23,7 +25,7 @@ LOOK_S = 0.5
 _CPU_S = 0.001  # that a thread may use while it waits
 # Where others are waited for. Not all of torch.distributed: who writes a checkpoint may wait for a slow disk.
 _WAITING = (
-    "/torch/distributed/distributed_c10d.py",
+    f"/{C10D.replace('.', '/')}.py",
     "/megatron/core/pipeline_parallel/",
     "/unicron_elastic/training/collective.py",
 )

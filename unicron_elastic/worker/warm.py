@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from unicron_elastic.compat.loaded import forbids_cuda
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
 from unicron_elastic.worker.late import hold_back
 from unicron_elastic.worker.linux import die_with_parent, set_thread_name
@@ -141,7 +142,7 @@ def _trial() -> None:
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.mm(torch.ones(64, 64), torch.ones(64, 64))
-            if torch.cuda._is_in_bad_fork():
+            if forbids_cuda(torch):
                 os._exit(2)
         code = 0
     finally:

@@ -1,0 +1,53 @@
+"""How torch makes process groups, and how the making can be taken over. Imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+
+__all__ = ["fake_store", "gloo_made_by", "reduce_in_python"]
+
+
+@contextlib.contextmanager
+def gloo_made_by(make: Callable[[Callable[[], Any]], Any], *, number: int | None) -> Iterator[None]:
+    """While this lasts, torch has gloo's part of a process group made by ``make``, which is given what would make it.
+
+    torch makes it by calling ``distributed_c10d.ProcessGroupGloo``, and asks then whether that is its type.
+    ``number``: from which the groups are counted; None: as torch counts.
+    """
+    original: Any = c10d.ProcessGroupGloo
+
+    class Meta(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return make(lambda: original(*args, **kwargs))
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original)
+
+    # By this number torch names the group, and so the keys in the store. It starts again when groups are destroyed, but
+    # not after one that was given up: who has given up would wait for keys other than those of a newcomer.
+    if number is not None:
+        c10d._world.group_count = number
+    c10d.ProcessGroupGloo = Meta("ProcessGroupGloo", (), {})
+    try:
+        yield
+    finally:
+        c10d.ProcessGroupGloo = original
+
+
+def fake_store() -> Any:
+    """Return a store for torch's ``fake`` back end, whose groups have no peers."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def reduce_in_python(module: Any) -> None:
+    """Have a DistributedDataParallel reduce by torch's hook, in Python. Raises RuntimeError if it has one already."""
+    from torch.distributed import _register_comm_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    _register_comm_hook(module.reducer, module.process_group, allreduce_hook)

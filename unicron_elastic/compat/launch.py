@@ -1,0 +1,44 @@
+"""torch's launchers with parts of ours in the place of theirs; torch's modules are not touched. Imports torch.
+
+``torch.distributed.run.run`` and ``torch.distributed.launcher.api.launch_agent`` find what they use by name in their
+modules. So they are run here with other namespaces, in which some of those names mean ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import torch.distributed.launcher.api as torch_api
+import torch.distributed.run as torch_run
+from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
+from torch.distributed.launcher.api import LaunchConfig, _get_addr_and_port, _get_entrypoint_name
+
+__all__ = [
+    "HealthCheckServer",
+    "LaunchConfig",
+    "_get_addr_and_port",
+    "_get_entrypoint_name",
+    "agent_launcher",
+    "run_with",
+    "torch_run",
+]
+
+
+def run_with(elastic_launch: Callable[[Any, Any], Any], args: argparse.Namespace) -> None:
+    """Run parsed arguments to the job's end, launched by ``elastic_launch(config, entrypoint)``."""
+    _with_names(torch_run.run, elastic_launch=elastic_launch)(args)
+
+
+def agent_launcher(
+    agent: Callable[..., Any], rendezvous_handler: Callable[[Any], Any]
+) -> Callable[..., dict[int, Any]]:
+    """Return torch's ``launch_agent`` with this agent's class and this maker of rendezvous handlers."""
+    registry = SimpleNamespace(get_rendezvous_handler=rendezvous_handler)
+    return _with_names(torch_api.launch_agent, LocalElasticAgent=agent, rdzv_registry=registry)
+
+
+def _with_names(function: Any, **names: Any) -> Callable[..., Any]:
+    return FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__)

@@ -1,0 +1,102 @@
+"""What a worker asks of the torch that its script has imported. Imports none: who has no torch has no groups."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+__all__ = [
+    "C10D",
+    "DYNAMO",
+    "all_groups",
+    "default_group",
+    "first_registering",
+    "forbids_cuda",
+    "has_other_than_gloo",
+    "recorded",
+    "recorded_status",
+    "recorders",
+    "sequence_number",
+]
+
+C10D = "torch.distributed.distributed_c10d"
+DYNAMO = "torch._dynamo"  # its first import depends on when it happens: see worker/late.py
+
+_C10D_IN_C = "torch._C._distributed_c10d"
+_RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")  # torch/distributed/debug/_debug_handlers.py
+# All that makes a group ends in the first of these that there is: torch 2.13 has both, an older one the second.
+_REGISTERING = ("_register_pg_in_world", "_register_process_group")
+
+_GLOO = "gloo"
+
+
+def all_groups() -> list[Any]:
+    """Return this process's groups, the whole job's first. Raises what comes of a torch that keeps them elsewhere.
+
+    A list that changes meanwhile, as the main thread makes or destroys groups, raises RuntimeError.
+    """
+    module: Any = sys.modules.get(C10D)
+    return [] if module is None else list(module._world.pg_map)
+
+
+def default_group() -> Any:
+    """Return the group of the whole job; None without one. Raises AttributeError where it is kept elsewhere."""
+    module: Any = sys.modules.get(C10D)
+    return None if module is None else module._world.default_pg
+
+
+def first_registering(c10d: ModuleType) -> str:
+    """Return the name of the function of ``c10d`` in which all that makes a group ends. Raises AttributeError."""
+    for name in _REGISTERING:
+        if hasattr(c10d, name):
+            return name
+    raise AttributeError(f"{C10D} has none of {', '.join(_REGISTERING)}")
+
+
+def has_other_than_gloo(group: Any) -> bool:
+    """Return whether one of the group's back ends is not gloo. Raises AttributeError where they are kept elsewhere."""
+    return any(group._get_backend(device).name() != _GLOO for device in group._device_types)
+
+
+def sequence_number(group: Any) -> int:
+    """Return how many collectives the group has begun, as its back end counts. Raises if it counts none."""
+    return int(group._get_sequence_number_for_group())
+
+
+def forbids_cuda(torch: Any) -> bool:
+    """Return whether this process was forked from one that had opened CUDA, so that it cannot open it."""
+    return bool(torch.cuda._is_in_bad_fork())
+
+
+# -- the flight recorders, one for gloo, and one for NCCL where torch has CUDA -----------------------------------------
+
+
+def recorders() -> list[str]:
+    """Return the names of those that this torch has."""
+    return [name for name in _RECORDERS if _dump(name) is not None and _dump(f"{name}_json") is not None]
+
+
+def recorded_status(recorder: str) -> dict[str, Any]:
+    """Return what a recorder knows of each group, by the number that it gave the group. Raises what torch raises."""
+    dump = _dump(f"{recorder}_json")
+    assert dump is not None
+    found: dict[str, Any] = json.loads(dump(includeCollectives=False, onlyActive=False)).get("pg_status", {})
+    return found
+
+
+def recorded(recorder: str) -> Sequence[dict[str, Any]]:
+    """Return the collectives that a recorder has, the oldest first; 2,000 take 5 ms. Raises what torch raises."""
+    dump = _dump(recorder)
+    assert dump is not None
+    # Pickled in this very process, and faster than JSON.
+    text = dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
+    found: Sequence[dict[str, Any]] = pickle.loads(text).get("entries", ())
+    return found
+
+
+def _dump(name: str) -> Callable[..., Any] | None:
+    return getattr(sys.modules.get(_C10D_IN_C), name, None)

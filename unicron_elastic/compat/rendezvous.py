@@ -1,0 +1,65 @@
+"""torch's rendezvous: its interface, its registry, and how its dynamic handler is left. Imports torch."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+__all__ = [
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousGracefulExitError",
+    "RendezvousHandler",
+    "RendezvousInfo",
+    "RendezvousParameters",
+    "RendezvousStoreInfo",
+    "RendezvousTimeoutError",
+    "forget_first_round",
+    "get_rendezvous_handler",
+    "leave",
+    "parse_rendezvous_endpoint",
+    "port_of_meeting",
+]
+
+
+def forget_first_round(handler: RendezvousHandler) -> None:
+    """Have the dynamic ``handler`` tell its store's address in the next round, too: it keeps it and tells it once.
+
+    A node that joins later would wait for it in vain.
+    """
+    if hasattr(handler, "_bootstrap_store_info"):
+        handler._bootstrap_store_info = None
+
+
+def leave(handler: RendezvousHandler, timeout_s: float) -> None:
+    """Take this node out of the dynamic ``handler``'s rendezvous, which stays open for the others.
+
+    torch has no call for it: its handler closes the rendezvous for all, or vanishes and is missed after 15 s. What it
+    does itself before it joins a new round is done here. Raises whatever this torch has to say to that.
+    """
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousExitOp
+
+    handler._stop_heartbeats()
+    handler._op_executor.run(_RendezvousExitOp(), time.monotonic() + timeout_s)
+
+
+def port_of_meeting(handler: RendezvousHandler) -> int | None:
+    """Return the port of the store in which the nodes of the dynamic ``handler`` meet; None if it is not known."""
+    backend: Any = getattr(getattr(handler, "_state_holder", None), "_backend", None)
+    port: int | None = getattr(getattr(backend, "_store", None), "port", None)
+    return port

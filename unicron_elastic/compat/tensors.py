@@ -1,0 +1,29 @@
+"""Operations on many tensors at once, and what torch's layers have in common. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
+
+__all__ = ["NormBase", "add_each", "copy_each", "zero_each"]
+
+NormBase: Any = _NormBase  # of all layers that keep running statistics
+
+
+def add_each(tensors: Sequence[Tensor], what: Sequence[Tensor] | float) -> None:
+    """Add to each of the tensors, in place, the one of ``what`` at its place, or the number."""
+    torch._foreach_add_(tensors, what)
+
+
+def copy_each(tensors: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each of ``sources`` to the tensor at its place."""
+    torch._foreach_copy_(tensors, sources)
+
+
+def zero_each(tensors: Sequence[Tensor]) -> None:
+    """Set all elements of all tensors to zero."""
+    torch._foreach_zero_(tensors)
