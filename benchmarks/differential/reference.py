@@ -1,0 +1,142 @@
+"""What a case must come to: computed by plain torch, and by a run alone, each in a forked process."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from differential.case import Case
+from differential.parts import flat, make
+from differential.plain import PlainRun
+from differential.script import SAVE_AT, Script
+from differential.worker import is_ours
+
+__all__ = ["Came", "alone", "plain", "restored"]
+
+_STRANGE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+DEADLINE_S = 120
+
+
+@dataclass
+class Came:
+    """What came out. ``error``: with which it ended; ``is_ours``: whether the product raised that."""
+
+    losses: dict[int, float] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
+    evaluated: dict[int, float] = field(default_factory=dict)  # by step
+    final: dict[str, Any] = field(default_factory=dict)
+    saved: dict[str, Any] = field(default_factory=dict)  # the state when it was to be saved
+    error: str = ""
+    is_ours: bool = False
+
+
+class _Notes:
+    """A watcher that only remembers."""
+
+    def __init__(self, came: Came, state: Callable[[], dict[str, Any]]) -> None:
+        self.came, self.state = came, state
+
+    def at(self, phase: str, step: int) -> None:
+        """Nothing happens."""
+
+    def log(self, what: str, **values: Any) -> None:
+        """Remembers."""
+        if what == "step":
+            self.came.losses[values["step"]] = values["loss"]
+            self.came.digests[values["step"]] = values["digest"]
+        elif what == "evaluated":
+            self.came.evaluated[values["step"]] = values["value"]
+        elif what == "saved":
+            self.came.saved = self.state()
+
+
+def plain(case: Case, folder: Path) -> Came:
+    """Plain torch, all micro-batches in one process."""
+    return _forked(folder / "plain", lambda came: _train(case, folder, came, PlainRun, reference=True))
+
+
+def alone(case: Case, folder: Path) -> Came:
+    """``unicron_elastic.Run`` in one process, without a launcher."""
+    import unicron_elastic
+
+    own = folder / "alone-folder"
+    own.mkdir(exist_ok=True)
+    return _forked(
+        folder / "alone", lambda came: _train(case, own, came, unicron_elastic.Run, reference=False, more=True)
+    )
+
+
+def restored(case: Case, folder: Path) -> Came:
+    """What another process gets from the folder into which a case has saved."""
+    import unicron_elastic
+
+    def restore(came: Came) -> None:
+        parts = make(case, seed=9)
+        run = unicron_elastic.Run(**parts.registered(), witness=_Nothing())
+        step = run.restore(folder / "saved")
+        assert step == SAVE_AT, f"step {step} was restored, and step {SAVE_AT} was saved"
+        came.saved = flat(parts)
+
+    return _forked(folder / "restored", restore)
+
+
+class _Nothing:
+    """In the place of the witness."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, _state: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+def _train(
+    case: Case, folder: Path, came: Came, kind: Callable[..., Any], *, reference: bool, more: bool = False
+) -> None:
+    parts = make(case, seed=0)
+    options: dict[str, Any] = parts.registered()
+    if more:
+        options |= {"reproducible": case.reproducible, "snapshot_every": case.snapshot_every, "witness": _Nothing()}
+    run = kind(**options)
+    Script(case, parts, run, _Notes(came, lambda: flat(parts)), folder, reference=reference).main()
+    came.final = flat(parts)
+
+
+def _forked(target: Path, work: Callable[[Came], None]) -> Came:
+    """Done in a process of its own, so that nothing stays of default types, groups and generators."""
+    pid = os.fork()
+    if pid == 0:
+        _child(target, work)
+    _, status = os.waitpid(pid, 0)
+    if not target.exists():
+        return Came(error=f"the process ended with {os.waitstatus_to_exitcode(status)}")
+    found: Came = torch.load(target, weights_only=False)
+    return found
+
+
+def _child(target: Path, work: Callable[[Came], None]) -> None:
+    import signal
+
+    signal.alarm(DEADLINE_S)
+    for name in _STRANGE:
+        os.environ.pop(name, None)
+    came = Came()
+    with open(f"{target}.err", "w") as err:
+        os.dup2(err.fileno(), 1)
+        os.dup2(err.fileno(), 2)
+        try:
+            work(came)
+        except BaseException as error:
+            traceback.print_exc(file=err)
+            came.error, came.is_ours = f"{type(error).__name__}: {error}", is_ours(error)
+        torch.save(came, f"{target}.part")
+        os.rename(f"{target}.part", target)
+        err.flush()
+    os._exit(0)

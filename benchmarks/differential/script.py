@@ -1,0 +1,202 @@
+"""The training script of all cases: written once, run with plain torch and with ``unicron_elastic.Run``."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from differential.case import Case
+from differential.features import batch
+from differential.parts import Parts, flat
+
+__all__ = ["HELD_OUT", "LOOPS", "Script", "Watcher", "digest"]
+
+LOOPS = (
+    "plain", "epochs", "epochs-scheduler", "evaluation", "own-collective", "caught-forward", "caught-backward",
+    "caught-and-left", "zero-grad-inside", "early", "more", "number-early", "save",
+)  # fmt: skip
+HELD_OUT = 12
+EVALUATE_EVERY = 3
+SAVE_AT = 3
+
+
+class Watcher(Protocol):
+    """Sees what a script does: it writes it down, and strikes where the case wants that."""
+
+    def at(self, phase: str, step: int) -> None:
+        """The script is there."""
+
+    def log(self, what: str, **values: Any) -> None:
+        """Something to be compared."""
+
+
+class Breaks(torch.autograd.Function):
+    """Raises in the backward pass, when part of the gradients have been added already."""
+
+    @staticmethod
+    def forward(_context: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_context: Any, *_gradients: Tensor) -> Tensor:
+        raise ArithmeticError("broken on purpose")
+
+
+class Script:
+    """One process's training. ``is_reference``: nothing is raised on the way, as plain torch could not take it back."""
+
+    def __init__(self, case: Case, parts: Parts, run: Any, watcher: Watcher, folder: Path, *, reference: bool) -> None:
+        self.case, self.parts, self.run, self.watcher, self.folder = case, parts, run, watcher, folder
+        self.is_reference = reference
+        self.broken: set[tuple[int, int]] = set()
+
+    def main(self) -> None:
+        """All of it."""
+        case = self.case
+        if case.loop == "save" or case.snapshot_every:
+            self.run.restore(self.folder / "saved" if case.loop == "save" else None)
+        for total in self._totals():
+            for step in self.run.steps(total=total, micro_batches=case.micro_batches):
+                self._step(step)
+            self.watcher.at("epoch", self.run.step)
+            if case.loop.startswith("epochs"):
+                self._end_epoch(total)
+        self.watcher.at("end", self.run.step)
+
+    def _totals(self) -> list[int]:
+        steps = self.case.steps
+        match self.case.loop:
+            case "epochs" | "epochs-scheduler":
+                each = max(1, steps // 3)
+                return [*range(each, steps, each), steps]
+            case "early":
+                return [steps - 3, steps - 5, steps]
+            case "more":
+                return [steps - 3, steps]
+        return [steps]
+
+    def _end_epoch(self, total: int) -> None:
+        if self.case.loop == "epochs-scheduler":
+            self.parts.optimizers[0].param_groups[0]["lr"] *= 0.8
+        else:
+            self._evaluate(total)
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def _step(self, step: Any) -> None:
+        case, parts, watcher = self.case, self.parts, self.watcher
+        early = step.number if case.loop == "number-early" else None
+        watcher.at("begin", self.run.step)
+        for done, index in enumerate(step):
+            number = step.number if early is None else early
+            self._freeze(step.number)
+            watcher.at("forward", self.run.step)
+            self._micro_batch(step, number, index)
+            watcher.log("micro", step=self.run.step, index=index, drawn=number)
+            if case.loop == "zero-grad-inside" and done == 0 and not self.is_reference:
+                parts.optimizers[0].zero_grad(set_to_none=False)
+            watcher.at("between", self.run.step)
+        watcher.at("reduced", self.run.step)
+        number = step.number
+        if parts.scaler is not None:
+            for optimizer in parts.optimizers:
+                parts.scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(parts.model.parameters(), 5.0)
+        parts.step(step.loss)
+        watcher.log("step", step=number, loss=step.loss, digest=digest(flat(parts)), world=self.run.world_size)
+        self._freeze(number + 1)
+        watcher.at("optimized", number)
+        if case.loop == "evaluation" and number % EVALUATE_EVERY == 1:
+            self._evaluate(number)
+        if case.loop == "own-collective":
+            self._own_collective(number)
+        if case.loop == "save" and number + 1 == SAVE_AT:
+            self.run.save(self.folder / "saved", number + 1)
+            watcher.log("saved", step=number + 1)
+
+    def _micro_batch(self, step: Any, number: int, index: int) -> None:
+        loop = "" if self.is_reference or (self.run.step, index) in self.broken else self.case.loop
+        is_chosen = self.run.step % 3 == 1 and index % 2 == 1
+        if loop.startswith("caught") and is_chosen:
+            self.broken.add((self.run.step, index))
+            is_taken_back = self._breaks(step, number, index, loop)
+            if not is_taken_back:
+                return
+        step.backward(self._loss(number, index))
+
+    def _breaks(self, step: Any, number: int, index: int, loop: str) -> bool:
+        """Whether the micro-batch is computed once more then."""
+        with contextlib.suppress(ArithmeticError):
+            if loop == "caught-forward":
+                self._loss(number, index)
+                raise ArithmeticError("broken on purpose")
+            step.backward(self._loss(number, index, through=Breaks.apply))
+        return loop != "caught-and-left"
+
+    def _loss(self, number: int, index: int, through: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        x, y = batch(number, index)
+        if through is not None:
+            x = through(x.requires_grad_())
+        loss = nn.functional.mse_loss(self.parts.call(x, index), y)
+        if self.case.scaler == "overflow" and number == 2 and index == 1:
+            loss = loss * torch.inf
+        return loss
+
+    def _freeze(self, number: int) -> None:
+        """As of the step that begins."""
+        for how, wanted in (("freeze", number < self.case.change_at), ("unfreeze", number >= self.case.change_at)):
+            if how in self.case.hows:
+                for parameter in self.parts.model.late():
+                    if parameter.requires_grad != wanted:
+                        parameter.requires_grad_(wanted)
+
+    # -- between steps ------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, number: int) -> None:
+        """The mean loss on held-out data, of which each rank computes its share."""
+        run, model = self.run, self.parts.model
+        self.watcher.at("evaluation", number)
+        model.eval()
+        with torch.no_grad():
+            rank, size = run.rank, run.world_size
+            losses = [nn.functional.mse_loss(model(x, index), y) for index, x, y in _held_out(rank, size)]
+            mine = torch.stack(losses).sum() * size / HELD_OUT if losses else torch.zeros(())
+            mean = run.mean(mine)
+        model.train()
+        self.watcher.log("evaluated", step=number, at=run.step, value=float(mean))
+
+    def _own_collective(self, number: int) -> None:
+        if not dist.is_initialized() or self.is_reference:
+            return
+        found = torch.full((50_000,), float(self.run.rank + 1))
+        dist.all_reduce(found)
+        size = self.run.world_size
+        self.watcher.log("summed", step=number, value=float(found[0]), wanted=size * (size + 1) / 2)
+
+
+def _held_out(rank: int, size: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    for index in range(rank, HELD_OUT, size):
+        yield (index, *batch(-1, index))
+
+
+def digest(state: dict[str, Any]) -> str:
+    """Of names, types, shapes and bits."""
+    total = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name]
+        total.update(f"{name}:".encode())
+        if isinstance(value, Tensor):
+            total.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            total.update(
+                value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+            )
+        else:
+            total.update(repr(value).encode())
+    return total.hexdigest()[:16]
