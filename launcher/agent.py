@@ -404,6 +404,10 @@ class Agent(TorchAgent):
         event = events.NodesLost(at=time.monotonic(), nodes=nodes, reason=reason, generation=generation)
         self._runtime.loop.call_soon(lambda: self._events.append(event))
 
+    def _taken_out(self, generation: int, reason: str) -> None:
+        event = events.TakenForLost(at=time.monotonic(), reason=reason, generation=generation)
+        self._runtime.loop.call_soon(lambda: self._events.append(event))
+
     def _others_depart(self, generation: int, nodes: tuple[str, ...], reason: str) -> None:
         self._runtime.loop.call_soon(lambda: self._worlds.gone(nodes))
         self._recalls.others_depart(generation, nodes, reason)
@@ -632,6 +636,7 @@ class Agent(TorchAgent):
                 on_recall=self._recalls.told,
                 on_depart=partial(self._others_depart, generation),
                 on_lost=partial(self._nodes_lost, generation),
+                on_taken_out=partial(self._taken_out, generation),
                 on_change=self._worlds.look,
             )
             spec.rdzv_handler.watch_nodes(listener)

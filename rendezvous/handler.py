@@ -363,8 +363,8 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             return ""
         if why_not(Decision.TAKE_FOR_LOST, self._presence.blind):
             return self._why_blind_too_long()
-        if why := self._presence.why_lost(self._member.node_id):
-            return f"This node was taken out of the job: {why}"
+        if why := self.why_taken_out(this_round):
+            return why
         if failed := self._presence.get(self._keys.failed):
             return f"The job is over: {failed}"
         missing = self._gone(this_round)
@@ -374,6 +374,13 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             are = "is" if len(silent) == 1 else "are"
             words.append(f"{', '.join(silent)} {are} lost: the lease in the cluster's store is gone.")
         return " ".join(words)
+
+    def why_taken_out(self, this_round: Round) -> str:
+        """Why the others took this node for lost, as a sentence; "": they did not, or it is blind."""
+        if self._round is not this_round or why_not(Decision.TAKE_FOR_LOST, self._presence.blind):
+            return ""
+        why = self._presence.why_lost(self._member.node_id)
+        return f"This node was taken out of the job: {why}" if why else ""
 
     def nodes_gone(self, this_round: Round) -> tuple[str, ...]:
         """The nodes of a round that are gone, if that is all that is the matter: the others could go on."""

@@ -17,6 +17,9 @@ class _Rounds(Protocol):
     def why_over(self, this_round: Round) -> str:
         """Why a round cannot go on, as a sentence; "": it can."""
 
+    def why_taken_out(self, this_round: Round) -> str:
+        """Why the others took this node for lost, as a sentence; "": they did not."""
+
     def nodes_gone(self, this_round: Round) -> tuple[str, ...]:
         """The nodes of a round that are gone, if that is all that is the matter."""
 
@@ -38,14 +41,16 @@ class RoundListener:
     """What is called, each once a round at most.
 
     ``on_fault``: why the round cannot go on; ``on_cancel``: the job is to end; ``on_waiting``: how many nodes wait.
-    ``on_lost``: which nodes are gone, each time that more are, and why: it is called instead of ``on_fault`` if that is
-    all there is. ``on_depart``: which nodes are well and leave, each time that more do, and why. ``on_recall``: why
-    this node is wanted elsewhere or drained, why it must stay, and whether it is drained, each time that changes.
-    ``on_change`` is called whenever something may have changed.
+    ``on_taken_out``: why the others took this node, which lives, for lost. ``on_lost``: which nodes are gone, each time
+    that more are, and why; each is called instead of ``on_fault`` if that is all there is. ``on_depart``: which nodes
+    are well and leave, each time that more do, and why. ``on_recall``: why this node is wanted elsewhere or drained,
+    why it must stay, and whether it is drained, each time that changes. ``on_change`` is called whenever something may
+    have changed.
     """
 
     on_fault: Callable[[str], None]
     on_lost: Callable[[tuple[str, ...], str], None] | None = None
+    on_taken_out: Callable[[str], None] | None = None
     on_change: Callable[[], None] = lambda: None
     on_cancel: Callable[[Exception], None] = lambda _error: None
     on_waiting: Callable[[int], None] = lambda _nodes: None
@@ -85,8 +90,10 @@ class RoundWatch:
 
     def _say_why_over(self, why: str) -> None:
         nodes = self._handler.nodes_gone(self._round)
-        on_lost = self._listener.on_lost
-        if nodes and on_lost is not None:
+        on_lost, on_taken_out = self._listener.on_lost, self._listener.on_taken_out
+        if on_taken_out is not None and (taken_out := self._handler.why_taken_out(self._round)):
+            self._once("fault", lambda: on_taken_out(taken_out))
+        elif nodes and on_lost is not None:
             self._once(f"lost {' '.join(nodes)}", lambda: on_lost(nodes, why))
         else:
             self._once("fault", lambda: self._listener.on_fault(why))

@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from store_lab import BINARY, BLIND_AFTER_S, DEADLINE_S, Cable, Told, compact, wait_until
+from cable import Cable
+from store_lab import BINARY, BLIND_AFTER_S, DEADLINE_S, Told, compact, wait_until
 
 from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd, find_binary
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress

@@ -29,6 +29,7 @@ __all__ = [
     "StartedWorker",
     "StateFetched",
     "StepEnded",
+    "TakenForLost",
     "TimePassed",
     "WatchBegan",
     "WorkerEnding",
@@ -219,6 +220,15 @@ class NodesLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakenForLost:
+    """The others took this node, which lives, for lost."""
+
+    at: float
+    reason: str
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodesDepart:
     """Other nodes of the job, which are well, are about to leave; ``nodes`` is what they are called in its worlds."""
 
@@ -335,6 +345,7 @@ Event: TypeAlias = (
     | LeaveAnswered
     | PeerFailed
     | NodesLost
+    | TakenForLost
     | NodesDepart
     | MembershipChanged
     | WorkerReplaced

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from unicron_elastic.incident import Incident
-from unicron_elastic.recovery import recalled
+from unicron_elastic.recovery import recalled, taken_for_lost
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -134,6 +134,8 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
     state = replace(state, world=event.world, broke=None, restarts_used=used, came_late=state.came_late or came_late)
     if recalled.is_left_out(state):
         return recalled.end_workers(state, event.at)
+    if taken_for_lost.is_left_out(state, before):
+        return taken_for_lost.begin_anew(state, event.at)
     told: list[Command] = []
     late: list[Command] = []
     for worker in state.running:
@@ -142,8 +144,7 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
             state = state.with_worker(replace(worker, part=Part.MEMBER))
             told.append(TellWorld(local_rank=worker.local_rank))
         elif not is_in and worker.part is Part.MEMBER:
-            was_in = before is not None and before.rank_of(name_of(state, worker)) is not None
-            state, more = _left_out(state, worker, event.at) if was_in else _came_late(state, worker)
+            state, more = _came_late(state, worker)
             late += more
     left_out = [*_leave_to_the_others(state, event.world), *_without_the_gone(state, event.world)]
     return state, [*told, *late, *left_out, *_without_the_ended(state, event.world)]
@@ -177,13 +178,6 @@ def _leave_to_the_others(state: JobState, world: World) -> list[Command]:
     names = tuple(name for name in (name_of(state, worker) for worker in over) if world.rank_of(name) is not None)
     reason = "The training is over: those who still make their last step do so without the others."
     return [ChangeWorld(lost=names, reason=reason)] if names and world.number > 1 else []
-
-
-def _left_out(state: JobState, worker: Worker, at: float) -> tuple[JobState, list[Command]]:
-    """Others took it for lost; it begins again."""
-    state = state.with_worker(replace(worker, part=Part.LOST, told_to_stop_at=at, was_killed=True))
-    reason = f"The others go on without rank {worker.rank}: SIGKILL, and it begins again."
-    return state, [KillWorkers(local_ranks=(worker.local_rank,), reason=reason)]
 
 
 def _went_on(state: JobState, worker: Worker, event: MemberWentOn) -> tuple[JobState, list[Command]]:

@@ -16,7 +16,7 @@ import signal
 from dataclasses import replace
 
 from unicron_elastic.faults import Failure, Fault, classify, root_cause
-from unicron_elastic.recovery import in_place, losses, lost_nodes, recalled
+from unicron_elastic.recovery import in_place, losses, lost_nodes, recalled, taken_for_lost
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     Command,
@@ -40,6 +40,7 @@ from unicron_elastic.recovery.events import (
     NodeUnhealthy,
     PeerFailed,
     StepEnded,
+    TakenForLost,
     TimePassed,
     WatchBegan,
     WorkerEnding,
@@ -98,7 +99,7 @@ def _handled(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
             return _evidence_gathered(state, event)
         case NodeUnhealthy() | NodeRecalled() | StepEnded() | LeaveAnswered():
             return _about_node(state, event)
-        case PeerFailed() | NodesLost() | NodesDepart():
+        case PeerFailed() | NodesLost() | TakenForLost() | NodesDepart():
             return _about_peers(state, event)
         case MembershipChanged():
             return _nodes_join(state, event)
@@ -142,6 +143,7 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         observed=None,
         world=None,
         came_late=False,
+        is_left_out=False,
         gone=frozenset(),
         broke=None,
         reattempts=0,
@@ -270,6 +272,8 @@ def _fault_noticed(
     """
     if recalled.leaves(state):  # which concerns nobody else any more
         return recalled.end_workers(state, at) if state.phase is Phase.RUNNING else (state, [])
+    if state.is_left_out:  # nobody waits for these workers any more
+        return state, []
     gone_on = losses.go_on(state, fault, at, method)
     if gone_on is not None:
         return gone_on
@@ -315,7 +319,7 @@ def _nodes_wait(state: JobState, at: float, reason: str, why_not_in_place: str) 
 
 def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple[JobState, list[Command]]:
     """Stops a healthy generation because another node failed or wants to join."""
-    if state.phase is Phase.STOPPING and counts and not state.counts_as_restart:
+    if state.phase is Phase.STOPPING and counts and not (state.counts_as_restart or state.is_left_out):
         return replace(state, summons=reason, counts_as_restart=True), []  # a fault weighs more than a newcomer
     if state.phase is not Phase.RUNNING:
         return state, []
@@ -323,7 +327,11 @@ def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple
     return stop(state, at, reason, is_anyone_gone=counts)
 
 
-def _about_peers(state: JobState, event: PeerFailed | NodesLost | NodesDepart) -> tuple[JobState, list[Command]]:
+def _about_peers(
+    state: JobState, event: PeerFailed | NodesLost | TakenForLost | NodesDepart
+) -> tuple[JobState, list[Command]]:
+    if isinstance(event, TakenForLost) and taken_for_lost.do_others_go_on(state):
+        return taken_for_lost.begin_anew(state, event.at, event.reason)
     if isinstance(event, NodesLost | NodesDepart):
         state = replace(state, gone=state.gone | set(event.nodes))
     if isinstance(event, NodesDepart):

@@ -151,6 +151,7 @@ class JobState:
     node: str = "here"  # what this node is called in the worlds of this generation
     world: World | None = None  # of those who can go on without one another; None: nobody asked for one
     came_late: bool = False  # to that world: no worker of this generation has a state of its own to begin with
+    is_left_out: bool = False  # the others go on without this node: its workers are being ended, and it joins again
     gone: frozenset[str] = frozenset()  # nodes of this round that were lost or have left
     broke: WorldBroke | None = None  # and nobody is known to be gone
     reattempts: int = 0  # since the world last went on

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from unicron_elastic.recovery.commands import Command, StopWorkers, WakeAt
+from unicron_elastic.recovery.commands import Command, KillWorkers, StopWorkers, WakeAt
 from unicron_elastic.recovery.hangs import kill_hung
 from unicron_elastic.recovery.policy import Policy
 from unicron_elastic.recovery.state import JobState, Phase, Worker
 
-__all__ = ["end_of_teardown", "named", "not_told", "stop", "stop_ending"]
+__all__ = ["end_at_once", "end_of_teardown", "named", "not_told", "stop", "stop_ending"]
 
 
 def stop(state: JobState, at: float, reason: str, *, is_anyone_gone: bool = True) -> tuple[JobState, list[Command]]:
@@ -27,6 +27,16 @@ def stop(state: JobState, at: float, reason: str, *, is_anyone_gone: bool = True
         commands.append(WakeAt(at=teardown_at))
     state, kills = kill_hung(state)
     return state, [*commands, *kills]
+
+
+def end_at_once(state: JobState, at: float, reason: str) -> tuple[JobState, list[Command]]:
+    """Kill all workers, which have nothing left to save: others train on without them."""
+    local_ranks = tuple(worker.local_rank for worker in state.running)
+    killed = (replace(w, was_killed=True) if w.local_rank in local_ranks else w for w in state.workers)
+    kill_at = at + state.policy.stop_timeout_s
+    state = replace(state, workers=tuple(killed), phase=Phase.STOPPING, kill_at=kill_at, teardown_at=None)
+    state = replace(state.told_to_stop(local_ranks, at), hang=None, broke=None, replace_at=None)
+    return state, [KillWorkers(local_ranks=local_ranks, reason=reason)]
 
 
 def _is_ending(worker: Worker, at: float, policy: Policy) -> bool:
