@@ -122,7 +122,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def use_agent_store(self) -> bool:
-        """The workers use the store that the round's first agent hosts."""
+        """The workers use the store that the round's first agent hosts, or one that the first of them hosts."""
         return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     def get_backend(self) -> str:
@@ -503,7 +503,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             raise RendezvousClosedError(why)
 
     def _open_store(self, found: Round, deadline: float) -> tuple[TCPStore, RendezvousStoreInfo] | None:
-        """The round's store and where it is, once all have come to it; None if one of them is lost before."""
+        """The round's store and where the workers' is, once all have come; None if one of them is lost before."""
         key = self._keys.store(found.number)
         if found.places[0].node_id == self._member.node_id:
             store = round_store.host(self._address, STORE_TIMEOUT_S)
@@ -524,8 +524,13 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             except ValueError as error:
                 raise RendezvousConnectionError(f"{key} {error}") from None
             where = RendezvousStoreInfo(host, port)
-        has_come = round_store.arrive(store, len(found.places), lambda: self._is_off(found))
-        return (store, where) if has_come else None
+        if not round_store.arrive(store, len(found.places), lambda: self._is_off(found)):
+            return None
+        if not self.use_agent_store:
+            rank = found.rank_of(self._member.node_id)
+            assert rank is not None
+            where = round_store.place_for_workers(store, rank, self._address)
+        return store, where
 
     def _is_off(self, found: Round) -> bool:
         """Whether a round cannot begin any more: somebody is lost on the way to it, or gave it up."""

@@ -13,9 +13,10 @@ from datetime import timedelta
 from torch.distributed import DistError, PrefixStore, TCPStore
 from torch.distributed import Store as TorchStore
 
+from unicron_elastic.compat.rendezvous import RendezvousStoreInfo
 from unicron_elastic.rendezvous.bound_store import bound_store
 
-__all__ = ["RoundStoreError", "arrive", "host", "visit"]
+__all__ = ["RoundStoreError", "arrive", "host", "place_for_workers", "visit"]
 
 CONNECT_TIMEOUT_S = 15.0
 _ARRIVED = "arrived"
@@ -47,6 +48,17 @@ def visit(address: str, timeout_s: float) -> tuple[TCPStore, str, int]:
         raise RoundStoreError(str(error)) from error
     store.set_timeout(timedelta(seconds=timeout_s))
     return store, name, int(port)
+
+
+def place_for_workers(store: TorchStore, rank: int, address: str) -> RendezvousStoreInfo:
+    """Return where the first worker is to host a store for the workers alone: a port that is free on the first node.
+
+    ``rank`` and ``address`` are those of this node, which must have arrived. Raises RoundStoreError.
+    """
+    try:
+        return RendezvousStoreInfo.build(rank, PrefixStore("unicron/workers", store), address)
+    except (DistError, OSError, RuntimeError) as error:
+        raise RoundStoreError(str(error)) from error
 
 
 def arrive(store: TorchStore, size: int, is_off: Callable[[], bool]) -> bool:

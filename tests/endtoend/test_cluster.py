@@ -143,6 +143,34 @@ def test_an_etcd_that_is_not_there_is_one_sentence(launcher: Any, options: Any, 
     assert "Traceback" not in run.err
 
 
+MEET = """
+import os, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+count, store = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+os.write(1, f"MET {count} {int(total)} by the agent's store {store} pid {os.getpid()}\\n".encode())
+while not os.path.exists(os.path.join(os.environ["PROBE"], "stop")):
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("tool", ["torchrun", "unicron-run"])
+def test_workers_meet_in_a_store_of_their_own_if_they_are_to(launcher: Any, etcd: EmbeddedEtcd, tool: str) -> None:
+    # The first worker hosts it then, as under torch's own rendezvous; so it needs a port that the agent has not taken.
+    arguments = arguments_of(etcd.endpoint, launcher.script("meet.py", MEET), "--nnodes=2")
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    runs = [launcher.start(*arguments, tool=tool, env={**env, "UNICRON_NODE_NAME": name}) for name in "ab"]
+    pids = [run.until_line(r"^MET 0 2 by the agent's store False pid (\d+)")[0] for run in runs]
+    os.kill(int(pids[1]), signal.SIGKILL)
+    for run in runs:
+        run.until_line(r"^MET \d 2 by the agent's store False", count=2)
+    stop(launcher, runs)
+
+
 def test_plain_torchrun_meets_over_it_too(launcher: Any, options: Any) -> None:
     runs = [start(launcher, name, [*options("--nnodes=2")], tool="torchrun") for name in ("a", "b")]
     for rank, run in enumerate(runs):
