@@ -209,13 +209,17 @@ def test_a_sparse_gradient_is_refused() -> None:
     assert tree_sum.nodes == ()
 
 
-def test_gradients_in_another_memory_format_are_put_in_the_order_of_the_parameter() -> None:
-    image = torch.zeros(1, 2, 2, 2).to(memory_format=torch.channels_last).requires_grad_()
-    image.grad = torch.arange(8.0).view(1, 2, 2, 2).to(memory_format=torch.channels_last)
+@pytest.mark.parametrize("of_parameter", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("of_gradient", [torch.contiguous_format, torch.channels_last])
+def test_gradients_are_put_in_the_order_of_the_parameters_memory(of_parameter: Any, of_gradient: Any) -> None:
+    image = torch.zeros(1, 2, 2, 2).to(memory_format=of_parameter).requires_grad_()
+    values = torch.arange(8.0).view(1, 2, 2, 2)
+    image.grad = values.to(memory_format=of_gradient)
     tree_sum = TreeSum([image], 1)
     tree_sum.add(0)
 
-    assert list(range(8)) == tree_sum.flat(Node(0, 0), [image]).tolist()
+    as_it_lies = values if of_parameter is torch.contiguous_format else values.permute(0, 2, 3, 1)
+    assert as_it_lies.flatten().tolist() == tree_sum.flat(Node(0, 0), [image]).tolist()
 
 
 def test_bad_buckets_and_holdings_are_named(worlds: Mapping[int, World]) -> None:

@@ -105,7 +105,7 @@ class Layout:
         layout = cls(told["skeleton"], tuple(map(TensorSpec.parse, listed)))
         if layout.total_bytes > BYTES_MAX:
             raise ValueError(f"a layout of more than {BYTES_MAX} bytes")
-        skeletons.check(layout.skeleton, len(layout.specs))
+        skeletons.check(layout.skeleton, [len(spec.shape) for spec in layout.specs])
         return layout
 
     def __eq__(self, other: object) -> bool:
@@ -119,8 +119,9 @@ class Layout:
 def flatten(state: Any) -> tuple[Layout, list[torch.Tensor]]:
     """The layout of a state and its tensors, each once, in the order in which they are met.
 
-    The tensors are the state's own memory if they are contiguous and copies of it otherwise. Views of the same memory
-    with the same shape are one tensor. Raises TypeError that names the place of a value which cannot be sent.
+    The tensors are the state's own memory if that has no gaps, with the dimensions in the order in which they lie there
+    (a channels_last tensor has the channels last), and copies of it otherwise. Views of the same memory are one tensor
+    if they have the same shape then. Raises TypeError that names the place of a value which cannot be sent.
     """
     dismantler = Dismantler(frozenset(ITEM_BYTES))
     skeleton = dismantler.take(state)

@@ -12,12 +12,43 @@ import torch
 
 from unicron_elastic.state import skeleton as skeletons
 
-__all__ = ["Assembler", "Dismantler"]
+__all__ = ["Assembler", "Dismantler", "flat_like", "memory_order", "place_of", "shaped_like", "turned"]
 
 SUPPORTED = (
     "None, bool, int, float, str, bytes, torch.Tensor, torch.Size, NumPy arrays and scalars of numbers, "
     "and lists, tuples and dicts of these with keys that are str or int"
 )
+
+
+def place_of(path: str, key: str | int) -> str:
+    """What the part of a dict at ``path`` is called that has this key."""
+    is_name = isinstance(key, str) and key.isidentifier()
+    return f"{path}.{key}".lstrip(".") if is_name else f"{path}[{key!r}]"
+
+
+def memory_order(tensor: torch.Tensor) -> list[int]:
+    """The dimensions as they lie in memory, the outermost first; [] if that is their own order, or leaves gaps."""
+    if tensor.layout != torch.strided or tensor.is_contiguous():
+        return []
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return order if tensor.permute(order).is_contiguous() else []
+
+
+def flat_like(like: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor of the shape of ``like``, in the order in which those of ``like`` lie in memory, 1-D."""
+    order = memory_order(like)
+    return (tensor.permute(order) if order else tensor).reshape(-1)
+
+
+def shaped_like(like: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """``flat``, which has as many numbers as ``like``, in its shape and the order of its memory: undoes flat_like."""
+    order = memory_order(like)
+    return turned(flat.view([like.shape[dimension] for dimension in order]), order) if order else flat.view(like.shape)
+
+
+def turned(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """The tensor whose dimensions lie in memory in this order, which is that of ``tensor``."""
+    return tensor.permute([order.index(dimension) for dimension in range(len(order))])
 
 
 class Dismantler:
@@ -35,7 +66,7 @@ class Dismantler:
         if skeletons.is_plain(value):
             return value
         if isinstance(value, torch.Tensor):
-            return ("tensor", self._add(value, path))
+            return self._take_tensor(value, path)
         if isinstance(value, dict):
             return self._take_dict(value, path, depth)
         kind = {list: "list", tuple: "tuple", torch.Size: "size"}.get(type(value))
@@ -53,16 +84,16 @@ class Dismantler:
             return self._take_bytes(value)
         numpy = sys.modules.get("numpy")
         if numpy is not None and type(value) is numpy.ndarray:
-            return ("ndarray", self._add(_from_numpy(numpy, value, path), path))
+            return ("ndarray", self._add(_from_numpy(numpy, value, path)))
         if numpy is not None and isinstance(value, numpy.generic):
-            return ("scalar", self._add(_from_numpy(numpy, numpy.array(value), path), path))
+            return ("scalar", self._add(_from_numpy(numpy, numpy.array(value), path)))
         raise _unsupported(value, path)
 
     def _take_bytes(self, value: bytes) -> tuple[Any, ...]:
         """The skeleton of bytes, which become a tensor if there are many of them."""
         if len(value) <= skeletons.INLINE_BYTES_MAX:
             return ("bytes", base64.b64encode(value).decode())
-        return ("blob", self._add(torch.frombuffer(bytearray(value), dtype=torch.uint8), "bytes"))
+        return ("blob", self._add(torch.frombuffer(bytearray(value), dtype=torch.uint8)))
 
     def _take_dict(self, value: dict[Any, Any], path: str, depth: int) -> tuple[Any, ...]:
         """The skeleton of any kind of dict; the state of a torch module keeps the versions that come with it."""
@@ -72,23 +103,25 @@ class Dismantler:
                 raise TypeError(
                     f"{_named(path)} has the key {key!r:.60}; keys that can be sent are str, or int of 64 bits"
                 )
-            is_name = isinstance(key, str) and key.isidentifier()
-            items.append(
-                (key, self.take(part, f"{path}.{key}".lstrip(".") if is_name else f"{path}[{key!r}]", depth - 1))
-            )
+            items.append((key, self.take(part, place_of(path, key), depth - 1)))
         kind = "ordered" if isinstance(value, OrderedDict) else "counter" if isinstance(value, Counter) else "dict"
         metadata = getattr(value, "_metadata", None)
         if kind == "ordered" and metadata is not None:
             return ("module", self.take(metadata, f"{path}._metadata", depth - 1), (kind, *items))
         return (kind, *items)
 
-    def _add(self, tensor: torch.Tensor, path: str) -> int:
-        """The number of a tensor, which is added if it is new."""
+    def _take_tensor(self, tensor: torch.Tensor, path: str) -> tuple[Any, ...]:
+        """The skeleton of a tensor, which is added."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
             raise _unsupported(tensor, path)
         if tensor.is_quantized or tensor.is_meta or str(tensor.dtype).removeprefix("torch.") not in self._dtypes:
             raise _unsupported(tensor, path)
         tensor = tensor.detach()
+        order = memory_order(tensor)
+        return ("turned", self._add(tensor.permute(order)), *order) if order else ("tensor", self._add(tensor))
+
+    def _add(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor, which is added if it is new."""
         place: tuple[Any, ...] = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
         place = (*place, tensor.is_conj(), tensor.is_neg())
         number = self._numbers.get(place, len(self.tensors)) if tensor.numel() else len(self.tensors)
@@ -119,6 +152,9 @@ class Assembler:
             state = self.make(parts[1])
             state._metadata = self.make(parts[0])
             return state
+        if kind == "turned":
+            number, *order = parts
+            return turned(self._tensors[number], order)
         return self._make_leaf(kind, parts[0])
 
     def _make_leaf(self, kind: str, part: Any) -> Any:

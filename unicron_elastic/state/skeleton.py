@@ -1,7 +1,8 @@
 """The part of a state that is no tensor, as plain JSON values: how it is written and what a valid one looks like.
 
 ``None``, bools, ints of 64 bits, finite floats and texts stand for themselves. All else is an array that begins with
-its kind: ``["list", ...]``, ``["tuple", ...]``, ``["dict", [key, value], ...]``, ``["tensor", number]`` and so on.
+its kind: ``["list", ...]``, ``["tuple", ...]``, ``["dict", [key, value], ...]``, ``["tensor", number]`` and so on. A
+tensor whose dimensions lie in memory in another order is ``["turned", number, dimension, ...]``, the outermost first.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = ["DEPTH_MAX", "INLINE_BYTES_MAX", "check", "float_of", "float_text", "is_plain", "wide_int"]
@@ -48,12 +50,12 @@ def wide_int(text: str) -> int:
     return int(text, 16)
 
 
-def check(value: Any, tensors: int) -> None:
-    """Raises ValueError unless ``value`` is a skeleton that refers to ``tensors`` tensors and to no other."""
+def check(value: Any, tensors: Sequence[int]) -> None:
+    """Raises ValueError unless ``value`` is a skeleton of tensors that have so many dimensions, and of no others."""
     _check(value, tensors, "the state", DEPTH_MAX)
 
 
-def _check(value: Any, tensors: int, where: str, depth: int) -> None:
+def _check(value: Any, tensors: Sequence[int], where: str, depth: int) -> None:
     """Checks ``value``, which stands at ``where``."""
     if depth == 0:
         raise ValueError(f"a state is nested deeper than {DEPTH_MAX} levels")
@@ -74,11 +76,14 @@ def _check(value: Any, tensors: int, where: str, depth: int) -> None:
         _check(parts[1], tensors, where, depth - 1)
         if not isinstance(parts[1], tuple | list) or parts[1][0] != "ordered":
             raise ValueError(f"{where} is a module's state without its items")
+    elif kind == "turned" and parts and _is_leaf("tensor", parts[0], tensors):
+        if not all(type(part) is int for part in parts) or sorted(parts[1:]) != list(range(tensors[parts[0]])):
+            raise ValueError(f"{where} is a tensor whose dimensions are not each named once")
     elif not (len(parts) == 1 and _is_leaf(kind, parts[0], tensors)):
         raise ValueError(f"{where} is of the kind {kind[:40]!r}, which does not exist or has other parts")
 
 
-def _check_items(items: list[Any], tensors: int, where: str, depth: int) -> None:
+def _check_items(items: list[Any], tensors: Sequence[int], where: str, depth: int) -> None:
     """Checks the items of a mapping."""
     seen: set[str | int] = set()
     for item in items:
@@ -90,10 +95,10 @@ def _check_items(items: list[Any], tensors: int, where: str, depth: int) -> None
         _check(item[1], tensors, f"{where}[{item[0]!r:.60}]", depth - 1)
 
 
-def _is_leaf(kind: str, part: Any, tensors: int) -> bool:
+def _is_leaf(kind: str, part: Any, tensors: Sequence[int]) -> bool:
     """Whether ``part`` is what this kind has as its only part."""
     if kind in NUMBERED:
-        return type(part) is int and 0 <= part < tensors
+        return type(part) is int and 0 <= part < len(tensors)
     if not isinstance(part, str):
         return False
     if kind == "float":

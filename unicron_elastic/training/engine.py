@@ -24,7 +24,7 @@ from unicron_elastic.training.joining import (
     about_taken,
     fetch_state,
     give_state,
-    take_state,
+    receive_state,
 )
 from unicron_elastic.training.membership import membership
 from unicron_elastic.training.randomness import Randomness
@@ -282,7 +282,7 @@ class Engine:
             if assembly.rank in agreement.advance:
                 return
             if agreement.pull:
-                assembly.together(partial(self._give_or_take, agreement))
+                self._give_or_take(agreement)
             agreement = assembly.meet(self._said)
         self._must_meet = False
         dealt = agreement.dealt[assembly.rank]
@@ -316,30 +316,46 @@ class Engine:
         )
 
     def _give_or_take(self, agreement: Agreement) -> None:
-        """Gives the state to those who have none, or takes it."""
+        """Gives the state to those who have none, or takes it: all or nothing, as this rank may be the next source.
+
+        Raises what the run raises for a state that it cannot take over.
+        """
+        _, assembly = self._parts()
+        received: list[Any] = []
+        began = time.monotonic()
+        if not assembly.together(partial(self._transfer, agreement, received)):
+            return
+        if agreement.begins:
+            for tensor, value in zip(self._tensors(), received, strict=True):
+                tensor.copy_(value)
+            self.state = agreement.step
+        elif not received:
+            return
+        else:
+            state, taken_bytes = received
+            self._registered.load_state_dict(state)
+            assert assembly.world is not None
+            node = assembly.world.members[agreement.sources[0]].node
+            self._membership.tell({"fetched": about_taken(taken_bytes, time.monotonic() - began, node)})
+        made_before(self.state)
+        self._has_state = True
+        self._clear()
+
+    def _transfer(self, agreement: Agreement, received: list[Any]) -> None:
+        """Puts what this rank is to take into ``received``. Raises what a collective raises."""
         _, assembly = self._parts()
         source = agreement.sources[0]
         if agreement.begins:
-            tensors = [tensor.detach() for tensor in (*self._model.parameters(), *self._model.buffers())]
-            received = [tensor.clone() for tensor in tensors]
+            received += [tensor.clone(memory_format=torch.contiguous_format) for tensor in self._tensors()]
             for tensor in received:
                 assembly.broadcast(tensor, source)
-            # All or nothing: if the world breaks on the way, this rank may be the next source.
-            for tensor, value in zip(tensors, received, strict=True):
-                tensor.copy_(value)
-            self.state = agreement.step
         elif assembly.rank == source:
             give_state(self._registered, assembly, agreement.pull, self._device)
         elif assembly.rank in agreement.pull:
-            began = time.monotonic()
-            taken_bytes = take_state(self._registered, assembly, source, self._device)
-            assert assembly.world is not None
-            node = assembly.world.members[source].node
-            self._membership.tell({"fetched": about_taken(taken_bytes, time.monotonic() - began, node)})
-        if agreement.begins or assembly.rank in agreement.pull:
-            made_before(self.state)
-            self._has_state = True
-            self._clear()
+            received += receive_state(assembly, source, self._device)
+
+    def _tensors(self) -> list[Tensor]:
+        return [tensor.detach() for tensor in (*self._model.parameters(), *self._model.buffers())]
 
     @property
     def _device(self) -> torch.device:

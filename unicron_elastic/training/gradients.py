@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from unicron_elastic.compat.tensors import copy_each, zero_each
+from unicron_elastic.state.nested import shaped_like
 
 __all__ = ["BUCKET_BYTES", "Bucket", "Gradients"]
 
@@ -45,7 +46,7 @@ class Gradients:
     def __init__(self, parameters: Sequence[Tensor], micro_batches: int, *, bucket_bytes: int | None = None) -> None:
         self.parameters = tuple(parameters)
         self.micro_batches = micro_batches
-        self.views: list[Tensor] = []  # of each parameter's gradient, in its shape
+        self.views: list[Tensor] = []  # of each parameter's gradient, in its shape, as the parameter lies in memory
         self.done: set[int] = set()  # buckets whose reduced sum is complete
         self.has_last = False  # whether ``reduced`` still is that of the step before
         self._touched: set[Tensor] = set()
@@ -167,7 +168,7 @@ class Gradients:
             self._flats.append(local)
             offset = 0
             for position, size in zip(positions, sizes, strict=True):
-                views[position] = local[offset : offset + size].view(self.parameters[position].shape)
+                views[position] = shaped_like(self.parameters[position], local[offset : offset + size])
                 offset += size
             buckets += _cut(local, reduced, positions, sizes, most=max(1, bucket_bytes // local.element_size()))
             self._notes = local[offset:]

@@ -13,7 +13,7 @@ from unicron_elastic.state.layout import Layout, empty_tensors, flatten, rebuild
 from unicron_elastic.state.server import Held, NotAtRest, StateServer
 from unicron_elastic.training.rest import Rest
 
-__all__ = ["Servant", "about_fetched", "about_taken", "fetch_state", "give_state", "take_state"]
+__all__ = ["Servant", "about_fetched", "about_taken", "fetch_state", "give_state", "receive_state", "take_state"]
 
 REST_TIMEOUT_S = 60.0  # a step may take long, and its end is not at rest
 PULL_TIMEOUT_S = 600.0
@@ -71,7 +71,8 @@ class Servant:
 def fetch_state(run: HasState, invitation: Mapping[str, Any]) -> Pulled | None:
     """Copies the state from where the invitation says and takes it over.
 
-    None if all sources were lost on the way. Until the result is released the sources stay in their step.
+    None if all sources were lost on the way. Until the result is released the sources stay in their step. Raises what
+    the run raises for a state that it cannot take over.
     """
     try:
         pulled = pull(invitation["sources"], bytes.fromhex(invitation["key"]), timeout_s=PULL_TIMEOUT_S)
@@ -115,6 +116,13 @@ def give_state(run: HasState, members: Exchange, destinations: Sequence[int], de
 
 def take_state(run: HasState, members: Exchange, source: int, device: torch.device) -> int:
     """Receives what ``give_state`` sends, and takes it over; its bytes. Raises what a collective raises."""
+    state, taken_bytes = receive_state(members, source, device)
+    run.load_state_dict(state)
+    return taken_bytes
+
+
+def receive_state(members: Exchange, source: int, device: torch.device) -> tuple[Any, int]:
+    """Receives what ``give_state`` sends: the state, and its bytes. Raises what a collective raises."""
 
     def receive(tensor: Tensor) -> Tensor:
         target = tensor.to(device)
@@ -129,8 +137,7 @@ def take_state(run: HasState, members: Exchange, source: int, device: torch.devi
         if tensor.numel():
             target = _bytes(tensor)
             target.copy_(receive(torch.empty_like(target)))
-    run.load_state_dict(rebuild(layout, tensors))
-    return layout.total_bytes
+    return rebuild(layout, tensors), layout.total_bytes
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -13,12 +13,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from unicron_elastic.state.exact import load_exactly
+from unicron_elastic.training import buffers
 from unicron_elastic.training.engine import Engine
 from unicron_elastic.training.keeping import Keeper
 from unicron_elastic.training.randomness import Randomness
 from unicron_elastic.training.step import Step
 
 __all__ = ["Run", "Stateful"]
+
+_OWN_NAMES = frozenset({"model", "optimizer", "scheduler", "scaler"})
 
 
 class Stateful(Protocol):
@@ -70,7 +74,7 @@ class Run:
         **state: Stateful,
     ) -> None:
         self._is_wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
-        model = model.module if self._is_wrapped else model
+        model = self._model = model.module if self._is_wrapped else model
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **state}
         self._stateful: dict[str, Stateful] = {name: each for name, each in named.items() if each is not None}
         _check(self._stateful)
@@ -190,24 +194,34 @@ class Run:
         return self._engine.mean(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is registered, and how far the run has come."""
+        """All that is registered, the model's other buffers, and how far the run has come."""
         state = {name: each.state_dict() for name, each in self._stateful.items()}
         state["model"] = self._engine.at_rest(state["model"])
         return {
             "state": state,
+            "buffers": buffers.given(self._model, state["model"]),
             "steps": self._engine.state,
             "random": self._randomness.state_dict(),
             "lineage": self._keeper.lineage,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what ``state_dict`` gave. Raises ValueError if something else is registered here."""
+        """Takes over what ``state_dict`` gave.
+
+        Raises ValueError if something else is registered here, and if a tensor of the model, an optimizer, the
+        scheduler or the scaler is not what was received, bit for bit, when it is loaded.
+        """
         self._keeper.wait()
         state = state_dict["state"]
         if set(state) != set(self._stateful):
             raise ValueError(f"the state has {sorted(state)}, and here {sorted(self._stateful)} are registered")
+        if "buffers" in state_dict:  # which what ``save`` wrote has not
+            buffers.take(self._model, state_dict["buffers"], state["model"])
         for name, each in self._stateful.items():
-            each.load_state_dict(state[name])
+            if name in _OWN_NAMES or isinstance(each, nn.Module | torch.optim.Optimizer):
+                load_exactly(each, state[name], name)
+            else:
+                each.load_state_dict(state[name])
         self._randomness.load_state_dict(state_dict["random"])
         self._engine.state = int(state_dict["steps"])
         self._keeper.lineage = int(state_dict["lineage"])

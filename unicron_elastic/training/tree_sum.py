@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from unicron_elastic.compat.tensors import add_each
+from unicron_elastic.state.nested import flat_like
 from unicron_elastic.training.tree import Addition, Node, combine_plan, merge, root
 
 __all__ = ["TreeSum"]
@@ -182,13 +183,13 @@ class TreeSum:
         return gradient.detach() if gradient.requires_grad else gradient
 
     def _write(self, node: Node, bucket: Sequence[Tensor], out: Tensor) -> None:
-        """Write the partial sum of ``node`` for the bucket into ``out``."""
+        """Write the partial sum of ``node`` for the bucket into ``out``, in the order of the parameters' memory."""
         if node not in self._values:
             raise ValueError(f"{node} is not held; held are {', '.join(map(str, self.nodes)) or 'none'}")
         value = self._values[node]
         gradients = [value[self._place[id(parameter)]] for parameter in bucket]
         parts = [
-            out.new_zeros(parameter.numel()) if gradient is None else gradient.reshape(-1)
+            out.new_zeros(parameter.numel()) if gradient is None else flat_like(parameter, gradient)
             for parameter, gradient in zip(bucket, gradients, strict=True)
         ]
         if parts:

@@ -1,0 +1,62 @@
+"""A replacement goes on with exactly what the others have: fp32 state of bf16 parameters, and all buffers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = str(Path(__file__).with_name("train_buffers.py"))
+END_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process comes to by itself."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    environ = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    environ |= {"PROBE": str(folder), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, SCRIPT], env=environ, check=True, timeout=END_S)
+    return _final(folder, 0)
+
+
+def _final(folder: Path, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"final-{rank}.json").read_text())
+    return found
+
+
+def _train(launcher: Any, *flags: str) -> Any:
+    """Two ranks, of which one is killed in the third step."""
+    run = launcher.start(
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=5",
+        SCRIPT,
+        "--strike=1:2:accumulate:kill",
+        "--wait-for-worlds=3",
+        *flags,
+        fast=False,
+    )
+    assert run.wait(END_S) == 0, run.err
+    return run
+
+
+@pytest.mark.parametrize("way", [(), ("--in-group",)])
+def test_the_replacement_has_the_bits_of_the_others(launcher: Any, undisturbed: Any, way: tuple[str, ...]) -> None:
+    _train(launcher, *way)
+    for rank in (0, 1):
+        assert _final(launcher.folder, rank) == undisturbed, f"rank {rank}"
+
+
+def test_a_replacement_that_cannot_take_the_state_as_it_is_says_so_and_does_not_train(
+    launcher: Any, undisturbed: Any
+) -> None:
+    run = _train(launcher, "--in-group", "--rounds")
+    assert "optimizer.state[0].master was received with other values than it has after load_state_dict" in run.err
+    assert _final(launcher.folder, 0) == undisturbed
+    assert not (launcher.folder / "final-1.json").exists()
