@@ -189,10 +189,10 @@ class Strikes:
         """Logs who said what, as one word for each rank: state, micro-batches held, buckets done."""
         original = assembly.agree
 
-        def agree(said: Sequence[Any], *, micro_batches: int, buckets: int) -> Any:
+        def agree(said: Sequence[Any], *, micro_batches: int) -> Any:
             words = (f"{each.state};{_listed(each.held)};{_listed(each.done)}" for each in said)
-            self._log.write("said", self._world, buckets, *words)
-            return original(said, micro_batches=micro_batches, buckets=buckets)
+            self._log.write("said", self._world, max(each.buckets for each in said), *words)
+            return original(said, micro_batches=micro_batches)
 
         assembly.agree = agree
 

@@ -19,10 +19,19 @@ STEPS = 6
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process comes to by itself."""
-    folder = tmp_path_factory.mktemp("undisturbed")
+    return _alone(tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed_freezing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same, where layers are frozen and unfrozen on the way."""
+    return _alone(tmp_path_factory.mktemp("freezing"), "--freezing")
+
+
+def _alone(folder: Path, *flags: str) -> dict[str, Any]:
     environ = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     environ |= {"PROBE": str(folder), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, SCRIPT], env=environ, check=True, timeout=END_S)
+    subprocess.run([sys.executable, SCRIPT, *flags], env=environ, check=True, timeout=END_S)
     return _final(folder, 0)
 
 
@@ -88,6 +97,25 @@ def test_the_others_go_on_and_the_replacement_joins(launcher: Any, undisturbed: 
     _assert_same(folder, undisturbed, [0, 1, 2])
     (incident,) = _incidents(folder)
     assert (incident["action"], incident["restarts_used"]) == ("go on", 1)
+
+
+@pytest.mark.parametrize(
+    "strike",
+    [
+        "1:2:accumulate:kill",
+        "0:2:reduced:kill",
+        pytest.param("1:2:reduce:kill", marks=pytest.mark.slow),
+        pytest.param("1:1:between:kill", marks=pytest.mark.slow),
+        pytest.param("2:2:begin:kill", marks=pytest.mark.slow),
+        pytest.param("1:3:reduced:kill", marks=pytest.mark.slow),
+        pytest.param("0:4:accumulate:kill", marks=pytest.mark.slow),
+    ],
+)
+def test_what_was_unfrozen_on_the_way_is_trained_by_replacements_too(
+    launcher: Any, undisturbed_freezing: Any, strike: str
+) -> None:
+    folder = _train(launcher, 3, strike, worlds=3, more=("--freezing",))
+    _assert_same(folder, undisturbed_freezing, [0, 1, 2])
 
 
 def test_only_the_lost_micro_batches_are_computed_again(launcher: Any, undisturbed: Any) -> None:

@@ -135,6 +135,17 @@ class Net(nn.Module):
         return result
 
 
+def freeze(model: Net, step: int) -> None:
+    """What a script does once, in one step: whoever begins later has not done it."""
+    if step == 0:
+        model.first.requires_grad_(False)
+    elif step == 2:
+        model.first.requires_grad_(True)
+    elif step == 3:
+        model.second.requires_grad_(False)
+        model.eval()
+
+
 def batch(step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(4, 8) and (4, 1), of the step and index alone."""
     generator = torch.Generator().manual_seed(1000 * step + index)
@@ -155,6 +166,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--wait-for-worlds", type=int, default=1, help="the last step waits for that many worlds")
     parser.add_argument("--join-patience-s", type=float, default=5.0)
     parser.add_argument("--slow-load-s", type=float, default=0.0)
+    parser.add_argument("--freezing", action="store_true", help="freezes and unfreezes layers on the way")
     parser.add_argument("--say-steps", action="store_true", help="prints when each step is done")
     return parser.parse_args()
 
@@ -203,6 +215,8 @@ def main() -> None:
     for step in run.steps(total=asked.steps, micro_batches=asked.micro_batches):
         strikes.step = step.number
         strikes.at("begin")
+        if asked.freezing:
+            freeze(model, step.number)
         for done, index in enumerate(step):
             if step.number == asked.steps - 1:
                 wait_for_world(run, asked.wait_for_worlds)

@@ -10,9 +10,13 @@ from unicron_elastic.training.agreement import Agreement, NoStateLeft, Said, agr
 
 
 @st.composite
-def steps_under_way(draw: st.DrawFn) -> tuple[list[Said], int, int]:
-    """Any world that can come to be: survivors at most one step apart, and newcomers with an older state or none."""
-    micro_batches, buckets = draw(st.integers(1, 20)), draw(st.integers(1, 5))
+def steps_under_way(draw: st.DrawFn) -> tuple[list[Said], int]:
+    """Any world that can come to be: survivors at most one step apart, and newcomers with an older state or none.
+
+    Each step trains parameters of its own choice.
+    """
+    micro_batches = draw(st.integers(1, 20))
+    layouts = {0: (frozenset({0}), draw(st.integers(1, 5))), 1: (frozenset({0, 1}), draw(st.integers(1, 5)))}
     size, step = draw(st.integers(1, 6)), draw(st.integers(1, 9))
     states = draw(
         st.lists(st.sampled_from([step, step, step - 1, max(step - 2, 0), None]), min_size=size, max_size=size)
@@ -21,16 +25,18 @@ def steps_under_way(draw: st.DrawFn) -> tuple[list[Said], int, int]:
         states[draw(st.integers(0, size - 1))] = step
     # Nobody leaves a step before somebody has all of its gradients, so those of a rank behind may be partial.
     owner = draw(st.lists(st.integers(0, size), min_size=micro_batches, max_size=micro_batches))
+    which = {number: layouts[draw(st.integers(0, 1))] for number in range(step + 1)}
     said = []
     for rank, state in enumerate(states):
-        held = frozenset(index for index, of in enumerate(owner) if of == rank)
-        done = frozenset(draw(st.sets(st.integers(0, buckets - 1))))
-        keeps_last = draw(st.booleans())
         if state is None:
             said.append(Said(state=None, start=0))
-        else:
-            said.append(Said(state=state, held=held, done=done, keeps_last=keeps_last, start=None))
-    return said, micro_batches, buckets
+            continue
+        trained, buckets = which[state]
+        held = frozenset(index for index, of in enumerate(owner) if of == rank)
+        done = frozenset(draw(st.sets(st.integers(0, buckets - 1))))
+        keeps_last = draw(st.booleans()) and which.get(state - 1) == which[state]
+        said.append(Said(state=state, held=held, done=done, keeps_last=keeps_last, trained=trained, buckets=buckets))
+    return said, micro_batches
 
 
 def _open_micro_batches(agreement: Agreement, said: list[Said]) -> list[int]:
@@ -41,20 +47,21 @@ def _open_micro_batches(agreement: Agreement, said: list[Said]) -> list[int]:
 
 
 @given(steps_under_way())
-def test_each_micro_batch_of_an_open_bucket_is_held_exactly_once(case: tuple[list[Said], int, int]) -> None:
-    said, micro_batches, buckets = case
-    agreement = agree(said, micro_batches=micro_batches, buckets=buckets)
+def test_each_micro_batch_of_an_open_bucket_is_held_exactly_once(case: tuple[list[Said], int]) -> None:
+    said, micro_batches = case
+    agreement = agree(said, micro_batches=micro_batches)
     if agreement.is_even and agreement.open:
         assert _open_micro_batches(agreement, said) == list(range(micro_batches))
 
 
 @given(steps_under_way())
-def test_nothing_is_computed_again_if_every_bucket_is_done_somewhere(case: tuple[list[Said], int, int]) -> None:
-    said, micro_batches, buckets = case
-    agreement = agree(said, micro_batches=micro_batches, buckets=buckets)
+def test_nothing_is_computed_again_if_every_bucket_is_done_somewhere(case: tuple[list[Said], int]) -> None:
+    said, micro_batches = case
+    agreement = agree(said, micro_batches=micro_batches)
     if not agreement.is_even:
         return
     done = frozenset().union(*(each.done for each in said))
+    buckets = said[0].buckets
     assert set(agreement.open) == set(range(buckets)) - done
     assert sum(map(len, agreement.dealt)) == (
         micro_batches - len(frozenset().union(*(s.held for s in said))) if agreement.open else 0
@@ -62,9 +69,9 @@ def test_nothing_is_computed_again_if_every_bucket_is_done_somewhere(case: tuple
 
 
 @given(steps_under_way())
-def test_the_lost_micro_batches_are_dealt_evenly(case: tuple[list[Said], int, int]) -> None:
-    said, micro_batches, buckets = case
-    agreement = agree(said, micro_batches=micro_batches, buckets=buckets)
+def test_the_lost_micro_batches_are_dealt_evenly(case: tuple[list[Said], int]) -> None:
+    said, micro_batches = case
+    agreement = agree(said, micro_batches=micro_batches)
     if not agreement.is_even:
         return
     after = [len(each.held) + len(more) for each, more in zip(said, agreement.dealt, strict=True)]
@@ -74,25 +81,25 @@ def test_the_lost_micro_batches_are_dealt_evenly(case: tuple[list[Said], int, in
 
 
 @given(steps_under_way())
-def test_who_lacks_a_bucket_gets_it_from_one_that_has_it(case: tuple[list[Said], int, int]) -> None:
-    said, micro_batches, buckets = case
-    agreement = agree(said, micro_batches=micro_batches, buckets=buckets)
+def test_who_lacks_a_bucket_gets_it_from_one_that_has_it(case: tuple[list[Said], int]) -> None:
+    said, micro_batches = case
+    agreement = agree(said, micro_batches=micro_batches)
     if not agreement.is_even:
         return
     filled = dict(agreement.fill)
     for bucket, source in filled.items():
         assert bucket in said[source].done
     for each in said:
-        assert each.done | set(filled) | set(agreement.open) == set(range(buckets))
+        assert each.done | set(filled) | set(agreement.open) == set(range(each.buckets))
         assert not set(agreement.open) & (each.done | set(filled))
 
 
 @given(steps_under_way())
 def test_whoever_is_behind_pulls_from_a_rank_that_is_not_or_gets_the_gradients(
-    case: tuple[list[Said], int, int],
+    case: tuple[list[Said], int],
 ) -> None:
-    said, micro_batches, buckets = case
-    agreement = agree(said, micro_batches=micro_batches, buckets=buckets)
+    said, micro_batches = case
+    agreement = agree(said, micro_batches=micro_batches)
     step = max(each.state for each in said if each.state is not None)
     behind = {rank for rank, each in enumerate(said) if each.state != step}
     assert agreement.step == step
@@ -103,27 +110,39 @@ def test_whoever_is_behind_pulls_from_a_rank_that_is_not_or_gets_the_gradients(
     for rank in agreement.advance:
         assert said[rank].state == step - 1
         givers = [source for source, destination in agreement.gradients if destination == rank]
-        if len(said[rank].done) == buckets:
+        if said[rank].has_all:
             assert not givers
         else:
             assert len(givers) == 1
             giver = said[givers[0]]
-            assert (giver.state == step and giver.keeps_last) or (
-                giver.state == step - 1 and len(giver.done) == buckets
-            )
+            assert (giver.state == step and giver.keeps_last) or (giver.state == step - 1 and giver.has_all)
+            assert giver.trained == said[rank].trained
+
+
+def test_nobody_makes_the_step_before_with_gradients_of_other_parameters() -> None:
+    before, now = frozenset({0}), frozenset({0, 1})
+    late, ahead = Said(state=3, trained=before), Said(state=4, trained=now, keeps_last=True)
+    assert agree([late, ahead], micro_batches=4).pull == (0,)
+    assert agree([late, ahead, Said(state=4, trained=before, keeps_last=True)], micro_batches=4).gradients == ((2, 0),)
+
+
+def test_each_counts_the_buckets_of_its_own_step() -> None:
+    late = Said(state=3, trained=frozenset({0}), done=frozenset({0, 1}), buckets=2)
+    agreement = agree([late, Said(state=4, trained=frozenset({0, 1}), buckets=3)], micro_batches=4)
+    assert (agreement.advance, agreement.pull, agreement.gradients) == ((0,), (), ())
 
 
 def test_all_begin_with_what_the_first_has_if_nobody_has_trained() -> None:
-    agreement = agree([Said(state=None, start=3), Said(state=None, start=0)], micro_batches=4, buckets=1)
+    agreement = agree([Said(state=None, start=3), Said(state=None, start=0)], micro_batches=4)
     assert (agreement.begins, agreement.step, agreement.pull, agreement.sources) == (True, 3, (0, 1), (0,))
 
 
 def test_a_newcomer_does_not_say_with_what_all_begin() -> None:
     said = [Said(state=None), Said(state=None, start=3), Said(state=None, start=0)]
-    agreement = agree(said, micro_batches=4, buckets=1)
+    agreement = agree(said, micro_batches=4)
     assert (agreement.begins, agreement.step, agreement.pull, agreement.sources) == (True, 3, (0, 1, 2), (1,))
 
 
 def test_without_state_anywhere_there_is_nothing_to_agree_on() -> None:
     with pytest.raises(NoStateLeft, match="no member"):
-        agree([Said(state=None), Said(state=None)], micro_batches=4, buckets=1)
+        agree([Said(state=None), Said(state=None)], micro_batches=4)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import threads_as_ranks
-import torch
-from threads_as_ranks import Distributed, Job, fetch_state, gradient_of_step
+from threads_as_ranks import Changes, Distributed, Job, fetch_state
 
 from unicron_elastic.training import assembly, engine, gradients, meeting
 from unicron_elastic.training.agreement import NoStateLeft
@@ -29,7 +28,16 @@ def _ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _trained(seed: int, *, ranks: int, deaths: int, newcomers: bool, steps: int = STEPS, steps_behind: int = 0) -> None:
+def _trained(
+    seed: int,
+    *,
+    ranks: int,
+    deaths: int,
+    newcomers: bool,
+    steps: int = STEPS,
+    steps_behind: int = 0,
+    changes: Changes | None = None,
+) -> None:
     job = Job(
         seed,
         ranks=ranks,
@@ -38,13 +46,13 @@ def _trained(seed: int, *, ranks: int, deaths: int, newcomers: bool, steps: int 
         steps=steps,
         micro_batches=MICRO_BATCHES,
         steps_behind=steps_behind,
+        changes=changes,
     )
     job.finish()
-    total = -sum(gradient_of_step(step, MICRO_BATCHES) for step in range(steps))
     ended = [rank for rank in job.ranks if rank.name not in job.dead]
     assert ended
     for rank in ended:
-        assert torch.equal(torch.stack(rank.parameters), total), f"rank {rank.name}, seed {seed}"
+        assert rank.parameters == job.plain.parameters, f"rank {rank.name}, seed {seed}"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -60,6 +68,26 @@ def test_newcomers_train_as_if_nothing_had_happened(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_a_newcomer_that_is_many_steps_behind_gets_the_state_in_the_group(seed: int) -> None:
     _trained(seed, ranks=3, deaths=1, newcomers=True, steps=12, steps_behind=3)
+
+
+FREEZING: Changes = {
+    0: {"second": False},
+    1: {"second": True},
+    2: {"first": False},
+    4: {"first": True, "second": False},
+    5: {"second": True},
+}
+
+
+@pytest.mark.parametrize("newcomers", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_frozen_and_unfrozen_on_the_way_is_trained_as_by_plain_torch(seed: int, newcomers: bool) -> None:
+    _trained(seed, ranks=1 + seed % 4, deaths=seed % 4, newcomers=newcomers, steps=7, changes=FREEZING)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_newcomer_that_has_missed_what_was_unfrozen_trains_it_all_the_same(seed: int) -> None:
+    _trained(seed, ranks=3, deaths=1, newcomers=True, steps=12, steps_behind=3, changes=FREEZING)
 
 
 def test_a_newcomer_that_is_left_alone_without_the_state_does_not_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:

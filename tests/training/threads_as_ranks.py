@@ -17,12 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import HashStore
 
+from unicron_elastic.training.joining import HasState
 from unicron_elastic.training.meeting import Superseded
 from unicron_elastic.training.run import Run
 from unicron_elastic.world import Member, World
 
 DEADLINE_S = 30.0
 FEATURES = 5
+
+
+Changes = dict[int, dict[str, bool]]  # by step and parameter: whether it is trained from then on
 
 
 class Died(BaseException):
@@ -82,7 +86,7 @@ class Rank:
         self.counts: dict[Any, int] = {}
         self.run: Run | None = None
         self.error: BaseException | None = None
-        self.parameters: list[Tensor] = []
+        self.parameters: list[list[float]] = []
 
     def point(self) -> None:
         """One of the places where this rank may die."""
@@ -207,10 +211,16 @@ class Job:
         steps: int,
         micro_batches: int,
         steps_behind: int = 0,
+        changes: Changes | None = None,
     ) -> None:
-        """``steps_behind``: how many steps the others make while a newcomer takes over the state that it has copied."""
+        """``steps_behind``: how many steps the others make while a newcomer takes over the state that it has copied.
+
+        ``changes``: what the script freezes (False) and unfreezes at the beginning of a step.
+        """
         self.dice = random.Random(seed)
         self.steps_behind = steps_behind
+        self.changes = changes or {}
+        self.plain = Plain(steps, micro_batches, self.changes)
         self.steps, self.micro_batches = steps, micro_batches
         self.newcomers = newcomers
         self.changed = threading.Condition(threading.RLock())
@@ -315,7 +325,7 @@ class Fetched:
         self.source.run._engine._rest.release()
 
 
-def fetch_state(run: Run, _invitation: dict[str, Any]) -> Fetched | None:
+def fetch_state(run: HasState, _invitation: dict[str, Any]) -> Fetched | None:
     """Copies the state of somebody who lives, tensor by tensor while that one may go on."""
     rank = here.rank
     job = rank.job
@@ -334,7 +344,7 @@ def fetch_state(run: Run, _invitation: dict[str, Any]) -> Fetched | None:
     except TimeoutError:
         return None
     try:
-        state = source.run.state_dict()
+        state = source.run._engine._registered.state_dict()
         rank.point()
         time.sleep(job.dice.choice([0.0, 0.002]))
         state = copy.deepcopy(state)
@@ -346,7 +356,7 @@ def fetch_state(run: Run, _invitation: dict[str, Any]) -> Fetched | None:
         return None
     run.load_state_dict(state)
     if job.steps_behind:
-        return Late(source, int(state["steps"]))
+        return Late(source, int(state["run"]["steps"]))
     return Fetched(source)
 
 
@@ -372,11 +382,6 @@ def coefficients(step: int, index: int) -> Tensor:
     return torch.randint(-50, 50, (2, FEATURES), generator=generator).double()
 
 
-def gradient_of_step(step: int, micro_batches: int) -> Tensor:
-    """The mean over all micro-batches; exact for powers of two."""
-    return torch.stack([coefficients(step, index) for index in range(micro_batches)]).sum(0) / micro_batches
-
-
 class Model(nn.Module):
     """Two parameters whose gradients are the data."""
 
@@ -384,6 +389,42 @@ class Model(nn.Module):
         super().__init__()
         self.first = nn.Parameter(torch.zeros(FEATURES, dtype=torch.float64))
         self.second = nn.Parameter(torch.zeros(FEATURES, dtype=torch.float64))
+
+    def loss(self, step: int, index: int) -> Tensor:
+        """Of one micro-batch."""
+        values = coefficients(step, index)
+        return (self.first * values[0]).sum() + (self.second * values[1]).sum()
+
+    def gradients(self) -> list[list[float] | None]:
+        """What autograd has left."""
+        return [None if each.grad is None else each.grad.tolist() for each in self.parameters()]
+
+    def change(self, changes: dict[str, bool]) -> None:
+        """Freezes and unfreezes."""
+        for name, is_trained in changes.items():
+            self.get_parameter(name).requires_grad_(is_trained)
+
+
+def optimizer_of(model: Model) -> torch.optim.Optimizer:
+    """It moves a parameter whose gradient is zeros, and leaves one alone that has none; all its numbers are exact."""
+    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5, weight_decay=0.5)
+
+
+class Plain:
+    """What plain torch makes of the same steps in one process: all gradients, and the parameters in the end."""
+
+    def __init__(self, steps: int, micro_batches: int, changes: Changes) -> None:
+        model = Model()
+        optimizer = optimizer_of(model)
+        self.gradients = []
+        for step in range(steps):
+            model.change(changes.get(step, {}))
+            optimizer.zero_grad()
+            for index in range(micro_batches):
+                (model.loss(step, index) / micro_batches).backward()
+            self.gradients.append(model.gradients())
+            optimizer.step()
+        self.parameters = [parameter.tolist() for parameter in model.parameters()]
 
 
 def train(rank: Rank) -> None:
@@ -401,18 +442,17 @@ def train(rank: Rank) -> None:
 def _train(rank: Rank) -> None:
     job = rank.job
     model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = optimizer_of(model)
     run = rank.run = Run(model=model, optimizer=optimizer, seed=None, join_patience_s=0.3)
     for step in run.steps(job.steps, job.micro_batches):
         rank.point()
+        model.change(job.changes.get(step.number, {}))
         for index in step:
             rank.point()
-            values = coefficients(step.number, index)
-            step.backward((model.first * values[0]).sum() + (model.second * values[1]).sum())
+            step.backward(model.loss(step.number, index))
             rank.point()
         assert step.number == run.step, f"step {step.number} is step {run.step}"
-        found = torch.stack([model.first.grad, model.second.grad])
-        assert torch.equal(found, gradient_of_step(step.number, job.micro_batches)), f"gradients of step {step.number}"
+        assert model.gradients() == job.plain.gradients[step.number], f"gradients of step {step.number}"
         optimizer.step()
         rank.point()
-    rank.parameters = [model.first.detach(), model.second.detach()]
+    rank.parameters = [parameter.tolist() for parameter in model.parameters()]

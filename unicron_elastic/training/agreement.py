@@ -26,7 +26,9 @@ class Said:
     it has no state that others know, and would begin with step number ``start``, or None if it came when others trained
     already: what it begins with is not what they had. ``held`` are the micro-batches of that
     step which it has computed or will. ``done`` are the gradient buckets of that step which it has, reduced.
-    ``keeps_last`` says whether it still has the reduced gradients of the step before.
+    ``keeps_last`` says whether it still has the reduced gradients of the step before. ``trained`` are the positions of
+    the parameters that are trained in that step, whose gradients are in so many ``buckets``; if it ``keeps_last``, they
+    are those of the step before, too.
     """
 
     state: int | None
@@ -34,6 +36,13 @@ class Said:
     done: frozenset[int] = frozenset()
     keeps_last: bool = False
     start: int | None = None
+    trained: frozenset[int] = frozenset()
+    buckets: int = 1
+
+    @property
+    def has_all(self) -> bool:
+        """Whether it has the reduced gradients of its step."""
+        return len(self.done) == self.buckets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +72,10 @@ class Agreement:
         return not self.pull and not self.advance
 
 
-def agree(said: Sequence[Said], *, micro_batches: int, buckets: int) -> Agreement:
-    """The agreement of those who ``said`` this, in the order of their ranks.
+def agree(said: Sequence[Said], *, micro_batches: int) -> Agreement:
+    """The agreement of those who ``said`` this, in the order of their ranks, for steps of so many micro-batches.
 
-    ``micro_batches`` and ``buckets`` are those of one step. Raises NoStateLeft.
+    Those in the same step train the same parameters. Raises NoStateLeft.
     """
     states = [each.state for each in said if each.state is not None]
     if not states:
@@ -74,10 +83,10 @@ def agree(said: Sequence[Said], *, micro_batches: int, buckets: int) -> Agreemen
     step = max(states)
     even = tuple(rank for rank, each in enumerate(said) if each.state == step)
     if len(even) < len(said):
-        return _catch_up(said, step, even, buckets)
+        return _catch_up(said, step, even)
     done = frozenset().union(*(each.done for each in said))
     fill = tuple((bucket, _first_with(said, bucket)) for bucket in sorted(done) if not _all_have(said, bucket))
-    left = tuple(bucket for bucket in range(buckets) if bucket not in done)
+    left = tuple(bucket for bucket in range(said[even[0]].buckets) if bucket not in done)
     lost = frozenset(range(micro_batches)).difference(*(each.held for each in said)) if left else frozenset()
     return Agreement(step=step, fill=fill, open=left, dealt=deal(lost, [len(each.held) for each in said]))
 
@@ -91,18 +100,24 @@ def _begin(said: Sequence[Said]) -> Agreement:
     return Agreement(step=step, pull=tuple(range(len(said))), sources=(rank,), begins=True)
 
 
-def _catch_up(said: Sequence[Said], step: int, even: tuple[int, ...], buckets: int) -> Agreement:
+def _catch_up(said: Sequence[Said], step: int, even: tuple[int, ...]) -> Agreement:
     """Whoever is one step behind makes that step, if its reduced gradients still exist; all others take the state."""
     late = tuple(rank for rank, each in enumerate(said) if each.state == step - 1)
-    whole = tuple(rank for rank in late if len(said[rank].done) == buckets)
+    whole = tuple(rank for rank in late if said[rank].has_all)
     keepers = (*whole, *(rank for rank in even if said[rank].keeps_last))
-    advance = late if keepers else ()
+    keeper_of = {
+        rank: next((keeper for keeper in keepers if said[keeper].trained == said[rank].trained), None)
+        for rank in late
+        if rank not in whole
+    }
+    gradients = tuple((keeper, rank) for rank, keeper in keeper_of.items() if keeper is not None)
+    advance = tuple(sorted((*whole, *(rank for _, rank in gradients))))
     return Agreement(
         step=step,
         pull=tuple(rank for rank in range(len(said)) if rank not in even and rank not in advance),
         sources=even,
         advance=advance,
-        gradients=tuple((keepers[0], rank) for rank in advance if rank not in whole),
+        gradients=gradients,
     )
 
 

@@ -6,9 +6,11 @@ Whatever happens on the way, another loss included, begins again with the newest
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Work
@@ -35,14 +37,12 @@ class MismatchError(RuntimeError):
 class Assembly:
     """Meets the members of each world in turn and keeps its process group. ``terms`` must be the same for all."""
 
-    def __init__(
-        self, membership: Membership, gradients: Gradients, backend: str, timeout_s: float, terms: str
-    ) -> None:
+    def __init__(self, membership: Membership, gradients: Gradients, backend: str, timeout_s: float) -> None:
         self._membership = membership
         self._gradients = gradients
         self._backend = backend
         self._timeout_s = timeout_s
-        self._terms = terms
+        self.terms = ""
         self._meeting: Meeting | None = None
         # Groups of earlier worlds. Who drops one waits for gloo's threads, some 20 ms, and holds the interpreter: none
         # of them may be waiting for it then, to let go of a tensor. So they have two more reductions' time.
@@ -56,6 +56,7 @@ class Assembly:
         self.is_connected = False
         self.holdings: list[frozenset[int]] = []  # by rank, the micro-batches of this step that it has or will compute
         self.on_connect: Callable[[], None] = lambda: None
+        self.tell_apart: Callable[[frozenset[int]], str] = lambda _trained: "trains other parameters"
 
     @property
     def world_size(self) -> int:
@@ -89,10 +90,13 @@ class Assembly:
             self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer)
         assert self.world is not None
         with phase(MEET):
-            heard = self._meeting.exchange(_written(said, self._terms))
-        gradients = self._gradients
-        everybody = [_read(text, self._terms, gradients, rank) for rank, text in enumerate(heard)]
-        agreement = agree(everybody, micro_batches=gradients.micro_batches, buckets=len(gradients.buckets))
+            heard = self._meeting.exchange(_written(said, self.terms))
+        micro_batches = self._gradients.micro_batches
+        everybody = [_read(text, self.terms, micro_batches, rank) for rank, text in enumerate(heard)]
+        for rank, each in enumerate(everybody):
+            if each.state == said.state is not None and each.trained != said.trained:
+                raise MismatchError(f"in step {said.state} rank {rank} {self.tell_apart(each.trained)}")
+        agreement = agree(everybody, micro_batches=micro_batches)
         self.holdings = [each.held for each in everybody]
         if not self.is_connected:
             self._connect()
@@ -163,15 +167,15 @@ class Assembly:
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Gives all members what ``source`` has. Raises what a collective raises."""
-        self._waiter.wait(dist.broadcast(tensor, source, async_op=True))
+        self._waiter.wait(dist.broadcast(_plain(tensor), source, async_op=True))
 
     def send(self, tensor: Tensor, destination: int) -> None:
         """To one member. Raises what a collective raises."""
-        self._waiter.wait_one_to_one(dist.isend(tensor, destination))
+        self._waiter.wait_one_to_one(dist.isend(_plain(tensor), destination))
 
     def receive(self, tensor: Tensor, source: int) -> None:
         """From one member. Raises what a collective raises."""
-        self._waiter.wait_one_to_one(dist.irecv(tensor, source))
+        self._waiter.wait_one_to_one(dist.irecv(_plain(tensor), source))
 
     def together(self, collective: Callable[[], None]) -> bool:
         """Does what all members do; false if the world broke on the way, and a newer one has come."""
@@ -196,6 +200,11 @@ class Assembly:
                 keep_for_ever(dist.group.WORLD)
 
 
+def _plain(tensor: Tensor) -> Tensor:
+    """The same memory with numbers of a type that back ends take."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 def _written(said: Said, terms: str) -> str:
     message = {
         "terms": terms,
@@ -204,19 +213,23 @@ def _written(said: Said, terms: str) -> str:
         "done": to_ranges(said.done),
         "keeps_last": said.keeps_last,
         "start": said.start,
+        "trained": to_ranges(said.trained),
+        "buckets": said.buckets,
     }
     return json.dumps(message, separators=(",", ":"))
 
 
-def _read(text: str, terms: str, gradients: Gradients, rank: int) -> Said:
+def _read(text: str, terms: str, micro_batches: int, rank: int) -> Said:
     """Raises MismatchError if that member trains something else."""
     message = json.loads(text)
     if message["terms"] != terms:
         raise MismatchError(f"rank {rank} trains something else: it has {message['terms']}, this rank has {terms}")
     return Said(
         state=message["state"],
-        held=from_ranges(message["held"], gradients.micro_batches),
-        done=from_ranges(message["done"], len(gradients.buckets)),
+        held=from_ranges(message["held"], micro_batches),
+        done=from_ranges(message["done"], message["buckets"]),
         keeps_last=bool(message["keeps_last"]),
         start=message["start"],
+        trained=from_ranges(message["trained"], sys.maxsize),
+        buckets=message["buckets"],
     )

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from unicron_elastic.training.agreement import Agreement, Said
 from unicron_elastic.training.assembly import Assembly
 from unicron_elastic.training.collective import wait_let_go
 from unicron_elastic.training.gradients import Gradients
+from unicron_elastic.training.guard import Guard
+from unicron_elastic.training.handover import Handover
 from unicron_elastic.training.joining import (
     HasState,
     Servant,
@@ -29,7 +31,9 @@ from unicron_elastic.training.joining import (
 from unicron_elastic.training.membership import membership
 from unicron_elastic.training.randomness import Randomness
 from unicron_elastic.training.rest import Rest
+from unicron_elastic.training.shares import to_ranges
 from unicron_elastic.training.statistics import Statistics
+from unicron_elastic.training.trainable import Trainable
 from unicron_elastic.training.tree import shares
 from unicron_elastic.training.tree_gradients import TreeGradients
 from unicron_elastic.worker.steps import made_before
@@ -52,6 +56,7 @@ class Engine:
         *,
         model: nn.Module,
         scaler: Any,
+        optimizers: Sequence[Optimizer],
         state: HasState,
         randomness: Randomness,
         is_reproducible: bool,
@@ -62,9 +67,10 @@ class Engine:
     ) -> None:
         self.state = 0
         self._model = model
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._trainable = Trainable(model)
         self._scaler = scaler
-        self._registered = state
+        self._optimizers = optimizers
+        self._registered = Handover(state, self._trainable)
         self._randomness = randomness
         self._is_reproducible = is_reproducible
         self._backend = backend
@@ -72,7 +78,7 @@ class Engine:
         self._join_patience_s = join_patience_s
         self._on_regroup = on_regroup
         self._rest = Rest()
-        self._membership = membership(Servant(state, self._rest).serve)
+        self._membership = membership(Servant(self._registered, self._rest).serve)
         self._has_state = False  # whether others may rely on this rank's parameters
         self._is_newcomer = False  # to others, whose state it is to have
         self._must_meet = True
@@ -83,6 +89,7 @@ class Engine:
         self._again: set[tuple[int, int]] = set()  # steps and micro-batches that the lost had, to be told with the news
         self._names: frozenset[str] = frozenset()  # of the members of the world in which it met last
         self._is_anyone_gone = False  # who was in the world before that
+        self.guard = Guard((), None)
         self._statistics: Statistics | None = None
         self._gradients: Gradients | None = None
         self._assembly: Assembly | None = None
@@ -111,6 +118,7 @@ class Engine:
     def begin_step(self) -> list[int]:
         """The micro-batches with which this rank begins the step."""
         gradients, assembly = self._parts()
+        self.guard.begin()
         self._clear()
         self._randomness.keep()
         if not self._must_meet:
@@ -129,6 +137,7 @@ class Engine:
     def backward(self, index: int, loss: Tensor) -> None:
         """Adds the gradients of a micro-batch."""
         gradients, _ = self._parts()
+        gradients.check()
         mean = loss / gradients.micro_batches
         (mean if self._scaler is None else self._scaler.scale(mean)).backward()
         if self._statistics is not None:
@@ -139,7 +148,11 @@ class Engine:
     def reduce(self) -> list[int] | None:
         """Reduces the gradients. None when that is complete, else more micro-batches that this rank is to compute."""
         gradients, assembly = self._parts()
-        gradients.check()
+        self.guard.check()
+        gradients.check_places()
+        if self._held != self._computed:
+            wrong = to_ranges(self._held ^ self._computed)
+            raise RuntimeError(f"this rank must have computed the micro-batches that it was dealt, but not so {wrong}")
         while True:
             if self._must_meet and gradients.is_complete:
                 self._rest.end(self._join_patience_s, lambda: True)
@@ -177,10 +190,18 @@ class Engine:
             return False
         return self._rest.end(self._join_patience_s, lambda: not self._membership.is_newer())
 
+    def _lay_out(self) -> None:
+        """For the parameters that are trained now."""
+        gradients, assembly = self._parts()
+        gradients.lay_out(self._trainable.trained, self._trainable.frozen)
+        assembly.terms = self._trainable.terms(gradients.micro_batches, is_reproducible=self._is_reproducible)
+
     def _clear(self) -> None:
         """Nothing of the step that begins is done."""
         gradients, _ = self._parts()
-        gradients.begin()
+        if self._trainable.look():
+            self._lay_out()
+        gradients.begin(self._trainable.stamp(self.state))
         self._held.clear()
         self._computed.clear()
         if self._statistics is not None:
@@ -217,10 +238,13 @@ class Engine:
             return
         kind = TreeGradients if self._is_reproducible else Gradients
         self._statistics = Statistics(self._model, micro_batches)
-        self._gradients = kind([*self._parameters, *self._statistics.changes], micro_batches)
-        terms = _terms(self._parameters, micro_batches, self._is_reproducible)
-        self._assembly = Assembly(self._membership, self._gradients, self._backend, self._timeout_s, terms)
+        self._gradients = kind((), micro_batches, others=self._statistics.changes)
+        self._gradients.name = self._trainable.name
+        self._assembly = Assembly(self._membership, self._gradients, self._backend, self._timeout_s)
         self._assembly.on_connect = self._on_regroup
+        self._assembly.tell_apart = self._trainable.tell_apart
+        self._lay_out()
+        self.guard = Guard(self._optimizers, self._scaler)
         if self._scaler is not None:  # which makes its scale when it is first asked, and a newcomer may not ask in time
             self._scaler.scale(torch.zeros((), device=self._device))
         self._enter()
@@ -313,6 +337,8 @@ class Engine:
             held=frozenset(self._held),
             done=frozenset(gradients.done),
             keeps_last=gradients.has_last,
+            trained=self._trainable.positions,
+            buckets=len(gradients.buckets),
         )
 
     def _give_or_take(self, agreement: Agreement) -> None:
@@ -359,17 +385,10 @@ class Engine:
 
     @property
     def _device(self) -> torch.device:
-        return self._parameters[0].device if self._parameters else torch.device("cpu")
+        parameters = self._trainable.parameters
+        return parameters[0].device if parameters else torch.device("cpu")
 
     def _parts(self) -> tuple[Gradients, Assembly]:
         assert self._gradients is not None
         assert self._assembly is not None
         return self._gradients, self._assembly
-
-
-def _terms(parameters: list[nn.Parameter], micro_batches: int, is_reproducible: bool) -> str:
-    """What must be the same for all members, in a few words."""
-    shapes = hashlib.sha256(repr([(tuple(p.shape), str(p.dtype)) for p in parameters]).encode()).hexdigest()[:12]
-    numbers = sum(parameter.numel() for parameter in parameters)
-    how = ", reproducible" if is_reproducible else ""
-    return f"{micro_batches} micro-batches and {len(parameters)} parameters of {numbers} numbers ({shapes}){how}"

@@ -4,14 +4,14 @@ Reduction is out of place. What a rank has summed up stays as it is until the re
 loss of a rank it still counts; and the reduced sum stays until the next reduction begins, for whoever missed its end.
 ``p.grad`` is a view of the first, into which the second is copied in the end: one copy in and one out, as in DDP.
 
-Behind the gradients, in the last bucket, travel notes: the loss of each micro-batch, which parameters got a gradient
-at all, and whether a newcomer is copying this rank's state.
+Behind the gradients, in the last bucket, travel notes (``notes.py``), which say what is in the sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,11 +20,11 @@ from torch.distributed import Work
 
 from unicron_elastic.compat.tensors import copy_each, zero_each
 from unicron_elastic.state.nested import shaped_like
+from unicron_elastic.training.notes import NOTES_DTYPE, Notes
 
 __all__ = ["BUCKET_BYTES", "Bucket", "Gradients"]
 
 BUCKET_BYTES = 25 * 2**20  # as DDP's
-_NOTES_DTYPE = torch.float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,41 +41,92 @@ class Bucket:
 
 
 class Gradients:
-    """Of ``parameters``, in steps of ``micro_batches`` micro-batches."""
+    """Of ``parameters``, in steps of ``micro_batches`` micro-batches.
 
-    def __init__(self, parameters: Sequence[Tensor], micro_batches: int, *, bucket_bytes: int | None = None) -> None:
-        self.parameters = tuple(parameters)
+    ``others`` are tensors whose ``.grad`` is not autograd's: it is summed up like a gradient, and always there.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        micro_batches: int,
+        *,
+        others: Sequence[Tensor] = (),
+        bucket_bytes: int | None = None,
+    ) -> None:
         self.micro_batches = micro_batches
-        self.views: list[Tensor] = []  # of each parameter's gradient, in its shape, as the parameter lies in memory
         self.done: set[int] = set()  # buckets whose reduced sum is complete
         self.has_last = False  # whether ``reduced`` still is that of the step before
-        self._touched: set[Tensor] = set()
-        self._staged: dict[int, Tensor] = {}
-        self._flats: list[Tensor] = []
         self.wait: Callable[[Work], None] = _wait  # for a collective
-        self.buckets = self._make_buckets(bucket_bytes or BUCKET_BYTES)
-        for parameter in self.parameters:
-            if parameter.requires_grad:  # else its gradient is not autograd's, and always there
+        self.name: Callable[[Tensor], str] = _shape  # of a parameter, for people
+        self._others = tuple(others)
+        self._bucket_bytes = bucket_bytes or BUCKET_BYTES
+        self._touched: set[Tensor] = set()
+        self._hooks: dict[Tensor, Any] = {}
+        self._staged: dict[int, Tensor] = {}
+        self.lay_out(parameters)
+
+    def lay_out(self, parameters: Sequence[Tensor], frozen: Sequence[Tensor] = ()) -> None:
+        """Takes buffers for the gradients of these parameters, between steps; those of the step before are gone.
+
+        ``frozen``: others of the model, which are to get no gradient.
+        """
+        for parameter in self._hooks.keys() - set(parameters):
+            self._hooks.pop(parameter).remove()
+            parameter.grad = None
+        for parameter in parameters:
+            if parameter not in self._hooks:
                 # Called for each gradient that autograd adds: a set's own method is the least that this can cost.
-                parameter.register_post_accumulate_grad_hook(self._touched.add)
+                self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(self._touched.add)
+            parameter.grad = None  # a view of the former buffers, which are freed before there are new ones
+        self._trained = tuple(parameters)
+        self._frozen = tuple(frozen)
+        self.parameters = (*self._trained, *self._others)
+        self.done.clear()
+        self.views: list[Tensor] = []  # of each parameter's gradient, in its shape, as the parameter lies in memory
+        self.buckets: list[Bucket] = []
+        self._flats: list[Tensor] = []
+        self._notes = Notes(torch.zeros(0), 0)
+        self._staged.clear()
+        self.buckets = self._make_buckets()
 
     # -- accumulation -------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Begins a step: nothing summed up, nothing reduced. ``reduced`` keeps what it has."""
+    def begin(self, stamp: bytes = bytes(4)) -> None:
+        """Begins a step: nothing summed up, nothing reduced. ``reduced`` keeps what it has.
+
+        ``stamp`` must be the same on all ranks: see ``Notes``.
+        """
         zero_each(self._flats)
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
+        for parameter in self._frozen:
+            parameter.grad = None
+        self._notes.begin(stamp)
         self._touched.clear()
         self.has_last = self.is_complete
         self.done.clear()
+        self._remember()
 
     def add(self, index: int, loss: Tensor) -> None:
         """Notes that this rank has computed a micro-batch; autograd has added its gradients."""
-        self._notes[index].copy_(loss)
+        self._notes.add(index, loss)
+        self._remember()
 
     def check(self) -> None:
-        """Raises RuntimeError if a gradient is not where it was summed up."""
+        """Raises RuntimeError if a gradient was changed since the latest micro-batch was added, by who tells so.
+
+        The buffers count the changes of all their views. Those that are made through ``.data`` do not show.
+        """
+        if self._versions != [flat._version for flat in self._flats]:
+            raise RuntimeError(
+                "the gradients were changed while micro-batches were being summed up: within 'for index in step' there "
+                "must be no zero_grad(), no clipping or unscaling, and no other backward pass than step.backward(loss)"
+            )
+
+    def check_places(self) -> None:
+        """Raises RuntimeError if a gradient is not where it was summed up, or was computed without being summed up."""
+        self.check()
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is not view:
                 raise RuntimeError(
@@ -83,6 +134,18 @@ class Gradients:
                     "optimizer.zero_grad() outside of 'for index in step', or not at all, since each step begins with "
                     "zeros"
                 )
+        self._check_frozen()
+
+    def _check_frozen(self) -> None:
+        for parameter in self._frozen:
+            if parameter.grad is not None:
+                raise RuntimeError(
+                    f"{self.name(parameter)} got a gradient, and was frozen when the step began: freeze and unfreeze "
+                    "before 'for index in step', not within"
+                )
+
+    def _remember(self) -> None:
+        self._versions = [flat._version for flat in self._flats]
 
     # -- reduction ----------------------------------------------------------------------------------------------------
 
@@ -99,18 +162,20 @@ class Gradients:
         return dist.all_reduce(self.stage(bucket, is_held=is_held), async_op=True)
 
     def stage(self, bucket: int, part: slice = slice(None), *, is_held: bool) -> Tensor:
-        """What is to be reduced in place: a copy of this rank's sum, or a part of it.
+        """What is to be reduced in place: a copy of this rank's sum, or a part of it that has the notes, if there are.
 
         ``is_held``: a newcomer copies this rank's state.
         """
         self.has_last = False
         each = self.buckets[bucket]
+        staged = each.reduced
+        if part != slice(None):
+            staged = self._staged[bucket] = each.reduced[part]  # kept: no thread of gloo's is to be the last to have it
+        staged.copy_(each.local[part])
         if each.notes:
-            self._note_touched(is_held)
-        if part == slice(None):
-            return each.reduced.copy_(each.local)
-        staged = self._staged[bucket] = each.reduced[part]  # kept, so that no thread of gloo's is the last to have it
-        return staged.copy_(each.local[part])
+            touched = [parameter in self._touched for parameter in self._trained]
+            self._notes.write(staged[-each.notes :], [*touched, *(True for _ in self._others)], is_held=is_held)
+        return staged
 
     def renew(self) -> None:
         """Takes other memory for what is not reduced: an abandoned collective may still write to where it was to be.
@@ -123,16 +188,18 @@ class Gradients:
         ]
 
     def settle(self) -> None:
-        """Puts the reduced gradients into ``p.grad``; None for a parameter that no micro-batch gave one."""
+        """Puts the reduced gradients into ``p.grad``; None for a parameter that no micro-batch gave one.
+
+        Raises RuntimeError if they are not those of all micro-batches of this step, each once.
+        """
         copy_each([b.local for b in self.buckets], [b.reduced for b in self.buckets])
-        first = self.micro_batches
-        touched = self._notes[first : first + len(self.parameters)].tolist()
-        for parameter, view, count in zip(self.parameters, self.views, touched, strict=True):
-            parameter.grad = view if count else None
+        touched = self._notes.read()
+        for parameter, view, is_touched in zip(self.parameters, self.views, touched, strict=True):
+            parameter.grad = view if is_touched else None
 
     def losses(self) -> Tensor:
         """The loss of each micro-batch, (micro_batches,), once settled."""
-        return self._notes[: self.micro_batches].clone()
+        return self._notes.losses.clone()
 
     def any_held(self) -> bool:
         """Whether a newcomer copies the state of some rank, once complete."""
@@ -142,24 +209,20 @@ class Gradients:
         """What was held when the sum was made is over: newcomers have come, or have not."""
         self.buckets[-1].reduced[-1] = 0
 
-    def _note_touched(self, is_held: bool) -> None:
-        flags = [float(each in self._touched or not each.requires_grad) for each in self.parameters]
-        self._notes[self.micro_batches :].copy_(torch.tensor([*flags, float(is_held)], dtype=_NOTES_DTYPE))
-
     # -- layout -------------------------------------------------------------------------------------------------------
 
-    def _make_buckets(self, bucket_bytes: int) -> list[Bucket]:
-        notes = self.micro_batches + len(self.parameters) + 1
+    def _make_buckets(self) -> list[Bucket]:
+        notes = Notes.size(self.micro_batches, len(self.parameters))
         views: dict[int, Tensor] = {}
         buckets: list[Bucket] = []
         groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for position, parameter in enumerate(self.parameters):
             groups.setdefault((parameter.device, parameter.dtype), []).append(position)
         # The notes go behind gradients of their own type; the last bucket has them.
-        ordered = sorted(groups.items(), key=lambda item: item[0][1] is _NOTES_DTYPE)
-        if not ordered or ordered[-1][0][1] is not _NOTES_DTYPE:
+        ordered = sorted(groups.items(), key=lambda item: item[0][1] is NOTES_DTYPE)
+        if not ordered or ordered[-1][0][1] is not NOTES_DTYPE:
             device = self.parameters[0].device if self.parameters else torch.device("cpu")
-            ordered.append(((device, _NOTES_DTYPE), []))
+            ordered.append(((device, NOTES_DTYPE), []))
         for number, ((device, dtype), positions) in enumerate(ordered):
             extra = notes if number == len(ordered) - 1 else 0
             sizes = [self.parameters[position].numel() for position in positions]
@@ -170,14 +233,18 @@ class Gradients:
             for position, size in zip(positions, sizes, strict=True):
                 views[position] = shaped_like(self.parameters[position], local[offset : offset + size])
                 offset += size
-            buckets += _cut(local, reduced, positions, sizes, most=max(1, bucket_bytes // local.element_size()))
-            self._notes = local[offset:]
+            buckets += _cut(local, reduced, positions, sizes, most=max(1, self._bucket_bytes // local.element_size()))
         self.views = [views[position] for position in range(len(self.parameters))]
+        self._notes = Notes(self._flats[-1][-notes:], self.micro_batches)
         return [*buckets[:-1], replace(buckets[-1], notes=notes)]
 
 
 def _wait(work: Work) -> None:
     work.wait()
+
+
+def _shape(parameter: Tensor) -> str:
+    return f"a parameter of shape {tuple(parameter.shape)}"
 
 
 def _cut(local: Tensor, reduced: Tensor, positions: Sequence[int], sizes: Sequence[int], *, most: int) -> list[Bucket]:

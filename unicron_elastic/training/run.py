@@ -83,6 +83,7 @@ class Run:
         self._engine = Engine(
             model=model,
             scaler=scaler,
+            optimizers=[each for each in self._stateful.values() if isinstance(each, torch.optim.Optimizer)],
             state=self,
             randomness=self._randomness,
             is_reproducible=reproducible,

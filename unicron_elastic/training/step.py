@@ -20,28 +20,44 @@ class Step:
         self._engine = engine
         self._number: int | None = None
         self._index: int | None = None
+        self._has_begun = False
+        self._has_failed = False  # a backward pass
         self._losses: Tensor | None = None
 
     def __iter__(self) -> Iterator[int]:
         """Yields indices of the global batch, more of them when a peer is lost, each once.
 
-        Every one must be followed by ``backward``. Raises RuntimeError otherwise.
+        Every one must be followed by ``backward``. Raises RuntimeError otherwise, or for the second time.
         """
+        if self._has_begun:
+            raise RuntimeError("a step is iterated over once: take the next one from run.steps()")
+        self._has_begun = True
         engine = self._engine
-        queue = deque(engine.begin_step())
-        while True:
-            while queue:
-                self._index = queue.popleft()
-                engine.begin_micro_batch(self._index)
-                yield self._index
-                if self._index is not None:
-                    raise RuntimeError(f"step.backward(loss) was not called for micro-batch {self._index}")
-            more = engine.reduce()
-            if more is None:
-                break
-            queue.extend(more)
-        self._number = engine.state
-        self._losses = engine.end_step()
+        try:
+            queue = deque(engine.begin_step())
+            while True:
+                while queue:
+                    self._index = queue.popleft()
+                    engine.begin_micro_batch(self._index)
+                    yield self._index
+                    self._check_computed()
+                more = engine.reduce()
+                if more is None:
+                    break
+                queue.extend(more)
+            self._number = engine.state
+            self._losses = engine.end_step()
+        finally:
+            engine.guard.end()
+
+    def _check_computed(self) -> None:
+        if self._has_failed:
+            raise RuntimeError(
+                f"the backward pass of micro-batch {self._index} failed and its exception was caught: its gradient is "
+                "not whole, and cannot be taken out of the sum; let the exception end this process, which is replaced"
+            )
+        if self._index is not None:
+            raise RuntimeError(f"step.backward(loss) was not called for micro-batch {self._index}")
 
     @property
     def number(self) -> int:
@@ -57,12 +73,16 @@ class Step:
         """Computes the gradients of the micro-batch that was yielded last.
 
         ``loss`` is its mean, a scalar; the gradients of the step are those of the mean over all micro-batches. With a
-        GradScaler it is scaled. Raises RuntimeError without a micro-batch, or for the second time.
+        GradScaler it is scaled. Raises RuntimeError without a micro-batch, for the second time, or if gradients were
+        changed since the one before.
         """
         if self._index is None:
             raise RuntimeError("step.backward(loss) belongs once into each round of 'for index in step'")
-        index, self._index = self._index, None
-        self._engine.backward(index, loss)
+        if self._has_failed:
+            self._check_computed()
+        self._has_failed = True  # until it is known to be well
+        self._engine.backward(self._index, loss)
+        self._index, self._has_failed = None, False
 
     @property
     def losses(self) -> Tensor:

@@ -18,15 +18,26 @@ __all__ = ["TreeGradients"]
 class TreeGradients(Gradients):
     """What this rank has summed up are sums of whole subtrees; the flat buffers are for the reduced gradients alone."""
 
-    def __init__(self, parameters: Sequence[Tensor], micro_batches: int, *, bucket_bytes: int | None = None) -> None:
-        super().__init__(parameters, micro_batches, bucket_bytes=bucket_bytes)
-        self._sum = TreeSum(self.parameters, micro_batches)
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        micro_batches: int,
+        *,
+        others: Sequence[Tensor] = (),
+        bucket_bytes: int | None = None,
+    ) -> None:
+        super().__init__(parameters, micro_batches, others=others, bucket_bytes=bucket_bytes)
         self._holdings: list[frozenset[int]] = []
         self._nodes: dict[int, tuple[Node, ...]] = {}
 
-    def begin(self) -> None:
+    def lay_out(self, parameters: Sequence[Tensor], frozen: Sequence[Tensor] = ()) -> None:
+        """As for ``Gradients``; the partial sums are gone, too."""
+        super().lay_out(parameters, frozen)
+        self._sum = TreeSum(self.parameters, self.micro_batches)
+
+    def begin(self, stamp: bytes = bytes(4)) -> None:
         """Begins a step with no gradients at all: autograd then leaves those of each micro-batch as they are."""
-        super().begin()
+        super().begin(stamp)
         self._sum.drop()
         for parameter in self.parameters:
             parameter.grad = None
@@ -39,7 +50,15 @@ class TreeGradients(Gradients):
     def check(self) -> None:
         """Raises RuntimeError if gradients came from elsewhere."""
         if any(parameter.grad is not None for parameter in self.parameters):
-            raise RuntimeError("gradients came from elsewhere than step.backward(loss)")
+            raise RuntimeError(
+                "gradients came from elsewhere than step.backward(loss): within 'for index in step' there must be no "
+                "other backward pass"
+            )
+
+    def check_places(self) -> None:
+        """The same of all parameters, also of those that are frozen."""
+        self.check()
+        self._check_frozen()
 
     def settle(self) -> None:
         """Nobody needs the partial sums any more."""

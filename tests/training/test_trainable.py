@@ -1,0 +1,200 @@
+"""Parameters that are frozen and unfrozen between steps are trained as plain torch trains them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from unicron_elastic import Run
+from unicron_elastic.training.trainable import Trainable
+
+MICRO_BATCHES = 4
+STEPS = 8
+
+both = pytest.mark.parametrize("reproducible", [False, True])
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class Net(nn.Module):
+    """Layers of several types, with a head to which another may be added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh())
+        self.wide = nn.Linear(4, 4, dtype=torch.float64)
+        self.head = nn.Linear(4, 1)
+        self.adapter: nn.Module | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.wide(self.base(x).double()).float()
+        result: Tensor = self.head(h)
+        return result if self.adapter is None else result + self.adapter(h)
+
+
+def _freeze_first(net: Net, step: int) -> None:
+    if step == 0:
+        net.base.requires_grad_(False)
+    if step == 3:
+        net.base.requires_grad_(True)
+
+
+def _freeze_later(net: Net, step: int) -> None:
+    if step == 2:
+        net.base.requires_grad_(False)
+        net.base.eval()
+    if step == 5:
+        net.head.bias.requires_grad_(False)
+
+
+def _to_and_fro(net: Net, step: int) -> None:
+    net.wide.requires_grad_(step % 2 == 0)
+    net.base.requires_grad_(step % 3 == 0)
+
+
+def _replace(net: Net, step: int) -> None:
+    """The optimizer keeps the old one, whose gradient is none of the model's any more."""
+    if step == 4:
+        net.head.weight = nn.Parameter(net.head.weight.detach() * 2)
+
+
+def _add(net: Net, step: int) -> None:
+    if step == 4:
+        net.adapter = nn.Linear(4, 1)
+        nn.init.ones_(net.adapter.weight)
+        nn.init.zeros_(net.adapter.bias)
+
+
+def _optimizer(net: Net) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(net.parameters(), lr=0.05, weight_decay=0.1)
+
+
+def _loss(net: Net, step: int, index: int) -> Tensor:
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(10 * step + index))
+    return (net(x) - x.sum(1, keepdim=True)).square().mean()
+
+
+def _add_to(optimizer: torch.optim.Optimizer, net: Net) -> None:
+    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if new := [parameter for parameter in net.parameters() if id(parameter) not in known]:
+        optimizer.add_param_group({"params": new})
+
+
+def _trained_plainly(change: Callable[[Net, int], None]) -> Net:
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = _optimizer(net)
+    for step in range(STEPS):
+        change(net, step)
+        _add_to(optimizer, net)
+        optimizer.zero_grad()
+        for index in range(MICRO_BATCHES):
+            (_loss(net, step, index) / MICRO_BATCHES).backward()
+        optimizer.step()
+    return net
+
+
+@both
+@pytest.mark.parametrize("change", [_freeze_first, _freeze_later, _to_and_fro, _replace, _add])
+def test_what_changes_between_steps_is_trained_as_by_plain_torch(
+    reproducible: bool, change: Callable[[Net, int], None]
+) -> None:
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = _optimizer(net)
+    run = Run(model=net, optimizer=optimizer, reproducible=reproducible, seed=None)
+    for step in run.steps(STEPS, MICRO_BATCHES):
+        change(net, step.number)
+        _add_to(optimizer, net)
+        for index in step:
+            step.backward(_loss(net, step.number, index))
+        optimizer.step()
+    plain = _trained_plainly(change)
+    for (name, ours), theirs in zip(net.state_dict().items(), plain.state_dict().values(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6), name
+
+
+@both
+def test_who_is_frozen_has_no_gradient_and_no_memory_for_it(reproducible: bool) -> None:
+    net = Net()
+    run = Run(model=net, reproducible=reproducible)
+    sizes = []
+    for step in run.steps(3, MICRO_BATCHES):
+        net.wide.requires_grad_(step.number == 1)
+        for index in step:
+            step.backward(_loss(net, step.number, index))
+        assert (net.wide.weight.grad is None) == (step.number != 1)
+        gradients, _ = run._engine._parts()
+        sizes.append(sum(bucket.local.numel() for bucket in gradients.buckets if bucket.local.dtype == torch.float64))
+    assert sizes == [0, 20, 0]
+
+
+def test_a_parameter_has_one_hook_however_often_it_was_frozen() -> None:
+    net = Net()
+    run = Run(model=net)
+    for step in run.steps(STEPS, MICRO_BATCHES):
+        _to_and_fro(net, step.number)
+        for index in step:
+            step.backward(_loss(net, step.number, index))
+        hooks = [len(parameter._post_accumulate_grad_hooks or ()) for parameter in net.parameters()]
+        assert hooks == [int(parameter.requires_grad) for parameter in net.parameters()]
+
+
+@both
+def test_who_is_unfrozen_within_a_step_is_named(reproducible: bool) -> None:
+    net = Net()
+    net.head.requires_grad_(False)
+    run = Run(model=net, reproducible=reproducible)
+
+    def unfreeze_too_late() -> None:
+        for step in run.steps(1, MICRO_BATCHES):
+            for index in step:
+                net.head.requires_grad_(True)
+                step.backward(_loss(net, 0, index))
+
+    with pytest.raises(RuntimeError, match=r"head.weight got a gradient, and was frozen when the step began"):
+        unfreeze_too_late()
+
+
+def test_what_a_newcomer_gets_is_what_was_trained_when_the_step_began() -> None:
+    ours, theirs = Net(), Net()
+    ours.base.requires_grad_(False)
+    ours.base.eval()
+    source, newcomer = Trainable(ours), Trainable(theirs)
+    ours.head.requires_grad_(False)
+    ours.train()
+    newcomer.load_state_dict(source.state_dict())
+    assert [parameter.requires_grad for parameter in theirs.parameters()] == [False] * 4 + [True] * 4
+    assert [module.training for module in theirs.modules()] == [True, False, False, False, False, True, True]
+
+
+def test_it_is_told_who_trains_what() -> None:
+    ours, theirs = Net(), Net()
+    theirs.base.requires_grad_(False)
+    ours.head.bias.requires_grad_(False)
+    trainable, other = Trainable(ours), Trainable(theirs)
+    assert trainable.tell_apart(other.positions) == (
+        "trains 1 parameter (head.bias) that this rank has frozen and has frozen 4 parameters "
+        "(base.0.weight, base.0.bias, base.1.weight, ...) that this rank trains"
+    )
+
+
+def test_a_step_is_told_from_another_and_from_one_that_trains_something_else() -> None:
+    net = Net()
+    trainable = Trainable(net)
+    stamps = {trainable.stamp(1), trainable.stamp(2)}
+    net.head.requires_grad_(False)
+    assert trainable.look()
+    assert not trainable.look()
+    assert len({*stamps, trainable.stamp(1)}) == 3

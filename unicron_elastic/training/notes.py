@@ -1,0 +1,66 @@
+"""What travels behind the gradients, and is summed up with them: it says what is in the sum.
+
+One after the other: the loss of each micro-batch; how often each was added, which must be once; how many ranks have a
+gradient of each parameter; the stamps, and how many ranks there are; how many have a newcomer that copies their state.
+Whole numbers below 2**24 are exact in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["NOTES_DTYPE", "Notes"]
+
+NOTES_DTYPE = torch.float32
+_STAMP = 4  # bytes
+
+
+class Notes:
+    """Those of this rank, in ``memory``; after the reduction it has the sum over all ranks."""
+
+    def __init__(self, memory: Tensor, micro_batches: int) -> None:
+        self._memory = memory
+        self._micro_batches = micro_batches
+        self._counts = memory[micro_batches : 2 * micro_batches]
+        self._stamp = bytes(_STAMP)
+        self.losses = memory[:micro_batches]
+
+    @staticmethod
+    def size(micro_batches: int, parameters: int) -> int:
+        """How many numbers they are."""
+        return 2 * micro_batches + parameters + _STAMP + 2
+
+    def begin(self, stamp: bytes) -> None:
+        """Begins a step, with zeros; ``stamp``: four bytes that tell it, and what is trained in it, from others."""
+        self._stamp = stamp
+
+    def add(self, index: int, loss: Tensor) -> None:
+        """This rank has computed a micro-batch."""
+        self.losses[index].copy_(loss)
+        self._counts[index] += 1
+
+    def write(self, staged: Tensor, touched: Sequence[bool], *, is_held: bool) -> None:
+        """Completes a copy of them. ``touched``: whether this rank has a gradient of each parameter."""
+        rest = [*map(float, touched), *map(float, self._stamp), 1.0, float(is_held)]
+        staged[2 * self._micro_batches :].copy_(torch.tensor(rest, dtype=NOTES_DTYPE))
+
+    def read(self) -> list[bool]:
+        """Whether any rank has a gradient of each parameter, from the sum.
+
+        Raises RuntimeError if it is not the sum of this step's micro-batches, each once.
+        """
+        counts = self._memory[self._micro_batches :].tolist()
+        counts, rest = counts[: self._micro_batches], counts[self._micro_batches :]
+        touched, stamp, ranks = rest[: -_STAMP - 2], rest[-_STAMP - 2 : -2], rest[-2]
+        if stamp != [ranks * byte for byte in self._stamp]:
+            raise RuntimeError(
+                "the ranks have summed up gradients of different steps, or of different parameters: all must make the "
+                "same steps, and freeze and unfreeze the same parameters before the same step"
+            )
+        wrong = [f"{index} ({count:g} times)" for index, count in enumerate(counts) if count != 1]
+        if wrong:
+            raise RuntimeError(f"the reduced gradients must have each micro-batch once, and have {', '.join(wrong)}")
+        return [count > 0 for count in touched]
