@@ -118,6 +118,15 @@ def test_what_was_unfrozen_on_the_way_is_trained_by_replacements_too(
     _assert_same(folder, undisturbed_freezing, [0, 1, 2])
 
 
+@pytest.mark.parametrize("strike", ["1:2:reduce:kill", pytest.param("0:2:reduced:kill", marks=pytest.mark.slow)])
+def test_rare_types_and_sparse_gradients_go_the_same_way(
+    launcher: Any, tmp_path_factory: pytest.TempPathFactory, strike: str
+) -> None:
+    undisturbed = _alone(tmp_path_factory.mktemp("rare"), "--rare")
+    folder = _train(launcher, 3, strike, worlds=3, more=("--rare",))
+    _assert_same(folder, undisturbed, [0, 1, 2])
+
+
 def test_only_the_lost_micro_batches_are_computed_again(launcher: Any, undisturbed: Any) -> None:
     folder = _train(launcher, 3, "1:2:reduce:kill", worlds=3)
     _assert_same(folder, undisturbed, [0, 1, 2])

@@ -117,9 +117,12 @@ def arm(strikes: Strikes) -> None:
 
 
 class Net(nn.Module):
-    """With dropout, tied weights, a frozen parameter and one that is used in no step."""
+    """With dropout, tied weights, a frozen parameter and one that is used in no step.
 
-    def __init__(self, width: int) -> None:
+    If it ``is_rare`` also with complex numbers, sparse gradients, and a type of which gloo knows nothing.
+    """
+
+    def __init__(self, width: int, *, is_rare: bool) -> None:
         super().__init__()
         self.first = nn.Linear(8, width)
         self.second = nn.Linear(width, width, bias=False)
@@ -128,8 +131,14 @@ class Net(nn.Module):
         self.frozen = nn.Linear(width, width).requires_grad_(False)
         self.unused = nn.Linear(4, 4)
         self.last = nn.Linear(width, 1)
+        self.table = nn.Embedding(4, 8, sparse=True) if is_rare else None
+        self.wave = nn.Parameter(torch.randn(8, 8, dtype=torch.complex64)) if is_rare else None
+        if is_rare:
+            self.register_buffer("places", torch.tensor([3, 0, 3, 1], dtype=torch.int16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is not None and self.wave is not None:
+            x = ((x + self.table(self.places.long())).to(self.wave.dtype) @ self.wave).real
         x = nn.functional.dropout(torch.relu(self.first(x)), 0.2, self.training)
         result: torch.Tensor = self.last(self.frozen(torch.tanh(self.tied(self.second(x)))))
         return result
@@ -167,6 +176,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--join-patience-s", type=float, default=5.0)
     parser.add_argument("--slow-load-s", type=float, default=0.0)
     parser.add_argument("--freezing", action="store_true", help="freezes and unfreezes layers on the way")
+    parser.add_argument("--rare", action="store_true", help="types and layouts that few models have")
     parser.add_argument("--say-steps", action="store_true", help="prints when each step is done")
     return parser.parse_args()
 
@@ -195,7 +205,7 @@ def main() -> None:
         owner.__init__.__kwdefaults__["bucket_bytes"] = asked.bucket_bytes
     torch.set_num_threads(1)
     torch.manual_seed(RANK)  # the first world begins with what rank 0 has
-    model = Net(16)
+    model = Net(16, is_rare=asked.rare)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
     optimizer.register_step_pre_hook(lambda *_: strikes.at("optimizer"))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)

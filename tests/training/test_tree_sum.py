@@ -30,6 +30,8 @@ GRADIENTS = st.lists(st.none() | st.integers(0, 1000), min_size=len(SHAPES), max
 
 def numbers(seed: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
     """Some that are awkward to add, among others."""
+    if dtype.is_complex:
+        return torch.complex(numbers(seed, shape), numbers(seed + 1, shape)).to(dtype)
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(shape, generator=generator)
     choice = torch.randint(2 * len(NUMBERS), tuple(shape), generator=generator)
@@ -60,11 +62,15 @@ def definition(batch: Sequence[Sequence[int | None]], level: int, position: int,
     left = definition(batch, level - 1, 2 * position, dtype)
     if (2 * position + 1) << (level - 1) >= len(batch):
         return left
-    return left + definition(batch, level - 1, 2 * position + 1, dtype)
+    right = definition(batch, level - 1, 2 * position + 1, dtype)
+    if dtype.is_complex:
+        return torch.complex(left.real + right.real, left.imag + right.imag)
+    return left + right
 
 
 def bits(values: Tensor) -> list[int | str]:
     """Every bit, the sign of zero too; of what is no number only that."""
+    values = torch.view_as_real(values).reshape(-1) if values.is_complex() else values
     raw = values.view({4: torch.int32, 8: torch.int64, 2: torch.int16}[values.element_size()]).tolist()
     return ["nan" if unordered else word for unordered, word in zip(values.isnan().tolist(), raw, strict=True)]
 
@@ -114,7 +120,7 @@ def compute(tree_sum: TreeSum, indices: Sequence[int], batch: Sequence[Sequence[
     data=st.data(),
     batch=st.lists(GRADIENTS, min_size=1, max_size=17),
     world_size=st.integers(1, 4),
-    dtype=st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float64]),
+    dtype=st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float64, torch.complex64]),
 )
 def test_any_assignment_and_order_with_losses_gives_the_bits_of_the_definition(
     worlds: Mapping[int, World], data: st.DataObject, batch: list[list[int | None]], world_size: int, dtype: torch.dtype
@@ -200,13 +206,14 @@ def test_a_micro_batch_that_is_refused_leaves_its_gradients() -> None:
     assert (Node(1, 0),) == tree_sum.nodes
 
 
-def test_a_sparse_gradient_is_refused() -> None:
+def test_a_sparse_gradient_becomes_dense() -> None:
     embedding = torch.nn.Embedding(4, 2, sparse=True)
     tree_sum = TreeSum(embedding.parameters(), 2)
-    embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(TypeError, match=r"parameter 0 of shape \(4, 2\) has a sparse gradient"):
-        tree_sum.add(0)
-    assert tree_sum.nodes == ()
+    for index in range(2):
+        embedding(torch.tensor([1, 3, 1])).sum().backward()
+        tree_sum.add(index)
+    (node,) = tree_sum.nodes
+    assert tree_sum.flat(node, tree_sum.parameters).tolist() == [0.0, 0.0, 4.0, 4.0, 0.0, 0.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize("of_parameter", [torch.contiguous_format, torch.channels_last])

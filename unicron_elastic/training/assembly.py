@@ -167,15 +167,15 @@ class Assembly:
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Gives all members what ``source`` has. Raises what a collective raises."""
-        self._waiter.wait(dist.broadcast(_plain(tensor), source, async_op=True))
+        self._waiter.wait(dist.broadcast(_bytes(tensor), source, async_op=True))
 
     def send(self, tensor: Tensor, destination: int) -> None:
         """To one member. Raises what a collective raises."""
-        self._waiter.wait_one_to_one(dist.isend(_plain(tensor), destination))
+        self._waiter.wait_one_to_one(dist.isend(_bytes(tensor), destination))
 
     def receive(self, tensor: Tensor, source: int) -> None:
         """From one member. Raises what a collective raises."""
-        self._waiter.wait_one_to_one(dist.irecv(_plain(tensor), source))
+        self._waiter.wait_one_to_one(dist.irecv(_bytes(tensor), source))
 
     def together(self, collective: Callable[[], None]) -> bool:
         """Does what all members do; false if the world broke on the way, and a newer one has come."""
@@ -200,9 +200,9 @@ class Assembly:
                 keep_for_ever(dist.group.WORLD)
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """The same memory with numbers of a type that back ends take."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+def _bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor as bytes: back ends do not take all types."""
+    return tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor
 
 
 def _written(said: Said, terms: str) -> str:

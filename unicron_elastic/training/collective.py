@@ -18,10 +18,11 @@ from datetime import timedelta
 from types import CodeType
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 from torch.distributed import Work
 
-__all__ = ["AbandonedError", "Waiter", "is_of_signal_handler", "keep_for_ever", "wait_let_go"]
+__all__ = ["AbandonedError", "Waiter", "as_real", "is_of_signal_handler", "keep_for_ever", "wait_let_go"]
 
 LOOK_S = 0.05  # between two looks at whether it is broken
 LAST_LOOK_S = 0.001  # at one for which there is no patience left
@@ -171,6 +172,11 @@ def wait_let_go(tensor: Tensor, references: int) -> None:
     deadline = time.monotonic() + LET_GO_S
     while sys.getrefcount(tensor) > references + 1 and time.monotonic() < deadline:  # one is that of ``tensor``
         time.sleep(0.0005)
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """The same memory, with two real numbers for each complex one: back ends do not take those."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def keep_for_ever(thing: Any) -> None:

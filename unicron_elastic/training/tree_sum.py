@@ -23,6 +23,7 @@ from torch import Tensor
 
 from unicron_elastic.compat.tensors import add_each
 from unicron_elastic.state.nested import flat_like
+from unicron_elastic.training.collective import as_real
 from unicron_elastic.training.tree import Addition, Node, combine_plan, merge, root
 
 __all__ = ["TreeSum"]
@@ -67,7 +68,6 @@ class TreeSum:
 
         Raises:
             ValueError: there is no such micro-batch, or it is in the sum already. The gradients stay where they are.
-            TypeError: a gradient is sparse.
         """
         additions = merge(self._values, index, self.micro_batches)
         value = [self._gradient(place) for place in range(len(self.parameters))]
@@ -155,14 +155,15 @@ class TreeSum:
             if senders[rank]:
                 self._write(held[rank][place], bucket, gone)
             counts = [size * sends for sends in senders]
-            self.wait(group.alltoall_base(came, gone, counts, segments if senders[rank] else [0] * len(held)))
+            given = segments if senders[rank] else [0] * len(held)
+            self.wait(group.alltoall_base(as_real(came), as_real(gone), counts, given))
             nodes = [nodes[place] for nodes, sends in zip(held, senders, strict=True) if sends]
             pieces |= zip(nodes, came.view(len(nodes), size).unbind(), strict=True)
         mine = _summed(pieces, held, self.micro_batches)
         copies = sent[: len(held) * size]
         copies.view(len(held), size).copy_(mine)
         # An all-gather by name: gloo's own takes twice the time, and all segments would have to be of one size.
-        self.wait(group.alltoall_base(out, copies, segments, [size] * len(held)))
+        self.wait(group.alltoall_base(as_real(out), as_real(copies), segments, [size] * len(held)))
 
     def _scratch_for(self, like: Tensor, use: str, count: int) -> Tensor:
         """``count`` elements as they are; the largest that was asked for is kept."""
@@ -175,11 +176,9 @@ class TreeSum:
         gradient = self.parameters[place].grad
         if gradient is None:
             return None
-        if gradient.layout != torch.strided:
-            raise TypeError(
-                f"parameter {place} of shape {tuple(gradient.shape)} has a sparse gradient; sums by the fixed tree need"
-                " dense ones, as from Embedding(sparse=False)"
-            )
+        if gradient.layout != torch.strided:  # of an Embedding(sparse=True), as when it is added to a dense one
+            gradient = gradient.to_dense()
+        gradient = gradient.resolve_conj()
         return gradient.detach() if gradient.requires_grad else gradient
 
     def _write(self, node: Node, bucket: Sequence[Tensor], out: Tensor) -> None:
@@ -235,10 +234,11 @@ def _added(left: Gradients, right: Gradients) -> Gradients:
     """The sum, in the tensors of the left child; those of the right are freed.
 
     Zeros are not the neutral element for -0.0, which they make 0.0. So a lone gradient gets its zero added too:
-    otherwise the bits would depend on whether the zeros were written out, as they are between ranks.
+    otherwise the bits would depend on whether the zeros were written out, as they are between ranks. Complex gradients
+    are added as real numbers: else torch multiplies the second by 1 + 0j, which makes NaN of infinities.
     """
-    both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
-    alone = [b if a is None else a for a, b in zip(left, right, strict=True) if (a is None) != (b is None)]
+    both = [(as_real(a), as_real(b)) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
+    alone = [as_real(b if a is None else a) for a, b in zip(left, right, strict=True) if (a is None) != (b is None)]
     if both:
         add_each([a for a, _ in both], [b for _, b in both])
     if alone:
@@ -249,7 +249,8 @@ def _added(left: Gradients, right: Gradients) -> Gradients:
 def _summed(values: dict[Node, Tensor], held: Held, micro_batches: int) -> Tensor:
     """Add all up, in place."""
     for addition in _plan(held, micro_batches):
-        values[addition.total] = values.pop(addition.left).add_(values.pop(addition.right))
+        total = values[addition.total] = values.pop(addition.left)
+        as_real(total).add_(as_real(values.pop(addition.right)))
     return values[root(micro_batches)]
 
 
