@@ -145,14 +145,23 @@ class Net(nn.Module):
 
 
 def freeze(model: Net, step: int) -> None:
-    """What a script does once, in one step: whoever begins later has not done it."""
-    if step == 0:
+    """What a script does once, before the first step or in one: whoever begins later has not done it."""
+    if step == -1:
         model.first.requires_grad_(False)
+    elif step == 1:
+        model.second.requires_grad_(False)
     elif step == 2:
         model.first.requires_grad_(True)
     elif step == 3:
-        model.second.requires_grad_(False)
+        model.second.requires_grad_(True)
         model.eval()
+
+
+def check(step: int, run: unicron_elastic.Run, model: Net) -> None:
+    """When the gradients of a step are there."""
+    assert step == run.step, f"step {step} is step {run.step}"
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad or parameter.grad is None, f"{name} is frozen and has a gradient"
 
 
 def batch(step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -211,6 +220,8 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2) if asked.scaler else None
     strikes.at("before")
+    if asked.freezing:
+        freeze(model, -1)
     run = unicron_elastic.Run(
         model=model,
         optimizer=optimizer,
@@ -240,7 +251,7 @@ def main() -> None:
             if done == 0:
                 strikes.at("accumulate")
         strikes.at("settled")
-        assert step.number == run.step, f"step {step.number} is step {run.step}"
+        check(step.number, run, model)
         if scaler is not None:
             scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
