@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
-__all__ = ["NormBase", "add_each", "copy_each", "zero_each"]
+__all__ = ["NormBase", "add_each", "changes_of", "copy_each", "unscaled_by", "zero_each"]
 
 NormBase: Any = _NormBase  # of all layers that keep running statistics
 
@@ -27,3 +27,14 @@ def copy_each(tensors: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 def zero_each(tensors: Sequence[Tensor]) -> None:
     """Set all elements of all tensors to zero."""
     torch._foreach_zero_(tensors)
+
+
+def changes_of(tensor: Tensor) -> int:
+    """How often the memory of the tensor was changed in place, also through its views; not through ``.data``."""
+    return tensor._version
+
+
+def unscaled_by(scaler: Any) -> set[int]:
+    """The ids of the optimizers whose gradients a GradScaler has unscaled since its last ``update()``."""
+    of = getattr(scaler, "_per_optimizer_states", {})
+    return {each for each, state in of.items() if state.get("found_inf_per_device")}

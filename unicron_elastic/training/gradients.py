@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Work
 
-from unicron_elastic.compat.tensors import copy_each, zero_each
+from unicron_elastic.compat.tensors import changes_of, copy_each, zero_each
 from unicron_elastic.state.nested import shaped_like
 from unicron_elastic.training.notes import NOTES_DTYPE, Notes
 
@@ -118,7 +118,7 @@ class Gradients:
 
         The buffers count the changes of all their views. Those that are made through ``.data`` do not show.
         """
-        if self._versions != [flat._version for flat in self._flats]:
+        if self._versions != [changes_of(flat) for flat in self._flats]:
             raise RuntimeError(
                 "the gradients were changed while micro-batches were being summed up: within 'for index in step' there "
                 "must be no zero_grad(), no clipping or unscaling, and no other backward pass than step.backward(loss)"
@@ -145,7 +145,7 @@ class Gradients:
                 )
 
     def _remember(self) -> None:
-        self._versions = [flat._version for flat in self._flats]
+        self._versions = [changes_of(flat) for flat in self._flats]
 
     # -- reduction ----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from unicron_elastic.compat.tensors import unscaled_by
+
 __all__ = ["Guard"]
 
 
@@ -23,11 +25,11 @@ class Guard:
     def begin(self) -> None:
         """A step begins."""
         self._is_inside = True
-        self._unscaled = self._whose_are_unscaled()
+        self._unscaled = unscaled_by(self._scaler)
 
     def check(self) -> None:
         """Raises RuntimeError if gradients were unscaled since the step began: that counts as no change of theirs."""
-        if self._whose_are_unscaled() - self._unscaled:
+        if unscaled_by(self._scaler) - self._unscaled:
             raise RuntimeError(
                 "the gradients were unscaled while micro-batches were being summed up: scaler.unscale_(optimizer) "
                 "belongs behind 'for index in step'"
@@ -43,8 +45,3 @@ class Guard:
                 "optimizer.step() belongs behind 'for index in step': within, the gradients are those of some "
                 "micro-batches of this rank alone"
             )
-
-    def _whose_are_unscaled(self) -> set[int]:
-        """The ids of the optimizers for which the scaler has found out whether gradients are finite."""
-        of = getattr(self._scaler, "_per_optimizer_states", {})
-        return {each for each, state in of.items() if state.get("found_inf_per_device")}

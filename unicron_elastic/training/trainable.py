@@ -35,7 +35,7 @@ class Trainable:
         """Looks at the model; whether it has other parameters, or others of them are trained, than before."""
         modules = list(self._model.modules())
         self._modes = [module.training for module in modules]
-        found = {each: None for module in modules for each in module._parameters.values() if each is not None}
+        found = dict.fromkeys(self._model.parameters())
         flags = [parameter.requires_grad for parameter in found]
         key = (list(map(id, found)), flags)
         if key == self._key:
