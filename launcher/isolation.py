@@ -34,9 +34,13 @@ def why_stay(handler: Any, nodes: int) -> str:
 
 def why_not_now(handler: Any, nodes: int, command: AskToLeave) -> str:
     """As ``why_stay``, but among nodes that would leave at the same moment only as many may as the job can spare."""
-    if command.is_departure:
-        return str(handler.depart(nodes, command.reason, command.have_state))
-    return why_stay(handler, nodes) or str(handler.take_leave(nodes))
+    if why := why_stay(handler, nodes):
+        return why
+    if not command.is_departure:
+        return str(handler.take_leave(nodes))
+    if not hasattr(handler, "depart"):
+        return "only where --rdzv-backend is unicron the others could go on in place without it."
+    return str(handler.depart(nodes, command.reason, command.have_state))
 
 
 def node_name() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -115,3 +116,54 @@ def test_what_a_replacement_raises_is_known_also_when_the_nodes_have_met_again(l
     records = [json.loads(line) for line in (launcher.folder / "ledger-a").read_text().splitlines()]
     assert [each["exception_type"] for each in records][-1] == "OSError"
     _end(old, new)
+
+
+def _killed_thrice(run: Any) -> None:
+    """A worker there, each time that it trains again."""
+    for times in (1, 2, 3):
+        run.until(lambda times=times: len(set(_pids(run))) >= times, f"worker {times}")
+        os.kill(_pids(run)[-1], signal.SIGKILL)
+
+
+def _steps(run: Any) -> list[int]:
+    return [int(number) for number in run.until_line(r"^STEP (\d+) ")]
+
+
+def test_a_node_whose_worker_fails_again_and_again_leaves_and_the_others_lose_no_step(
+    launcher: Any, start: Start
+) -> None:
+    old, failing = (start(node, "1:2") for node in ("a", "b"))
+    (pid,) = _pids(old)
+    _killed_thrice(failing)
+    assert failing.wait() == 1
+    assert "Worker 0 has failed 3 times within 60 min. This node leaves the job." in failing.err
+    before = len(_steps(old))
+    old.until_line(r"^STEP ", count=before + 5)
+    assert _pids(old) == [pid]
+    assert _steps(old) == list(range(len(_steps(old))))
+    assert "This node is in the cluster's quarantine now" in failing.err
+    records = [json.loads(line) for line in (launcher.folder / "ledger-b").read_text().splitlines()]
+    assert records[-1]["action"] == "isolate"
+    _end(old)
+
+
+def test_a_node_that_cannot_be_spared_stays_and_nobody_loses_a_step(start: Start) -> None:
+    old, failing = runs = [start(node, "2") for node in ("a", "b")]
+    _killed_thrice(failing)
+    failing.until(lambda: len(set(_pids(failing))) == 4, "its fourth worker")
+    assert "Worker 0 has failed 3 times within 60 min. The node stays: the job needs all 2 of its nodes." in failing.err
+    assert _steps(old) == list(range(len(_steps(old))))
+    _end(*runs)
+
+
+def test_a_job_on_one_node_makes_no_step_again_however_often_a_worker_is_killed(launcher: Any) -> None:
+    run = launcher.start("--standalone", "--nproc-per-node=2", "--max-restarts=9", IN_PLACE, "--steps=2000",
+                         "--step-s=0.01", "--say-steps")  # fmt: skip
+    for times in range(2, 6):
+        run.until(lambda times=times: len(set(_pids(run))) >= times, f"worker {times}")
+        os.kill(_pids(run)[-1], signal.SIGKILL)
+    run.until(lambda: len(set(_pids(run))) == 6, "the last worker")
+    assert "Worker 1 has failed 4 times within 60 min. The node stays: it is the only node of the job." in run.err
+    numbers = _steps(run)
+    assert max(before - after for before, after in itertools.pairwise(numbers)) <= 1
+    _end(run)

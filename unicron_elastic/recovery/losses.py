@@ -11,6 +11,7 @@ from dataclasses import replace
 from unicron_elastic.faults import Fault, RootCause, Severity, classify, signature
 from unicron_elastic.incident import Incident
 from unicron_elastic.planning.configured import why_begin_again
+from unicron_elastic.recovery import isolating
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -83,14 +84,21 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     repeats = state.repeats if is_known else count_repeats(state.repeats, cause)
     verdict = judge(state.policy, state.restarts_used - is_known, repeats, (fault.failure,))
     attempts, rung = climb(state.attempts, fault, at, state.policy)
-    if not verdict.restart or rung.severity is Severity.SEV1:
+    if not verdict.restart:
         return None
-    verdict = replace(verdict, severity=rung.severity, reason=f"{_who_goes_on(state, lost)} {verdict.reason}")
+    why_stay = isolating.why_not_ask(state, why_not_in_place(state, -1)) if rung.severity is Severity.SEV1 else ""
+    decision = f"{_who_goes_on(state, lost)} {verdict.reason}"
+    if why_stay:
+        decision = " ".join(filter(None, (decision, rung.reason, f"The node stays: {why_stay}")))
+    verdict = replace(verdict, severity=rung.severity, reason=decision)
     state = replace(state, attempts=attempts, repeats=repeats, restarts_used=verdict.restarts_used, broke=None)
     state, booked = _book(state, cause, verdict, at=at, method=method, action="go on")
     state, commands = _leave_out(state, lost, at, f"{fault.reason} {verdict.reason}")
-    answered = (signature(fault.failure), fault.failure.step)
-    return replace(hang_after(state, lost), answered=answered), [*commands, *booked]
+    state = replace(hang_after(state, lost), answered=(signature(fault.failure), fault.failure.step))
+    if rung.severity is not Severity.SEV1 or why_stay:
+        return state, [*commands, *booked]
+    state, asks = isolating.ask(state, cause, rung, verdict)
+    return state, [*commands, *booked, *asks]
 
 
 def begun_again(incident: Incident, why: str) -> Incident:
@@ -275,7 +283,7 @@ def replace_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]
 def replace_lost(state: JobState) -> tuple[JobState, list[Command]]:
     """Replaces the lost whose processes have ended, unless all others have made their last step."""
     state = replace(state, replace_at=None)
-    if has_anyone_parted(state) or not (members_here(state) or is_anyone_elsewhere(state)):
+    if state.leaves or has_anyone_parted(state) or not (members_here(state) or is_anyone_elsewhere(state)):
         return state, []
     commands: list[Command] = []
     for worker in state.workers:

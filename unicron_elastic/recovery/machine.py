@@ -270,7 +270,7 @@ def _fault_noticed(
 
     ``why_stop`` stands for the fault's reason where that was said before.
     """
-    if recalled.leaves(state):  # which concerns nobody else any more
+    if state.leaves:  # which concerns nobody else any more
         return recalled.end_workers(state, at) if state.phase is Phase.RUNNING else (state, [])
     if state.is_left_out:  # nobody waits for these workers any more
         return state, []
@@ -359,7 +359,7 @@ def _about_node(
 ) -> tuple[JobState, list[Command]]:
     match event:
         case NodeUnhealthy():
-            return (state, []) if recalled.leaves(state) else _node_unhealthy(state, event)
+            return (state, []) if state.leaves else _node_unhealthy(state, event)
         case NodeRecalled():
             return recalled.node_recalled(state, event)
         case StepEnded():
@@ -444,7 +444,7 @@ def _while_running(state: JobState, at: float) -> tuple[JobState, list[Command]]
 
 def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     state = replace(state, kill_at=None, teardown_at=None, hang=None, broke=None, replace_at=None)
-    if recalled.leaves(state):
+    if state.leaves:
         return recalled.left(state)
     if state.phase is Phase.RUNNING and losses.is_nobody_left(state):
         return losses.begin_again(state)

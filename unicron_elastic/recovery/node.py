@@ -15,9 +15,11 @@ from unicron_elastic.recovery.records import EXPLAINS_S
 from unicron_elastic.recovery.state import Departure, JobState, Part, Phase
 
 __all__ = [
+    "LEAVES",
     "explained",
     "is_only_on_its_way",
     "leave_answered",
+    "leave_job",
     "left",
     "may_leave",
     "node_unhealthy",
@@ -100,7 +102,7 @@ def leave_answered(state: JobState, event: LeaveAnswered) -> tuple[JobState, lis
     recorded, reason = RecordIncident(incident=incident), f"{departure.reason} {verdict.reason}"
     if verdict.isolate:
         state = replace(state, phase=Phase.FINISHED, incident=None, departure=None)
-        return state, [recorded, _leave(departure, reason)]
+        return state, [recorded, leave_job(departure, reason)]
     state = replace(state, phase=Phase.IDLE, incident=incident, departure=None)
     return state, [recorded, StartWorkers(restarts_used=verdict.restarts_used, reason=reason)]
 
@@ -200,8 +202,8 @@ def turn_back(state: JobState, verdict: Verdict, cause: RootCause) -> Departure:
     return Departure(cause=cause, reason=cause.reason, leaves=leaves, stays=again, is_broken=False)
 
 
-def _leave(departure: Departure, why: str) -> LeaveJob:
-    """A broken node stays in quarantine until somebody lifts it, a suspect one for an hour."""
+def leave_job(departure: Departure, why: str) -> LeaveJob:
+    """Return how this node leaves: a broken one is in quarantine until somebody lifts it, a suspect one for an hour."""
     return LeaveJob(cause=departure.cause, reason=why, quarantine_s=None if departure.is_broken else SUSPECT_S)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from unicron_elastic.recovery import isolating
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     AwaitStep,
@@ -34,7 +35,6 @@ __all__ = [
     "end_workers",
     "go_on_without",
     "is_left_out",
-    "leaves",
     "left",
     "node_recalled",
     "step_ended",
@@ -49,7 +49,7 @@ LEFT_OUT_WITHIN_S = 2.0  # so long the others have to make a world without its m
 def node_recalled(state: JobState, event: NodeRecalled) -> tuple[JobState, list[Command]]:
     """Books that this node is wanted elsewhere or drained, or not any more, and begins to leave if it can."""
     recall = state.recall
-    if leaves(state) or (recall is None and not event.reason):
+    if state.leaves or (recall is None and not event.reason):
         return state, []
     if not event.reason:
         was = "kept out" if recall is not None and recall.is_drained else "recalled"
@@ -76,16 +76,20 @@ def answered(state: JobState, event: LeaveAnswered) -> tuple[JobState, list[Comm
     recall = state.recall
     if recall is None or recall.stage is not RecallStage.ASKS:
         return state, []
+    departure = recall.departure
+    if event.why_not and departure is not None:
+        return isolating.must_stay(state, departure, event.why_not)
     if event.why_not:
         return _stay(state, event.why_not, event.at)
     patience_s = LEFT_OUT_WITHIN_S if is_in_place(state) else STOP_AFTER_S
     recall = replace(recall, stage=RecallStage.LEAVES, act_at=event.at + patience_s)
-    state = replace(state, recall=recall)
-    said = Tell(reason=f"{recall.reason} {LEAVES}")
+    state, said = replace(state, recall=recall), list[Command]([Tell(reason=f"{recall.reason} {LEAVES}")])
+    if departure is not None:
+        state, said = isolating.may_leave(state, departure)
     if is_left_out(state):  # its workers are newcomers, whom nobody misses
         state, commands = end_workers(state, event.at)
-        return state, [said, *commands]
-    return state, [said, WakeAt(at=event.at + patience_s)]
+        return state, [*said, *commands]
+    return state, [*said, WakeAt(at=event.at + patience_s)]
 
 
 def act_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]] | None:
@@ -103,7 +107,7 @@ def act_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]] | N
 def is_left_out(state: JobState) -> bool:
     """Whether the others train without this node, which leaves."""
     is_of_world = state.world is not None and any(member.node == state.node for member in state.world.members)
-    return leaves(state) and state.phase is Phase.RUNNING and state.world is not None and not is_of_world
+    return state.leaves and state.phase is Phase.RUNNING and state.world is not None and not is_of_world
 
 
 def end_workers(state: JobState, at: float) -> tuple[JobState, list[Command]]:
@@ -114,14 +118,11 @@ def end_workers(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     return stop(state, at, f"{recall.reason} Its workers end.")
 
 
-def leaves(state: JobState) -> bool:
-    """Whether this node may leave, and the others know that it does."""
-    return state.recall is not None and state.recall.stage is RecallStage.LEAVES
-
-
 def left(state: JobState) -> tuple[JobState, list[Command]]:
     """What is done when the workers of a node that leaves have ended."""
     assert state.recall is not None
+    if state.recall.departure is not None:
+        return isolating.left(state, state.recall.departure)
     reason, is_drained = f"{state.recall.reason} It has left the job.", state.recall.is_drained
     incident, commands = state.incident, list[Command]()
     if incident is not None and incident.action:  # else it is what its workers failed of because it leaves

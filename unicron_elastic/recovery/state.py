@@ -107,10 +107,11 @@ class RecallStage(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recall:
-    """That this node is wanted elsewhere, or drained."""
+    """That this node is wanted elsewhere, or drained; with a ``departure``, that it is suspected or broken."""
 
     reason: str
     is_drained: bool = False
+    departure: Departure | None = None
     stage: RecallStage = RecallStage.STAYS
     why_stay: str = ""  # as people were told
     act_at: float | None = None  # when it asks again, or ends its workers
@@ -170,6 +171,11 @@ class JobState:
         """Whether workers were lost that will be replaced, while others, perhaps of other nodes, go on."""
         parts = {worker.part for worker in self.workers} if self.phase is Phase.RUNNING else set()
         return Part.REPLACING in parts or (Part.LOST in parts and self.replace_at is not None)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether this node may leave the job, which goes on, and the others know that it does."""
+        return self.recall is not None and self.recall.stage is RecallStage.LEAVES
 
     def find(self, local_rank: int, pid: int | None = None) -> Worker | None:
         """The worker an event speaks of; None if this generation has no such worker."""
