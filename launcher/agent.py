@@ -28,10 +28,11 @@ from unicron_elastic.compat.agent import (
     put_metric,
 )
 from unicron_elastic.compat.errors import SignalException
+from unicron_elastic.compat.expectations import Part, lacks
 from unicron_elastic.compat.rendezvous import RendezvousGracefulExitError
 from unicron_elastic.compat.workers import LogsSpecs, PContext
 from unicron_elastic.faults import RootCause
-from unicron_elastic.launcher import failures, isolation
+from unicron_elastic.launcher import failures, isolation, stepping_aside
 from unicron_elastic.launcher.description import describe_workers
 from unicron_elastic.launcher.functions import FunctionWatch
 from unicron_elastic.launcher.hangs.elsewhere import Elsewhere
@@ -251,6 +252,7 @@ class Agent(TorchAgent):
             node=node,
             nodes=group.group_world_size,
         )
+        stepping_aside.workers_began()
         self._handle(begun)
         self._join_worlds(node)
         self._start_watches()
@@ -292,7 +294,8 @@ class Agent(TorchAgent):
         group = self._worker_group
         handler = group.spec.rdzv_handler
         this_round = None
-        if group.group_world_size == 1 or self._speaks_with_peers():
+        can_agree = group.group_world_size == 1 or self._speaks_with_peers()
+        if can_agree and not lacks(Part.IN_PLACE):
             log = handler.world_log() if hasattr(handler, "world_log") else None
             this_round = Round(
                 rank=group.group_rank,
@@ -356,6 +359,8 @@ class Agent(TorchAgent):
     def _begin_runtime(self) -> None:
         """Starts the keeper, and the warm process if the command line did not already."""
         spec = self._worker_group.spec
+        if lacks(Part.WARM):
+            self._runtime.stay_plain("torch does not say whether a fork may use CUDA")
         can_be_warm = isinstance(spec.entrypoint, str) and spec.numa_options is None
         self._runtime.begin([spec.entrypoint, *map(str, spec.args)] if can_be_warm else None, os.environ)
 

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from unicron_elastic.compat.launch import (
-    HealthCheckServer,
-    LaunchConfig,
-    _get_addr_and_port,
-    _get_entrypoint_name,
-    agent_launcher,
-)
+from unicron_elastic.compat.expectations import Part, lacks
+from unicron_elastic.compat.launch import LaunchConfig, agent_launcher, torch_api
 from unicron_elastic.compat.signatures import only_accepted
-from unicron_elastic.launcher.agent import Agent as LocalElasticAgent
+from unicron_elastic.launcher import stepping_aside
 from unicron_elastic.launcher.runtime import Runtime
-from unicron_elastic.rendezvous.choose import rendezvous_handler
+
+if not stepping_aside.why_not_ours():
+    from unicron_elastic.launcher.agent import Agent as LocalElasticAgent
+    from unicron_elastic.rendezvous.choose import rendezvous_handler
 
 __all__ = ["LaunchConfig", "_get_addr_and_port", "_get_entrypoint_name", "elastic_launch", "launch_agent"]
+
+
+if TYPE_CHECKING:
+    _get_addr_and_port: Any
+    _get_entrypoint_name: Any
 
 
 class elastic_launch:
@@ -31,7 +34,7 @@ class elastic_launch:
         self,
         config: LaunchConfig,
         entrypoint: Callable[..., Any] | str | None,
-        health_check_server: HealthCheckServer | None = None,
+        health_check_server: Any = None,
         *,
         runtime: Runtime | None = None,
     ) -> None:
@@ -51,11 +54,28 @@ def launch_agent(
     config: LaunchConfig,
     entrypoint: Callable[..., Any] | str | None,
     args: list[Any],
-    health_check_server: HealthCheckServer | None = None,
+    health_check_server: Any = None,
     *,
     runtime: Runtime | None = None,
 ) -> dict[int, Any]:
-    """torch's launch_agent with our agent and rendezvous; ``runtime`` is one that was begun early."""
-    agent = LocalElasticAgent if runtime is None else partial(LocalElasticAgent, runtime=runtime)
-    launch = agent_launcher(agent, rendezvous_handler)
-    return launch(config, entrypoint, args, **only_accepted(launch, health_check_server=health_check_server))
+    """torch's launch_agent with our agent and rendezvous; ``runtime`` is one that was begun early.
+
+    Where torch is not as expected, it is torch's with torch's.
+    """
+    stepping_aside.tell()
+    more = only_accepted(torch_api.launch_agent, health_check_server=health_check_server)  # torch 2.13 and newer
+    if not stepping_aside.why_not_ours() and not (config.numa_options and lacks(Part.NUMA)):
+        agent = LocalElasticAgent if runtime is None else partial(LocalElasticAgent, runtime=runtime)
+        try:
+            return agent_launcher(agent, rendezvous_handler)(config, entrypoint, args, **more)
+        except stepping_aside.STRANGE as error:
+            if not stepping_aside.may_step_aside():
+                raise
+            stepping_aside.tell(f"{type(error).__name__}: {error}")
+    results: dict[int, Any] = torch_api.launch_agent(config, entrypoint, args, **more)
+    return results
+
+
+def __getattr__(name: str) -> Any:
+    """What else torch's module has."""
+    return getattr(torch_api, name)

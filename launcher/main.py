@@ -16,7 +16,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from unicron_elastic.launcher import arguments, options
+from unicron_elastic.launcher import arguments, options, stepping_aside
 from unicron_elastic.launcher.checks import BadArgument, check
 from unicron_elastic.launcher.cluster.lending import shared_arguments
 from unicron_elastic.launcher.command import warm_command
@@ -89,6 +89,7 @@ def run(args: argparse.Namespace, runtime: Runtime | None = None) -> None:
     def launch(config: Any, entrypoint: Any) -> api.elastic_launch:
         return api.elastic_launch(config, entrypoint, runtime=runtime)
 
+    stepping_aside.tell()
     try:
         run_with(launch, args)
     finally:
@@ -118,6 +119,17 @@ def console_script() -> NoReturn:
 
 
 def _run_command(argv: Sequence[str]) -> int:
+    try:
+        return _run_ours(argv)
+    except stepping_aside.STRANGE as error:
+        if not stepping_aside.may_step_aside():
+            raise
+        strange = error
+    stepping_aside.run_as_torchrun(argv, strange)
+    return 0
+
+
+def _run_ours(argv: Sequence[str]) -> int:
     teller = take_teller()
     try:
         args, argv = _parse(argv)

@@ -56,6 +56,13 @@ class Runtime:
             self.warm = None
         return self.warm
 
+    def stay_plain(self, why: str) -> None:
+        """Lets a warm process go, and begins none."""
+        self._is_unfit, self.why_plain = True, self.why_plain or why
+        if self.warm is not None:
+            self.warm.end()
+            self.warm = None
+
     def sweep(self) -> None:
         """Kills what the workers of the last generation left behind."""
         keep = [self.warm.pid] if self.warm is not None and self.warm.pid is not None else []

@@ -20,7 +20,7 @@ __all__ = ["PRELOAD_DEFAULT", "WarmProcess", "injected", "why_not"]
 
 READY_DEADLINE_S = 120.0  # importing torch from a cold network file system
 # torch._dynamo is imported by the first optimizer a script creates: 0.7 s of each start otherwise.
-PRELOAD_DEFAULT = "?numpy,torch,torch.distributed,torch.nn.parallel,torch.utils.data,torch._dynamo"
+PRELOAD_DEFAULT = "?numpy,torch,torch.distributed,torch.nn.parallel,torch.utils.data,?torch._dynamo"
 
 
 def injected(env: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from torch.distributed import PrefixStore, Store
 
 from unicron_elastic.compat import rendezvous as torchs
 from unicron_elastic.compat.errors import SignalException
+from unicron_elastic.compat.expectations import Part, lacks
 from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from unicron_elastic.rendezvous.bound_store import bound_store
 
@@ -83,7 +84,7 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
     def why_stay(self, nodes: int) -> str:
         """Why the job, of ``nodes`` now, cannot go on without this one; "" if it can."""
         settings = getattr(self._inner, "settings", None)
-        if settings is None:
+        if settings is None or lacks(Part.LEAVE):
             return f"torch's {self.get_backend()} rendezvous cannot be left."
         if nodes <= settings.min_nodes:
             return f"the job needs all {nodes} of its nodes."

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
+from unicron_elastic.compat.command_line import is_setting, reads_variable
 from unicron_elastic.launcher.config.help import default_in, kind_of, meaning, shown, variables_in
 from unicron_elastic.launcher.config.settings import (
     Kind,
@@ -35,18 +36,18 @@ def option_uses() -> tuple[Use, ...]:
 
 def _torch_uses() -> Iterator[Use]:
     for action in _torch_parser()._actions:
-        if not action.option_strings or action.dest == "help":
+        if not is_setting(action):
             continue
-        reads_variable = type(action).__name__ in ("env", "check_env")
+        with_variable = reads_variable(action)
         yield Use(
             Setting(
                 section=RUN,
                 key=action.dest,
-                variables=(f"{'PET' if reads_variable else 'UNICRON'}_{action.dest.upper()}",),
+                variables=(f"{'PET' if with_variable else 'UNICRON'}_{action.dest.upper()}",),
                 kind=_torch_kind(action),
                 help=" ".join((action.help or "").split()),
                 default=shown(action.default),
-                blank_counts=reads_variable,
+                blank_counts=with_variable,
             ),
             _long_first(action.option_strings),
             takes_value=action.nargs != 0,

@@ -7,17 +7,26 @@ its parser used as it is.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 import importlib.util
 import sys
-from argparse import ArgumentParser
+from argparse import Action, ArgumentParser
 from pathlib import Path
 from typing import Any
 
 from unicron_elastic.compat import KNOWN
 
-__all__ = ["TorchMissing", "name_for_good", "parser_from_source", "torch_folder", "torchrun_parser"]
+__all__ = [
+    "TorchMissing",
+    "is_setting",
+    "name_for_good",
+    "parser_from_source",
+    "reads_variable",
+    "torch_folder",
+    "torchrun_parser",
+]
 
 _MODULE = "torch.distributed.run"
 
@@ -62,6 +71,17 @@ def name_for_good(parser: ArgumentParser, command: str) -> None:
         prog = property(lambda _: command, lambda *_: None)
 
     parser.__class__ = Named
+
+
+def reads_variable(action: Action) -> bool:
+    """Return whether an option of torchrun takes its default from a variable PET_..."""
+    return type(action).__name__ in ("env", "check_env")
+
+
+def is_setting(action: Action) -> bool:
+    """Return whether an option has a value, unlike --help and --print-completion, which do something at once."""
+    stores = isinstance(action, argparse._StoreAction | argparse._StoreConstAction)
+    return bool(action.option_strings) and (stores or reads_variable(action))
 
 
 class _Source:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
+from unicron_elastic.compat.expectations import Part, lacks
+
 __all__ = ["fake_store", "gloo_made_by", "reduce_in_python"]
 
 
@@ -16,8 +18,12 @@ def gloo_made_by(make: Callable[[Callable[[], Any]], Any], *, number: int | None
     """While this lasts, torch has gloo's part of a process group made by ``make``, which is given what would make it.
 
     torch makes it by calling ``distributed_c10d.ProcessGroupGloo``, and asks then whether that is its type.
-    ``number``: from which the groups are counted; None: as torch counts.
+    ``number``: from which the groups are counted; None: as torch counts. Where torch makes it otherwise, this does
+    nothing: no world changes there.
     """
+    if lacks(Part.IN_PLACE):
+        yield
+        return
     original: Any = c10d.ProcessGroupGloo
 
     class Meta(type):

@@ -13,18 +13,9 @@ from typing import Any
 
 import torch.distributed.launcher.api as torch_api
 import torch.distributed.run as torch_run
-from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
-from torch.distributed.launcher.api import LaunchConfig, _get_addr_and_port, _get_entrypoint_name
+from torch.distributed.launcher.api import LaunchConfig
 
-__all__ = [
-    "HealthCheckServer",
-    "LaunchConfig",
-    "_get_addr_and_port",
-    "_get_entrypoint_name",
-    "agent_launcher",
-    "run_with",
-    "torch_run",
-]
+__all__ = ["LaunchConfig", "agent_launcher", "run_with", "torch_api", "torch_run"]
 
 
 def run_with(elastic_launch: Callable[[Any, Any], Any], args: argparse.Namespace) -> None:

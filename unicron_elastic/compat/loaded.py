@@ -49,12 +49,9 @@ def default_group() -> Any:
     return None if module is None else module._world.default_pg
 
 
-def first_registering(c10d: ModuleType) -> str:
-    """Return the name of the function of ``c10d`` in which all that makes a group ends. Raises AttributeError."""
-    for name in _REGISTERING:
-        if hasattr(c10d, name):
-            return name
-    raise AttributeError(f"{C10D} has none of {', '.join(_REGISTERING)}")
+def first_registering(c10d: ModuleType) -> str | None:
+    """Return the name of the function of ``c10d`` in which all that makes a group ends; None if there is none."""
+    return next((name for name in _REGISTERING if hasattr(c10d, name)), None)
 
 
 def has_other_than_gloo(group: Any) -> bool:

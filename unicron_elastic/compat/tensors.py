@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.modules.batchnorm import _NormBase
+from torch import Tensor, nn
 
 __all__ = ["NormBase", "add_each", "changes_of", "copy_each", "unscaled_by", "zero_each"]
 
-NormBase: Any = _NormBase  # of all layers that keep running statistics
+# Of all layers that keep running statistics.
+NormBase: Any = getattr(nn.modules.batchnorm, "_NormBase", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
 
 
 def add_each(tensors: Sequence[Tensor], what: Sequence[Tensor] | float) -> None:

@@ -47,7 +47,7 @@ def groups_made() -> int:
 def watch_groups(on_first_group: Callable[[], object]) -> None:
     """Calls ``on_first_group`` once, when this process has made its first process group; not in a forked child.
 
-    Raises AttributeError if torch is imported and makes its groups otherwise; if it comes later, a warning is printed.
+    Nor in a torch that makes its groups otherwise: the launcher tells of that.
     """
     callback: list[Callable[[], object]] = [on_first_group]
     os.register_at_fork(after_in_child=callback.clear)
@@ -57,6 +57,8 @@ def watch_groups(on_first_group: Callable[[], object]) -> None:
 def _watch_registration(module: ModuleType, callback: list[Callable[[], object]]) -> None:
     """Watched after the fact, so that no frame of ours is in the traceback of a group that could not be made."""
     name = first_registering(module)
+    if name is None:
+        return
     register = getattr(module, name)
 
     @functools.wraps(register)

@@ -1,0 +1,102 @@
+"""With a torch that lacks what is expected of it, the job runs all the same, and one line says what goes without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unicron_elastic.compat.expectations import EXPECTATIONS, Expectation, Part
+from unicron_elastic.launcher.stepping_aside import _without_own
+
+HERE = Path(__file__).parent
+ONE_OF_EACH = {each.part: each for each in reversed(EXPECTATIONS)}
+
+
+class Done:
+    """A job that has ended."""
+
+    def __init__(self, folder: Path, *arguments: str, **environ: str) -> None:
+        # torch's own agent needs the variable for a restart on gloo.
+        env = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONPATH": str(HERE), **environ}
+        env["XDG_STATE_HOME"] = str(folder)
+        options = ["--standalone", "--nproc-per-node=2", "--max-restarts=2", *arguments]
+        command = [sys.executable, str(HERE / "pretend.py"), *options, str(HERE / "train_small.py")]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+        self.err = done.stderr
+        assert done.returncode == 0, done.stderr
+        assert "\nTraceback" not in f"\n{done.stderr}", done.stderr  # but for those of a script, "[rank0]: Traceback"
+        (self.result,) = [line for line in done.stdout.splitlines() if line.startswith("DONE")]
+        self.told = [line for line in done.stderr.splitlines() if line.startswith("unicron-run: ")]
+
+    @property
+    def goes_on_in_place(self) -> bool:
+        """Whether the survivor did."""
+        return "goes on from the failed step" in self.err
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """Of the torch that is installed."""
+    return Done(tmp_path_factory.mktemp("undisturbed"))
+
+
+def test_with_a_torch_that_is_known_nothing_is_said(undisturbed: Done) -> None:
+    assert undisturbed.told == []
+    assert undisturbed.goes_on_in_place
+
+
+def check_runs_without(missing: list[Expectation], folder: Path, undisturbed: Done) -> None:
+    hidden = [path for each in missing for path in (each.path, each.orelse) if path]
+    done = Done(folder, PRETEND=",".join(hidden), PRETEND_KNOWN="2.10")
+    assert done.result == undisturbed.result
+    (line,) = done.told
+    assert " is newer than what this version knows (2.10): " in line
+    assert f" {missing[0].path.replace(':', '.')} is not there" in line
+    assert all(each.part.value in line for each in missing)
+    assert done.goes_on_in_place == {Part.AGENT, Part.IN_PLACE}.isdisjoint(each.part for each in missing)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [{Part.AGENT}, {Part.IN_PLACE}, set(Part) - {Part.AGENT, Part.IN_PLACE}],
+    ids=["agent", "in-place", "all-others"],
+)
+def test_without_a_part_the_job_runs(parts: set[Part], tmp_path: Path, undisturbed: Done) -> None:
+    check_runs_without([ONE_OF_EACH[part] for part in Part if part in parts], tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", EXPECTATIONS, ids=lambda each: f"{each.part.name}-{each.path}")
+def test_without_anything_of_the_table_the_job_runs(missing: Expectation, tmp_path: Path, undisturbed: Done) -> None:
+    check_runs_without([missing], tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_newer_torch_that_lacks_nothing_is_not_spoken_of(tmp_path: Path) -> None:
+    done = Done(tmp_path, PRETEND_KNOWN="2.10")
+    assert (done.told, done.goes_on_in_place) == ([], True)
+
+
+@pytest.mark.parametrize("what", ["start", pytest.param("agent", marks=pytest.mark.slow), "parser"])
+def test_what_nobody_foresaw_is_left_to_torchs_own_agent(what: str, tmp_path: Path, undisturbed: Done) -> None:
+    """As torch 2.15 was for a version that knew 2.13: a private function that takes another argument."""
+    done = Done(tmp_path, "--unicron-console=plain", PRETEND_BROKEN=what, PRETEND_KNOWN="2.10")
+    assert done.result == undisturbed.result
+    line = done.told[0]
+    assert "torch's own agent runs the job" in line
+    assert ("gpu_index" in line) == (what != "agent")
+    assert len(done.told) == 1
+    assert not done.goes_on_in_place
+
+
+def test_options_of_ours_are_kept_from_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    line = ["--nnodes", "2", "--unicron-warm", "off", "--unicron-ledger=x", "--detach", "--metrics-port=1", "-m"]
+    assert list(_without_own([*line, "package", "-x"])) == ["--nnodes", "2", "-m", "package", "-x"]
+    own = [str(script), "--config", "mine", "--unicron-warm"]
+    assert list(_without_own(["--config", "a.yaml", *own])) == own
