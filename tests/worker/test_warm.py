@@ -193,6 +193,52 @@ def test_a_module_run_with_m_starts_warm(warmer: Warmer) -> None:
     assert told["main"] == "__main__"
 
 
+def test_warnings_of_what_is_preloaded_are_not_said_by_the_warm_process(warmer: Warmer, lab: Lab) -> None:
+    # A script may import those modules never, or with filters of its own.
+    (warmer.folder / "warns.py").write_text("import warnings\nwarnings.warn('no such thing here')\n")
+    warmer.script.write_text("import warnings\nwarnings.warn('of the script')\n")
+    env = {"PYTHONPATH": str(warmer.folder)}
+    read_end, write_end = os.pipe()
+    warm = WarmProcess(lab.loop, lab.processes, "warns")
+    before = os.dup(2)
+    os.dup2(write_end, 2)
+    try:
+        warm.begin(warmer.command(), {**os.environ, **env}, str(warmer.folder), [0, 1, 2])
+        assert warm.wait_ready(), warm.refusal
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+    os.close(write_end)
+    forked = warmer.fork(warm, env={**os.environ, **env})
+    assert "UserWarning: of the script" in forked.output()[1]
+    warm.end()
+    assert lab.read_all(read_end) == ""
+    os.close(read_end)
+
+
+# Counts what is left of its objects when the interpreter ends, as nanobind does.
+COUNTS = """
+import os
+meta = type("nb_meta", (type,), {"__module__": MODULE})
+class Instance:
+    def __del__(self, write=os.write):
+        write(1, b"collected")
+class Holder:
+    instance = Instance()
+"""
+
+
+@pytest.mark.parametrize(("module", "output"), [("nanobind", "collected"), ("other", "")])
+def test_the_end_collects_what_was_preloaded_if_somebody_counts(warmer: Warmer, module: str, output: str) -> None:
+    # As in a plain start; where nobody counts, that second is saved.
+    (warmer.folder / "counts.py").write_text(COUNTS.replace("MODULE", repr(module)))
+    warmer.script.write_text("import counts\n")
+    env = {**os.environ, "PYTHONPATH": str(warmer.folder)}
+    warm = warmer.begin("counts", PYTHONPATH=str(warmer.folder))
+    assert warm.wait_ready(), warm.refusal
+    assert warmer.fork(warm, env=env).output() == (output, "")
+
+
 def test_random_states_differ_between_workers(warmer: Warmer) -> None:
     warmer.script.write_text(
         "import random, numpy, tempfile\n"

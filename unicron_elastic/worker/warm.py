@@ -7,6 +7,7 @@ proves that a fork of it works: no thread that a fork would lose, no CUDA contex
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -15,7 +16,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from unicron_elastic.compat.loaded import forbids_cuda
@@ -103,17 +105,40 @@ def _preload(names: list[str]) -> None:
     had_check = os.environ.get(_NVML_CHECK)
     os.environ.setdefault(_NVML_CHECK, "1")
     try:
-        for name in filter(None, names):
-            try:
-                importlib.import_module(name.lstrip("?"))
-            except ModuleNotFoundError as error:
-                if not name.startswith("?"):
-                    raise _Unfit(f"cannot import {name}: {error}") from error
-            except Exception as error:
-                raise _Unfit(f"importing {name} failed: {type(error).__name__}: {error}") from error
+        with _without_warnings():
+            for name in filter(None, names):
+                _import(name)
     finally:
         if had_check is None:
             os.environ.pop(_NVML_CHECK, None)
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name.lstrip("?"))
+    except ModuleNotFoundError as error:
+        if not name.startswith("?"):
+            raise _Unfit(f"cannot import {name}: {error}") from error
+    except Exception as error:
+        raise _Unfit(f"importing {name} failed: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Shows no warnings: a script may import those modules never, or with filters of its own.
+
+    The agent imports torch as well, and shows what there is to say of that. Filters stay as the modules set them.
+    """
+
+    def drop(*_: object, **__: object) -> None:
+        pass
+
+    shows, warnings.showwarning = warnings.showwarning, drop
+    try:
+        yield
+    finally:
+        if warnings.showwarning is drop:
+            warnings.showwarning = shows
 
 
 def _check_shadowing(loaded_before: Iterable[str]) -> None:
@@ -208,6 +233,7 @@ def _become_worker(message: Message, fds: list[int]) -> tuple[int, int]:
     sys.argv[1:] = message["argv"][len(message["argv"]) - len(sys.argv) + 1 :] if len(sys.argv) > 1 else []
     sys.orig_argv[:] = message["argv"]
     _reseed()
+    atexit.register(_unfreeze)
     _wait_for_parent(message["keeper"])
     die_with_parent(message["keeper"])
     return control_fd, pulse_fd
@@ -230,6 +256,15 @@ def _reseed() -> None:
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.ORIGINAL_DIR = os.getcwd()
+
+
+def _unfreeze() -> None:
+    """Has the end of the interpreter collect what was frozen if nanobind is there, which tells of all that is left.
+
+    It collects it in a plain start, too. That takes a second of processor time, which is else saved.
+    """
+    if any(each.__module__ == "nanobind" for each in type.__subclasses__(type)):
+        gc.unfreeze()
 
 
 def _wait_for_parent(keeper_pid: int) -> None:
