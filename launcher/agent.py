@@ -301,7 +301,7 @@ class Agent(TorchAgent):
                 rank=group.group_rank,
                 size=group.group_world_size,
                 node=node,
-                store=self._store,
+                store=None if group.group_world_size == 1 else self._store,
                 log=log,
                 master=group.master_addr,
                 nodes=tuple(getattr(handler, "node_ids", ())),

@@ -38,6 +38,7 @@ _ANYWHERE = ("", "0.0.0.0", "::")  # what a server binds that listens on all add
 class Round:
     """The agents that have met: this one's ``rank`` among ``size``, what its ``node`` is called, and their store.
 
+    A node alone needs none, and must not hold it: the next round's may have to listen on the same port.
     ``log`` is where worlds are written if not in that store, as it may be lost with its node. ``master`` is where the
     others find the agent that hosts the store. ``nodes``: the agents, by rank, as the rendezvous tells of their loss.
     """
@@ -45,7 +46,7 @@ class Round:
     rank: int
     size: int
     node: str
-    store: Store
+    store: Any  # a Store; None of a node alone
     log: WorldLog | None = None
     master: str = ""
     nodes: tuple[str, ...] = ()

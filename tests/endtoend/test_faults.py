@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,20 @@ def test_restarts_are_counted_as_torchrun_counts_them(launcher: Any) -> None:
     ours = launcher.run("--unicron-same-failure-limit=0", *options)
     assert ours.process.returncode == 1
     assert ours.out.splitlines() == ["ATTEMPT 0 2", "ATTEMPT 1 2", "ATTEMPT 2 2"]
+
+
+def test_a_job_on_a_port_that_was_named_restarts_on_it(launcher: Any) -> None:
+    """As each job on one node without --standalone does before torch 2.12."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    launcher.script(
+        "once.py",
+        "import os\nprint('PORT', os.environ['MASTER_PORT'], flush=True)\n"
+        "os._exit(11 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n",
+    )
+    run = launcher.run("--nproc-per-node=2", f"--master-port={port}", "--max-restarts=1", "once.py")
+    assert run.process.returncode == 0, run.err
+    assert run.out.split() == ["PORT", str(port)] * 4
 
 
 def test_same_failure_and_do_not_restart_code_end_early(launcher: Any) -> None:

@@ -31,7 +31,8 @@ def zero_each(tensors: Sequence[Tensor]) -> None:
 
 def changes_of(tensor: Tensor) -> int:
     """How often the memory of the tensor was changed in place, also through its views; not through ``.data``."""
-    return tensor._version
+    changes: int = tensor._version
+    return changes
 
 
 def unscaled_by(scaler: Any) -> set[int]:
