@@ -38,7 +38,10 @@ class Case:
     """``blocks`` are layers of the model, ``hows`` ways in which it is made or used (see ``features``).
 
     ``change_at`` is the step before which parameters are frozen or unfrozen. ``nodes`` 0: one host without etcd.
-    ``gate``: the last step waits until everybody who was lost is replaced. ``pace_s``: how long a micro-batch takes.
+    ``gate``: for what the last step waits: until all who were lost have been replaced by processes that have "loaded"
+    the others' state, or until the script has "begun" in a process that comes late, and for ``gate_s`` more; "": for
+    nothing. ``pace_s``: how long a micro-batch takes, ``between_s`` the time between two steps, ``after_s`` that
+    after the last.
     """
 
     blocks: tuple[str, ...] = ()
@@ -57,8 +60,11 @@ class Case:
     nodes: int = 0
     least_nodes: int = 1
     faults: tuple[Fault, ...] = ()
-    gate: bool = True
+    gate: str = "loaded"
+    gate_s: float = 0.0
     pace_s: float = 0.0
+    between_s: float = 0.0
+    after_s: float = 0.0
     join_patience_s: float = 5.0
     load_s: float = 0.0  # how long a replacement takes to load the state of others
 

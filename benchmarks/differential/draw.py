@@ -20,7 +20,6 @@ FAULTS = {
 NODE_FAULTS = ("join", "join-at-end", "agent-stop", "node-kill", "node-return")
 ONLY_FLOAT64 = ("lbfgs",)  # flat views of all parameters
 NODE_PACE_S = 0.025
-JOIN_TAKES_S = 2.5
 
 
 def draw(seed: int, number: int, *, with_nodes: bool = True) -> Case:
@@ -33,9 +32,8 @@ def draw(seed: int, number: int, *, with_nodes: bool = True) -> Case:
     loop = dice.choice([*LOOPS, "plain", "plain", "epochs", "evaluation"])
     nodes = 0
     if is_over_nodes:
-        nodes = 2 if ranks == 2 and kind != "join" else dice.choice([1, 2]) if ranks == 2 else 1
-    long = is_over_nodes
-    steps = dice.randint(34, 46) if long else dice.randint(7, 12)
+        nodes = 1 if ranks == 1 else 2 if kind not in ("join", "join-at-end") else dice.choice([1, 2])
+    steps = dice.randint(24, 36) if is_over_nodes else dice.randint(7, 12)
     values = {
         "ranks": ranks,
         "nodes": nodes,
@@ -44,26 +42,32 @@ def draw(seed: int, number: int, *, with_nodes: bool = True) -> Case:
         "loop": loop,
         "micro_batches": dice.choice([1, 2, 3, 4, 4, 5, 6, 7, 8]),
         "reproducible": dice.random() < 0.6,
-        "gate": kind != "join-at-end" and dice.random() < 0.8,
+        "gate": "begun" if kind == "join-at-end" else dice.choice(["loaded", "loaded", "loaded", ""]),
+        "gate_s": round(dice.uniform(0.0, 0.8), 2) if kind == "join-at-end" else 0.0,
+        "after_s": dice.choice([0.0, 0.0, 1.0]) if kind == "join-at-end" else 0.0,
         "change_at": dice.randint(2, steps - 2),
-        "pace_s": NODE_PACE_S if long else dice.choice([0.0, 0.004]),
+        "pace_s": NODE_PACE_S if is_over_nodes else dice.choice([0.0, 0.004]),
     }
     values |= _trained(dice, loop)
     if loop == "number-early" and kind not in ("none", "join-at-end"):  # others are to go on while a newcomer comes
-        values |= {"gate": False, "pace_s": 0.01, "steps": max(steps, 40)}
+        values |= {"gate": "", "pace_s": 0.0, "between_s": 0.05, "steps": max(steps, 30)}
     if loop == "number-early" or dice.random() < 0.06:
         values |= {"join_patience_s": 0.05, "load_s": 0.3}
     if kind == "all" and dice.random() < 0.6 and loop != "save" and not set(HIDDEN) & set(values["blocks"]):
         values["snapshot_every"] = dice.choice([1, 2, 3])
     if is_over_nodes:
         values["micro_batches"] = max(2, min(4, values["micro_batches"]))
+    if kind == "agent-stop":  # it is to be back before the job ends
+        values |= {"steps": 60, "change_at": 20, "pace_s": 0.3 / values["micro_batches"]}
+    if kind == "two" and loop == "number-early":
+        values |= {"ranks": 3, "micro_batches": 6}
     case = Case(**values)
     return Case(**{**values, "faults": _faults(dice, kind, case)})
 
 
 def _ranks(dice: random.Random, kind: str, *, is_over_nodes: bool) -> int:
     if is_over_nodes:
-        return dice.choice([1, 2]) if kind in ("join", "join-at-end") else 2
+        return dice.choice([1, 2, 2]) if kind in ("join", "join-at-end") else 2
     if kind in ("two", "thrice"):
         return dice.choice([2, 3])
     return dice.choice([1, 2, 2, 2, 2, 3, 4]) if kind == "none" else dice.choice([2, 2, 2, 3])
@@ -118,6 +122,9 @@ def _faults(dice: random.Random, kind: str, case: Case) -> tuple[Fault, ...]:
         return (
             _inside(dice, "raise" if kind == "raise" else "kill", dice.choice(places), dice.randint(0, last + 1), case),
         )
+    if kind == "two" and case.loop == "number-early":  # who comes is dealt work in its first step
+        first, second = dice.sample(places, 2)
+        return (_inside(dice, "kill", first, 2, case), Fault("kill", second, 3, "joining"))
     if kind == "two":
         return tuple(_inside(dice, "kill", place, dice.randint(0, last), case) for place in dice.sample(places, 2))
     if kind == "all":
@@ -136,9 +143,7 @@ def _node_fault(dice: random.Random, kind: str, case: Case) -> tuple[Fault, ...]
     if kind == "join":
         return (Fault("node-join", new, dice.randint(0, 3)),)
     if kind == "join-at-end":
-        step_s = case.pace_s * case.micro_batches / case.ranks
-        left = (case.steps - 5) * step_s
-        return (Fault("node-join", new, 5, delay_s=max(0.0, left - JOIN_TAKES_S * dice.uniform(0.6, 1.2))),)
+        return (Fault("node-join", new, case.steps - 3),)
     return (Fault(kind, dice.choice("abcd"[: case.nodes]), dice.randint(3, 10)),)
 
 

@@ -292,8 +292,10 @@ class Net(nn.Module):
             if name == "late":
                 yield from block.parameters()
 
-    def forward(self, x: Tensor, index: int) -> Tensor:
+    def forward(self, x: Tensor, index: int, through: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         x = torch.tanh(self.first(x))
+        if through is not None:
+            x = through(x)
         for block in self.blocks.values():
             x = x + torch.tanh(block(x, index))
         result: Tensor = self.last(x)

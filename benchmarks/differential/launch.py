@@ -27,7 +27,7 @@ STOPPED_S = 5.0
 TORCHS = ("torchinductor_root",)  # makes a folder when some of its parts are imported
 STORM = 25  # processes beyond what can be explained, at which a job is ended
 GONE_S = 5.0
-BASE_S, EACH_S = 45.0, 8.0
+BASE_S, EACH_S = 35.0, 6.0
 STRANGE = ("UNICRON_", "PET_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
 
 
@@ -67,7 +67,7 @@ class _Agent:
 def deadline_s(case: Case) -> float:
     """For a launch, by what happens in it and how loaded the machine is."""
     load = max(1.0, min(4.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
-    pace = case.steps * case.micro_batches * case.pace_s
+    pace = case.steps * (case.micro_batches * case.pace_s + case.between_s) + case.after_s
     return (BASE_S + EACH_S * len(case.faults) + pace) * load
 
 

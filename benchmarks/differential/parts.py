@@ -72,8 +72,8 @@ OPTIMIZERS: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
 SCHEDULERS: dict[str, Callable[[Any, int], Any]] = {
     "step": lambda o, steps: StepLR(o, max(1, steps // 4), 0.7),
     "one-cycle": lambda o, steps: OneCycleLR(o, 0.02, total_steps=steps + 2, cycle_momentum=False),
-    "cosine": lambda o, steps: CosineAnnealingLR(o, steps),
-    "plateau": lambda o, _: ReduceLROnPlateau(o, patience=1, factor=0.5),
+    "cosine": lambda o, steps: CosineAnnealingLR(o, T_max=steps),
+    "plateau": lambda o, _steps: ReduceLROnPlateau(o, patience=1, factor=0.5),
 }
 
 

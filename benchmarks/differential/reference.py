@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # which optimizers import when they are first made: here, and not in each forked process
 
 from differential.case import Case
 from differential.parts import flat, make

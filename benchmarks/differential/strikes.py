@@ -34,7 +34,8 @@ class Recorder:
         self._counts: dict[str, int] = {}
         self._in_reduction: int | None = None
         self._mine = [(number, fault) for number, fault in enumerate(case.faults) if fault.is_inside]
-        self._gates = {case.steps - 1, *_repeated(case)}
+        self._joins = {fault.step + 1 for fault in case.faults if fault.kind == "node-join"}
+        self._gates = {case.steps - 1, *self._joins, *_repeated(case)}
         _wrap_collectives(self._collective)
 
     def log(self, what: str, **values: Any) -> None:
@@ -47,13 +48,22 @@ class Recorder:
             (self.folder / f"reached-{step}").touch()
         if phase == "forward" and self.case.pace_s:
             time.sleep(self.case.pace_s)
+        if phase == "optimized" and self.case.between_s:
+            time.sleep(self.case.between_s)
+        if phase == "end" and self.case.after_s:
+            time.sleep(self.case.after_s)
         self._in_reduction = step if phase == "between" else None
         self._counts["reduce"] = 0
         for number, fault in self._mine:
-            if fault.place == self.place and fault.phase == phase and step >= fault.step:
+            if fault.place == self.place and self._is_at(fault, phase) and step >= fault.step:
                 self._strike_at(number, fault, phase)
         if phase == "forward" and self.case.gate and step in self._gates:
-            self._wait_at_gate()
+            self._wait_at_gate(step)
+
+    def _is_at(self, fault: Fault, phase: str) -> bool:
+        if fault.phase == "joining":  # when a replacement has the state, and is about to take part
+            return phase in ("forward", "between") and any(self.folder.glob("loaded-*"))
+        return fault.phase == phase
 
     def _strike_at(self, number: int, fault: Fault, phase: str) -> None:
         key = f"{number}"
@@ -82,15 +92,21 @@ class Recorder:
             os.kill(os.getpid(), signal.SIGKILL)
         raise StruckError("struck on purpose")
 
-    def _wait_at_gate(self) -> None:
-        """Until all who were lost are replaced by processes that have the state of others."""
+    def _wait_at_gate(self, step: int) -> None:
         end = time.monotonic() + GATE_S
         while time.monotonic() < end and not (self.folder / "gave-up").exists():
-            struck = len(list(self.folder.glob("struck-*")))
-            if len(list(self.folder.glob("loaded-*"))) >= min(struck, expected_replacements(self.case)):
+            if self._is_open(step):
+                time.sleep(self.case.gate_s if step == self.case.steps - 1 else 0.0)
                 return
             time.sleep(LOOK_S)
         (self.folder / "gave-up").touch()  # as those who come later would wait again
+
+    def _is_open(self, step: int) -> bool:
+        if self.case.gate == "begun" or step in self._joins:  # a late node needs seconds to begin, and steps little
+            return len(list(self.folder.glob("log.*"))) > self.case.ranks
+        struck = len(list(self.folder.glob("struck-*")))
+        expected = min(struck, expected_replacements(self.case)) + len(self._joins)
+        return len(list(self.folder.glob("loaded-*"))) >= expected
 
 
 class Witness:

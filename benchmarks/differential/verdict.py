@@ -76,7 +76,7 @@ def _processes(case: Case, launched: Launched) -> Iterator[str]:
     if launched.problems:
         return
     for node, codes in launched.codes.items():
-        if any(code != 0 for code in codes):
+        if any(code != 0 for code in codes) and not _came_too_late(case, node, launched):
             last = launched.err.strip().splitlines()[-1:] or [""]
             yield f"exit code: node {node} ended with {codes[0]}: {last[0][:200]}"
     allowed = case.ranks + MORE_PROCESSES * case.ranks_per_node * len(case.faults)
@@ -87,10 +87,17 @@ def _processes(case: Case, launched: Launched) -> Iterator[str]:
     broken = {fault.place for fault in case.faults if not fault.is_inside and fault.kind != "node-join"}
     for log in launched.logs:
         is_struck = bool(log.of("struck")) or log.place[0] in broken
-        if not is_struck and not log.of("end"):
+        has_trained = bool(log.of("step"))  # else it came too late, and nobody needed it any more
+        if has_trained and not is_struck and not log.of("end"):
             raised = log.of("raised")
             why = f"; it raised {raised[0]['type']}: {raised[0]['text'].splitlines()[0][:160]}" if raised else ""
             yield f"lost work: a healthy process at {log.place} was ended{why}"
+
+
+def _came_too_late(case: Case, node: str, launched: Launched) -> bool:
+    """Whether a node joined a job that had ended, and says so."""
+    is_late = any(fault.kind == "node-join" and fault.place == node for fault in case.faults)
+    return is_late and not any(log.place[0] == node for log in launched.logs) and "is over: It has" in launched.err
 
 
 def is_anyone_to_stay(case: Case) -> bool:

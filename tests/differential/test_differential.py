@@ -1,0 +1,158 @@
+"""Plain torch beside ``unicron_elastic.Run``: once each way in which the two have differed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from differential.case import Case
+from differential.draw import draw
+from differential.reference import alone, plain, restored
+from differential.trial import Trials
+from differential.verdict import apart, tolerance
+
+JOINS_LATE = {
+    "nodes": 1,
+    "ranks": 1,
+    "steps": 10,
+    "gate": "begun",
+    "faults": [{"kind": "node-join", "place": "b", "step": 5}],
+}
+pytestmark = pytest.mark.timeout(300)  # a job that hangs is ended before, and the test says so
+
+
+def killed(place: str, step: int, phase: str = "forward") -> dict[str, Any]:
+    return {"kind": "kill", "place": place, "step": step, "phase": phase}
+
+
+@pytest.fixture(scope="module")
+def trials() -> Iterator[Trials]:
+    with Trials() as begun:
+        yield begun
+
+
+def not_yet(name: str, reason: str, **case: Any) -> Any:
+    """A case that is known to differ."""
+    return pytest.param(case, id=name, marks=pytest.mark.xfail(strict=True, reason=reason))
+
+
+def case(name: str, **values: Any) -> Any:
+    return pytest.param(values, id=name)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        case("layers", blocks=["batchnorm", "groupnorm", "layernorm", "instancenorm", "shared-norm", "weightnorm"]),
+        case("types", blocks=["bf16", "fp32", "odd", "tied"], optimizer="master", scheduler="step", ema=True),
+        case("overflow", blocks=["sometimes", "unused", "dropout"], optimizer="adamw", scaler="overflow"),
+        case("freeze", hows=["freeze"]),
+        case("unfreeze", hows=["unfreeze"]),
+        not_yet("buffers", "they depend on who computed", blocks=["counter", "moving", "spectral"]),
+        not_yet("cumulative", "its count is not put back", blocks=["batchnorm-cumulative"]),
+    ],
+)
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_alone_it_is_as_plain_torch(values: dict[str, Any], reproducible: bool, tmp_path: Path) -> None:
+    tried = Case.of({**values, "reproducible": reproducible})
+    expected, found = plain(tried, tmp_path), alone(tried, tmp_path)
+    assert (expected.error, found.error) == ("", "")
+    assert apart(found.final, expected.final, tolerance(tried)) == ""
+
+
+@pytest.mark.parametrize("loop", ["caught-and-left", "caught-backward", "caught-forward", "zero-grad-inside"])
+def test_what_a_script_caught_costs_no_share_without_a_word(loop: str, tmp_path: Path) -> None:
+    tried = Case.of({"loop": loop, "reproducible": False})
+    expected, found = plain(tried, tmp_path), alone(tried, tmp_path)
+    if found.error:
+        assert found.is_ours, found.error
+    else:
+        assert apart(found.final, expected.final, tolerance(tried)) == ""
+
+
+def test_what_is_saved_is_what_is_there(tmp_path: Path) -> None:
+    tried = Case.of({"loop": "save", "blocks": ["batchnorm", "moving-replaced", "spectral"], "micro_batches": 1})
+    tried_folder = tmp_path / "alone-folder"
+    expected = plain(tried, tmp_path)
+    assert alone(tried, tmp_path).error == ""
+    found = restored(tried, tried_folder)
+    assert found.error == ""
+    assert apart(found.saved, expected.saved, tolerance(tried)) == ""
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        case("unfreeze", hows=["unfreeze"]),
+        case("newcomer", blocks=["bf16", "constant-hidden"], optimizer="master", faults=[killed("a1", 3)]),
+        not_yet(
+            "buffers",
+            "they depend on who computed",
+            blocks=["counter", "spectral-old", "moving-hidden"],
+            faults=[killed("a1", 3)],
+        ),
+        not_yet("mean", "partial without a word", loop="evaluation", faults=[killed("a1", 4, "evaluation")]),
+        case(
+            "three-losses",
+            steps=10,
+            faults=[killed("a1", 2), killed("a1", 4), killed("a1", 6)],
+        ),
+        not_yet("epochs", "deadlock", loop="epochs", steps=9, faults=[killed("a1", 5)]),
+        case(
+            "number",
+            loop="number-early",
+            gate="",
+            between_s=0.03,
+            steps=40,
+            join_patience_s=0.05,
+            load_s=0.3,
+            ranks=3,
+            micro_batches=6,
+            faults=[killed("a1", 3), killed("a2", 4, "joining")],
+        ),
+    ],
+)
+def test_ranks_that_are_lost_change_nothing(values: dict[str, Any], trials: Trials) -> None:
+    assert trials.result("", Case.of(values)).problems == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        case(
+            "stopped-agent",
+            nodes=2,
+            steps=40,
+            pace_s=0.1,
+            faults=[{"kind": "agent-stop", "place": "b", "step": 5}],
+        ),
+        pytest.param(
+            JOINS_LATE,
+            id="joins-as-the-job-ends",
+            marks=pytest.mark.xfail(strict=False, reason="it waits for somebody who has ended, if it comes in time"),
+        ),
+        not_yet("joins-after-the-last-step", "all is made again", **JOINS_LATE, after_s=3.0),
+        not_yet(
+            "join-beside-own-collectives",
+            "it hangs",
+            nodes=2,
+            steps=30,
+            pace_s=0.05,
+            loop="own-collective",
+            faults=[{"kind": "node-join", "place": "c", "step": 2}],
+        ),
+    ],
+)
+def test_nodes_that_come_and_go_change_nothing(values: dict[str, Any], trials: Trials) -> None:
+    assert trials.result("", Case.of(values)).problems == []
+
+
+def test_a_case_is_its_own_description() -> None:
+    for number in range(50):
+        drawn = draw(1, number)
+        assert Case.from_json(drawn.to_json()) == drawn == draw(1, number)
