@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unicron_elastic import Run
+from unicron_elastic.compat.tensors import walked
 from unicron_elastic.training.trainable import Trainable
 
 MICRO_BATCHES = 4
@@ -140,6 +141,18 @@ def test_who_is_frozen_has_no_gradient_and_no_memory_for_it(reproducible: bool) 
     assert sizes == [0, 20, 0]
 
 
+@both
+def test_a_model_may_be_frozen_after_the_run_was_made(reproducible: bool) -> None:
+    net = Net()
+    run = Run(model=net, reproducible=reproducible)
+    net.requires_grad_(False)
+    net.head.requires_grad_(True)
+    for step in run.steps(1, MICRO_BATCHES):
+        for index in step:
+            step.backward(_loss(net, step.number, index))
+        assert [parameter.grad is None for parameter in net.parameters()] == [True] * 6 + [False] * 2
+
+
 def test_a_parameter_has_one_hook_however_often_it_was_frozen() -> None:
     net = Net()
     run = Run(model=net)
@@ -177,6 +190,19 @@ def test_what_a_newcomer_gets_is_what_was_trained_when_the_step_began() -> None:
     newcomer.load_state_dict(source.state_dict())
     assert [parameter.requires_grad for parameter in theirs.parameters()] == [False] * 4 + [True] * 4
     assert [module.training for module in theirs.modules()] == [True, False, False, False, False, True, True]
+
+
+def test_a_model_is_walked_through_as_torch_does() -> None:
+    shared = nn.Linear(2, 2)
+    net = nn.ModuleDict({"a": nn.Sequential(shared, nn.Tanh()), "b": Net(), "c": nn.Sequential(nn.Sequential(shared))})
+    net["b"].tied = net["a"]
+    net["b"].nothing = None
+    net["b"].register_parameter("none", None)
+    net["c"].weight = shared.weight
+    modules, parameters = walked(net)
+    assert modules == list(net.modules())
+    assert list(map(id, parameters)) == list(map(id, net.parameters()))
+    assert walked(torch.jit.script(shared))[1] == list(torch.jit.script(shared).parameters())
 
 
 def test_it_is_told_who_trains_what() -> None:

@@ -119,6 +119,7 @@ class Engine:
         """The micro-batches with which this rank begins the step."""
         gradients, assembly = self._parts()
         self.guard.begin()
+        self._lay_out()
         self._clear()
         self._randomness.keep()
         if not self._must_meet:
@@ -191,16 +192,16 @@ class Engine:
         return self._rest.end(self._join_patience_s, lambda: not self._membership.is_newer())
 
     def _lay_out(self) -> None:
-        """For the parameters that are trained now."""
+        """For the parameters that are trained now, unless it is so already."""
         gradients, assembly = self._parts()
+        if not self._trainable.look() and assembly.terms:
+            return
         gradients.lay_out(self._trainable.trained, self._trainable.frozen)
         assembly.terms = self._trainable.terms(gradients.micro_batches, is_reproducible=self._is_reproducible)
 
     def _clear(self) -> None:
         """Nothing of the step that begins is done."""
         gradients, _ = self._parts()
-        if self._trainable.look():
-            self._lay_out()
         gradients.begin(self._trainable.stamp(self.state))
         self._held.clear()
         self._computed.clear()
@@ -365,6 +366,7 @@ class Engine:
             self._membership.tell({"fetched": about_taken(taken_bytes, time.monotonic() - began, node)})
         made_before(self.state)
         self._has_state = True
+        self._lay_out()
         self._clear()
 
     def _transfer(self, agreement: Agreement, received: list[Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from unicron_elastic.compat.tensors import walked
 from unicron_elastic.training.shares import from_ranges, to_ranges
 
 __all__ = ["Trainable"]
@@ -33,23 +34,23 @@ class Trainable:
 
     def look(self) -> bool:
         """Looks at the model; whether it has other parameters, or others of them are trained, than before."""
-        modules = list(self._model.modules())
+        modules, parameters = walked(self._model)
         self._modes = [module.training for module in modules]
-        found = dict.fromkeys(self._model.parameters())
-        flags = [parameter.requires_grad for parameter in found]
-        key = (list(map(id, found)), flags)
+        flags = [parameter.requires_grad for parameter in parameters]
+        key = (list(map(id, parameters)), flags)
         if key == self._key:
             return False
         self._key = key
-        self.parameters = list(found)
+        self.parameters = parameters
         self.positions = frozenset(position for position, is_trained in enumerate(flags) if is_trained)
         self.trained = [self.parameters[position] for position in sorted(self.positions)]
-        self.frozen = [parameter for parameter, is_trained in zip(found, flags, strict=True) if not is_trained]
+        self.frozen = [parameter for parameter, is_trained in zip(parameters, flags, strict=True) if not is_trained]
+        self._ranges = to_ranges(self.positions)
         return True
 
     def stamp(self, step: int) -> bytes:
         """Four bytes that tell this step, with these parameters, from others."""
-        return hashlib.sha256(f"{step} {to_ranges(self.positions)}".encode()).digest()[:4]
+        return hashlib.sha256(f"{step} {self._ranges}".encode()).digest()[:4]
 
     def terms(self, micro_batches: int, *, is_reproducible: bool) -> str:
         """What must be the same for all members, in a few words."""
@@ -81,15 +82,14 @@ class Trainable:
     def state_dict(self) -> dict[str, Any]:
         """What was seen at the last look."""
         in_training = [position for position, is_training in enumerate(self._modes) if is_training]
-        return {"trained": to_ranges(self.positions), "in_training": to_ranges(in_training)}
+        return {"trained": self._ranges, "in_training": to_ranges(in_training)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the model so. Raises ValueError if it has fewer parameters or modules."""
-        modules = list(self._model.modules())
-        self.look()
-        trained = from_ranges(state["trained"], len(self.parameters))
+        modules, parameters = walked(self._model)
+        trained = from_ranges(state["trained"], len(parameters))
         in_training = from_ranges(state["in_training"], len(modules))
-        for position, parameter in enumerate(self.parameters):
+        for position, parameter in enumerate(parameters):
             parameter.requires_grad_(position in trained)
         for position, module in enumerate(modules):
             module.training = position in in_training
