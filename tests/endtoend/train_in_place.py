@@ -144,7 +144,7 @@ class Net(nn.Module):
         return result
 
 
-def freeze(model: Net, step: int) -> None:
+def freeze(model: Net, step: int, optimizer: torch.optim.Optimizer | None = None) -> None:
     """What a script does once, before the first step or in one: whoever begins later has not done it."""
     if step == -1:
         model.first.requires_grad_(False)
@@ -152,6 +152,8 @@ def freeze(model: Net, step: int) -> None:
         model.second.requires_grad_(False)
     elif step == 2:
         model.first.requires_grad_(True)
+        assert optimizer is not None
+        optimizer.add_param_group({"params": list(model.first.parameters()), "lr": 0.02})
     elif step == 3:
         model.second.requires_grad_(True)
         model.eval()
@@ -215,13 +217,13 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(RANK)  # the first world begins with what rank 0 has
     model = Net(16, is_rare=asked.rare)
+    if asked.freezing:
+        freeze(model, -1)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
     optimizer.register_step_pre_hook(lambda *_: strikes.at("optimizer"))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2) if asked.scaler else None
     strikes.at("before")
-    if asked.freezing:
-        freeze(model, -1)
     run = unicron_elastic.Run(
         model=model,
         optimizer=optimizer,
@@ -237,7 +239,7 @@ def main() -> None:
         strikes.step = step.number
         strikes.at("begin")
         if asked.freezing:
-            freeze(model, step.number)
+            freeze(model, step.number, optimizer)
         for done, index in enumerate(step):
             if step.number == asked.steps - 1:
                 wait_for_world(run, asked.wait_for_worlds)

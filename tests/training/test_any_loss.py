@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import threads_as_ranks
 from threads_as_ranks import Changes, Distributed, Job, fetch_state
 
-from unicron_elastic.training import assembly, engine, gradients, meeting
+from unicron_elastic.training import agreement, assembly, engine, gradients, meeting
 from unicron_elastic.training.agreement import NoStateLeft
 from unicron_elastic.world import Member, World
 
@@ -88,6 +90,36 @@ def test_what_is_frozen_and_unfrozen_on_the_way_is_trained_as_by_plain_torch(see
 @pytest.mark.parametrize("seed", range(10))
 def test_a_newcomer_that_has_missed_what_was_unfrozen_trains_it_all_the_same(seed: int) -> None:
     _trained(seed, ranks=3, deaths=1, newcomers=True, steps=12, steps_behind=3, changes=FREEZING)
+
+
+@pytest.mark.parametrize("lengths", [(MICRO_BATCHES, MICRO_BATCHES - 1, 1), (MICRO_BATCHES - 1, 0, 0)])
+def test_a_micro_batch_that_is_there_twice_or_not_at_all_is_not_trained_on(
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(engine, "shares", lambda *_: [range(length) for length in lengths])
+    job = Job(0, ranks=3, deaths=0, newcomers=False, steps=STEPS, micro_batches=MICRO_BATCHES)
+    with pytest.raises(AssertionError, match="each micro-batch once"):
+        job.finish()
+
+
+def test_a_micro_batch_that_is_lost_and_dealt_to_nobody_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "deal", lambda _lost, held: [()] * len(held))
+    job = Job(0, ranks=3, deaths=1, newcomers=False, steps=STEPS, micro_batches=MICRO_BATCHES)
+    job.ranks[1].dies_at, job.ranks[0].dies_at, job.ranks[2].dies_at = 12, None, None
+    with pytest.raises(AssertionError, match="each micro-batch once"):
+        job.finish()
+
+
+def test_ranks_that_train_different_parameters_of_one_size_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(model: threads_as_ranks.Model, _: dict[str, bool]) -> None:
+        rank = getattr(threads_as_ranks.here, "rank", None)
+        if rank is not None and rank.run.step == 2:
+            model.get_parameter("first" if rank.name == "0" else "second").requires_grad_(False)
+
+    monkeypatch.setattr(threads_as_ranks.Model, "change", change)
+    job = Job(0, ranks=2, deaths=0, newcomers=False, steps=STEPS, micro_batches=MICRO_BATCHES)
+    with pytest.raises(AssertionError, match="different steps, or of different parameters"):
+        job.finish()
 
 
 def test_a_newcomer_that_is_left_alone_without_the_state_does_not_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:

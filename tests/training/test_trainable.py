@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from unicron_elastic import Run
 from unicron_elastic.compat.tensors import walked
+from unicron_elastic.training.handover import Handover
 from unicron_elastic.training.trainable import Trainable
 
 MICRO_BATCHES = 4
@@ -190,6 +193,64 @@ def test_what_a_newcomer_gets_is_what_was_trained_when_the_step_began() -> None:
     newcomer.load_state_dict(source.state_dict())
     assert [parameter.requires_grad for parameter in theirs.parameters()] == [False] * 4 + [True] * 4
     assert [module.training for module in theirs.modules()] == [True, False, False, False, False, True, True]
+
+
+def test_what_an_optimizer_has_and_the_model_has_not_is_not_trained_without_a_word() -> None:
+    net, head = Net(), nn.Linear(1, 7)
+    optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
+    run = Run(model=net, optimizer=optimizer, head=head)
+
+    def train() -> None:
+        for index in (step := next(run.steps(1, MICRO_BATCHES))):
+            step.backward(head(net(torch.ones(1, 3))).mean() + index)
+
+    with pytest.raises(RuntimeError, match=r"of shape \(7,( 1)?\) got a gradient that is not reduced"):
+        train()
+
+
+def test_an_optimizer_may_have_copies_of_the_parameters() -> None:
+    net = Net()
+    copies = [parameter.detach().double().requires_grad_() for parameter in net.parameters()]
+    optimizer = torch.optim.SGD(copies, lr=0.1)
+    run = Run(model=net, optimizer=optimizer)
+    for step in run.steps(2, MICRO_BATCHES):
+        for index in step:
+            step.backward(_loss(net, step.number, index))
+        for copied, parameter in zip(copies, net.parameters(), strict=True):
+            copied.grad = parameter.grad.double()
+        optimizer.step()
+
+
+class State:
+    """Of a run, as far as it matters here."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def test_a_newcomer_has_the_groups_that_were_added_on_the_way() -> None:
+    optimizers = []
+    handovers = []
+    for _ in range(2):
+        net = Net()
+        optimizer = torch.optim.AdamW([*net.wide.parameters()], lr=0.1)
+        optimizers.append((net, optimizer))
+        handovers.append(Handover(State(optimizer), Trainable(net), [optimizer]))
+    (ours, giver), (theirs, taker) = optimizers
+    giver.add_param_group({"params": [ours.head.bias], "lr": 0.5})
+    giver.add_param_group({"params": [*ours.base.parameters()], "weight_decay": 0.25})
+    handovers[1].load_state_dict(copy.deepcopy(handovers[0].state_dict()))
+    wanted = [[*theirs.wide.parameters()], [theirs.head.bias], [*theirs.base.parameters()]]
+    assert [list(map(id, group["params"])) for group in taker.param_groups] == [list(map(id, w)) for w in wanted]
+    assert [(group["lr"], group["weight_decay"]) for group in taker.param_groups] == [
+        (group["lr"], group["weight_decay"]) for group in giver.param_groups
+    ]
 
 
 def test_a_model_is_walked_through_as_torch_does() -> None:

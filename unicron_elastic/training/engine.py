@@ -70,7 +70,7 @@ class Engine:
         self._trainable = Trainable(model)
         self._scaler = scaler
         self._optimizers = optimizers
-        self._registered = Handover(state, self._trainable)
+        self._registered = Handover(state, self._trainable, optimizers)
         self._randomness = randomness
         self._is_reproducible = is_reproducible
         self._backend = backend
@@ -89,7 +89,7 @@ class Engine:
         self._again: set[tuple[int, int]] = set()  # steps and micro-batches that the lost had, to be told with the news
         self._names: frozenset[str] = frozenset()  # of the members of the world in which it met last
         self._is_anyone_gone = False  # who was in the world before that
-        self.guard = Guard((), None)
+        self.guard = Guard()
         self._statistics: Statistics | None = None
         self._gradients: Gradients | None = None
         self._assembly: Assembly | None = None
@@ -245,7 +245,7 @@ class Engine:
         self._assembly.on_connect = self._on_regroup
         self._assembly.tell_apart = self._trainable.tell_apart
         self._lay_out()
-        self.guard = Guard(self._optimizers, self._scaler)
+        self.guard = Guard(self._optimizers, self._scaler, self._trainable.parameters)
         if self._scaler is not None:  # which makes its scale when it is first asked, and a newcomer may not ask in time
             self._scaler.scale(torch.zeros((), device=self._device))
         self._enter()
