@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import threads_as_ranks
 from threads_as_ranks import Changes, Distributed, Job, fetch_state
