@@ -22,7 +22,7 @@ from unicron_elastic.training.collective import (
     PATIENCE_S,
     AbandonedError,
     Waiter,
-    is_of_signal_handler,
+    is_of_script,
     wait_let_go,
 )
 
@@ -186,22 +186,61 @@ class Clock:
 class Interrupted(Stuck):
     """One during which a signal comes."""
 
+    was_interrupted = False
+
     def wait(self, timeout: timedelta) -> None:
         """Raises what the handler raises."""
+        assert not self.was_interrupted, "what the handler raised was lost"
+        self.was_interrupted = True
         os.kill(os.getpid(), signal.SIGUSR1)
         super().wait(timeout)
 
 
-@pytest.mark.parametrize("handler", [time_is_up, Clock().ring, Clock(), functools.partial(time_is_up, 7)])
+def rings_once(number: int, _frame: object) -> NoReturn:
+    """Is no handler any more when it raises, as those of time-outs."""
+    signal.signal(number, signal.SIG_IGN)
+    raise RuntimeError("time is up")
+
+
+@pytest.mark.parametrize("handler", [time_is_up, Clock().ring, Clock(), functools.partial(time_is_up, 7), rings_once])
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_what_a_signal_handler_raises_is_raised(handler: Any, is_broken: bool) -> None:
     before = signal.signal(signal.SIGUSR1, handler)
     waiter: Any = Waiter(lambda: is_broken)
     try:
         for waits in (waiter.wait, waiter.has_ended):
+            signal.signal(signal.SIGUSR1, handler)
             with pytest.raises(RuntimeError, match="time is up") as raised:
                 waits(Interrupted())
-            assert is_of_signal_handler(raised.value)
+            assert is_of_script(raised.value)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert not is_of_signal_handler(RuntimeError("Connection closed by peer"))
+
+
+class TimeIsUp(RuntimeError):
+    """As a watching thread of the script may raise it in the main thread, without a frame of its own."""
+
+
+class Broken(Stuck):
+    """One that fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def wait(self, timeout: timedelta) -> NoReturn:  # noqa: ARG002 - as torch's
+        """Raises it."""
+        raise self._error
+
+
+def test_an_exception_of_the_scripts_own_kind_is_raised() -> None:
+    waiter: Any = Waiter(lambda: True)
+    for waits in (waiter.wait, waiter.has_ended):
+        with pytest.raises(TimeIsUp):
+            waits(Broken(TimeIsUp()))
+
+
+def test_what_a_collective_raises_is_not_the_scripts() -> None:
+    waiter: Any = Waiter(lambda: True)
+    for error in (RuntimeError("Connection closed by peer"), dist.DistNetworkError("reset"), ValueError("no group")):
+        assert not is_of_script(error)
+    assert not waiter.has_ended(Broken(RuntimeError("Connection closed by peer")))  # it does not end, either

@@ -24,7 +24,7 @@ from unicron_elastic.megatron.members import Members
 from unicron_elastic.megatron.sharded import Sharded
 from unicron_elastic.megatron.state import State
 from unicron_elastic.training.assembly import BROKEN
-from unicron_elastic.training.collective import AbandonedError, is_of_signal_handler
+from unicron_elastic.training.collective import AbandonedError, is_of_script
 from unicron_elastic.training.joining import about_taken, give_state, take_state
 from unicron_elastic.worker.steps import made_before
 
@@ -254,7 +254,7 @@ class Run:
         try:
             return self._members.sum(summed)
         except BROKEN as error:
-            if is_of_signal_handler(error):
+            if is_of_script(error):
                 raise
             if not self._has_parted:  # else nobody needs this rank any more
                 self._members.broke(error)

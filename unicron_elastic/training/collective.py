@@ -15,19 +15,21 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from types import CodeType
+from inspect import CO_VARARGS
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.distributed import Work
 
-__all__ = ["AbandonedError", "Waiter", "as_real", "is_of_signal_handler", "keep_for_ever", "wait_let_go"]
+__all__ = ["AbandonedError", "Waiter", "as_real", "is_of_script", "keep_for_ever", "wait_let_go"]
 
 LOOK_S = 0.05  # between two looks at whether it is broken
 LAST_LOOK_S = 0.001  # at one for which there is no patience left
 PATIENCE_S = 0.1  # for the broken ones to fail: most do within milliseconds
 LET_GO_S = 1.0
+_OF_COLLECTIVES = ("builtins", "torch", "unicron_elastic")  # where the types of what they raise are
 _ABANDONED = "a collective was broken off and does not end"
 
 
@@ -61,7 +63,7 @@ class Waiter:
                 work.wait(timedelta(seconds=LAST_LOOK_S if is_last else LOOK_S))
                 return
             except RuntimeError as error:
-                if is_of_signal_handler(error):
+                if is_of_script(error):
                     raise
                 if work.is_completed():
                     work.wait()  # raises what it ended with, if not well: it may have ended right after the time-out
@@ -111,7 +113,7 @@ class Waiter:
         except AbandonedError:
             return False
         except RuntimeError as error:
-            if is_of_signal_handler(error):
+            if is_of_script(error):
                 raise
         return True
 
@@ -140,18 +142,30 @@ class _InThread:
         return has_ended
 
 
-def is_of_signal_handler(error: BaseException) -> bool:
-    """Whether a signal handler of the script raised it: Python runs those in whatever the main thread is waiting for.
+def is_of_script(error: BaseException) -> bool:
+    """Return whether it says nothing of a collective and is the script's to handle.
 
-    Such an exception says nothing of a collective, and is the script's to handle.
+    Python runs the script's signal handlers in whatever the main thread is waiting for, and a thread may raise an
+    exception there (PyThreadState_SetAsyncExc). A handler is one also if it has put another in its place by now.
     """
+    if type(error).__module__.partition(".")[0] not in _OF_COLLECTIVES:
+        return True
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
     trace = error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code in handlers:
+        if trace.tb_frame.f_code in handlers or _was_given_its_caller(trace.tb_frame):
             return True
         trace = trace.tb_next
     return False
+
+
+def _was_given_its_caller(frame: FrameType) -> bool:
+    """Return whether the frame from which the function seems to be called is one of its arguments, as for handlers."""
+    code, values = frame.f_code, frame.f_locals
+    given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & CO_VARARGS:
+        given += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount]) or ()
+    return frame.f_back is not None and any(each is frame.f_back for each in given)
 
 
 def _code(handler: Any) -> CodeType | None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch.distributed import HashStore, Store
 
-from unicron_elastic.training.collective import is_of_signal_handler
+from unicron_elastic.training.collective import is_of_script
 from unicron_elastic.training.meeting import connect_store
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.collectives import break_collectives
@@ -144,7 +144,7 @@ class AgentMembership:
 
         Raises at once what a signal handler of the script has raised.
         """
-        if self._fixed is not None or is_of_signal_handler(error):
+        if self._fixed is not None or is_of_script(error):
             raise error
         assert self._world is not None
         if not self.is_newer():
