@@ -29,7 +29,7 @@ from unicron_elastic.compat.agent import (
 )
 from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.compat.expectations import Part, lacks
-from unicron_elastic.compat.rendezvous import RendezvousGracefulExitError
+from unicron_elastic.compat.rendezvous import RendezvousClosedError, RendezvousGracefulExitError
 from unicron_elastic.compat.workers import LogsSpecs, PContext
 from unicron_elastic.faults import RootCause
 from unicron_elastic.launcher import failures, isolation, stepping_aside
@@ -61,6 +61,7 @@ from unicron_elastic.recovery import commands, events
 from unicron_elastic.recovery.machine import JobState, handle
 from unicron_elastic.recovery.members import (
     first_members,
+    has_anyone_a_part,
     is_anyone_elsewhere,
     is_newcomer,
     living_members,
@@ -270,8 +271,13 @@ class Agent(TorchAgent):
         self._stop_watches()
         self._remaining_restarts = group.spec.max_restarts - self._state.restarts_used
         group.spec.rdzv_handler.trains_on = True
-        self._rendezvous(group)
-        group.spec.rdzv_handler.trains_on = False
+        try:
+            self._rendezvous(group)
+        except RendezvousClosedError as closed:
+            self._go_on_alone(closed)
+            return
+        finally:
+            group.spec.rdzv_handler.trains_on = False
         for worker in group.workers:
             worker.id = pids[worker.local_rank]
         assert isinstance(self._pcontext, WorkersContext)
@@ -289,6 +295,26 @@ class Agent(TorchAgent):
         self._snapshots.meet(store, group.group_rank, group.group_world_size, group.master_addr)
         self._join_worlds(self._state.node)
         self._start_watches()
+
+    def _go_on_alone(self, closed: RendezvousClosedError) -> None:
+        """The others have ended well while this node waited to meet them: its workers do so, too."""
+        if not self._has_ended_well():
+            raise closed
+        if not has_anyone_a_part(self._state):
+            self._leave_after_the_end(closed)
+        self._reporter.say(f"{closed} The workers here go on to their own end.")
+        alone = Round(rank=0, size=1, node=self._state.node, store=None)
+        self._worlds.join(alone, (), living_members(self._state))
+        self._watch_hangs()
+
+    def _has_ended_well(self) -> bool:
+        handler = self._worker_group.spec.rdzv_handler
+        return hasattr(handler, "has_ended_well") and handler.has_ended_well()
+
+    def _leave_after_the_end(self, closed: RendezvousClosedError) -> None:
+        self._reporter.say(f"{closed} This node is not needed any more, and ends well.")
+        self._worker_group.spec.rdzv_handler.leave()
+        raise RendezvousGracefulExitError(str(closed)) from closed
 
     def _join_worlds(self, node: str) -> None:
         group = self._worker_group
@@ -320,6 +346,11 @@ class Agent(TorchAgent):
                 used = agree_on_restarts(worker_group.store, worker_group.group_rank, size, used)
             except RendezvousGracefulExitError as left:
                 self._reporter.say(f"{left} It has left the job, in which it waited.")
+                raise
+            except RendezvousClosedError as closed:
+                comes_late = self._pcontext is None or self._state.is_left_out  # nothing of its own is unfinished
+                if comes_late and self._has_ended_well():
+                    self._leave_after_the_end(closed)
                 raise
             except DistError as error:
                 if not self._outlives_stores():
@@ -400,7 +431,8 @@ class Agent(TorchAgent):
         if self._has_lost_nodes or self._recalls.does_anyone_depart:
             return True
         handler = self._worker_group.spec.rdzv_handler
-        return hasattr(handler, "watch_nodes") and handler.is_closed()  # others of torch's would ask a store
+        # Others of torch's would ask a store.
+        return hasattr(handler, "watch_nodes") and (handler.is_closed() or handler.is_given_up())
 
     def _nodes_lost(self, generation: int, nodes: tuple[str, ...], reason: str) -> None:
         self._unheard_loss = reason
@@ -487,6 +519,7 @@ class Agent(TorchAgent):
                 | commands.TellWorld()
                 | commands.InviteMember()
                 | commands.ReplaceWorker()
+                | commands.HoldJoins()
                 | commands.MeetNodes()
             ):
                 self._about_world(command)
@@ -501,6 +534,7 @@ class Agent(TorchAgent):
         | commands.TellWorld
         | commands.InviteMember
         | commands.ReplaceWorker
+        | commands.HoldJoins
         | commands.MeetNodes,
     ) -> None:
         match command:
@@ -510,6 +544,8 @@ class Agent(TorchAgent):
                 self._worlds.change(command)
             case commands.MeetNodes():
                 self._meet_nodes(command)
+            case commands.HoldJoins():
+                self._hold_joins(command.reason)
             case _:
                 self._worlds.do(command)
 
@@ -561,6 +597,13 @@ class Agent(TorchAgent):
                 raise
             except Exception as error:  # the store's node may be the one that is gone: peers hear of it otherwise
                 self._reporter.say(f"The other nodes could not be told of the fault: {error}")
+
+    def _hold_joins(self, reason: str) -> None:
+        if reason:
+            self._reporter.say(reason)
+        handler = self._worker_group.spec.rdzv_handler
+        if hasattr(handler, "hold_joins"):  # torch's can tell nobody
+            handler.hold_joins(reason)
 
     def _wake_at(self, at: float) -> None:
         self._runtime.loop.call_at(at, self._time_has_come)

@@ -118,6 +118,8 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._tells_lost = False
         self._hosted: list[str] = []  # keys that tell of the stores of rounds that this agent hosts
         self._has_left = False
+        self._has_waited = False  # for a round of a job that was not over then
+        self._told_held = ""  # why it is not let in
         self.trains_on = False  # while this agent meets the others: then it does not leave from there
 
     @property
@@ -143,6 +145,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         deadline = time.monotonic() + self._join_timeout_s
         while True:
             self._store = self._round = None
+            self.hold_joins("")
             found = self._meet(deadline)
             try:
                 opened = self._open_store(found, deadline)
@@ -172,6 +175,21 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             self._presence.on_change = self._node.on_change = watch.look
             self._node.on_fault = watch.told
             watch.look()
+
+    def hold_joins(self, reason: str) -> None:
+        """Tells the nodes that wait to join why they are not let in now; "": nothing holds them up any more."""
+        if reason:
+            self._presence.say(self._keys.held, reason)
+        else:
+            self._presence.unsay(self._keys.held)
+
+    def has_ended_well(self) -> bool:
+        """Whether the job has ended well since this node was in it, or waited for a place."""
+        return self._has_waited and self.is_closed() and self._presence.get(self._keys.failed) is None
+
+    def is_given_up(self) -> bool:
+        """Whether nodes of this round have gone, or wait for another one: they come to no barrier of it."""
+        return self._round is not None and bool(self._lost(self._round))
 
     @property
     def node_id(self) -> str:
@@ -324,6 +342,8 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             changes = self._presence.changes
             view, now = self._presence.view(), time.monotonic()
             self._refuse_if_unwanted(view)
+            self._has_waited = True
+            self._tell_why_held()
             self._leave_if_recalled(view)
             if self._presence.why_lost(self._member.node_id):
                 self._say_that_it_waits(deadline)  # it was taken for lost
@@ -493,6 +513,12 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
             self._presence.join(self._member, timeout_s)
         except (StoreError, OSError) as error:
             raise RendezvousConnectionError(f"the job {self._run_id!r} cannot be joined: {error}") from error
+
+    def _tell_why_held(self) -> None:
+        why = self._presence.get(self._keys.held) or ""
+        if why and why != self._told_held:
+            logger.warning("This node has to wait. %s", one_line(why)[:REASON_CHARACTERS])
+        self._told_held = why
 
     def _refuse_if_unwanted(self, view: JobView) -> None:
         if view.closed:

@@ -32,6 +32,7 @@ class JobKeys:
         self.failed = f"{self.prefix}failed"  # why it was closed, if it did not end well
         self.lease = f"{self.prefix}lease"  # of the job: all its agents keep it alive
         self.leaving = f"{self.prefix}leaving"  # the round, and how many of its nodes leave it
+        self.held = f"{self.prefix}held"  # why nodes that wait to join are not let in now
         self.claims = f"{self.prefix}claims/"  # of spares that are on their way
         self.spec = f"{self.prefix}spec"  # what it runs, for nodes that are lent to it
         self.cancelled = f"{self.prefix}cancelled"  # why, by an operator

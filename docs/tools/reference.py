@@ -82,6 +82,7 @@ JOB_KEYS = {
     "failed": (TEN_MINUTES, "why it was closed, if it did not end well"),
     "lease": (LEASE_JOB, "the job's lease, which all its agents keep alive"),
     "leaving": (LEASE_JOB, "the round, and how many of its nodes leave it"),
+    "held": (LEASE_AGENT, "why nodes that wait to join are not let in now"),
     "claims": ("the lease of the spare", "by number: a spare that is on its way"),
     "spec": (LEASE_JOB, "**the command line**, folder and variables, for nodes that are lent to it"),
     "cancelled": (TEN_MINUTES, "why, by an operator"),

@@ -27,7 +27,7 @@ from unicron_elastic.recovery.events import (
     WorkersHung,
     WorkersStarted,
 )
-from unicron_elastic.recovery.losses import JOIN_DELAY_S
+from unicron_elastic.recovery.joins import JOIN_DELAY_S
 from unicron_elastic.recovery.machine import JobState, handle
 from unicron_elastic.recovery.policy import Policy
 

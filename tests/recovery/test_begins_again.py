@@ -78,4 +78,4 @@ def test_once_the_nodes_have_met_others_may_join_in_place() -> None:
     job.nodes_wait(2)
     job.terminated(0, 1)
     job.start()
-    assert not job.state.begins_again
+    assert job.state.join is None

@@ -7,7 +7,7 @@ from scenario import CRASHED, GLOO_CLOSED, KILLED, PEERS_FAULT, TERMINATED, Job,
 
 from unicron_elastic.recovery.commands import FailJob, StartWorkers, StopWorkers, TellPeers, WakeAt
 from unicron_elastic.recovery.events import MembershipChanged, TimePassed
-from unicron_elastic.recovery.losses import JOIN_DELAY_S
+from unicron_elastic.recovery.joins import JOIN_DELAY_S
 
 
 def test_a_membership_change_restarts_without_counting() -> None:

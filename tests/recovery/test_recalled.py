@@ -33,7 +33,7 @@ from unicron_elastic.recovery.events import (
     StepEnded,
     WorldChanged,
 )
-from unicron_elastic.recovery.losses import JOIN_DELAY_S
+from unicron_elastic.recovery.joins import JOIN_DELAY_S
 from unicron_elastic.recovery.machine import Phase
 from unicron_elastic.recovery.recalled import ASK_AGAIN_S, LEFT_OUT_WITHIN_S, STOP_AFTER_S
 from unicron_elastic.world import Member

@@ -18,6 +18,7 @@ __all__ = [
     "FailJob",
     "FinishJob",
     "GatherEvidence",
+    "HoldJoins",
     "InviteMember",
     "KillWorkers",
     "LeaveJob",
@@ -178,6 +179,13 @@ class MeetNodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HoldJoins:
+    """Let people here, and nodes that wait to join, know why these are not let in now; "": they are."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InviteMember:
     """Have one of ``sources`` serve the training state to this newcomer."""
 
@@ -218,6 +226,7 @@ Command: TypeAlias = (
     | ChangeWorld
     | TellWorld
     | InviteMember
+    | HoldJoins
     | MeetNodes
     | ReplaceWorker
     | WakeAt

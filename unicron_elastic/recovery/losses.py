@@ -16,7 +16,6 @@ from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
     KillWorkers,
-    MeetNodes,
     RecordIncident,
     ReplaceWorker,
     StartWorkers,
@@ -43,8 +42,6 @@ from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
 __all__ = [
     "BREAK_GRACE_S",
     "BROKE_METHOD",
-    "FOR_NODES",
-    "JOIN_DELAY_S",
     "REPLACE_AFTER_S",
     "begin_again",
     "cause_of_breaks",
@@ -55,7 +52,6 @@ __all__ = [
     "is_in_place",
     "is_nobody_left",
     "lost_ended",
-    "meet_nodes",
     "reattempt_if_due",
     "replace_if_due",
     "replace_lost",
@@ -64,8 +60,6 @@ __all__ = [
     "world_broke",
 ]
 
-FOR_NODES = "the nodes meet, and the workers go on."
-JOIN_DELAY_S = 0.2  # more than nodes take to hear the same word, from a watch or at intervals of 0.1 s
 REPLACE_AFTER_S = 0.25  # the survivors step first, if they do within this time: they need the processors
 BROKE_METHOD = "exception propagation"
 NOBODY_LEFT = "All who had the training state are lost: all workers begin again."
@@ -194,15 +188,6 @@ def why_not_in_place(state: JobState, more: int) -> str:
         return ""
     nodes = len({member.node for member in state.world.members})
     return why_begin_again(state.policy.configurations, state.started_on, nodes + more)
-
-
-def meet_nodes(state: JobState) -> tuple[JobState, list[Command]] | None:
-    """Has the nodes meet while the workers go on; None if all workers here have to begin again for it."""
-    if not is_in_place(state) or state.begins_again:
-        return None
-    # A recall is told again in the new round, if there still is one.
-    met = replace(state, newcomers="", join_at=None, recall=None, gone=frozenset())
-    return met, [MeetNodes(reason=state.newcomers)]
 
 
 def _ranks_go(left: int) -> str:

@@ -16,7 +16,7 @@ import signal
 from dataclasses import replace
 
 from unicron_elastic.faults import Failure, Fault, classify, root_cause
-from unicron_elastic.recovery import in_place, losses, lost_nodes, recalled, taken_for_lost
+from unicron_elastic.recovery import in_place, joins, losses, lost_nodes, recalled, taken_for_lost
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     Command,
@@ -26,13 +26,13 @@ from unicron_elastic.recovery.commands import (
     RecordIncident,
     StartWorkers,
     TellPeers,
-    WakeAt,
 )
 from unicron_elastic.recovery.events import (
     Event,
     EvidenceGathered,
     FirstStepDone,
     LeaveAnswered,
+    MemberEntered,
     MembershipChanged,
     NodeRecalled,
     NodesDepart,
@@ -67,7 +67,7 @@ from unicron_elastic.recovery.node import (
 from unicron_elastic.recovery.policy import count_repeats, judge, restarts_after_progress, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Phase, Worker
-from unicron_elastic.recovery.stopping import end_of_teardown, named, not_told, stop, stop_ending
+from unicron_elastic.recovery.stopping import end_of_teardown, named, not_told, stop, stop_ending, summon
 
 __all__ = ["JobState", "Phase", "Worker", "handle"]
 
@@ -102,9 +102,13 @@ def _handled(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
         case PeerFailed() | NodesLost() | TakenForLost() | NodesDepart():
             return _about_peers(state, event)
         case MembershipChanged():
-            return _nodes_join(state, event)
+            return joins.nodes_join(state, event)
         case TimePassed():
             return _time_passed(state, event)
+        case MemberEntered():
+            state, commands = in_place.about_world(state, event)
+            state, more = joins.trains_again(state, event.at)
+            return state, [*commands, *more]
         case _:
             return in_place.about_world(state, event)
 
@@ -132,9 +136,7 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         faults=(),
         summons="",
         lost="",
-        newcomers="",
-        join_at=None,
-        begins_again=False,
+        join=None,
         started_on=event.nodes,
         counts_as_restart=True,
         why_stay=event.why_stay,
@@ -277,9 +279,10 @@ def _fault_noticed(
     gone_on = losses.go_on(state, fault, at, method)
     if gone_on is not None:
         return gone_on
-    if state.phase is Phase.RUNNING and state.newcomers and fault.is_consequence:
+    join = state.join
+    if state.phase is Phase.RUNNING and join is not None and join.at is not None and fault.is_consequence:
         # Another node has stopped for those who wait a moment before this one.
-        return _summoned(state, at, state.newcomers, counts=False)
+        return summon(state, at, joins.reason_to_begin_again(join), counts=False)
     if (following := lost_nodes.follows(state, fault)) is not None:
         return following, []
     is_first = not state.faults
@@ -299,34 +302,6 @@ def _fault_noticed(
     return state, commands
 
 
-def _nodes_join(state: JobState, event: MembershipChanged) -> tuple[JobState, list[Command]]:
-    who = "1 node waits" if event.nodes_waiting == 1 else f"{event.nodes_waiting} nodes wait"
-    why_not = losses.why_not_in_place(state, event.nodes_waiting)
-    what = losses.FOR_NODES if losses.is_in_place(state) else "all workers restart with the new membership."
-    return _nodes_wait(
-        state, event.at, f"{who} to join: {what}" if not why_not else f"{who} to join. {why_not}", why_not
-    )
-
-
-def _nodes_wait(state: JobState, at: float, reason: str, why_not_in_place: str) -> tuple[JobState, list[Command]]:
-    """Goes on for a moment, until all nodes have heard of it: who stops makes the workers of the others fail."""
-    if state.phase is not Phase.RUNNING or state.newcomers:
-        return state, []
-    join_at = at + losses.JOIN_DELAY_S
-    state = replace(state, newcomers=reason, join_at=join_at, begins_again=why_not_in_place != "")
-    return state, [WakeAt(at=join_at)]
-
-
-def _summoned(state: JobState, at: float, reason: str, *, counts: bool) -> tuple[JobState, list[Command]]:
-    """Stops a healthy generation because another node failed or wants to join."""
-    if state.phase is Phase.STOPPING and counts and not (state.counts_as_restart or state.is_left_out):
-        return replace(state, summons=reason, counts_as_restart=True), []  # a fault weighs more than a newcomer
-    if state.phase is not Phase.RUNNING:
-        return state, []
-    state = replace(state, summons=reason, counts_as_restart=counts)
-    return stop(state, at, reason, is_anyone_gone=counts)
-
-
 def _about_peers(
     state: JobState, event: PeerFailed | NodesLost | TakenForLost | NodesDepart
 ) -> tuple[JobState, list[Command]]:
@@ -336,14 +311,13 @@ def _about_peers(
         state = replace(state, gone=state.gone | set(event.nodes))
     if isinstance(event, NodesDepart):
         why_not = losses.why_not_in_place(state, -len(event.nodes))
-        reason = f"{event.reason} {why_not or 'All workers restart without it.'}"
         gone_on = None if why_not else recalled.go_on_without(state, event)
-        return gone_on or _nodes_wait(state, event.at, reason, why_not)
+        return gone_on or joins.node_departs(state, event)
     gone_on = losses.go_on_without(state, event) if isinstance(event, NodesLost) else None
     if gone_on is not None:
         return gone_on
     state, commands = lost_nodes.booked(state, event) if isinstance(event, NodesLost) else (state, [])
-    state, stopping = _summoned(state, event.at, event.reason, counts=True)
+    state, stopping = summon(state, event.at, event.reason, counts=True)
     return state, [*stopping, *commands]
 
 
@@ -409,8 +383,8 @@ def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Com
     due = recalled.act_if_due(state, event.at)
     if due is not None:
         return due
-    if state.phase is Phase.RUNNING and state.join_at is not None and event.at >= state.join_at:
-        return losses.meet_nodes(state) or _summoned(state, event.at, state.newcomers, counts=False)
+    if (met := joins.meet_if_due(state, event.at)) is not None:
+        return met
     if state.phase is Phase.RUNNING:
         return _while_running(state, event.at)
     if state.kill_at is None:

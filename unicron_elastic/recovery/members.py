@@ -7,6 +7,7 @@ from unicron_elastic.world import Member
 
 __all__ = [
     "first_members",
+    "has_anyone_a_part",
     "has_anyone_parted",
     "is_anyone_elsewhere",
     "is_newcomer",
@@ -68,6 +69,11 @@ def nodes_elsewhere(state: JobState) -> tuple[str, ...]:
 
 def has_anyone_parted(state: JobState) -> bool:
     return any(worker.part is Part.PARTED for worker in state.workers)
+
+
+def has_anyone_a_part(state: JobState) -> bool:
+    """Whether a worker here trains with the others, or has made its last step with them."""
+    return any(worker.part in (Part.MEMBER, Part.PARTED) for worker in state.workers)
 
 
 def named(local_ranks: tuple[int, ...]) -> str:

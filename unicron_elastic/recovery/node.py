@@ -9,10 +9,10 @@ from unicron_elastic.incident import Incident
 from unicron_elastic.recovery.commands import AskToLeave, Command, LeaveJob, RecordIncident, StartWorkers, TellPeers
 from unicron_elastic.recovery.events import LeaveAnswered, NodesLost, NodeUnhealthy
 from unicron_elastic.recovery.ladder import Rung
-from unicron_elastic.recovery.members import is_anyone_elsewhere
+from unicron_elastic.recovery.members import has_anyone_a_part, is_anyone_elsewhere
 from unicron_elastic.recovery.policy import Verdict, restart, why_none_left
 from unicron_elastic.recovery.records import EXPLAINS_S
-from unicron_elastic.recovery.state import Departure, JobState, Part, Phase
+from unicron_elastic.recovery.state import Departure, JobState, Phase
 
 __all__ = [
     "LEAVES",
@@ -189,8 +189,7 @@ def may_leave(state: JobState) -> bool:
 
 def is_only_on_its_way(state: JobState) -> bool:
     """Whether no worker here has had a part in the job, in which others train, and the node may leave it again."""
-    has_part = any(worker.part in (Part.MEMBER, Part.PARTED) for worker in state.workers)
-    return state.came_late and is_anyone_elsewhere(state) and not has_part and may_leave(state)
+    return state.came_late and is_anyone_elsewhere(state) and not has_anyone_a_part(state) and may_leave(state)
 
 
 def turn_back(state: JobState, verdict: Verdict, cause: RootCause) -> Departure:

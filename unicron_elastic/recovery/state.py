@@ -12,7 +12,7 @@ from unicron_elastic.recovery.ladder import Attempt
 from unicron_elastic.recovery.policy import Policy, Repeats, Verdict
 from unicron_elastic.world import World
 
-__all__ = ["Departure", "Hang", "JobState", "Part", "Phase", "Recall", "RecallStage", "Worker"]
+__all__ = ["Departure", "Hang", "JobState", "Join", "Part", "Phase", "Recall", "RecallStage", "Worker"]
 
 
 class Phase(Enum):
@@ -118,6 +118,15 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """That nodes wait to join, or depart: how many ``more``, and why the nodes are to meet, as words for people."""
+
+    more: int
+    why: str
+    at: float | None = None  # when they are to; None: when all workers here train again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
     """Everything a decision depends on. ``JobState(policy=...)`` is a job about to start."""
 
@@ -132,9 +141,7 @@ class JobState:
     faults: tuple[Fault, ...] = ()  # of the present generation, in the order in which they were noticed
     summons: str = ""  # why this generation is being stopped, if not for a fault of its own
     lost: str = ""  # that nodes are lost, as a sentence, if this generation is being stopped for that
-    newcomers: str = ""  # why this generation is soon to be stopped, if nodes wait to join
-    join_at: float | None = None  # ... which is then
-    begins_again: bool = False  # ... and the workers cannot go on in place
+    join: Join | None = None  # for which the nodes are to meet, and this generation may have to stop
     started_on: int = 1  # nodes, of which this generation's configuration is
     counts_as_restart: bool = True  # False while stopping for a membership change
     teardown_at: float | None = None

@@ -10,7 +10,7 @@ from unicron_elastic.recovery.hangs import kill_hung
 from unicron_elastic.recovery.policy import Policy
 from unicron_elastic.recovery.state import JobState, Phase, Worker
 
-__all__ = ["end_at_once", "end_of_teardown", "named", "not_told", "stop", "stop_ending"]
+__all__ = ["end_at_once", "end_of_teardown", "named", "not_told", "stop", "stop_ending", "summon"]
 
 
 def stop(state: JobState, at: float, reason: str, *, is_anyone_gone: bool = True) -> tuple[JobState, list[Command]]:
@@ -27,6 +27,16 @@ def stop(state: JobState, at: float, reason: str, *, is_anyone_gone: bool = True
         commands.append(WakeAt(at=teardown_at))
     state, kills = kill_hung(state)
     return state, [*commands, *kills]
+
+
+def summon(state: JobState, at: float, reason: str, *, counts: bool) -> tuple[JobState, list[Command]]:
+    """Stops a healthy generation because another node failed or wants to join."""
+    if state.phase is Phase.STOPPING and counts and not (state.counts_as_restart or state.is_left_out):
+        return replace(state, summons=reason, counts_as_restart=True), []  # a fault weighs more than a newcomer
+    if state.phase is not Phase.RUNNING:
+        return state, []
+    state = replace(state, summons=reason, counts_as_restart=counts)
+    return stop(state, at, reason, is_anyone_gone=counts)
 
 
 def end_at_once(state: JobState, at: float, reason: str) -> tuple[JobState, list[Command]]:
