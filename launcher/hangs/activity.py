@@ -17,6 +17,7 @@ _PROCESSES_MAX = 64
 # Threads that wake many times a second and only look: ours that answers, gloo's that waits for its peers' messages, and
 # those with which torch watches NCCL. Timers end together, so that who looks at one often finds it awake.
 _ONLY_LOOK = (THREAD_NAME, "gloo_tcp_loop", "pt_nccl_watchdg", "pt_nccl_heartbt")
+_AGAIN_S = 0.001  # such a thread sleeps again by then: before torch 2.13, gloo's had no name of its own
 _FLAGS = 6  # the field of /proc/PID/stat, counted from the state
 _PF_EXITING = 0x4  # Linux's include/linux/sched.h; set before the kernel closes the process's files
 
@@ -26,7 +27,7 @@ class Activity:
     """The states of a worker's threads and of those of its descendants (proc(5), "state")."""
 
     stopped: bool  # T: the worker itself was stopped by a signal
-    runnable: bool  # R: some thread runs or waits for a CPU; t: a debugger holds it, and will let it go
+    runnable: bool  # R, twice: some thread runs or waits for a CPU; t: a debugger holds it, and will let it go
     in_io: bool  # D: some thread waits for a disk, a network file system or a driver
 
 
@@ -40,13 +41,17 @@ def cpu_time_s(pid: int) -> float | None:
 
 def activity(pid: int) -> Activity | None:
     """What the worker's threads do at this moment; None if it is gone."""
-    own = list(_states(pid))
+    own = _states(pid)
     if not own:
         return None
-    states = set(own)
+    states = dict(own)
     for descendant in _descendants(pid):
-        states.update(_states(descendant))
-    return Activity(stopped=set(own) == {"T"}, runnable=not states.isdisjoint("Rt"), in_io="D" in states)
+        states |= _states(descendant)
+    awake = [thread for thread, letter in states.items() if letter == "R"]
+    if awake:
+        time.sleep(_AGAIN_S)
+    runs = "t" in states.values() or any(_stat(thread)[1][:1] == "R" for thread in awake)
+    return Activity(stopped=set(own.values()) == {"T"}, runnable=runs, in_io="D" in states.values())
 
 
 def is_ending(pid: int) -> bool:
@@ -73,12 +78,14 @@ def _stat(of: str) -> tuple[str, str]:
     return name, rest
 
 
-def _states(pid: int) -> Iterator[str]:
-    """Without threads that only look."""
+def _states(pid: int) -> dict[str, str]:
+    """By thread, as its folder below /proc, without those that only look."""
+    found = {}
     for thread in threads(pid):
         name, rest = _stat(f"{pid}/task/{thread}")
         if rest and name.partition("(")[2] not in _ONLY_LOOK:
-            yield rest[:1]
+            found[f"{pid}/task/{thread}"] = rest[:1]
+    return found
 
 
 def _descendants(pid: int) -> Iterator[int]:

@@ -96,6 +96,19 @@ def test_the_thread_that_answers_us_does_not(start: Start) -> None:
     assert until(process.pid, lambda doing: doing.stopped).stopped
 
 
+@pytest.mark.parametrize(("again", "runs"), [("S", False), ("R", True)])
+def test_a_thread_that_sleeps_again_at_once_has_only_looked(
+    start: Start, monkeypatch: pytest.MonkeyPatch, again: str, runs: bool
+) -> None:
+    """Before torch 2.13 gloo's thread, which wakes a hundred times a second, has no name by which to know it."""
+    process = start(SLEEP)
+    until(process.pid, lambda doing: not doing.runnable)
+    looks = iter(["R", again])
+    monkeypatch.setattr(module, "_stat", lambda _of: (f"{process.pid} (python", f"{next(looks)} 1 1"))
+    found = activity(process.pid)
+    assert found == Activity(stopped=False, runnable=runs, in_io=False)
+
+
 def test_neither_does_the_thread_with_which_gloo_waits_for_messages(start: Start) -> None:
     # It looks a hundred times a second, and its timer ends together with that of who looks at it.
     code = (
@@ -105,7 +118,8 @@ def test_neither_does_the_thread_with_which_gloo_waits_for_messages(start: Start
     )
     process = start(code, "-c")
     names = [module._stat(f"{process.pid}/task/{thread}")[0].partition("(")[2] for thread in threads(process.pid)]
-    assert "gloo_tcp_loop" in names, names
+    if "gloo_tcp_loop" not in names:
+        pytest.skip(f"this torch does not name that thread: {names}")
     assert len(list(module._states(process.pid))) == len(names) - names.count("gloo_tcp_loop")
 
 
