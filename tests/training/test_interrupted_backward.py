@@ -129,3 +129,16 @@ def test_whoever_changes_gradients_between_micro_batches_is_told(
     training = Training(reproducible=reproducible, scaler=inside is _unscale)
     with pytest.raises(RuntimeError, match="for index in step"):
         training.compute(training.step(), at=index, inside=lambda: inside(training))
+
+
+@both
+def test_what_was_dealt_and_not_computed_is_named(reproducible: bool) -> None:
+    training = Training(reproducible=reproducible)
+
+    def lose_one() -> None:
+        for index in (step := training.step()):
+            step.backward(training.loss(index))
+            training.run._engine._computed.discard(2)
+
+    with pytest.raises(RuntimeError, match=r"not what it was dealt: they differ in micro-batch 2"):
+        lose_one()

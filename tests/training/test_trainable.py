@@ -208,6 +208,33 @@ def test_what_an_optimizer_has_and_the_model_has_not_is_not_trained_without_a_wo
         train()
 
 
+@both
+@pytest.mark.parametrize(
+    "kind", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam], ids=["sgd", "adagrad", "adam"]
+)
+def test_sparse_gradients_become_dense(reproducible: bool, kind: Any) -> None:
+    tables = []
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        table = nn.Embedding(9, 2, sparse=sparse)
+        optimizer = kind(table.parameters(), lr=0.1)
+        run = Run(model=table, optimizer=optimizer, reproducible=reproducible)
+        for step in run.steps(3, MICRO_BATCHES):
+            for index in step:
+                step.backward(table(torch.tensor([index, index + step.number, index])).square().mean())
+            optimizer.step()
+        dist.destroy_process_group()
+        tables.append(table.weight)
+    assert torch.equal(*tables)
+
+
+def test_sparse_adam_is_refused_before_the_first_step() -> None:
+    table = nn.Embedding(9, 2, sparse=True)
+    run = Run(model=table, optimizer=torch.optim.SparseAdam(table.parameters()))
+    with pytest.raises(TypeError, match="SparseAdam takes sparse gradients alone"):
+        next(run.steps(1, MICRO_BATCHES))
+
+
 def test_an_optimizer_may_have_copies_of_the_parameters() -> None:
     net = Net()
     copies = [parameter.detach().double().requires_grad_() for parameter in net.parameters()]

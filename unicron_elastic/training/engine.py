@@ -31,7 +31,6 @@ from unicron_elastic.training.joining import (
 from unicron_elastic.training.membership import membership
 from unicron_elastic.training.randomness import Randomness
 from unicron_elastic.training.rest import Rest
-from unicron_elastic.training.shares import to_ranges
 from unicron_elastic.training.statistics import Statistics
 from unicron_elastic.training.trainable import Trainable
 from unicron_elastic.training.tree import shares
@@ -152,8 +151,10 @@ class Engine:
         self.guard.check()
         gradients.check_places()
         if self._held != self._computed:
-            wrong = to_ranges(self._held ^ self._computed)
-            raise RuntimeError(f"this rank must have computed the micro-batches that it was dealt, but not so {wrong}")
+            wrong = ", ".join(map(str, sorted(self._held ^ self._computed)))
+            raise RuntimeError(
+                f"what this rank has computed is not what it was dealt: they differ in micro-batch {wrong}"
+            )
         while True:
             if self._must_meet and gradients.is_complete:
                 self._rest.end(self._join_patience_s, lambda: True)
@@ -228,7 +229,7 @@ class Engine:
     def join(self, micro_batches: int) -> None:
         """Becomes a member of the job, with the state of those who train already, if there are any.
 
-        Raises ValueError if this run has another number of micro-batches already.
+        Raises ValueError if this run has another number of micro-batches already, and TypeError for a SparseAdam.
         """
         if self._gradients is not None:
             self._enter_again()

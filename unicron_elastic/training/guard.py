@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import Optimizer, SparseAdam
 
 from unicron_elastic.compat.tensors import unscaled_by
 
@@ -14,7 +14,10 @@ __all__ = ["Guard"]
 
 
 class Guard:
-    """Of the registered ``optimizers`` and GradScaler (or None) of a run that trains these parameters of its model."""
+    """Of the registered ``optimizers`` and GradScaler (or None) of a run that trains these parameters of its model.
+
+    Raises TypeError for an optimizer that cannot do with a run's gradients.
+    """
 
     def __init__(
         self, optimizers: Iterable[Optimizer] = (), scaler: Any = None, parameters: Iterable[Tensor] = ()
@@ -25,6 +28,8 @@ class Guard:
         self._not_reduced: list[Tensor] = []  # parameters of an optimizer, not of the model, that got a gradient
         known = set(map(id, parameters))
         for optimizer in optimizers:
+            if isinstance(optimizer, SparseAdam):
+                raise TypeError("SparseAdam takes sparse gradients alone, and those of a run are dense: take Adam")
             optimizer.register_step_pre_hook(self._before_optimizer)
             for parameter in (each for group in optimizer.param_groups for each in group["params"]):
                 if parameter.requires_grad and parameter.is_leaf and id(parameter) not in known:

@@ -115,8 +115,8 @@ class Run:
     def steps(self, total: int, micro_batches: int) -> Iterator[Step]:
         """Yields the steps that are left of ``total``, each of ``micro_batches`` micro-batches.
 
-        A newcomer begins with the step that the others are in. Raises ValueError for numbers below 1, and RuntimeError
-        if the members of the job do not train the same.
+        A newcomer begins with the step that the others are in. Raises ValueError for numbers below 1, TypeError for a
+        SparseAdam, and RuntimeError if the members of the job do not train the same.
         """
         if total < 1 or micro_batches < 1:
             raise ValueError(f"total and micro_batches must be 1 or more, got {total} and {micro_batches}")
