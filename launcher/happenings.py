@@ -148,6 +148,8 @@ class Happenings:
                     generation=generation,
                 )
                 self._post(went_on)
+            case {"parted": {"world": int(world)}}:
+                self._post(MemberParted(at=now, local_rank=local_rank, world=world, generation=generation))
             case {"parted": _}:
                 self._post(MemberParted(at=now, local_rank=local_rank, generation=generation))
             case {"serving": _}:

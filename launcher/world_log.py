@@ -5,6 +5,7 @@ Writing and looking may wait for the network, so a thread does it. Where a job h
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -103,7 +104,7 @@ class WorldWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Follows no more; does not wait for an answer of the network."""
+        """Follows no more; does not wait for an answer of the network. That the training is over is written still."""
         self._is_stopped = True
         self._wake.set()
 
@@ -140,12 +141,15 @@ class WorldWatch:
                 self._trouble(error)
             self._wake.wait(pause_s)
             self._wake.clear()
+        if any(change.over for change in self._changes):
+            with contextlib.suppress(Exception):  # nobody can be told that it could not be
+                self._look()
 
     def _look(self) -> None:
         self._begin()
         while (found := self._log.after(self._place)) is not None:
             self._adopt(*found)
-        while self._changes and not self._is_stopped:
+        while self._changes and (self._changes[0].over or not self._is_stopped):
             self._write(self._changes[0])
             self._changes.popleft()
 

@@ -227,7 +227,7 @@ class Worlds:
         assert self._round is not None
         if before is None:
             return self._make_first(wanted) if self._leads else None
-        if _is_made(before, wanted):
+        if _is_made(before, wanted) or (before.over and wanted.joined):
             return None
         if not wanted.joined and {member.name for member in before.members} <= set(wanted.lost):
             return None  # there is no world without anybody: who has lost its last members begins again
@@ -237,6 +237,8 @@ class Worlds:
             lost=wanted.lost,
             joined=wanted.joined,
             restarts_used=wanted.restarts_used,
+            anew=wanted.of is not None,
+            over=wanted.over,
         )
 
     def _begin_log(self, this_round: Round) -> World | None:
@@ -339,6 +341,8 @@ def _is_made(world: World, wanted: ChangeWorld, *, is_over: bool = False) -> boo
     """Whether a world has this change; one that changes no member is made by any world once it ``is_over``."""
     if wanted.of is not None and world.number > wanted.of:
         return True
+    if wanted.over:
+        return world.over > 0
     if not wanted.lost and not wanted.joined:
         return is_over
     names = {member.name for member in world.members}

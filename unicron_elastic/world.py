@@ -35,6 +35,9 @@ class World:
     """Who trains together. ``store`` is "host:port" of the TCPStore where the members meet.
 
     ``reason`` says, as a sentence, why this world came; "": it is the first. ``restarts_used`` is the job's count.
+    ``anew`` is the number of the newest world, this one or an earlier one, in which all had to connect anew.
+    ``over``: members that made their last steps in the world of this number, or an earlier one, have begun to end, and
+    nobody joins any more; 0: none has.
     """
 
     number: int
@@ -42,6 +45,8 @@ class World:
     store: str
     reason: str = ""
     restarts_used: int = 0
+    anew: int = 1
+    over: int = 0
 
     @property
     def size(self) -> int:
@@ -52,6 +57,14 @@ class World:
         """The rank of a member; None if it is not one."""
         return next((rank for rank, member in enumerate(self.members) if member.name == name), None)
 
+    def breaks(self, before: World) -> bool:
+        """Return whether what goes on in the world ``before`` ends with this one, and not only when its members like.
+
+        It goes on if all of them are here, connected as they were: then others have joined, or nothing has changed.
+        """
+        names = {member.name for member in self.members}
+        return self.anew > before.number or any(member.name not in names for member in before.members)
+
     def after(
         self,
         *,
@@ -60,21 +73,26 @@ class World:
         lost: Collection[str] = (),
         joined: Iterable[Member] = (),
         restarts_used: int = 0,
+        anew: bool = False,
+        over: int = 0,
     ) -> World:
         """The next world: without the ``lost`` members, by name, and with those who ``joined``.
 
-        Ranks follow nodes and local ranks, so that a replica which takes the place of another gets its rank.
+        ``anew``: all connect anew. Ranks follow nodes and local ranks, so that a replica which takes the place of
+        another gets its rank.
         """
         stay = [member for member in self.members if member.name not in lost]
         order = {node: number for number, node in reversed(list(enumerate(member.node for member in self.members)))}
-        members = {member.name: member for member in (*stay, *joined)}.values()
-        ranked = sorted(members, key=lambda m: (order.get(m.node, len(order)), m.node, m.local_rank, m.name))
+        members = {member.name: member for member in (*stay, *joined)}
+        ranked = sorted(members.values(), key=lambda m: (order.get(m.node, len(order)), m.node, m.local_rank, m.name))
         return World(
             number=self.number + 1,
             members=tuple(ranked),
             store=store,
             reason=shorten(reason, _TEXT_MAX),  # many nodes may be lost at once, and each has its own
             restarts_used=max(self.restarts_used, restarts_used),
+            anew=self.number + 1 if anew else self.anew,
+            over=max(self.over, over),
         )
 
     def to_message(self) -> dict[str, Any]:
@@ -86,6 +104,8 @@ class World:
             "store": self.store,
             "reason": self.reason,
             "restarts_used": self.restarts_used,
+            "anew": self.anew,
+            "over": self.over,
         }
 
     def to_json(self) -> str:
@@ -98,17 +118,21 @@ class World:
         if not isinstance(data, dict):
             raise ValueError("a world must be an object")
         number, store, reason = data.get("number"), data.get("store"), data.get("reason", "")
-        restarts_used = data.get("restarts_used", 0)
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise ValueError(f"a world's number must be 1 or more, got {shown(number)}")
-        if not isinstance(restarts_used, int) or isinstance(restarts_used, bool) or restarts_used < 0:
-            raise ValueError(f"a world's count of restarts must be 0 or more, got {shown(restarts_used)}")
+        number = _count(number, "number", least=1)
+        restarts_used = _count(data.get("restarts_used", 0), "count of restarts", least=0)
         if not isinstance(store, str) or not _STORE.fullmatch(store):
             raise ValueError(f"a world's store must be host:port, got {shown(store)}")
         if not isinstance(reason, str) or len(reason) > _TEXT_MAX:
             raise ValueError("a world's reason must be a sentence")
-        members = _members(data.get("members"))
-        return cls(number=number, members=members, store=store, reason=reason, restarts_used=restarts_used)
+        return cls(
+            number=number,
+            members=_members(data.get("members")),
+            store=store,
+            reason=reason,
+            restarts_used=restarts_used,
+            anew=_count(data.get("anew", 1), "last new beginning", least=1),
+            over=_count(data.get("over", 0), "end", least=0),
+        )
 
     @classmethod
     def parse(cls, text: str | bytes) -> World:
@@ -117,6 +141,12 @@ class World:
             return cls.from_message(json.loads(text))
         except RecursionError:
             raise ValueError("a world must be an object") from None
+
+
+def _count(data: Any, what: str, *, least: int) -> int:
+    if not isinstance(data, int) or isinstance(data, bool) or data < least:
+        raise ValueError(f"a world's {what} must be {least} or more, got {shown(data)}")
+    return data
 
 
 def _members(data: Any) -> tuple[Member, ...]:

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import unicron_elastic
-from unicron_elastic.training import engine, gradients, joining, meeting, tree_gradients
+from unicron_elastic.training import engine, gradients, joining, meeting, membership, tree_gradients
 
 FOLDER = Path(os.environ["PROBE"])
 RANK = int(os.environ.get("RANK", "0"))
@@ -41,6 +41,20 @@ def set_alarm() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.5)
 
 
+def outlive() -> None:
+    """Waits until the processes of the ranks before this one have ended."""
+    pids = [int((FOLDER / f"pid-{rank}").read_text()) for rank in range(RANK)]
+    await_moment(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the end of the others")
+
+
+def await_moment(has_come: Callable[[], bool], what: str) -> None:
+    """Waits for something that others do."""
+    end = time.monotonic() + DEADLINE_S
+    while not has_come():
+        assert time.monotonic() < end, f"{what} has not come"
+        time.sleep(0.005)
+
+
 HOWS: dict[str, Callable[[], Any]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
@@ -50,6 +64,7 @@ HOWS: dict[str, Callable[[], Any]] = {
     "pause": lambda: time.sleep(2.0),
     "pass": lambda: None,  # only the file says that it was here
     "alarm": set_alarm,
+    "outlive": outlive,
 }
 
 
@@ -77,7 +92,10 @@ class Strikes:
             raise OSError(f"struck at {name.rpartition('-')[2]}")
         if how == "fail":  # as gloo complains
             raise RuntimeError("Connection closed by peer [127.0.0.1]:44696")
-        HOWS[how]()
+        if how.startswith("await="):
+            await_moment((FOLDER / how[6:]).exists, how)
+        else:
+            HOWS[how]()
 
 
 def wrapped(owner: Any, name: str, before: Callable[..., object] | None, after: Callable[..., object] | None) -> None:
@@ -104,11 +122,12 @@ def arm(strikes: Strikes) -> None:
 
     wrapped(gradients.Gradients, "reduce", None, bucket)
     wrapped(tree_gradients.TreeGradients, "reduce", None, bucket)
-    wrapped(engine.Engine, "_may_leave", lambda _: strikes.at("reduced"), None)
+    wrapped(engine.Engine, "_may_leave", lambda *_: strikes.at("reduced"), None)
     wrapped(engine.Engine, "_meet", lambda _: strikes.at("meet"), None)
     wrapped(engine.Engine, "part", lambda _: strikes.at("part"), lambda _: strikes.at("parted"))
     wrapped(meeting.Meeting, "connect", lambda *_: strikes.at("connect"), lambda *_: strikes.at("connected"))
     wrapped(meeting._Interruptible, "set", None, lambda *_: strikes.at("published"))
+    wrapped(membership.AgentMembership, "is_ready", None, lambda *_: strikes.at("ready"))
     wrapped(joining.Servant, "serve", lambda *_: strikes.at("serve"), None)
     wrapped(
         torch.distributed, "all_reduce", None, lambda tensor, **_: strikes.at("even" if tensor.numel() == 1 else "")
@@ -287,12 +306,17 @@ def has_come(newest: Any, number: int) -> bool:
     return newest is not None and (newest.number >= number or (newest.number > 1 and len(newest.members) == whole))
 
 
-def tell(run: unicron_elastic.Run, model: nn.Module, losses: dict[int, float]) -> None:
-    """Writes what came out."""
+def digest_of(model: nn.Module) -> str:
+    """Of the parameters."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(name.encode() + parameter.detach().numpy().tobytes())
-    result = {"parameters": digest.hexdigest()[:16], "losses": losses, "world_size": run.world_size}
+    return digest.hexdigest()[:16]
+
+
+def tell(run: unicron_elastic.Run, model: nn.Module, losses: dict[int, float]) -> None:
+    """Writes what came out."""
+    result = {"parameters": digest_of(model), "losses": losses, "world_size": run.world_size}
     (FOLDER / f"written-{RANK}").write_text(json.dumps(result))
     (FOLDER / f"written-{RANK}").rename(FOLDER / f"final-{RANK}.json")
 

@@ -64,7 +64,7 @@ class Follower:
 
     def _make(self, seen: World | None, wanted: ChangeWorld) -> World | None:
         assert seen is not None
-        return seen.after(store=seen.store, reason=wanted.reason, lost=wanted.lost)
+        return seen.after(store=seen.store, reason=wanted.reason, lost=wanted.lost, over=wanted.over)
 
 
 @pytest.fixture
@@ -96,3 +96,13 @@ def test_a_change_that_was_refused_is_made_in_the_world_that_others_have_come_to
     assert [follower.next().members for _ in range(3)] == [(B, C), (B, A, C), (B, A)]
     assert sorted(log.worlds) == [20, 21, 22]
     assert follower.trouble == ["others have written later ones"]
+
+
+def test_that_the_training_is_over_is_written_also_by_one_who_follows_no_more(
+    log: ShortLog, follower: Follower
+) -> None:
+    follower.next(), follower.next()
+    follower.watch.stop()
+    follower.watch.change(ChangeWorld(over=5, reason=""))
+    follower.watch._thread.join(DEADLINE_S)
+    assert World.parse(log.worlds[7]).over == 5

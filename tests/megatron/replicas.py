@@ -320,6 +320,7 @@ class FakeGroups:
 
     backend = "gloo"
     unit = 1
+    timeout_s = 60.0
 
     def __init__(self, rank: Rank) -> None:
         self.rank, self.shape = rank, rank.job.shape
@@ -355,7 +356,7 @@ class FakeMeeting:
         self.is_superseded = is_superseded
         self.round = 0
 
-    def exchange(self, said: str) -> list[str]:
+    def exchange(self, said: str, _limit_s: float) -> list[str]:
         self.round += 1
         self.job.point()
         heard = self.job.said.setdefault((self.number, self.round), {})

@@ -77,7 +77,14 @@ class InPlace(Job):
         if self.state.world is None:
             world = World(number=self._number, members=(*command.joined, *self._elsewhere), store="h:1")
         else:
-            world = self.state.world.after(store="h:1", reason=command.reason, lost=command.lost, joined=command.joined)
+            world = self.state.world.after(
+                store="h:1",
+                reason=command.reason,
+                lost=command.lost,
+                joined=command.joined,
+                anew=command.of is not None,
+                over=command.over,
+            )
         return self.feed(WorldChanged(at=self._at(None), world=world, generation=self.state.generation))
 
     def _replace(self, command: ReplaceWorker) -> list[Command]:
@@ -123,8 +130,9 @@ class InPlace(Job):
         )
         return self.feed(event)
 
-    def parted(self, local_rank: int) -> list[Command]:
-        return self.feed(MemberParted(at=self._at(None), local_rank=local_rank, generation=self.state.generation))
+    def parted(self, local_rank: int, world: int | None = None) -> list[Command]:
+        generation = self.state.generation
+        return self.feed(MemberParted(at=self._at(None), local_rank=local_rank, world=world, generation=generation))
 
     def broke(self, local_rank: int) -> list[Command]:
         at = self._at(None)

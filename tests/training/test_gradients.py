@@ -43,9 +43,9 @@ def _skip(gradients: Gradients, *indices: int) -> None:
         gradients.add(index, torch.zeros(()))
 
 
-def _reduce(gradients: Gradients, *, is_held: bool = False) -> None:
+def _reduce(gradients: Gradients, *, is_awaited: bool = False) -> None:
     for number in range(len(gradients.buckets)):
-        work = gradients.reduce(number, [frozenset(range(MICRO_BATCHES))], is_held=is_held)
+        work = gradients.reduce(number, [frozenset(range(MICRO_BATCHES))], is_awaited=is_awaited)
         assert work is not None
         work.wait()
         gradients.done.add(number)
@@ -79,7 +79,7 @@ def test_what_was_summed_up_stays_as_it_is_until_all_is_reduced() -> None:
     gradients = _made((4,), bucket_bytes=8)
     _compute(gradients, 0, 2.0, 0)
     before = gradients.parameters[0].grad.clone()
-    gradients.buckets[0].reduced.copy_(gradients.stage(0, is_held=False)).fill_(-7.0)
+    gradients.buckets[0].reduced.copy_(gradients.stage(0, is_awaited=False)).fill_(-7.0)
     assert torch.equal(gradients.parameters[0].grad, before)
 
 
@@ -99,11 +99,11 @@ def test_gradients_taken_away_within_a_step_are_noticed() -> None:
         gradients.check_places()
 
 
-@pytest.mark.parametrize("is_held", [False, True])
-def test_all_hear_that_somebody_is_copied_from(is_held: bool) -> None:
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_all_hear_that_somebody_is_copied_from(is_awaited: bool) -> None:
     gradients = _made((2,))
-    _reduce(gradients, is_held=is_held)
-    assert gradients.any_held() is is_held
+    _reduce(gradients, is_awaited=is_awaited)
+    assert gradients.any_awaited() is is_awaited
 
 
 def test_types_do_not_share_buckets_and_large_parameters_have_their_own() -> None:
@@ -138,7 +138,7 @@ def test_the_reduced_gradients_of_the_last_step_are_kept_until_the_next_reductio
     gradients.begin()
     assert gradients.has_last
     assert gradients.buckets[0].reduced[:2].tolist() == [3.0, 3.0]
-    gradients.stage(0, is_held=False)
+    gradients.stage(0, is_awaited=False)
     assert not gradients.has_last
 
 
@@ -151,7 +151,7 @@ def test_what_an_abandoned_collective_still_writes_is_not_seen() -> None:
     gradients.done.discard(1)
     gradients.renew()
     last.fill_(-7.0)
-    work = gradients.reduce(1, [frozenset(range(MICRO_BATCHES))], is_held=False)
+    work = gradients.reduce(1, [frozenset(range(MICRO_BATCHES))], is_awaited=False)
     assert work is not None
     work.wait()
     last.fill_(-7.0)

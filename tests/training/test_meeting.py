@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import DistStoreError, HashStore
 
-from unicron_elastic.training.meeting import Meeting, Superseded, _Interruptible
+from unicron_elastic.training.meeting import Meeting, MissingError, Superseded, _Interruptible
 from unicron_elastic.world import Member, World
 
 DEADLINE_S = 10.0
@@ -78,6 +78,72 @@ def test_who_waits_for_others_stops_when_a_newer_world_comes() -> None:
     with pytest.raises(Superseded):
         Meeting(HashStore(), _world(2), 0, came.is_set).exchange("hello")
     assert came.is_set()
+
+
+def test_one_who_leaves_a_round_leaves_it_for_all() -> None:
+    store, came = HashStore(), threading.Event()
+    first, last = (Meeting(store, _world(2), rank, came.is_set) for rank in range(2))
+    first.say("here")
+    came.set()
+    with pytest.raises(Superseded):
+        first.hear()
+    came.clear()
+    last.say("here, too")
+    with pytest.raises(Superseded):
+        last.hear()
+
+
+def test_nobody_leaves_a_round_in_which_all_have_spoken() -> None:
+    store, came = HashStore(), threading.Event()
+    meetings = [Meeting(store, _world(2), rank, came.is_set) for rank in range(2)]
+    for meeting in meetings:
+        meeting.say("here")
+    came.set()
+    assert [meeting.hear() for meeting in meetings] == [["here", "here"]] * 2
+
+
+def test_a_newcomer_waits_until_one_of_those_comes_who_train() -> None:
+    store, has_come = HashStore(), threading.Event()
+    new, old = (Meeting(store, _world(2), rank, _never) for rank in range(2))
+
+    def wait() -> None:
+        new.wait_for_others(DEADLINE_S)
+        has_come.set()
+
+    new.say("new", is_new=True)
+    threading.Thread(target=wait, daemon=True).start()
+    assert not has_come.wait(0.05)
+    old.say("old")
+    assert has_come.wait(DEADLINE_S)
+    assert new.hear() == old.hear() == ["new", "old"]
+
+
+def test_who_does_not_come_is_named() -> None:
+    members = tuple(Member(name=str(rank), node=f"n{rank}/1#ab", local_rank=0) for rank in range(3))
+    meeting = Meeting(HashStore(), World(number=4, members=members, store="h:1"), 1, _never)
+    meeting.say("here")
+    with pytest.raises(MissingError, match=r"world 4 wait in vain: rank 0 \(n0/1\), rank 2 \(n2/1\) have not come"):
+        meeting.hear(0.01)
+
+
+def test_a_newcomer_says_for_whom_it_waits_and_waits_on(capfd: pytest.CaptureFixture[str]) -> None:
+    store = HashStore()
+    new, old = (Meeting(store, _world(2), rank, _never) for rank in range(2))
+    new.say("new", is_new=True)
+    threading.Timer(0.1, lambda: old.say("old")).start()
+    new.wait_for_others(0.02)
+    said = capfd.readouterr().err.splitlines()
+    assert set(said) == {"unicron: this rank waits to train with the others: rank 1 (n) has not come."}
+
+
+def test_newcomers_without_others_wait_for_one_another() -> None:
+    store = HashStore()
+    meetings = [Meeting(store, _world(2), rank, _never) for rank in range(2)]
+    for meeting in meetings:
+        meeting.say("new", is_new=True)
+    for meeting in meetings:
+        meeting.wait_for_others(DEADLINE_S)
+        assert meeting.hear() == ["new", "new"]
 
 
 def test_who_waits_in_the_store_for_a_peer_stops_too() -> None:

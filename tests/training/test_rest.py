@@ -20,9 +20,22 @@ def test_it_is_held_at_the_state_that_is_at_rest() -> None:
     rest = Rest()
     rest.begin(7)
     assert rest.hold(DEADLINE_S) == 7
-    assert rest.is_held
+    assert rest.close()
     rest.release()
-    assert not rest.is_held
+    assert not rest.close()
+
+
+def test_once_it_is_closed_nobody_begins_to_copy_before_the_next_step() -> None:
+    rest, states = Rest(), list[int]()
+    rest.begin(7)
+    assert not rest.close()
+    with pytest.raises(TimeoutError):
+        rest.hold(0)
+    asks = threading.Thread(target=lambda: states.append(rest.hold(DEADLINE_S)))
+    asks.start()
+    rest.begin(8)
+    _in_thread(asks)
+    assert states == [8]
 
 
 def test_before_a_step_and_after_its_end_nothing_is_at_rest() -> None:

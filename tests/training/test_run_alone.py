@@ -181,7 +181,7 @@ def test_a_late_rank_does_not_leave_its_step_while_its_state_is_copied() -> None
     gradients.begin()
     engine._rest.begin(0)
     gradients.done.update(range(len(gradients.buckets)))
-    engine._must_meet = True  # the others have made this step, and gave this rank its gradients
+    engine._is_late = True  # the others have made this step, and gave this rank its gradients
     assert engine.reduce() is None
     with pytest.raises(TimeoutError):
         engine._rest.hold(0)

@@ -83,6 +83,33 @@ def test_a_replacement_gets_the_rank_of_whom_it_replaces() -> None:
     assert (whole.number, whole.store) == (3, "h:2")
 
 
+def _after(world: World, **change: Any) -> World:
+    return world.after(store="h:1", reason="", **change)
+
+
+def test_what_goes_on_ends_when_a_member_is_lost_or_all_connect_anew_and_not_when_others_join() -> None:
+    first = _world(_member("0"), _member("1"))
+    joined = _after(first, joined=[_member("2")])
+    again = _after(joined, lost=["2"])
+    assert not joined.breaks(first)
+    assert not again.breaks(first)  # which has not met the one that was lost again
+    assert again.breaks(joined)
+    assert _after(again, lost=["1"]).breaks(first)
+    assert not _after(joined).breaks(joined)
+    anew = _after(joined, anew=True)
+    assert anew.breaks(joined)
+    assert _after(anew, joined=[_member("3")]).breaks(first)  # also to one who has not heard of the world between
+    assert not _after(anew, joined=[_member("3")]).breaks(anew)
+    assert not first.breaks(first)
+
+
+def test_that_the_training_is_over_breaks_nothing() -> None:
+    first = _world(_member("0"), _member("1"))
+    over = _after(first, over=1)
+    assert not over.breaks(first)
+    assert (over.number, over.over, _after(over, lost=["1"]).over) == (2, 1, 1)
+
+
 def test_a_node_that_comes_later_comes_last() -> None:
     world = _world(_member("0", "b"), _member("1", "c")).after(store="h:1", reason="", joined=[_member("2", "a")])
     assert [member.name for member in world.members] == ["0", "1", "2"]

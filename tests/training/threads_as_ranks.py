@@ -39,11 +39,13 @@ class Group:
     def __init__(self, job: Job, world: World) -> None:
         self.job, self.world = job, world
         self.arrived: dict[tuple[Any, int], dict[int, Tensor]] = {}
+        self.left: set[str] = set()  # members that have gone on to another world
 
     def is_broken(self) -> bool:
-        """Whether somebody is gone, or a newer world is known."""
-        dead = any(member.name in self.job.dead for member in self.world.members)
-        return dead or self.job.newest.number > self.world.number or self.world.number in self.job.broken
+        """Whether somebody is gone or has left, or a newer world ends it."""
+        gone = self.job.dead | self.left
+        is_anyone_gone = any(member.name in gone for member in self.world.members)
+        return is_anyone_gone or self.job.newest.breaks(self.world) or self.world.number in self.job.broken
 
     def exchange(self, key: Any, count: int, rank: int, size: int, tensor: Tensor) -> dict[int, Tensor]:
         """What ``size`` ranks gave to their ``count``-th collective of this kind. Raises RuntimeError."""
@@ -106,6 +108,12 @@ class Rank:
     def is_newer(self) -> bool:
         return self.job.newest.number > (self.world.number if self.world is not None else 0)
 
+    def is_left(self) -> bool:
+        return self.world is not None and self.job.newest.breaks(self.world)
+
+    def is_over(self) -> bool:
+        return False
+
     def adopt(self) -> tuple[World, int, Any]:
         self.point()
         world = self.world = self.job.newest
@@ -134,7 +142,7 @@ class Rank:
         """As Meeting.connect."""
         self.point()
         assert self.world is not None
-        if self.is_newer():
+        if self.is_left():
             raise Superseded
         self.group = self.job.group_of(self.world)
         self.counts = {}
@@ -143,6 +151,10 @@ class Rank:
         return self.group is not None
 
     def destroy_process_group(self) -> None:
+        assert self.group is not None
+        with self.job.changed:
+            self.group.left.add(self.name)
+            self.job.changed.notify_all()
         self.group = None
 
     def exchange(self, key: Any, size: int, tensor: Tensor) -> dict[int, Tensor]:
@@ -249,7 +261,7 @@ class Job:
         with self.changed:
             return self.groups.setdefault(world.number, Group(self, world))
 
-    def change(self, *, lost: tuple[str, ...] = (), joined: tuple[Member, ...] = ()) -> None:
+    def change(self, *, lost: tuple[str, ...] = (), joined: tuple[Member, ...] = (), anew: bool = False) -> None:
         """As the agent: the next world, of which all hear at once. Those who have parted are not in it.
 
         Raises Died in a newcomer that nobody needs any more.
@@ -261,7 +273,7 @@ class Job:
                 if joined:
                     raise Died
                 return
-            self.newest = self.newest.after(store="h:1", reason="so", lost=lost, joined=joined)
+            self.newest = self.newest.after(store="h:1", reason="so", lost=lost, joined=joined, anew=anew)
             self.changed.notify_all()
 
     def parted(self, rank: Rank) -> None:
@@ -276,8 +288,8 @@ class Job:
         with self.changed:
             self.broken.add(world.number)
             self.changed.notify_all()
-            if self.newest.number == world.number:
-                self.change()
+            if not self.newest.breaks(world):
+                self.change(anew=True)
 
     def die(self, rank: Rank) -> None:
         """Unless the job could not go on then."""
@@ -333,8 +345,12 @@ def fetch_state(run: HasState, _invitation: dict[str, Any]) -> Fetched | None:
         alive = [
             each
             for each in job.ranks
-            if each.name not in job.dead and job.newest.rank_of(each.name) is not None and each.run is not None
+            if each.name not in job.dead | job.over
+            and job.newest.rank_of(each.name) is not None
+            and each.run is not None
         ]
+        if not alive:
+            return None
         source = job.dice.choice(alive)
     rank.point()
     rest, expired = source.run._engine._rest, []

@@ -157,7 +157,7 @@ def attach(
     to_agent = link()
     if to_agent is not None:
         to_agent.on_serve = None
-        to_agent.must_break = members.must_break
+        to_agent.joins_end, to_agent.must_break = True, members.must_break
     finalize = config.finalize_model_grads_func or finalize_model_grads
     sharded = Sharded(chunks, distributed, members) if (distributed := _distributed(optimizer)) is not None else None
     run = Run(

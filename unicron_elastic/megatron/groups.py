@@ -40,7 +40,7 @@ class Groups:
         _check_supported()
         self._holders = holders
         self.backend = backend
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self.shape = Shape(
             tensor=parallel_state.get_tensor_model_parallel_world_size(),
             pipeline=parallel_state.get_pipeline_model_parallel_world_size(),
@@ -68,7 +68,7 @@ class Groups:
         Raises Superseded, or what torch raises if a member is lost meanwhile.
         """
         join()
-        meeting.connect(self.backend, self._timeout_s, None, rank=rank, size=size)
+        meeting.connect(self.backend, self.timeout_s, None, rank=rank, size=size)
         with given_up_when(meeting.is_superseded, number=None):
             self._make()
 
@@ -83,7 +83,7 @@ class Groups:
             pipeline_model_parallel_size=self.shape.pipeline,
             virtual_pipeline_model_parallel_size=self._virtual,
             create_gloo_process_groups=self._has_gloo,
-            distributed_timeout_minutes=max(1, math.ceil(self._timeout_s / 60)),
+            distributed_timeout_minutes=max(1, math.ceil(self.timeout_s / 60)),
         )
         named = _named()
         successors = {id(group): named[name] for name, group in self._named.items() if name in named}

@@ -135,7 +135,7 @@ class Members:
             self._is_connected = False
         assert self._meeting is not None
         with phase(MEET):
-            heard = self._meeting.exchange(_written(said, self._terms))
+            heard = self._meeting.exchange(_written(said, self._terms), self._groups.timeout_s)
         everybody = [_read(text, self._terms, self._micro_batches, index) for index, text in enumerate(heard)]
         agreement = agree(
             everybody,

@@ -153,14 +153,16 @@ class TellPeers:
 class ChangeWorld:
     """Have the agents agree on a next world, tell its members here, and post ``WorldChanged``.
 
-    Without anybody ``lost`` (by name) or ``joined`` the same members connect anew. ``of``: only if that is the number
-    of the newest world.
+    Without anybody ``lost`` (by name) or ``joined`` they hear that there is nobody to wait for, or that those who made
+    their last steps in world number ``over`` have begun to end. ``of``: only if that is the number of the newest world,
+    and all connect anew.
     """
 
     lost: tuple[str, ...] = ()
     joined: tuple[Member, ...] = ()
     restarts_used: int = 0
     of: int | None = None
+    over: int = 0
     reason: str
 
 

@@ -314,10 +314,14 @@ class MemberWentOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberParted:
-    """A worker has made its last step, and nobody needs it any more."""
+    """A worker has made its last step, and nobody needs it any more.
+
+    It did so in world number ``world``, and may ask for a part once more; None: it will not.
+    """
 
     at: float
     local_rank: int
+    world: int | None = None
     generation: int | None = None
 
 

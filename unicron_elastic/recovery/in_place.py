@@ -11,12 +11,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from unicron_elastic.incident import Incident
-from unicron_elastic.recovery import recalled, taken_for_lost
+from unicron_elastic.recovery import ending, recalled, taken_for_lost
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
     InviteMember,
-    KillWorkers,
     RecordIncident,
     TellWorld,
 )
@@ -33,7 +32,6 @@ from unicron_elastic.recovery.hangs import went_on
 from unicron_elastic.recovery.losses import replace_lost, world_broke
 from unicron_elastic.recovery.members import (
     first_members,
-    is_anyone_elsewhere,
     living_members,
     member_of,
     members_here,
@@ -42,7 +40,7 @@ from unicron_elastic.recovery.members import (
 from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
 from unicron_elastic.world import World
 
-__all__ = ["AboutWorld", "about_world", "member_ended"]
+__all__ = ["AboutWorld", "about_world"]
 
 AboutWorld = WorkerReplaced | MemberEntered | StateFetched | WorldChanged | WorldBroke | MemberWentOn | MemberParted
 
@@ -71,7 +69,7 @@ def about_world(state: JobState, event: AboutWorld) -> tuple[JobState, list[Comm
         case MemberWentOn():
             return _went_on(state, worker, event)
         case MemberParted():
-            return _parted(state, worker)
+            return ending.parted(state, worker, event)
 
 
 def _entered(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
@@ -131,7 +129,9 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
     before = state.world
     used = max(state.restarts_used, event.world.restarts_used)
     came_late = before is None and all(member.node != state.node for member in event.world.members)
-    state = replace(state, world=event.world, broke=None, restarts_used=used, came_late=state.came_late or came_late)
+    state = replace(state, world=event.world, restarts_used=used, came_late=state.came_late or came_late)
+    if before is None or event.world.breaks(before):
+        state = replace(state, unbroken_since=event.world.number, broke=None)
     if recalled.is_left_out(state):
         return recalled.end_workers(state, event.at)
     if taken_for_lost.is_left_out(state, before):
@@ -139,14 +139,20 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
     told: list[Command] = []
     late: list[Command] = []
     for worker in state.running:
+        if event.world.over and ending.is_unneeded(state, worker):
+            continue
         is_in = event.world.rank_of(name_of(state, worker)) is not None
         if is_in and worker.part in (Part.MEMBER, Part.NEWCOMER):
-            state = state.with_worker(replace(worker, part=Part.MEMBER))
+            since = worker.since if worker.part is Part.MEMBER and worker.since else event.world.number
+            state = state.with_worker(replace(worker, part=Part.MEMBER, since=since))
             told.append(TellWorld(local_rank=worker.local_rank))
         elif not is_in and worker.part is Part.MEMBER:
             state, more = _came_late(state, worker)
             late += more
-    left_out = [*_leave_to_the_others(state, event.world), *_without_the_gone(state, event.world)]
+    if event.world.over:  # who has not made its last step hears of it and meets nobody
+        state, ended = ending.end_newcomers(state)
+        return state, [*told, *ended]
+    left_out = [*ending.left_to_the_others(state, before), *_without_the_gone(state, event.world)]
     return state, [*told, *late, *left_out, *_without_the_ended(state, event.world)]
 
 
@@ -168,16 +174,6 @@ def _without_the_ended(state: JobState, world: World) -> list[Command]:
         return []
     reason = "Members whose processes have ended meanwhile are left out."
     return [ChangeWorld(lost=lost, restarts_used=state.restarts_used, reason=reason)]
-
-
-def _leave_to_the_others(state: JobState, world: World) -> list[Command]:
-    """Who has made its last step does not come to meet the others any more, nor does a newcomer that was ended then."""
-    if not any(worker.part is Part.PARTED for worker in state.workers):
-        return []
-    over = [worker for worker in state.workers if worker.part is Part.PARTED or worker.is_lost]
-    names = tuple(name for name in (name_of(state, worker) for worker in over) if world.rank_of(name) is not None)
-    reason = "The training is over: those who still make their last step do so without the others."
-    return [ChangeWorld(lost=names, reason=reason)] if names and world.number > 1 else []
 
 
 def _went_on(state: JobState, worker: Worker, event: MemberWentOn) -> tuple[JobState, list[Command]]:
@@ -221,29 +217,3 @@ def _replaced(state: JobState, event: WorkerReplaced) -> JobState:
     times = before.takes_place + 1
     worker = Worker(local_rank=started.local_rank, rank=started.rank, pid=started.pid, takes_place=times)
     return state.with_worker(worker)
-
-
-def member_ended(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
-    """A member ended well before the others did: they go on without it."""
-    world = state.world
-    if world is None or worker.part is Part.PARTED or world.rank_of(name_of(state, worker)) is None:
-        return state, []
-    if not members_here(state) and not is_anyone_elsewhere(state):
-        return _end_newcomers(state)
-    reason = f"rank {worker.rank} has ended by itself: the others go on without it."
-    return state, [ChangeWorld(lost=(name_of(state, worker),), reason=reason)]
-
-
-def _parted(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
-    """One member that has made its last step proves that all have: newcomers are not needed any more."""
-    return _end_newcomers(state.with_worker(replace(worker, part=Part.PARTED)))
-
-
-def _end_newcomers(state: JobState) -> tuple[JobState, list[Command]]:
-    late = tuple(w.local_rank for w in state.running if w.takes_place and w.part in (Part.NONE, Part.NEWCOMER))
-    for local_rank in late:
-        each = state.find(local_rank)
-        assert each is not None
-        state = state.with_worker(replace(each, part=Part.LOST, was_killed=True))
-    state = replace(state, replace_at=None)
-    return state, [KillWorkers(local_ranks=late, reason="The training is over: newcomers end.")] if late else []

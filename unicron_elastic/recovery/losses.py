@@ -23,6 +23,7 @@ from unicron_elastic.recovery.commands import (
     TellPeers,
     WakeAt,
 )
+from unicron_elastic.recovery.ending import is_unneeded
 from unicron_elastic.recovery.events import NodesLost, WorkerExited, WorldBroke
 from unicron_elastic.recovery.hangs import METHOD as HANG_METHOD
 from unicron_elastic.recovery.hangs import hang_after
@@ -30,6 +31,7 @@ from unicron_elastic.recovery.ladder import climb
 from unicron_elastic.recovery.members import (
     has_anyone_parted,
     is_anyone_elsewhere,
+    is_over,
     members_here,
     name_of,
     named,
@@ -71,6 +73,8 @@ BREAK_GRACE_NODES_S = 0.5  # ... if it may be that of a node
 def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobState, list[Command]] | None:
     """Leaves out whom this fault took, if the others can go on without; None if all workers have to begin again."""
     lost = _taken(state, fault, method)
+    if lost and has_anyone_parted(state) and all(is_unneeded(state, worker) for worker in lost):
+        return _leave_out(state, lost, at, f"{fault.reason} Nobody needs it now.")
     if not lost or not _can_others_go_on(state, lost) or _has_nobody_the_state(fault):
         return None
     cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
@@ -268,7 +272,8 @@ def replace_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]
 def replace_lost(state: JobState) -> tuple[JobState, list[Command]]:
     """Replaces the lost whose processes have ended, unless all others have made their last step."""
     state = replace(state, replace_at=None)
-    if state.leaves or has_anyone_parted(state) or not (members_here(state) or is_anyone_elsewhere(state)):
+    is_wanted = bool(members_here(state)) or is_anyone_elsewhere(state)
+    if state.leaves or has_anyone_parted(state) or is_over(state) or not is_wanted:
         return state, []
     commands: list[Command] = []
     for worker in state.workers:
@@ -283,7 +288,8 @@ def replace_lost(state: JobState) -> tuple[JobState, list[Command]]:
 
 def is_nobody_left(state: JobState) -> bool:
     """Whether all were lost here, none of them at its end, while those elsewhere were lost as well."""
-    return not has_anyone_parted(state) and all(worker.is_lost and worker.exit_code != 0 for worker in state.workers)
+    are_lost = all(worker.is_lost and worker.exit_code != 0 for worker in state.workers)
+    return are_lost and not has_anyone_parted(state) and not is_over(state)
 
 
 def begin_again(state: JobState) -> tuple[JobState, list[Command]]:
@@ -299,7 +305,7 @@ def begin_again(state: JobState) -> tuple[JobState, list[Command]]:
 
 def world_broke(state: JobState, event: WorldBroke) -> tuple[JobState, list[Command]]:
     """Waits a moment: a death explains it, most of the time."""
-    if state.world is None or event.world < state.world.number or state.broke is not None:
+    if state.world is None or event.world < state.unbroken_since or state.broke is not None or is_over(state):
         return state, []
     return replace(state, broke=event), [WakeAt(at=event.at + _grace_s(state))]
 
@@ -327,4 +333,5 @@ def reattempt_if_due(state: JobState, at: float) -> tuple[JobState, list[Command
     verdict = Verdict(restart=True, restarts_used=state.restarts_used, reason=decision, severity=Severity.SEV3)
     cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
     state, booked = _book(state, cause, verdict, at=at, method=BROKE_METHOD, action="reattempt")
-    return state, [ChangeWorld(of=broke.world, reason=f"{fault.reason} {decision}"), *booked]
+    assert state.world is not None
+    return state, [ChangeWorld(of=state.world.number, reason=f"{fault.reason} {decision}"), *booked]

@@ -16,7 +16,7 @@ import signal
 from dataclasses import replace
 
 from unicron_elastic.faults import Failure, Fault, classify, root_cause
-from unicron_elastic.recovery import in_place, joins, losses, lost_nodes, recalled, taken_for_lost
+from unicron_elastic.recovery import ending, in_place, joins, losses, lost_nodes, recalled, taken_for_lost
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     Command,
@@ -144,6 +144,7 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         node=event.node,
         observed=None,
         world=None,
+        unbroken_since=0,
         came_late=False,
         is_left_out=False,
         gone=frozenset(),
@@ -197,7 +198,7 @@ def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list
     if worker.is_lost and state.phase is Phase.RUNNING:
         state, commands = losses.lost_ended(state, worker, event)
     elif event.exit_code == 0 and state.phase is Phase.RUNNING:
-        state, commands = in_place.member_ended(state, worker)
+        state, commands = ending.member_ended(state, worker)
     elif any(f.failure.local_rank == worker.local_rank for f in state.faults):
         state = _add_exit_code(state, worker.local_rank, event.exit_code)
     elif event.exit_code != 0 and not _was_forgiven(state, worker) and _is_fault(state.phase, worker, event):

@@ -11,6 +11,7 @@ __all__ = [
     "has_anyone_parted",
     "is_anyone_elsewhere",
     "is_newcomer",
+    "is_over",
     "living_members",
     "member_of",
     "members_here",
@@ -32,6 +33,11 @@ def member_of(state: JobState, worker: Worker) -> Member:
 def first_members(state: JobState) -> tuple[Member, ...]:
     """What the workers of a new generation on this node will be."""
     return tuple(member_of(state, worker) for worker in state.workers)
+
+
+def is_over(state: JobState) -> bool:
+    """Whether members that have made their last steps have begun to end."""
+    return state.world is not None and state.world.over > 0
 
 
 def living_members(state: JobState) -> tuple[str, ...]:

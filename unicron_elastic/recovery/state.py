@@ -52,6 +52,8 @@ class Worker:
     step: int | None = None  # optimizer steps it had done when it ended
     part: Part = Part.NONE
     takes_place: int = 0  # of how many that were lost
+    since: int = 0  # the number of the world that took it in
+    parted_in: int | None = None  # ... of that in which it made its last step; None: it does not train once more
     went_on_in: int = 0  # the number of the latest world in which it has made a step
     reused: int | None = None  # micro-batches of that step that it had computed before; None: it was not there
     recomputed: int | None = None  # ... and that others had held
@@ -158,6 +160,7 @@ class JobState:
     observed: Incident | None = None  # of a finding, of which nothing was done
     node: str = "here"  # what this node is called in the worlds of this generation
     world: World | None = None  # of those who can go on without one another; None: nobody asked for one
+    unbroken_since: int = 0  # the number of the world since which others have joined, and nothing else has happened
     came_late: bool = False  # to that world: no worker of this generation has a state of its own to begin with
     is_left_out: bool = False  # the others go on without this node: its workers are being ended, and it joins again
     gone: frozenset[str] = frozenset()  # nodes of this round that were lost or have left

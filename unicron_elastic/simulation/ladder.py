@@ -222,7 +222,14 @@ class Ladder(Crew):
         if world is None or self.state.phase is not Phase.RUNNING:
             return
         for command in asked:
-            world = world.after(store="simulated:1", reason="", lost=command.lost, joined=command.joined)
+            world = world.after(
+                store="simulated:1",
+                reason="",
+                lost=command.lost,
+                joined=command.joined,
+                anew=command.of is not None,
+                over=command.over,
+            )
         self.feed(WorldChanged(at=self.now, world=world, generation=self.state.generation))
         number, is_lost = world.number, any(command.lost for command in asked)
         broken = [s for s in self._strikes if shows(s.status) is Shows.BROKEN_WORLD and s.cure < Severity.SEV3]

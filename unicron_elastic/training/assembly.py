@@ -22,16 +22,20 @@ from unicron_elastic.training.meeting import Meeting, Superseded
 from unicron_elastic.training.membership import Membership
 from unicron_elastic.training.shares import from_ranges, to_ranges
 from unicron_elastic.worker.phases import phase
-from unicron_elastic.worker.pulse import MEET
+from unicron_elastic.worker.pulse import MEET, SPARE
 from unicron_elastic.world import World
 
-__all__ = ["BROKEN", "Assembly", "MismatchError"]
+__all__ = ["BROKEN", "Assembly", "MismatchError", "OverError"]
 
 BROKEN = (RuntimeError, ValueError)  # as which torch raises what befalls a collective; DistError is a RuntimeError
 
 
 class MismatchError(RuntimeError):
     """The members do not run the same training."""
+
+
+class OverError(RuntimeError):
+    """Others have made their last steps and begun to end: there is nobody to meet."""
 
 
 class Assembly:
@@ -49,7 +53,7 @@ class Assembly:
         self._former: list[Any] = []
         self._retired: list[Any] = []
         self._is_broken = False  # this world's group
-        self._waiter = Waiter(lambda: self._is_broken or membership.is_newer(), looks_up="gloo" in backend)
+        self._waiter = Waiter(lambda: self._is_broken or membership.is_left(), looks_up="gloo" in backend)
         gradients.wait = self._waiter.wait
         self.world: World | None = None
         self.rank = 0
@@ -64,18 +68,21 @@ class Assembly:
         return 1 if self.world is None else self.world.size
 
     def needs_meeting(self) -> bool:
-        """Whether there is a world that has not met, or has not connected."""
-        return not self.is_connected or self._membership.is_newer()
+        """Whether this world is left for another one, or has not connected."""
+        return not self.is_connected or self._is_broken or self._membership.is_left()
 
-    def meet(self, say: Callable[[], Said]) -> Agreement:
+    def meet(self, say: Callable[[], Said], *, is_new: bool = False) -> Agreement:
         """Meets the members of the newest world; ``say`` tells where this one is.
 
-        Afterwards the group is connected, and buckets that some had and others need are filled. Raises NoStateLeft,
-        MismatchError, or what broke a world after which none came.
+        ``is_new``: it was in no world before. Afterwards the group is connected, and buckets that some had and others
+        need are filled. Raises NoStateLeft, MismatchError, OverError, MissingError, or what broke a world after which
+        none came.
         """
         while True:
+            if self._membership.is_over():
+                raise OverError("others have made their last steps and begun to end: all ranks are to make as many")
             try:
-                return self._meet(say())
+                return self._meet(say(), is_new)
             except Superseded:
                 continue
             except MismatchError:
@@ -83,14 +90,18 @@ class Assembly:
             except BROKEN as error:
                 self._broke(error)
 
-    def _meet(self, said: Said) -> Agreement:
+    def _meet(self, said: Said, is_new: bool) -> Agreement:
         if self._meeting is None or self._membership.is_newer():
             self._leave_group()
             self.world, self.rank, store = self._membership.adopt()
-            self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer)
+            self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer, self._membership.is_left)
         assert self.world is not None
+        self._meeting.say(_written(said, self.terms), is_new=is_new)
+        if is_new:
+            with phase(SPARE):
+                self._meeting.wait_for_others(self._timeout_s)
         with phase(MEET):
-            heard = self._meeting.exchange(_written(said, self.terms))
+            heard = self._meeting.hear(self._timeout_s)
         micro_batches = self._gradients.micro_batches
         everybody = [_read(text, self.terms, micro_batches, rank) for rank, text in enumerate(heard)]
         for rank, each in enumerate(everybody):
@@ -124,14 +135,14 @@ class Assembly:
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
-    def reduce(self, *, is_held: bool) -> bool:
+    def reduce(self, *, is_awaited: bool) -> bool:
         """Reduces all buckets that are not done; false if the world broke on the way, and a newer one has come."""
         gradients = self._gradients
         works: dict[int, Work | None] = {}
         try:
             for number in range(len(gradients.buckets)):
                 if number not in gradients.done:
-                    works[number] = gradients.reduce(number, self.holdings, is_held=is_held)
+                    works[number] = gradients.reduce(number, self.holdings, is_awaited=is_awaited)
             for number, work in works.items():
                 if work is not None:
                     self._waiter.wait(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unicron_elastic.training.agreement import Agreement, Said
-from unicron_elastic.training.assembly import Assembly
+from unicron_elastic.training.assembly import Assembly, OverError
 from unicron_elastic.training.collective import wait_let_go
 from unicron_elastic.training.gradients import Gradients
 from unicron_elastic.training.guard import Guard
@@ -81,6 +82,7 @@ class Engine:
         self._has_state = False  # whether others may rely on this rank's parameters
         self._is_newcomer = False  # to others, whose state it is to have
         self._must_meet = True
+        self._is_late = False  # the others are one step ahead, and wait
         self._has_parted = False
         self._held: set[int] = set()  # micro-batches of this step that this rank has computed or will
         self._computed: set[int] = set()
@@ -156,16 +158,17 @@ class Engine:
                 f"what this rank has computed is not what it was dealt: they differ in micro-batch {wrong}"
             )
         while True:
-            if self._must_meet and gradients.is_complete:
+            if self._is_late:
                 self._rest.end(self._join_patience_s, lambda: True)
-                return None  # the others are one step ahead, and wait
+                return None
             if self._must_meet or assembly.needs_meeting():
                 self._meet()
                 if to_do := sorted(self._held - self._computed):
                     return to_do
             elif not gradients.is_complete:
-                assembly.reduce(is_held=self._rest.is_held)
-            elif self._may_leave():
+                is_copied = self._rest.close()
+                assembly.reduce(is_awaited=is_copied or self._membership.is_newer())
+            elif self._may_leave(gradients.any_awaited()):
                 return None
 
     def end_step(self) -> Tensor:
@@ -185,12 +188,15 @@ class Engine:
             self._news = None
             self._again.clear()
 
-    def _may_leave(self) -> bool:
-        """Waits for newcomers that copy a state which is about to change; false if a new world came meanwhile."""
-        gradients, _ = self._parts()
-        if gradients.any_held() and self._membership.wait_for_newer(self._join_patience_s):
-            return False
-        return self._rest.end(self._join_patience_s, lambda: not self._membership.is_newer())
+    def _may_leave(self, is_anyone_awaited: bool) -> bool:
+        """Waits for newcomers, if any rank has told all others of one; false if all are to meet now."""
+        patience_s = self._join_patience_s
+        if is_anyone_awaited:
+            patience_s = 0.0
+            if self._membership.wait_for_newer(self._join_patience_s):
+                self._must_meet = True
+                return False
+        return self._rest.end(patience_s, lambda: not self._membership.is_left())
 
     def _lay_out(self) -> None:
         """For the parameters that are trained now, unless it is so already."""
@@ -204,6 +210,7 @@ class Engine:
         """Nothing of the step that begins is done."""
         gradients, _ = self._parts()
         gradients.begin(self._trainable.stamp(self.state))
+        self._is_late = False
         self._held.clear()
         self._computed.clear()
         if self._statistics is not None:
@@ -281,18 +288,22 @@ class Engine:
         """Stays until nobody needs this rank any more: another may have missed the end of the last reduction."""
         _, assembly = self._parts()
         self._clear()
-        nothing = torch.zeros(1, device=self._device)
-        references = sys.getrefcount(nothing)
-        while True:
+        awaited = torch.zeros(1, device=self._device)
+        references = sys.getrefcount(awaited)
+        while not self._membership.is_over():  # else all have come here, and some have missed the end
             if self._must_meet or assembly.needs_meeting():
-                self._meet()
-            elif assembly.together(partial(assembly.all_reduce, nothing)):
+                with contextlib.suppress(OverError):
+                    self._meet()
+                continue
+            awaited.fill_(self._rest.close() or self._membership.is_newer())
+            if assembly.together(partial(assembly.all_reduce, awaited)) and self._may_leave(bool(awaited > 0)):
                 break
-        wait_let_go(nothing, references)
+        wait_let_go(awaited, references)
         if self._statistics is not None:
             self._statistics.end()
         self._has_parted = True
-        self._membership.tell({"parted": True})
+        assert assembly.world is not None
+        self._membership.tell({"parted": {"world": assembly.world.number}})
 
     def _meet(self) -> None:
         """Agrees with the members of the newest world on where they are, until all are even or this rank is late.
@@ -302,15 +313,16 @@ class Engine:
         """
         gradients, assembly = self._parts()
         self._must_meet = True
-        agreement = assembly.meet(self._said)
-        gradients.forget_held()
+        agreement = assembly.meet(self._said, is_new=self._is_newcomer)
+        gradients.forget_awaited()
         while not agreement.is_even:
             if assembly.rank in agreement.advance:
+                self._is_late = True
                 return
             if agreement.pull:
                 self._give_or_take(agreement)
             agreement = assembly.meet(self._said)
-        self._must_meet = False
+        self._must_meet = self._is_newcomer = False
         dealt = agreement.dealt[assembly.rank]
         self._held.update(dealt)
         assembly.holdings = [

@@ -154,17 +154,17 @@ class Gradients:
         """Whether all buckets are reduced."""
         return len(self.done) == len(self.buckets)
 
-    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_held: bool) -> Work | None:  # noqa: ARG002
+    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_awaited: bool) -> Work | None:  # noqa: ARG002
         """Begins to sum a bucket over all ranks; ``holdings`` are the micro-batches that each has computed.
 
         Raises what a collective raises.
         """
-        return dist.all_reduce(self.stage(bucket, is_held=is_held), async_op=True)
+        return dist.all_reduce(self.stage(bucket, is_awaited=is_awaited), async_op=True)
 
-    def stage(self, bucket: int, part: slice = slice(None), *, is_held: bool) -> Tensor:
+    def stage(self, bucket: int, part: slice = slice(None), *, is_awaited: bool) -> Tensor:
         """What is to be reduced in place: a copy of this rank's sum, or a part of it that has the notes, if there are.
 
-        ``is_held``: a newcomer copies this rank's state.
+        ``is_awaited``: a newcomer is on its way, as this rank knows.
         """
         self.has_last = False
         each = self.buckets[bucket]
@@ -174,7 +174,7 @@ class Gradients:
         staged.copy_(each.local[part])
         if each.notes:
             touched = [parameter in self._touched for parameter in self._trained]
-            self._notes.write(staged[-each.notes :], [*touched, *(True for _ in self._others)], is_held=is_held)
+            self._notes.write(staged[-each.notes :], [*touched, *(True for _ in self._others)], is_awaited=is_awaited)
         return staged
 
     def renew(self) -> None:
@@ -201,12 +201,12 @@ class Gradients:
         """The loss of each micro-batch, (micro_batches,), once settled."""
         return self._notes.losses.clone()
 
-    def any_held(self) -> bool:
-        """Whether a newcomer copies the state of some rank, once complete."""
+    def any_awaited(self) -> bool:
+        """Whether some rank knows of a newcomer on its way, once complete."""
         return bool(self.buckets[-1].reduced[-1] > 0)
 
-    def forget_held(self) -> None:
-        """What was held when the sum was made is over: newcomers have come, or have not."""
+    def forget_awaited(self) -> None:
+        """Newcomers that were on their way when the sum was made have come, or have not."""
         self.buckets[-1].reduced[-1] = 0
 
     # -- layout -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ would be in vain.
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import sys
 import time
@@ -20,11 +21,13 @@ from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 from unicron_elastic.training.connecting import Superseded, given_up_when
 from unicron_elastic.world import World
 
-__all__ = ["Meeting", "Superseded", "connect_store"]
+__all__ = ["Meeting", "MissingError", "Superseded", "connect_store"]
 
 LOOK_MIN_S, LOOK_MAX_S = 0.0005, 0.05  # between two looks, a tenth of the time that has passed
 STORE_TIMEOUT_S = 30.0
 PROBE_S = 1.0  # so long a host has to answer a connection
+
+_ALL, _LEFT = "all", "left"  # how a round has ended
 
 _hooks: dict[Any, Any] = {}  # torch's hook for exceptions, of the last group, and the one that it calls
 
@@ -58,30 +61,85 @@ def _wait_for_server(host: str, port: int, is_superseded: Callable[[], bool]) ->
         time.sleep(LOOK_MAX_S)
 
 
-class Meeting:
-    """The members of one world, as ``rank`` of it. ``is_superseded`` tells that a newer one has come."""
+class MissingError(Exception):
+    """A member has not come to meet the others, although nobody says that it is gone."""
 
-    def __init__(self, store: Store, world: World, rank: int, is_superseded: Callable[[], bool]) -> None:
+
+class Meeting:
+    """The members of one world, as ``rank`` of it. ``is_superseded`` tells that a newer one has come.
+
+    ``is_left`` tells that it ends what members do who have met: they do not connect any more. None: any newer one does.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        world: World,
+        rank: int,
+        is_superseded: Callable[[], bool],
+        is_left: Callable[[], bool] | None = None,
+    ) -> None:
         self._all_worlds = PrefixStore("unicron/worlds", store)
         self._store = PrefixStore(f"unicron/world/{world.number}", store)
         self._world = world
         self._rank = rank
         self.is_superseded = is_superseded
+        self._is_left = is_left or is_superseded
         self._round = 0
         self._group_store: Store | None = None
 
-    def exchange(self, said: str) -> list[str]:
-        """What each member says, by rank, once all have spoken. Raises Superseded, or DistError if the store is gone.
+    def exchange(self, said: str, limit_s: float = math.inf) -> list[str]:
+        """Speaks in the next round, and hears what each member says in it. Raises what ``hear`` raises."""
+        self.say(said)
+        return self.hear(limit_s)
 
-        Each call is another round, for all members alike.
-        """
+    def say(self, said: str, *, is_new: bool = False) -> None:
+        """Speaks in the next round, as all members do. ``is_new``: it was in no world before. Raises DistError."""
         self._round += 1
-        store = PrefixStore(str(self._round), self._store)
+        store = self._of_round()
         store.set(str(self._rank), said)
+        if not is_new:
+            store.set("begun", "")
         if store.add("count", 1) == self._world.size:
-            store.set("all", "")
-        _wait(store, ["all"], self.is_superseded)
+            store.compare_set("end", "", _ALL)
+
+    def wait_for_others(self, patience_s: float) -> None:
+        """Waits until a member comes that is not new: until then they train. Raises Superseded, or DistError.
+
+        That may take as long as their evaluation: each ``patience_s`` seconds it says for whom it waits. When they have
+        ended, the agent ends this process.
+        """
+        store = self._of_round()
+        while not _wait(lambda: store.check(["begun"]) or store.check(["end"]), self.is_superseded, patience_s):
+            sys.stderr.write(f"unicron: this rank waits to train with the others: {self._missing()}.\n")
+
+    def hear(self, limit_s: float = math.inf) -> list[str]:
+        """What each member says in this round, by rank, once all have spoken; Superseded for all or for nobody.
+
+        Raises MissingError if that takes longer than ``limit_s``, and DistError if the store is gone.
+        """
+        store = self._of_round()
+        try:
+            if not _wait(lambda: store.check(["end"]), self.is_superseded, limit_s):
+                raise MissingError(f"the members of world {self._world.number} wait in vain: {self._missing()}")
+        except Superseded:
+            store.compare_set("end", "", _LEFT)
+        if bytes(store.get("end")).decode() == _LEFT:
+            raise Superseded
         return [bytes(text).decode() for text in store.multi_get([str(rank) for rank in range(self._world.size)])]
+
+    def _missing(self) -> str:
+        """Who has not spoken in this round."""
+        store = self._of_round()
+        absent = [
+            f"rank {rank} ({member.node.partition('#')[0]})"
+            for rank, member in enumerate(self._world.members)
+            if not store.check([str(rank)])
+        ]
+        return f"{', '.join(absent)} {'has' if len(absent) == 1 else 'have'} not come"
+
+    def _of_round(self) -> Store:
+        return PrefixStore(str(self._round), self._store)
 
     def announce(self, word: str) -> None:
         """Says something to all who look for it, also in a later world. Raises DistError if the store is gone."""
@@ -102,9 +160,9 @@ class Meeting:
         store: Store = PrefixStore("group", self._store)
         if "nccl" not in backend:  # which reads its store in ways of its own
             # Kept here: torch keeps what it has of it in C++ only, and groups that are made later would find it empty.
-            store = self._group_store = _Interruptible(store, self.is_superseded)
+            store = self._group_store = _Interruptible(store, self._is_left)
         options = {"device_id": device} if device is not None and device.type == "cuda" else {}
-        with given_up_when(self.is_superseded), _one_hook():
+        with given_up_when(self._is_left), _one_hook():
             dist.init_process_group(
                 backend,
                 store=store,
@@ -137,12 +195,13 @@ class _Interruptible(Store):  # type: ignore[misc]
         self._store.set(key, value)
 
     def get(self, key: str) -> bytes:
-        _wait(self._store, [key], self._is_superseded)
+        _wait(lambda: self._store.check([key]), self._is_superseded)
         return bytes(self._store.get(key))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         limit_s = STORE_TIMEOUT_S if timeout is None else timeout.total_seconds()
-        _wait(self._store, list(keys), self._is_superseded, limit_s)
+        if not _wait(lambda: self._store.check(list(keys)), self._is_superseded, limit_s):
+            raise DistStoreError(f"{', '.join(keys)} did not come within {limit_s:g} s")
 
     def check(self, keys: Sequence[str]) -> bool:
         return bool(self._store.check(list(keys)))
@@ -151,13 +210,17 @@ class _Interruptible(Store):  # type: ignore[misc]
         return int(self._store.add(key, amount))
 
 
-def _wait(store: Store, keys: list[str], is_superseded: Callable[[], bool], limit_s: float | None = None) -> None:
-    """Looks again and again: a TCPStore's own waiting cannot be broken off, and complains when its time is over."""
+def _wait(has_come: Callable[[], bool], is_superseded: Callable[[], bool], limit_s: float = math.inf) -> bool:
+    """Looks again and again; false if the time is over. Raises Superseded.
+
+    A TCPStore's own waiting cannot be broken off, and complains when its time is over.
+    """
     begin = time.monotonic()
-    while not store.check(keys):
+    while not has_come():
         if is_superseded():
             raise Superseded
         waited_s = time.monotonic() - begin
-        if limit_s is not None and waited_s > limit_s:
-            raise DistStoreError(f"{', '.join(keys)} did not come within {limit_s:g} s")
+        if waited_s > limit_s:
+            return False
         time.sleep(min(max(waited_s / 10, LOOK_MIN_S), LOOK_MAX_S))
+    return True

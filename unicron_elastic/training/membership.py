@@ -40,6 +40,15 @@ class Membership(Protocol):
     def is_newer(self) -> bool:
         """Whether a world has come after the one that was adopted."""
 
+    def is_left(self) -> bool:
+        """Whether what goes on in the adopted world has ended: a member is gone, or all are to connect anew.
+
+        A newer world in which others have joined ends nothing: members go on to it together.
+        """
+
+    def is_over(self) -> bool:
+        """Whether others, who had made their last steps with this process, have begun to end."""
+
     def adopt(self) -> tuple[World, int, Store]:
         """The newest world, this process's rank in it, and the store where its members meet."""
 
@@ -69,6 +78,14 @@ class FixedMembership:
 
     def is_newer(self) -> bool:
         """Never."""
+        return False
+
+    def is_left(self) -> bool:
+        """Never."""
+        return False
+
+    def is_over(self) -> bool:
+        """Not known."""
         return False
 
     def adopt(self) -> tuple[World, int, Store]:
@@ -122,6 +139,14 @@ class AgentMembership:
         """Whether the agent told of one."""
         return self._link.is_newer(self._world.number if self._world is not None else 0)
 
+    def is_left(self) -> bool:
+        """As the agent's newest world has it."""
+        return self._link.is_left()
+
+    def is_over(self) -> bool:
+        """As the agent's newest world has it."""
+        return self._link.is_over()
+
     def adopt(self) -> tuple[World, int, Store]:
         """Raises RuntimeError if this process is not in it, Superseded, and DistError if the store is not there."""
         if self._fixed is not None:
@@ -147,7 +172,7 @@ class AgentMembership:
         if self._fixed is not None or is_of_script(error):
             raise error
         assert self._world is not None
-        if not self.is_newer():
+        if not self._link.is_left():
             break_collectives(str(error), is_quiet=True)
             self.tell({"broke": {"world": self._world.number, "error": f"{type(error).__name__}: {error}"[:4000]}})
         if not self.wait_for_newer(NEXT_WORLD_TIMEOUT_S):

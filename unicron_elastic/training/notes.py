@@ -1,7 +1,7 @@
 """What travels behind the gradients, and is summed up with them: it says what is in the sum.
 
 One after the other: the loss of each micro-batch; how often each was added, which must be once; how many ranks have a
-gradient of each parameter; the stamps, and how many ranks there are; how many have a newcomer that copies their state.
+gradient of each parameter; the stamps, and how many ranks there are; how many know of a newcomer on its way.
 Whole numbers below 2**24 are exact in fp32.
 """
 
@@ -42,9 +42,9 @@ class Notes:
         self.losses[index].copy_(loss)
         self._counts[index] += 1
 
-    def write(self, staged: Tensor, touched: Sequence[bool], *, is_held: bool) -> None:
+    def write(self, staged: Tensor, touched: Sequence[bool], *, is_awaited: bool) -> None:
         """Completes a copy of them. ``touched``: whether this rank has a gradient of each parameter."""
-        rest = [*map(float, touched), *map(float, self._stamp), 1.0, float(is_held)]
+        rest = [*map(float, touched), *map(float, self._stamp), 1.0, float(is_awaited)]
         staged[2 * self._micro_batches :].copy_(torch.tensor(rest, dtype=NOTES_DTYPE))
 
     def read(self) -> list[bool]:

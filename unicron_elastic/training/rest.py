@@ -1,6 +1,7 @@
 """When the training state is at rest, and may be copied: from the beginning of a step to its optimizer step.
 
-The training loop says so; whoever copies, in other threads, holds it. Meanwhile the loop does not leave the step.
+The training loop says so; whoever copies, in other threads, holds it. Meanwhile the loop does not leave the step. Who
+begins to copy does so before the reduction, in which the other ranks hear of it.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ class Rest:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._state: int | None = None
+        self._is_closed = False
         self._holds = 0
         self.on_expire: Callable[[], None] = lambda: None  # called when the state changes although it is held
-
-    @property
-    def is_held(self) -> bool:
-        """Whether somebody copies."""
-        return self._holds > 0
 
     def begin(self, state: int) -> None:
         """The state after ``state`` optimizer steps is at rest from now on."""
         with self._changed:
-            self._state = state
+            self._state, self._is_closed = state, False
             self._changed.notify_all()
+
+    def close(self) -> bool:
+        """Nobody may begin to copy any more until the next ``begin``; returns whether somebody copies."""
+        with self._changed:
+            self._is_closed = True
+            return self._holds > 0
 
     def end(self, limit_s: float, may_go_on: Callable[[], bool]) -> bool:
         """It is about to change; waits until nobody holds it.
@@ -57,7 +60,7 @@ class Rest:
         Raises TimeoutError.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._state is not None, timeout_s):
+            if not self._changed.wait_for(lambda: self._state is not None and not self._is_closed, timeout_s):
                 raise TimeoutError(f"the training state was not at rest within {timeout_s:g} s")
             assert self._state is not None
             self._holds += 1

@@ -65,11 +65,11 @@ class TreeGradients(Gradients):
         super().settle()
         self._sum.drop()
 
-    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_held: bool) -> Work | None:
+    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_awaited: bool) -> Work | None:
         """Done when it returns: each rank adds one segment in the tree's order, and the sums are gathered."""
         each = self.buckets[bucket]
         elements = each.reduced.numel() - each.notes
-        notes = self.stage(bucket, slice(elements, None), is_held=is_held)
+        notes = self.stage(bucket, slice(elements, None), is_awaited=is_awaited)
         if elements:
             of = [self.parameters[position] for position in each.parameters]
             held = self._nodes_of(holdings)

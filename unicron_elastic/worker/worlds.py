@@ -1,7 +1,8 @@
 """The worker's part in the worlds of its job: what the agent says of them reaches the training loop.
 
-The thread that answers the agent's questions also hears of new worlds. It breaks the collectives of the world before at
-once, so that whoever waits in one goes on to the new world; the training loop looks here whenever it may change.
+The thread that answers the agent's questions also hears of new worlds. Where one ends what goes on in the world
+before, it breaks the collectives of that at once, so that whoever waits in one goes on to the new world; the training
+loop looks here whenever it may change.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ class Link:
         self._listen = listen
         self._changed = threading.Condition()
         self._world: World | None = None
-        self._adopted = 0
+        self._adopted: World | None = None
         self._words: dict[str, Message] = {}
         self.on_serve: Callable[[str], Message] | None = None  # begins to serve this replica's state; returns where
-        self.must_break: Callable[[World], bool] = lambda _world: True  # a newer world, what goes on in the one before
+        self.joins_end = False  # whether a world in which others have joined ends what goes on in the one before
+        self.must_break: Callable[[World], bool] = self._ends_adopted  # a newer world, what goes on in the one before
         self.name = ""  # of this member
 
     # -- from the training loop ---------------------------------------------------------------------------------------
@@ -63,6 +65,15 @@ class Link:
         world = self._world
         return world is not None and world.number > number
 
+    def is_left(self) -> bool:
+        """Whether what went on in the adopted world has ended with a newer one: a member is gone, say."""
+        world = self._world
+        return world is not None and self._ends_adopted(world)
+
+    def is_over(self) -> bool:
+        """Whether others have made their last steps and begun to end."""
+        return self._world is not None and self._world.over > 0
+
     def wait_for_newer(self, number: int, timeout_s: float) -> bool:
         """Waits for a world after this one; false if none came in time."""
         with self._changed:
@@ -72,7 +83,7 @@ class Link:
         """The newest world; its connections are not broken for having come. There must be one."""
         with self._changed:  # the hearing thread may be breaking those of the world before
             assert self._world is not None
-            self._adopted = self._world.number
+            self._adopted = self._world
             return self._world
 
     # -- from the thread that hears the agent -------------------------------------------------------------------------
@@ -95,11 +106,19 @@ class Link:
         with self._changed:
             if not self.is_newer(world.number - 1):  # else it is told once more
                 self._world, self.name = world, name
-                if self._adopted and self.must_break(world):
+                if self._adopted is not None and self.must_break(world):
                     break_collectives(world.reason, is_quiet=True)
-                    end_if_stuck(lambda: self._adopted >= world.number, world.reason)
+                    end_if_stuck(lambda: self._has_adopted(world), world.reason)
             self._words["world"] = {}
             self._changed.notify_all()
+
+    def _ends_adopted(self, world: World) -> bool:
+        if self._adopted is None:
+            return False
+        return world.breaks(self._adopted) or (self.joins_end and world.number > self._adopted.number)
+
+    def _has_adopted(self, world: World) -> bool:
+        return self._adopted is not None and self._adopted.number >= world.number
 
     def _keep(self, key: str, message: Message) -> None:
         with self._changed:

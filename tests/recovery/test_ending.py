@@ -1,0 +1,135 @@
+"""What becomes of newcomers when the others have made their last step, which may be that of one epoch."""
+
+from __future__ import annotations
+
+from scenario import CRASHED, KILLED, none, only
+from test_in_place import InPlace, LateNode
+
+from unicron_elastic.recovery.commands import (
+    ChangeWorld,
+    Command,
+    FinishJob,
+    KillWorkers,
+    ReplaceWorker,
+    StartWorkers,
+    StopWorkers,
+    TellWorld,
+)
+from unicron_elastic.recovery.events import WorldChanged
+from unicron_elastic.recovery.losses import BREAK_GRACE_S, REPLACE_AFTER_S
+from unicron_elastic.recovery.state import Part
+from unicron_elastic.world import Member
+
+
+def with_newcomer(workers: int = 3, *, is_ready: bool = True) -> InPlace:
+    """A job whose worker 1 takes the place of another."""
+    job = InPlace(workers)
+    job.exited(1, KILLED)
+    job.later(REPLACE_AFTER_S)
+    job.entered(1)
+    if is_ready:
+        job.fetched(1)
+    return job
+
+
+def number(job: InPlace) -> int:
+    assert job.state.world is not None
+    return job.state.world.number
+
+
+def test_a_newcomer_waits_for_those_who_may_train_once_more() -> None:
+    job = with_newcomer(is_ready=False)
+    for local_rank in (0, 2):
+        assert none(job.parted(local_rank, number(job)), KillWorkers)
+    assert only(job.fetched(1), ChangeWorld).joined[0].local_rank == 1
+    assert none(job.log, KillWorkers)
+    assert job.names() == ["4.0", "5.1", "6.0"]  # none of them leaves for it
+    job.entered(0)
+    job.entered(2)
+    assert [worker.part for worker in job.state.workers] == [Part.MEMBER] * 3
+
+
+def test_newcomers_end_when_the_first_that_has_made_its_last_step_ends() -> None:
+    for is_ready in (False, True):  # in the latter case it is in a world in which the others have not met it
+        job = with_newcomer(is_ready=is_ready)
+        parted_in = number(job) - is_ready
+        for local_rank in (0, 2):
+            job.parted(local_rank, parted_in)
+        commands = job.exited(0)
+        assert only(commands, KillWorkers).local_ranks == (1,)
+        assert only(commands, ChangeWorld).over == parted_in
+        assert none(job.exited(1, KILLED), ReplaceWorker)
+        assert only(job.exited(2), FinishJob)
+
+
+def test_who_came_in_time_for_the_last_step_ends_by_itself() -> None:
+    job = with_newcomer()
+    for local_rank in (0, 2):
+        job.parted(local_rank, number(job))
+    job.exited(0)
+    job.exited(2)
+    assert none(job.log, KillWorkers)
+    job.parted(1, number(job))
+    assert only(job.exited(1), FinishJob)
+
+
+def test_on_another_node_newcomers_end_when_it_hears_of_the_end() -> None:
+    for has_asked in (False, True):
+        job = LateNode()
+        if has_asked:
+            wish = only(job.entered(0), ChangeWorld)
+            job.world(1, *job.there)
+            job.world(2, *job.there, *wish.joined)
+        ended = over(job, *job.there)
+        assert only(ended, KillWorkers).local_ranks == (0, 1)
+        assert none(ended, TellWorld, StopWorkers)
+        last = [*job.exited(0, KILLED), *job.exited(1, KILLED)]
+        assert only(last, FinishJob)
+        assert none(job.log, StartWorkers, ReplaceWorker)
+
+
+def over(job: LateNode, *members: Member) -> list[Command]:
+    """Those elsewhere have made their last step in the first world, and begin to end."""
+    before = job.state.world
+    if before is None:
+        job.world(1, *members)
+        before = job.state.world
+    assert before is not None
+    world = before.after(store="h:1", reason="", over=1)
+    return job.feed(WorldChanged(at=job._at(None), world=world, generation=job.state.generation))
+
+
+def test_a_newcomer_that_nobody_waits_for_may_fail() -> None:
+    job = with_newcomer(is_ready=False)
+    used = job.state.restarts_used
+    for local_rank in (0, 2):
+        job.parted(local_rank, number(job))
+    assert none(job.exited(1, CRASHED), StopWorkers, ReplaceWorker)
+    assert none(job.later(REPLACE_AFTER_S), ReplaceWorker)
+    assert job.state.restarts_used == used
+    job.entered(0)
+    assert only(job.entered(2), ReplaceWorker).local_rank == 1  # those who train once more want it again
+
+
+def test_those_who_have_not_made_their_last_step_are_left_to_do_so_where_connections_broke() -> None:
+    job = InPlace(3)
+    job.parted(2, number(job))
+    job.broke(0)
+    job.later(BREAK_GRACE_S)
+    assert job.names() == ["4.0", "5.0"]
+    job.entered(2)  # it comes back, with the state that it has
+    assert only(job.fetched(2), ChangeWorld).joined[0].local_rank == 2
+
+
+def test_connections_that_broke_before_others_joined_are_made_anew() -> None:
+    job = InPlace(2)
+    job.exited(1, KILLED)
+    job.later(REPLACE_AFTER_S)
+    job.entered(1)
+    broken = number(job)
+    job.broke(0)
+    assert none(job.fetched(1), TellWorld) or number(job) == broken + 1
+    again = only(job.later(BREAK_GRACE_S), ChangeWorld)
+    assert (again.lost, again.joined, again.of) == ((), (), broken + 1)
+    assert job.state.world is not None
+    assert job.state.world.anew == number(job)
