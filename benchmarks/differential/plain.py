@@ -2,7 +2,8 @@
 
 The gradients of all micro-batches are accumulated by autograd itself. Buffers have the semantics that the documentation
 promises: each micro-batch begins with those that the step began with; running statistics end moved by the mean of what
-the micro-batches would have moved them, and other buffers as micro-batch 0 left them.
+the micro-batches would have moved them (cumulative ones, and the number of batches, as if these had come one after the
+other), and other buffers as micro-batch 0 left them.
 """
 
 from __future__ import annotations
@@ -120,9 +121,19 @@ class Buffers:
                 if not isinstance(module, _NormBase):
                     thing.copy_(made[0])
                 elif name == "num_batches_tracked":
-                    thing.fill_(int(before) + (len(made) if module.training else 0))
+                    thing.fill_(int(before) + sum(int(each - before) for each in made))
                 else:
-                    thing.copy_(before + torch.stack([(each - before) / len(made) for each in made]).sum(0))
+                    moved = torch.stack([(each - before) / len(made) for each in made]).sum(0)
+                    thing.copy_(before + moved * self.share(module, len(made)))
+
+    def share(self, module: nn.Module, count: int) -> float:
+        """Cumulative averages: each micro-batch counted as the next one after the step before."""
+        numbers = [number for number, place in enumerate(self.places) if place == (module, "num_batches_tracked")]
+        if module.momentum is not None or not numbers:
+            return 1.0
+        before = int(self.before[numbers[0]])
+        used = sum(int(each[numbers[0]]) - before for each in self.after)
+        return count * (before + 1) / max(1, before + used)
 
 
 def _names(module: nn.Module) -> list[str]:

@@ -53,8 +53,8 @@ def case(name: str, **values: Any) -> Any:
         case("overflow", blocks=["sometimes", "unused", "dropout"], optimizer="adamw", scaler="overflow"),
         case("freeze", hows=["freeze"]),
         case("unfreeze", hows=["unfreeze"]),
-        not_yet("buffers", "they depend on who computed", blocks=["counter", "moving", "spectral"]),
-        not_yet("cumulative", "its count is not put back", blocks=["batchnorm-cumulative"]),
+        case("buffers", blocks=["counter", "moving", "spectral"]),
+        case("cumulative", blocks=["batchnorm-cumulative", "sometimes"]),
     ],
 )
 @pytest.mark.parametrize("reproducible", [False, True])
@@ -90,12 +90,7 @@ def test_what_is_saved_is_what_is_there(tmp_path: Path) -> None:
     [
         case("unfreeze", hows=["unfreeze"]),
         case("newcomer", blocks=["bf16", "constant-hidden"], optimizer="master", faults=[killed("a1", 3)]),
-        not_yet(
-            "buffers",
-            "they depend on who computed",
-            blocks=["counter", "spectral-old", "moving-hidden"],
-            faults=[killed("a1", 3)],
-        ),
+        case("buffers", blocks=["counter", "spectral-old", "moving-hidden"], faults=[killed("a0", 3)]),
         not_yet("mean", "partial without a word", loop="evaluation", faults=[killed("a1", 4, "evaluation")]),
         case(
             "three-losses",

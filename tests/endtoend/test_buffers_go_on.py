@@ -30,33 +30,42 @@ def _final(folder: Path, rank: int) -> dict[str, Any]:
     return found
 
 
-def _train(launcher: Any, *flags: str) -> Any:
-    """Two ranks, of which one is killed in the third step."""
-    run = launcher.start(
-        "--standalone",
-        "--nproc-per-node=2",
-        "--max-restarts=5",
-        SCRIPT,
-        "--strike=1:2:accumulate:kill",
-        "--wait-for-worlds=3",
-        *flags,
-        fast=False,
-    )
+def _train(launcher: Any, *flags: str, ranks: int = 2) -> Any:
+    run = launcher.start("--standalone", f"--nproc-per-node={ranks}", "--max-restarts=5", SCRIPT, *flags, fast=False)
     assert run.wait(END_S) == 0, run.err
     return run
 
 
-@pytest.mark.parametrize("way", [(), ("--in-group",)])
+KILL = ("--strike=1:2:accumulate:kill", "--wait-for-worlds=3")
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_buffers_do_not_depend_on_who_computes(launcher: Any, undisturbed: Any, ranks: int) -> None:
+    _train(launcher, ranks=ranks)
+    for rank in range(ranks):
+        assert _final(launcher.folder, rank) == undisturbed, f"rank {rank}"
+
+
+@pytest.mark.parametrize("way", [(), pytest.param(("--in-group",), marks=pytest.mark.slow)])
 def test_the_replacement_has_the_bits_of_the_others(launcher: Any, undisturbed: Any, way: tuple[str, ...]) -> None:
-    _train(launcher, *way)
+    _train(launcher, *KILL, *way)
     for rank in (0, 1):
+        assert _final(launcher.folder, rank) == undisturbed, f"rank {rank}"
+
+
+@pytest.mark.parametrize("strike", ["0:2:share:kill", pytest.param("0:2:shared:kill", marks=pytest.mark.slow)])
+def test_who_has_made_the_buffers_may_be_lost_before_it_gives_them(
+    launcher: Any, undisturbed: Any, strike: str
+) -> None:
+    _train(launcher, f"--strike={strike}", "--wait-for-worlds=3", ranks=3)
+    for rank in range(3):
         assert _final(launcher.folder, rank) == undisturbed, f"rank {rank}"
 
 
 def test_a_replacement_that_cannot_take_the_state_as_it_is_says_so_and_does_not_train(
     launcher: Any, undisturbed: Any
 ) -> None:
-    run = _train(launcher, "--in-group", "--rounds")
+    run = _train(launcher, *KILL, "--in-group", "--rounds")
     assert "optimizer.state[0].master was received with other values than it has after load_state_dict" in run.err
     assert _final(launcher.folder, 0) == undisturbed
     assert not (launcher.folder / "final-1.json").exists()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from train_in_place import Strikes, arm, batch, wait_for_world
+from train_in_place import Strikes, arm, batch, wait_for_world, wrapped
 
 import unicron_elastic
 from unicron_elastic.state.exact import bits, tensors_of
@@ -55,6 +55,30 @@ class Rounds(MasterWeights):
             state["master"] = state["master"].float()
 
 
+class Book(nn.Module):
+    """A codebook that follows its inputs, through ``.data`` as is the custom, and other buffers that it changes."""
+
+    moving: torch.Tensor
+    codes: torch.Tensor
+    uses: torch.Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.randn(5, width))
+        self.register_buffer("uses", torch.zeros(5, dtype=torch.int64))
+        self.register_buffer("moving", torch.zeros(width, dtype=torch.bfloat16), persistent=False)
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        nearest = torch.cdist(x.detach(), self.codes).argmin(1)
+        quantized = self.codes[nearest] + self.moving
+        self.codes.data.index_add_(0, nearest, 0.1 * (x.detach() - self.codes[nearest]))
+        self.uses += nearest.bincount(minlength=5)
+        self.moving = 0.9 * self.moving + 0.1 * x.detach().mean(0).bfloat16()
+        self.cache = torch.zeros(len(self.cache) + RANK + 1)
+        return x + 0.1 * quantized
+
+
 class Net(nn.Module):
     """Its output is scaled and masked by buffers that ``state_dict`` does not have and the script changes."""
 
@@ -65,12 +89,16 @@ class Net(nn.Module):
         super().__init__()
         self.first = nn.Linear(8, width).bfloat16()
         self.norm = nn.BatchNorm1d(width)
+        self.cumulative = nn.BatchNorm1d(width, momentum=None)
+        self.book = Book(width)
+        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(width, width))
         self.last = nn.Linear(width, 1).bfloat16()
         self.register_buffer("scale", torch.ones(()), persistent=False)
         self.register_buffer("mask", torch.ones(1), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.norm(torch.tanh(self.first(x.bfloat16())).float())
+        x = self.spectral(self.book(self.cumulative(x)))
         x = x * self.scale * nn.functional.pad(self.mask, (0, x.shape[1] - len(self.mask)))
         result: torch.Tensor = self.last(x.bfloat16())
         return result.float()
@@ -92,6 +120,7 @@ def main() -> None:
     asked = options()
     strikes = Strikes(asked.strike)
     arm(strikes)
+    wrapped(gradients.Gradients, "_share_made", lambda *_: strikes.at("share"), lambda *_: strikes.at("shared"))
     if asked.in_group:
         engine.fetch_state = lambda *_: None
     for owner in (gradients.Gradients, tree_gradients.TreeGradients):
@@ -114,7 +143,12 @@ def main() -> None:
         model.scale.mul_(0.9)
         model.mask = torch.ones(len(model.mask) + 1)
         strikes.at("between")
-    state = {"model": model.state_dict(), "buffers": dict(model.named_buffers()), "optimizer": optimizer.state_dict()}
+    state: dict[str, Any] = {
+        "model": model.state_dict(),
+        "buffers": dict(model.named_buffers()),
+        "optimizer": optimizer.state_dict(),
+    }
+    state["buffers"].pop("book.cache")  # each process's own
     found = {
         f"{place} {tensor.dtype} {list(tensor.shape)}": hashlib.sha256(bits(tensor).numpy().tobytes()).hexdigest()[:8]
         for place, tensor in tensors_of(state, "")

@@ -24,7 +24,7 @@ def _ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         gradients.Gradients,
         "__init__",
-        lambda self, parameters, count, **_: make(self, parameters, count, bucket_bytes=40),
+        lambda self, parameters, count, **others: make(self, parameters, count, **{**others, "bucket_bytes": 40}),
     )
 
 

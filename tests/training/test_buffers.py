@@ -30,13 +30,13 @@ def batch(step: int, index: int) -> torch.Tensor:
 
 
 class Training:
-    """A small model with batch norm that a run trains."""
+    """A small model, with batch norm if nothing else is said, that a run trains."""
 
-    def __init__(self) -> None:
+    def __init__(self, *layers: nn.Module, reproducible: bool = False) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+        self.model = nn.Sequential(nn.Linear(3, 3), *(layers or [nn.BatchNorm1d(3)]), nn.Linear(3, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.run = Run(model=self.model, optimizer=self.optimizer)
+        self.run = Run(model=self.model, optimizer=self.optimizer, reproducible=reproducible)
 
     def train(self, total: int, folder: Path | None = None) -> None:
         """Saves after each step."""
@@ -80,3 +80,222 @@ def test_what_the_script_does_after_the_last_step_counts() -> None:
     training.train(1)
     training.model[1].running_mean.fill_(7.0)
     assert training.run.state_dict()["state"]["model"]["1.running_mean"].tolist() == [7.0] * 3
+
+
+class Book(nn.Module):
+    """Buffers as models change them: through ``.data``, in place, replaced, of any type, tied, in a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("through_data", torch.zeros(3))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("is_ready", torch.tensor(False))
+        self.register_buffer("narrow", torch.zeros(3, dtype=torch.bfloat16), persistent=False)
+        self.register_buffer("replaced", torch.zeros(3))
+        self.register_buffer("tied", self.through_data)
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+        self.register_buffer("constant", torch.tensor([float("nan")] * 3))
+        self.register_buffer("nothing", None)
+        with torch.inference_mode():
+            made = torch.zeros(3)
+        self.register_buffer("inference", made, persistent=False)
+        self.began: list[list[float]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.detach().mean(0)
+        self.began.append([*self.replaced.tolist(), float(self.count)])
+        self.through_data.data.mul_(0.5).add_(mean)
+        self.count += 1
+        self.is_ready.fill_(True)
+        self.narrow.lerp_(mean.bfloat16(), 0.5)
+        self.replaced = self.replaced + mean
+        self.inference.data.copy_(mean)
+        self.cache = torch.zeros(len(self.cache) + 1)
+        return x * 1.0
+
+
+def test_every_other_buffer_is_what_micro_batch_0_has_made_of_it() -> None:
+    ours = Training(Book(), reproducible=True)
+    plain, book = Training(Book()), ours.model[1]
+    for step in ours.run.steps(3, MICRO_BATCHES):
+        plain.model.load_state_dict(ours.model.state_dict())
+        plain.model[1].narrow.copy_(book.narrow)
+        for index in step:
+            step.backward(ours.model(batch(step.number, index)).square().mean())
+        plain.model(batch(step.number, 0))
+        for name, value in plain.model[1].named_buffers(remove_duplicate=False):
+            if name != "cache":
+                assert torch.equal(getattr(book, name).isnan(), value.isnan()), name
+                assert torch.equal(getattr(book, name).nan_to_num(), value.nan_to_num()), name
+        assert book.tied is book.through_data
+        ours.optimizer.step()
+    assert book.began[0::2] == book.began[1::2]  # each micro-batch begins with the same
+    assert len(book.cache) == 1 + 3 * MICRO_BATCHES  # it is left alone
+    assert int(book.count) == 3
+
+
+def test_a_tied_buffer_that_is_replaced_is_tied_no_longer() -> None:
+    class Replaces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("one", torch.zeros(2))
+            self.register_buffer("other", self.one)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.one = self.one + 1
+            return x
+
+    training = Training(Replaces())
+    training.train(1)
+    assert [each.tolist() for each in training.model[1].buffers()] == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_a_model_whose_buffers_stay_sends_none() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.tensor([float("nan"), -0.0, 1.0]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.table.nan_to_num()
+
+    training = Training(nn.BatchNorm1d(3), Table())
+    training.train(2)
+    assert training.run._engine._gradients is not None
+    assert training.run._engine._gradients.shared() is None
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.InstanceNorm1d])
+def test_statistics_are_those_of_the_global_batch(kind: type[nn.Module], momentum: float | None) -> None:
+    """A cumulative average is that of plain accumulation; with a momentum, of which there is one update a step."""
+
+    def make() -> nn.Module:
+        layer: nn.Module = kind(3, momentum=momentum, track_running_stats=True)
+        return layer
+
+    class Rows(nn.Module):
+        """InstanceNorm1d takes (samples, channels, length)."""
+
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x.t()[None])[0].t() if kind is nn.InstanceNorm1d else self.layer(x)
+
+    ours, plain = Training(Rows(make())), Training(Rows(make()))
+    ours.train(3)
+    mean = plain.model[1].layer.running_mean.clone()
+    for step in range(3):
+        plain.optimizer.zero_grad()
+        for index in range(MICRO_BATCHES):
+            if momentum is not None:
+                plain.model[1].layer.running_mean.copy_(mean)
+            (plain.model(batch(step, index)).square().mean() / MICRO_BATCHES).backward()
+            if momentum is not None and index == 0:
+                made = [plain.model[1].layer.running_mean.clone()]
+            elif momentum is not None:
+                made.append(plain.model[1].layer.running_mean.clone())
+        if momentum is not None:
+            mean = torch.stack(made).mean(0)
+        plain.optimizer.step()
+    expected = plain.model[1].layer.running_mean if momentum is None else mean
+    torch.testing.assert_close(ours.model[1].layer.running_mean, expected)
+    mine, theirs = ours.model[1].layer.num_batches_tracked, plain.model[1].layer.num_batches_tracked
+    assert int(mine) == int(theirs)
+
+
+def test_a_layer_that_some_micro_batches_use_counts_those() -> None:
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3, momentum=None)
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            result: torch.Tensor = self.norm(x) if self.calls % 2 else x
+            return result
+
+    ours, plain = Training(Sometimes()), Training(Sometimes())
+    ours.train(1)
+    plain.model(batch(0, 0))
+    plain.model(batch(0, 1))
+    assert int(ours.model[1].norm.num_batches_tracked) == 1
+    torch.testing.assert_close(ours.model[1].norm.running_mean, plain.model[1].norm.running_mean)
+
+
+def test_a_frozen_layer_counts_nothing() -> None:
+    training = Training()
+    training.model[1].eval()
+    training.train(1)
+    assert int(training.model[1].num_batches_tracked) == 0
+    assert training.model[1].running_mean.tolist() == [0.0] * 3
+
+
+class Grows(nn.Module):
+    """Makes a buffer, or changes its shape, in its forward pass."""
+
+    def __init__(self, *, persistent: bool, is_there: bool) -> None:
+        super().__init__()
+        self.persistent = persistent
+        if is_there:
+            self.register_buffer("grown", torch.zeros(1), persistent=persistent)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if hasattr(self, "grown"):
+            self.grown = torch.full((len(self.grown) + 1,), float(x.detach().mean()))
+        else:
+            self.register_buffer("grown", x.detach().mean(0), persistent=self.persistent)
+        return x
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_buffer_that_gets_another_shape_is_refused_by_name_where_bits_are_promised(is_there: bool) -> None:
+    with pytest.raises(RuntimeError, match=r"reproducible=True cannot hold.*the buffer grown of 1, a Grows"):
+        Training(Grows(persistent=True, is_there=is_there), reproducible=True).train(1)
+    Training(Grows(persistent=True, is_there=is_there)).train(2)
+    Training(Grows(persistent=False, is_there=is_there), reproducible=True).train(2)
+
+
+@pytest.mark.parametrize(
+    ("layer", "complaint"),
+    [
+        (nn.SyncBatchNorm(3), "1 is a SyncBatchNorm, whose forward pass is a collective"),
+        (nn.Embedding(3, 3, max_norm=1.0), "1 is an Embedding with max_norm, whose forward pass changes its weights"),
+    ],
+)
+def test_layers_that_cannot_be_the_same_on_all_ranks_are_refused_by_name(layer: nn.Module, complaint: str) -> None:
+    with pytest.raises(TypeError, match=complaint):
+        Training(layer).train(1)
+
+
+def test_a_state_dict_within_a_step_keeps_its_versions_and_names() -> None:
+    training = Training(nn.BatchNorm1d(3), Grows(persistent=True, is_there=False))
+    wanted = training.model.state_dict()
+    step = next(training.run.steps(1, MICRO_BATCHES))
+    next(iter(step))
+    step.backward(training.model(batch(0, 0)).square().mean())
+    given = training.run.state_dict()
+    assert "2.grown" in training.model.state_dict()
+    assert list(given["state"]["model"]) == list(wanted)
+    assert given["state"]["model"]._metadata.keys() == wanted._metadata.keys()
+    assert "2.grown" not in given["buffers"]
+
+
+def test_buffers_reach_another_model_with_their_shapes_and_ties() -> None:
+    one, other = Training(Book()), Training(Book())
+    book = one.model[1]
+    book.cache = torch.ones(5)
+    book.through_data.fill_(3.0)
+    book.narrow.fill_(2.0)
+    book.nothing = torch.ones(2)
+    other.model[1].through_data.resize_(7)
+    other.model[1].register_buffer("more", torch.ones(1), persistent=False)
+    other.run.load_state_dict(one.run.state_dict())
+    for name, value in book.named_buffers(remove_duplicate=False):
+        assert torch.equal(getattr(other.model[1], name).nan_to_num(), value.nan_to_num()), name
+    assert other.model[1].tied is other.model[1].through_data
+    assert other.model[1].tied is not book.tied
+    assert other.model[1].more is None

@@ -167,6 +167,12 @@ class Rank:
         self.point()
         return result
 
+    def get_rank(self) -> int:
+        assert self.group is not None
+        rank = self.group.world.rank_of(self.name)
+        assert rank is not None
+        return rank
+
     def all_reduce(self, tensor: Tensor, *, async_op: bool) -> Work:
         assert async_op
         return self._begin(tensor, "all", lambda given: torch.stack(list(given.values())).sum(0))
@@ -398,6 +404,46 @@ def coefficients(step: int, index: int) -> Tensor:
     return torch.randint(-50, 50, (2, FEATURES), generator=generator).double()
 
 
+class Moves(nn.BatchNorm1d):
+    """Running statistics that move by whole numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.running_mean is not None
+        assert self.num_batches_tracked is not None
+        self.running_mean += x
+        self.num_batches_tracked += 1
+        return x
+
+
+class Buffered(nn.Module):
+    """Buffers that each forward pass changes; one of them is replaced, and ``state_dict`` leaves it out."""
+
+    book: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = Moves(1, dtype=torch.float64)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("book", torch.zeros(3), persistent=False)
+
+    def change(self, step: int, index: int) -> None:
+        """Of one micro-batch, in step ``step``."""
+        self.check(step)
+        self.norm(torch.tensor(float(8 * index)))
+        self.count.data.mul_(3).add_(index + step)
+        self.book = self.book + index + 1
+
+    def check(self, steps: int) -> None:
+        """Raises AssertionError if they are not what they must be after ``steps`` steps of 8 micro-batches."""
+        count = 0
+        for step in range(steps):
+            count = 3 * count + step
+        found = [self.norm.running_mean, self.norm.num_batches_tracked, self.count, self.book]
+        expected = [[28.0 * steps], 8 * steps, count, [1.0 * steps] * 3]
+        assert [each.tolist() for each in found if each is not None] == expected, f"buffers after {steps} steps"
+
+
 class Model(nn.Module):
     """Two parameters whose gradients are the data."""
 
@@ -405,6 +451,7 @@ class Model(nn.Module):
         super().__init__()
         self.first = nn.Parameter(torch.zeros(FEATURES, dtype=torch.float64))
         self.second = nn.Parameter(torch.zeros(FEATURES, dtype=torch.float64))
+        self.buffered = Buffered().requires_grad_(False)
 
     def loss(self, step: int, index: int) -> Tensor:
         """Of one micro-batch."""
@@ -413,7 +460,7 @@ class Model(nn.Module):
 
     def gradients(self) -> list[list[float] | None]:
         """What autograd has left."""
-        return [None if each.grad is None else each.grad.tolist() for each in self.parameters()]
+        return [None if each.grad is None else each.grad.tolist() for each in (self.first, self.second)]
 
     def change(self, changes: dict[str, bool]) -> None:
         """Freezes and unfreezes."""
@@ -465,9 +512,11 @@ def _train(rank: Rank) -> None:
         model.change(job.changes.get(step.number, {}))
         for index in step:
             rank.point()
+            model.buffered.change(step.number, index)
             step.backward(model.loss(step.number, index))
             rank.point()
         assert step.number == run.step, f"step {step.number} is step {run.step}"
+        model.buffered.check(step.number + 1)
         assert model.gradients() == job.plain.gradients[step.number], f"gradients of step {step.number}"
         optimizer.step()
         rank.point()

@@ -21,7 +21,8 @@ def add_each(tensors: Sequence[Tensor], what: Sequence[Tensor] | float) -> None:
 
 def copy_each(tensors: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy each of ``sources`` to the tensor at its place."""
-    torch._foreach_copy_(tensors, sources)
+    if tensors:
+        torch._foreach_copy_(tensors, sources)
 
 
 def zero_each(tensors: Sequence[Tensor]) -> None:

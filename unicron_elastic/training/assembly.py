@@ -140,13 +140,14 @@ class Assembly:
         gradients = self._gradients
         works: dict[int, Work | None] = {}
         try:
-            for number in range(len(gradients.buckets)):
-                if number not in gradients.done:
+            for numbers in gradients.rounds:
+                left = [number for number in numbers if number not in gradients.done]
+                for number in left:
                     works[number] = gradients.reduce(number, self.holdings, is_awaited=is_awaited)
-            for number, work in works.items():
-                if work is not None:
-                    self._waiter.wait(work)
-                gradients.done.add(number)
+                for number in left:
+                    if (work := works[number]) is not None:
+                        self._waiter.wait(work)
+                    gradients.done.add(number)
         except BROKEN as error:
             self._broke(error, *works.values())
             return False
@@ -156,11 +157,11 @@ class Assembly:
     def _give_gradients(self, agreement: Agreement) -> None:
         """Those who are late get the reduced gradients of the step that others have made already."""
         for source, destination in agreement.gradients:
-            for number, bucket in enumerate(self._gradients.buckets):
+            for number in range(len(self._gradients.buckets)):
                 if self.rank == source:
-                    self.send(bucket.reduced, destination)
+                    self.send(self._gradients.room(number), destination)
                 elif self.rank == destination:
-                    self.receive(bucket.reduced, source)
+                    self.receive(self._gradients.room(number), source)
                     self._gradients.done.add(number)
 
     def _fill(self, agreement: Agreement) -> None:
@@ -169,7 +170,7 @@ class Assembly:
         for number, source in agreement.fill:
             if self.rank != source:  # whoever had it, too: what breaks on the way leaves anything
                 self._gradients.done.discard(number)
-            self.broadcast(self._gradients.buckets[number].reduced, source)
+            self.broadcast(self._gradients.room(number), source)
             self._gradients.done.add(number)
 
     def all_reduce(self, tensor: Tensor) -> None:
@@ -178,15 +179,18 @@ class Assembly:
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Gives all members what ``source`` has. Raises what a collective raises."""
-        self._waiter.wait(dist.broadcast(_bytes(tensor), source, async_op=True))
+        if tensor.numel():
+            self._waiter.wait(dist.broadcast(_bytes(tensor), source, async_op=True))
 
     def send(self, tensor: Tensor, destination: int) -> None:
         """To one member. Raises what a collective raises."""
-        self._waiter.wait_one_to_one(dist.isend(_bytes(tensor), destination))
+        if tensor.numel():
+            self._waiter.wait_one_to_one(dist.isend(_bytes(tensor), destination))
 
     def receive(self, tensor: Tensor, source: int) -> None:
         """From one member. Raises what a collective raises."""
-        self._waiter.wait_one_to_one(dist.irecv(_bytes(tensor), source))
+        if tensor.numel():
+            self._waiter.wait_one_to_one(dist.irecv(_bytes(tensor), source))
 
     def together(self, collective: Callable[[], None]) -> bool:
         """Does what all members do; false if the world broke on the way, and a newer one has come."""
@@ -213,7 +217,7 @@ class Assembly:
 
 def _bytes(tensor: Tensor) -> Tensor:
     """The memory of a contiguous tensor as bytes: back ends do not take all types."""
-    return tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor
+    return tensor.view(-1).view(torch.uint8)
 
 
 def _written(said: Said, terms: str) -> str:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from unicron_elastic.training.agreement import Agreement, Said
 from unicron_elastic.training.assembly import Assembly, OverError
+from unicron_elastic.training.buffers import Buffers, device_of, named_buffers
 from unicron_elastic.training.collective import wait_let_go
 from unicron_elastic.training.gradients import Gradients
 from unicron_elastic.training.guard import Guard
@@ -32,7 +33,6 @@ from unicron_elastic.training.joining import (
 from unicron_elastic.training.membership import membership
 from unicron_elastic.training.randomness import Randomness
 from unicron_elastic.training.rest import Rest
-from unicron_elastic.training.statistics import Statistics
 from unicron_elastic.training.trainable import Trainable
 from unicron_elastic.training.tree import shares
 from unicron_elastic.training.tree_gradients import TreeGradients
@@ -91,7 +91,7 @@ class Engine:
         self._names: frozenset[str] = frozenset()  # of the members of the world in which it met last
         self._is_anyone_gone = False  # who was in the world before that
         self.guard = Guard()
-        self._statistics: Statistics | None = None
+        self._buffers: Buffers | None = None
         self._gradients: Gradients | None = None
         self._assembly: Assembly | None = None
 
@@ -133,8 +133,8 @@ class Engine:
     def begin_micro_batch(self, index: int) -> None:
         """Right before the script computes it."""
         self._randomness.seed(self.state, index)
-        if self._statistics is not None:
-            self._statistics.begin_micro_batch()
+        if self._buffers is not None:
+            self._buffers.begin_micro_batch()
 
     def backward(self, index: int, loss: Tensor) -> None:
         """Adds the gradients of a micro-batch."""
@@ -142,10 +142,17 @@ class Engine:
         gradients.check()
         mean = loss / gradients.micro_batches
         (mean if self._scaler is None else self._scaler.scale(mean)).backward()
-        if self._statistics is not None:
-            self._statistics.end_micro_batch()
+        self._take_buffers(index)
         gradients.add(index, loss.detach())
         self._computed.add(index)
+
+    def _take_buffers(self, index: int) -> None:
+        """What a micro-batch has made of them."""
+        gradients, _ = self._parts()
+        if self._buffers is not None:
+            self._buffers.end_micro_batch()
+            if index == 0:
+                gradients.made = self._buffers.made(self._device)
 
     def reduce(self) -> list[int] | None:
         """Reduces the gradients. None when that is complete, else more micro-batches that this rank is to compute."""
@@ -175,8 +182,8 @@ class Engine:
         """Puts the reduced gradients in place; returns the losses of all micro-batches, (micro_batches,)."""
         gradients, _ = self._parts()
         gradients.settle()
-        if self._statistics is not None:
-            self._statistics.settle()
+        if self._buffers is not None:
+            self._buffers.settle(gradients.shared())
         self._randomness.give_back()
         return gradients.losses()
 
@@ -213,8 +220,8 @@ class Engine:
         self._is_late = False
         self._held.clear()
         self._computed.clear()
-        if self._statistics is not None:
-            self._statistics.begin()
+        if self._buffers is not None:
+            self._buffers.begin()
         self._rest.begin(self.state)
 
     def mean(self, value: Tensor) -> Tensor:
@@ -229,7 +236,11 @@ class Engine:
 
     def at_rest(self, state: dict[str, Any]) -> dict[str, Any]:
         """The model's state_dict as it was when the present step began, or as it is between steps."""
-        return state if self._statistics is None else self._statistics.at_rest(state)
+        return state if self._buffers is None else self._buffers.at_rest(state)
+
+    def named_buffers(self) -> dict[str, Tensor]:
+        """All buffers of the model, at rest as well."""
+        return named_buffers(self._model) if self._buffers is None else self._buffers.named()
 
     # -- the world ----------------------------------------------------------------------------------------------------
 
@@ -246,8 +257,8 @@ class Engine:
                 )
             return
         kind = TreeGradients if self._is_reproducible else Gradients
-        self._statistics = Statistics(self._model, micro_batches)
-        self._gradients = kind((), micro_batches, others=self._statistics.changes)
+        self._buffers = Buffers(self._model, micro_batches, is_reproducible=self._is_reproducible)
+        self._gradients = kind((), micro_batches, others=self._buffers.changes)
         self._gradients.name = self._trainable.name
         self._assembly = Assembly(self._membership, self._gradients, self._backend, self._timeout_s)
         self._assembly.on_connect = self._on_regroup
@@ -299,8 +310,8 @@ class Engine:
             if assembly.together(partial(assembly.all_reduce, awaited)) and self._may_leave(bool(awaited > 0)):
                 break
         wait_let_go(awaited, references)
-        if self._statistics is not None:
-            self._statistics.end()
+        if self._buffers is not None:
+            self._buffers.end()
         self._has_parted = True
         assert assembly.world is not None
         self._membership.tell({"parted": {"world": assembly.world.number}})
@@ -400,8 +411,7 @@ class Engine:
 
     @property
     def _device(self) -> torch.device:
-        parameters = self._trainable.parameters
-        return parameters[0].device if parameters else torch.device("cpu")
+        return device_of(self._model)
 
     def _parts(self) -> tuple[Gradients, Assembly]:
         assert self._gradients is not None

@@ -4,7 +4,9 @@ Reduction is out of place. What a rank has summed up stays as it is until the re
 loss of a rank it still counts; and the reduced sum stays until the next reduction begins, for whoever missed its end.
 ``p.grad`` is a view of the first, into which the second is copied in the end: one copy in and one out, as in DDP.
 
-Behind the gradients, in the last bucket, travel notes (``notes.py``), which say what is in the sum.
+Behind the gradients, in the last bucket of them, travel notes (``notes.py``), which say what is in the sum. One more
+bucket is for the model's buffers that micro-batch 0 has made, as bytes: whoever has computed it gives them to all. The
+notes say how many there are; mostly there are none, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from torch.distributed import Work
 
 from unicron_elastic.compat.tensors import changes_of, copy_each, zero_each
 from unicron_elastic.state.nested import shaped_like
-from unicron_elastic.training.notes import NOTES_DTYPE, Notes
+from unicron_elastic.training.notes import NOTES_DTYPE, Notes, made_bytes
 
 __all__ = ["BUCKET_BYTES", "Bucket", "Gradients"]
 
@@ -57,6 +59,7 @@ class Gradients:
         self.micro_batches = micro_batches
         self.done: set[int] = set()  # buckets whose reduced sum is complete
         self.has_last = False  # whether ``reduced`` still is that of the step before
+        self.made: Tensor | None = None  # the buffers, if this rank has computed micro-batch 0 and it has changed any
         self.wait: Callable[[Work], None] = _wait  # for a collective
         self.name: Callable[[Tensor], str] = _shape  # of a parameter, for people
         self._others = tuple(others)
@@ -104,6 +107,7 @@ class Gradients:
             parameter.grad = None
         self._notes.begin(stamp)
         self._touched.clear()
+        self.made = None
         self.has_last = self.is_complete
         self.done.clear()
         self._remember()
@@ -154,11 +158,19 @@ class Gradients:
         """Whether all buckets are reduced."""
         return len(self.done) == len(self.buckets)
 
-    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_awaited: bool) -> Work | None:  # noqa: ARG002
+    @property
+    def rounds(self) -> tuple[range, range]:
+        """The buckets that can be reduced at once, and those whose reduction begins when the former is complete."""
+        last = len(self.buckets) - 1
+        return range(last), range(last, last + 1)
+
+    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_awaited: bool) -> Work | None:
         """Begins to sum a bucket over all ranks; ``holdings`` are the micro-batches that each has computed.
 
-        Raises what a collective raises.
+        None if nothing is to be waited for. Raises what a collective raises.
         """
+        if bucket in self.rounds[1]:
+            return self._share_made(holdings)
         return dist.all_reduce(self.stage(bucket, is_awaited=is_awaited), async_op=True)
 
     def stage(self, bucket: int, part: slice = slice(None), *, is_awaited: bool) -> Tensor:
@@ -174,8 +186,30 @@ class Gradients:
         staged.copy_(each.local[part])
         if each.notes:
             touched = [parameter in self._touched for parameter in self._trained]
-            self._notes.write(staged[-each.notes :], [*touched, *(True for _ in self._others)], is_awaited=is_awaited)
+            made = 0 if self.made is None else self.made.numel()
+            touched += [True for _ in self._others]
+            self._notes.write(staged[-each.notes :], touched, made_bytes=made, is_awaited=is_awaited)
         return staged
+
+    def _share_made(self, holdings: Sequence[frozenset[int]]) -> Work | None:
+        room = self.room(len(self.buckets) - 1)
+        if not room.numel():
+            return None
+        source = next(rank for rank, held in enumerate(holdings) if 0 in held)
+        if source == dist.get_rank():
+            # Of another size if micro-batch 0 was computed again, and made others: then all stay as they were.
+            is_same = self.made is not None and self.made.numel() == room.numel()
+            room.copy_(self.made) if self.made is not None and is_same else room.zero_()
+        return dist.broadcast(room, source, async_op=True)
+
+    def room(self, bucket: int) -> Tensor:
+        """Where the reduced bucket is, or is to be received, when those before it are there."""
+        each = self.buckets[bucket]
+        if bucket in self.rounds[1]:
+            count = made_bytes(self._noted.reduced)
+            if each.reduced.numel() != count:
+                each = self.buckets[bucket] = replace(each, reduced=each.local.new_empty(count))
+        return each.reduced
 
     def renew(self) -> None:
         """Takes other memory for what is not reduced: an abandoned collective may still write to where it was to be.
@@ -192,10 +226,15 @@ class Gradients:
 
         Raises RuntimeError if they are not those of all micro-batches of this step, each once.
         """
-        copy_each([b.local for b in self.buckets], [b.reduced for b in self.buckets])
+        copy_each([b.local for b in self.buckets[:-1]], [b.reduced for b in self.buckets[:-1]])
         touched = self._notes.read()
         for parameter, view, is_touched in zip(self.parameters, self.views, touched, strict=True):
             parameter.grad = view if is_touched else None
+
+    def shared(self) -> Tensor | None:
+        """The buffers that micro-batch 0 has made, once complete; None if it has changed none."""
+        made = self.buckets[-1].reduced
+        return made if made.numel() and bool(made.any()) else None
 
     def losses(self) -> Tensor:
         """The loss of each micro-batch, (micro_batches,), once settled."""
@@ -203,11 +242,16 @@ class Gradients:
 
     def any_awaited(self) -> bool:
         """Whether some rank knows of a newcomer on its way, once complete."""
-        return bool(self.buckets[-1].reduced[-1] > 0)
+        return bool(self._noted.reduced[-1] > 0)
 
     def forget_awaited(self) -> None:
         """Newcomers that were on their way when the sum was made have come, or have not."""
-        self.buckets[-1].reduced[-1] = 0
+        self._noted.reduced[-1] = 0
+
+    @property
+    def _noted(self) -> Bucket:
+        """The bucket with the notes."""
+        return self.buckets[-2]
 
     # -- layout -------------------------------------------------------------------------------------------------------
 
@@ -236,7 +280,8 @@ class Gradients:
             buckets += _cut(local, reduced, positions, sizes, most=max(1, self._bucket_bytes // local.element_size()))
         self.views = [views[position] for position in range(len(self.parameters))]
         self._notes = Notes(self._flats[-1][-notes:], self.micro_batches)
-        return [*buckets[:-1], replace(buckets[-1], notes=notes)]
+        nothing = torch.empty(0, dtype=torch.uint8, device=self._flats[-1].device)
+        return [*buckets[:-1], replace(buckets[-1], notes=notes), Bucket(local=nothing, reduced=nothing, parameters=())]
 
 
 def _wait(work: Work) -> None:

@@ -1,7 +1,8 @@
 """What travels behind the gradients, and is summed up with them: it says what is in the sum.
 
 One after the other: the loss of each micro-batch; how often each was added, which must be once; how many ranks have a
-gradient of each parameter; the stamps, and how many ranks there are; how many know of a newcomer on its way.
+gradient of each parameter; the stamps, and how many ranks there are; how many bytes of buffers micro-batch 0 has made;
+how many know of a newcomer on its way.
 Whole numbers below 2**24 are exact in fp32.
 """
 
@@ -12,10 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["NOTES_DTYPE", "Notes"]
+__all__ = ["NOTES_DTYPE", "Notes", "made_bytes"]
 
 NOTES_DTYPE = torch.float32
 _STAMP = 4  # bytes
+_DIGITS, _BASE = 2, 2**20  # in which a number of bytes is written
 
 
 class Notes:
@@ -31,7 +33,7 @@ class Notes:
     @staticmethod
     def size(micro_batches: int, parameters: int) -> int:
         """How many numbers they are."""
-        return 2 * micro_batches + parameters + _STAMP + 2
+        return 2 * micro_batches + parameters + _STAMP + 1 + _DIGITS + 1
 
     def begin(self, stamp: bytes) -> None:
         """Begins a step, with zeros; ``stamp``: four bytes that tell it, and what is trained in it, from others."""
@@ -42,9 +44,10 @@ class Notes:
         self.losses[index].copy_(loss)
         self._counts[index] += 1
 
-    def write(self, staged: Tensor, touched: Sequence[bool], *, is_awaited: bool) -> None:
+    def write(self, staged: Tensor, touched: Sequence[bool], *, made_bytes: int, is_awaited: bool) -> None:
         """Completes a copy of them. ``touched``: whether this rank has a gradient of each parameter."""
-        rest = [*map(float, touched), *map(float, self._stamp), 1.0, float(is_awaited)]
+        made = divmod(made_bytes, _BASE)
+        rest = [*map(float, touched), *map(float, self._stamp), 1.0, *map(float, made), float(is_awaited)]
         staged[2 * self._micro_batches :].copy_(torch.tensor(rest, dtype=NOTES_DTYPE))
 
     def read(self) -> list[bool]:
@@ -54,7 +57,8 @@ class Notes:
         """
         counts = self._memory[self._micro_batches :].tolist()
         counts, rest = counts[: self._micro_batches], counts[self._micro_batches :]
-        touched, stamp, ranks = rest[: -_STAMP - 2], rest[-_STAMP - 2 : -2], rest[-2]
+        ends = -_DIGITS - 2
+        touched, stamp, ranks = rest[: ends - _STAMP], rest[ends - _STAMP : ends], rest[ends]
         if stamp != [ranks * byte for byte in self._stamp]:
             raise RuntimeError(
                 "the ranks have summed up gradients of different steps, or of different parameters: all must make the "
@@ -64,3 +68,9 @@ class Notes:
         if wrong:
             raise RuntimeError(f"the reduced gradients must have each micro-batch once, and have {', '.join(wrong)}")
         return [count > 0 for count in touched]
+
+
+def made_bytes(notes: Tensor) -> int:
+    """How many bytes of buffers micro-batch 0 has made, from the sum."""
+    upper, lower = notes[-_DIGITS - 1 : -1].tolist()
+    return int(upper) * _BASE + int(lower)

@@ -200,7 +200,7 @@ class Run:
         state["model"] = self._engine.at_rest(state["model"])
         return {
             "state": state,
-            "buffers": buffers.given(self._model, state["model"]),
+            "buffers": buffers.given(self._engine.named_buffers(), state["model"]),
             "steps": self._engine.state,
             "random": self._randomness.state_dict(),
             "lineage": self._keeper.lineage,

@@ -2,13 +2,13 @@
 
 Every micro-batch begins with the statistics that the step began with, and the step ends with them moved by the mean of
 what its micro-batches would have moved them: one update a step, with the mean statistics of the global batch. Under
-DistributedDataParallel they are those of rank 0's micro-batches alone.
+DistributedDataParallel they are those of rank 0's micro-batches alone. A cumulative average (``momentum=None``) ends as
+if the micro-batches had come one after the other, and the number of batches as with accumulation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from unicron_elastic.compat.tensors import NormBase
 
 __all__ = ["Statistics"]
+
+_AVERAGED = ("running_mean", "running_var")
 
 
 class Statistics:
@@ -25,70 +27,57 @@ class Statistics:
     """
 
     def __init__(self, model: nn.Module, micro_batches: int) -> None:
-        layers = [layer for layer in model.modules() if isinstance(layer, NormBase) and layer.track_running_stats]
-        self._layers = [layer for layer in layers if layer.running_mean is not None]
-        self._buffers = [
-            buffer for layer in self._layers for buffer in (layer.running_mean, layer.running_var) if buffer is not None
-        ]
         self._micro_batches = micro_batches
-        self._before = [buffer.clone() for buffer in self._buffers]
-        self._counts = self._tracked()
-        self._is_in_step = False
-        self.changes = [torch.zeros_like(buffer) for buffer in self._buffers]
+        self._layers: list[tuple[nn.Module, dict[str, Tensor]]] = []  # and the changes of their buffers
+        for layer in model.modules():
+            if isinstance(layer, NormBase) and layer.track_running_stats and layer.running_mean is not None:
+                self._layers.append((layer, _changes(layer)))
+        self.changes = [change for _, changes in self._layers for change in changes.values()]
 
-    def begin(self) -> None:
-        """A step begins with the statistics as they are."""
-        for before, buffer in zip(self._before, self._buffers, strict=True):
-            before.copy_(buffer)
-        self._counts = self._tracked()
-        self._is_in_step = True
+    def looks_after(self, layer: nn.Module, leaf: str) -> bool:
+        """Whether that buffer is one of them."""
+        return any(layer is each and leaf in changes for each, changes in self._layers)
 
-    def begin_micro_batch(self) -> None:
-        """Puts back what another micro-batch has changed."""
-        for before, buffer in zip(self._before, self._buffers, strict=True):
-            buffer.copy_(before)
+    def end_micro_batch(self, before: Mapping[tuple[int, str], Tensor]) -> None:
+        """Adds what a micro-batch has changed to ``changes``.
 
-    def end_micro_batch(self) -> None:
-        """Adds what this micro-batch has changed to ``changes``."""
-        for before, buffer, change in zip(self._before, self._buffers, self.changes, strict=True):
-            moved = (buffer - before).div_(self._micro_batches)
-            if change.grad is None:
-                change.grad = moved
-            else:
-                change.grad.add_(moved)
+        ``before``: what it began with, by the id of the layer and the name of the buffer in it.
+        """
+        for layer, changes in self._layers:
+            for leaf, change in changes.items():
+                moved = (layer._buffers[leaf] - before[id(layer), leaf]).to(change.dtype)
+                moved = moved.div_(self._micro_batches) if leaf in _AVERAGED else moved
+                if change.grad is None:
+                    change.grad = moved
+                else:
+                    change.grad.add_(moved)
 
-    def settle(self) -> None:
-        """The step's statistics, when the changes are reduced."""
-        self.end()
-        for before, buffer, change in zip(self._before, self._buffers, self.changes, strict=True):
-            buffer.copy_(before if change.grad is None else before + change.grad)
-        for layer, count in zip(self._layers, self._counts, strict=True):
-            if layer.num_batches_tracked is not None and layer.training:
-                layer.num_batches_tracked.fill_(count + self._micro_batches)
+    def settle(self, before: Mapping[tuple[int, str], Tensor]) -> None:
+        """The step's statistics, when the changes are reduced; ``before``: what the step began with."""
+        for layer, changes in self._layers:
+            for leaf, change in changes.items():
+                began, moved = before[id(layer), leaf], change.grad
+                if moved is None:
+                    continue
+                if leaf in _AVERAGED and layer.momentum is None and "num_batches_tracked" in changes:
+                    count, used = before[id(layer), "num_batches_tracked"], changes["num_batches_tracked"].grad
+                    moved = moved * _share(count, self._micro_batches if used is None else used, self._micro_batches)
+                layer._buffers[leaf].data.copy_(began + moved.to(began.dtype))
 
-    def end(self) -> None:
-        """Is out of the step: the statistics are what the layers have."""
-        self._is_in_step = False
 
-    def at_rest(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """A model's state_dict with the statistics that the present step began with; as it is between steps."""
-        if not self._is_in_step:
-            return dict(state)
-        known = {buffer.data_ptr(): before for before, buffer in zip(self._before, self._buffers, strict=True)}
-        counts = {
-            layer.num_batches_tracked.data_ptr(): count
-            for layer, count in zip(self._layers, self._counts, strict=True)
-            if layer.num_batches_tracked is not None
-        }
+def _share(count: Tensor, used: Tensor | int, micro_batches: int) -> Tensor:
+    """By what the mean of changes is multiplied to be that of a cumulative average of ``used`` more batches.
 
-        def of(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            if value.data_ptr() in counts:
-                return torch.full_like(value, counts[value.data_ptr()])
-            return known.get(value.data_ptr(), value)
+    Each of ``used`` micro-batches moved it by 1 / (count + 1) of its distance, and the mean counts ``micro_batches``.
+    """
+    return micro_batches * (count + 1).double() / (count + used).clamp(min=1).double()
 
-        return {name: of(value) for name, value in state.items()} if self._layers else dict(state)
 
-    def _tracked(self) -> list[int]:
-        return [0 if layer.num_batches_tracked is None else int(layer.num_batches_tracked) for layer in self._layers]
+def _changes(layer: nn.Module) -> dict[str, Tensor]:
+    """By the names of its buffers; for whole numbers of a type that back ends sum up, exact below 2**24."""
+    buffers = {leaf: layer._buffers.get(leaf) for leaf in (*_AVERAGED, "num_batches_tracked")}
+    return {
+        leaf: torch.zeros_like(buffer, dtype=buffer.dtype if leaf in _AVERAGED else torch.float32)
+        for leaf, buffer in buffers.items()
+        if buffer is not None
+    }

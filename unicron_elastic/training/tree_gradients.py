@@ -67,6 +67,8 @@ class TreeGradients(Gradients):
 
     def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_awaited: bool) -> Work | None:
         """Done when it returns: each rank adds one segment in the tree's order, and the sums are gathered."""
+        if bucket in self.rounds[1]:
+            return super().reduce(bucket, holdings, is_awaited=is_awaited)
         each = self.buckets[bucket]
         elements = each.reduced.numel() - each.notes
         notes = self.stage(bucket, slice(elements, None), is_awaited=is_awaited)
