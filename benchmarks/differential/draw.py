@@ -81,11 +81,12 @@ def _trained(dice: random.Random, loop: str) -> dict[str, object]:
     scaler = dice.choice(["", "", "", "", "", "on", "overflow"])
     if loop == "save":
         blocks = [each for each in blocks if each not in HIDDEN]
-    if "sparse" in blocks and optimizer not in ("sgd-bare", "sparse-adam", "adagrad"):
+    if "sparse" in blocks and optimizer not in (
+        "sgd-bare",
+        "adagrad",
+    ):  # to others a sparse gradient means another step
         blocks.remove("sparse")
-    if optimizer == "sparse-adam" and "sparse" not in blocks:
-        blocks.append("sparse")
-    if "sparse" in blocks and optimizer != "sgd-bare":
+    if "sparse" in blocks:
         scaler = ""
     if optimizer in ONLY_FLOAT64:
         blocks = [each for each in blocks if each not in ("bf16", "fp32", "complex", "odd")]

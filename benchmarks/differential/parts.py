@@ -66,7 +66,6 @@ OPTIMIZERS: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
     "lbfgs": lambda p: optim.LBFGS(p, lr=0.1, max_iter=1, history_size=3),
     "master": Master,
     "muon": lambda p: optim.Muon(p, lr=0.01),
-    "sparse-adam": lambda p: optim.SparseAdam(p, lr=0.01),
     "two": lambda p: optim.Adam(p, lr=0.01, eps=1e-6),
 }
 SCHEDULERS: dict[str, Callable[[Any, int], Any]] = {
@@ -145,9 +144,6 @@ def _optimizers(case: Case, model: nn.Module) -> list[torch.optim.Optimizer]:
     rest: list[nn.Parameter] = []
     if case.optimizer == "muon":
         rest = [each for each in parameters if each.ndim != 2 or not each.numel()]
-    elif case.optimizer == "sparse-adam":
-        tables = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding) and layer.sparse}
-        rest = [each for each in parameters if id(each) not in tables]
     elif case.optimizer == "two":
         rest = parameters[1::2]
     chosen = _without(parameters, rest)

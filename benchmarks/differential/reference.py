@@ -136,7 +136,7 @@ def _child(target: Path, work: Callable[[Came], None]) -> None:
             work(came)
         except BaseException as error:
             traceback.print_exc(file=err)
-            came.error, came.is_ours = f"{type(error).__name__}: {error}", is_ours(error)
+            came.error, came.is_ours = f"{type(error).__name__}: {error}".splitlines()[0][:300], is_ours(error)
         torch.save(came, f"{target}.part")
         os.rename(f"{target}.part", target)
         err.flush()

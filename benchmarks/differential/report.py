@@ -64,7 +64,7 @@ def write_report(path: Path, results: Sequence[Result], asked: argparse.Namespac
         f"python benchmarks/differential.py --minutes {asked.minutes:g} --seed {asked.seed} --report {path}",
         "```",
         "",
-        *_ABOUT,
+        ABOUT.read_text(),
         "## One run",
         "",
         _one_run(results, asked.seed, took_s),
@@ -93,7 +93,7 @@ def _one_run(results: Sequence[Result], seed: int, took_s: float) -> str:
     )
 
 
-_ABOUT: tuple[str, ...] = ()
+ABOUT = Path(__file__).with_name("page.md")
 
 
 def _findings(bad: Iterable[Result]) -> list[str]:

@@ -109,7 +109,8 @@ class Script:
         if parts.scaler is not None:
             for optimizer in parts.optimizers:
                 parts.scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(parts.model.parameters(), 5.0)
+        if "sparse" not in case.blocks:  # which clipping cannot take
+            nn.utils.clip_grad_norm_(parts.model.parameters(), 5.0)
         parts.step(step.loss)
         watcher.log("step", step=number, loss=step.loss, digest=digest(flat(parts)), world=self.run.world_size)
         self._freeze(number + 1)

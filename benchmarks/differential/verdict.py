@@ -17,6 +17,7 @@ __all__ = ["apart", "judge", "may_be_refused"]
 
 HIDDEN = ("counter-hidden", "moving-hidden", "constant-hidden")
 TOLERANCE, NARROW_TOLERANCE = 1e-6, 3e-2  # relative, of float64; where a layer is of a narrower type
+REFUSED_LOOPS = ("zero-grad-inside", "caught-and-left", "caught-backward", "number-early")
 NARROW = {"bf16", "fp32"}
 MORE_PROCESSES = 3  # for each fault, that may have been started beside the first ones
 
@@ -47,12 +48,7 @@ def judge(case: Case, launched: Launched, plain: Came, alone: Came | None, resto
 
 def may_be_refused(case: Case) -> bool:
     """Whether the product may say no, by name, with a sentence."""
-    return (
-        "sparse" in case.blocks
-        or ("complex" in case.blocks and case.reproducible)
-        or case.loop in ("zero-grad-inside", "caught-and-left", "caught-backward", "number-early")
-        or case.optimizer == "sparse-adam"
-    )
+    return case.loop in REFUSED_LOOPS
 
 
 def tolerance(case: Case) -> float:
@@ -96,8 +92,8 @@ def _processes(case: Case, launched: Launched) -> Iterator[str]:
 
 def _came_too_late(case: Case, node: str, launched: Launched) -> bool:
     """Whether a node joined a job that had ended, and says so."""
-    is_late = any(fault.kind == "node-join" and fault.place == node for fault in case.faults)
-    return is_late and not any(log.place[0] == node for log in launched.logs) and "is over: It has" in launched.err
+    is_late = any(fault.kind in ("node-join", "node-return") and fault.place == node for fault in case.faults)
+    return is_late and "is over: It has ended well" in launched.err
 
 
 def is_anyone_to_stay(case: Case) -> bool:
