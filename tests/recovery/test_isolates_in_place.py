@@ -146,7 +146,7 @@ def test_it_does_not_ask_where_that_would_be_no_use(policy: dict[str, Any], why:
 
 def test_a_bug_of_the_script_is_none_of_the_node() -> None:
     job = job_of(is_alone=True, same_failure_limit=0)
-    for _ in range(5):
+    for _ in range(4):
         job.raised(1, "bad input", step=7)
         job.exited(1, 1)
         comes_back(job, 1)

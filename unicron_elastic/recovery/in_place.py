@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from unicron_elastic.incident import Incident
-from unicron_elastic.recovery import ending, recalled, taken_for_lost
+from unicron_elastic.recovery import ending, recalled, storms, taken_for_lost
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -51,7 +51,7 @@ def about_world(state: JobState, event: AboutWorld) -> tuple[JobState, list[Comm
         return state, []
     match event:
         case WorkerReplaced():
-            return _replaced(state, event), []
+            return storms.started(_replaced(state, event), [event.worker.local_rank], event.at), []
         case WorldChanged():
             return _world_changed(state, event)
         case WorldBroke():
@@ -63,7 +63,7 @@ def about_world(state: JobState, event: AboutWorld) -> tuple[JobState, list[Comm
         return state, []
     match event:
         case MemberEntered():
-            return _entered(state, worker)
+            return _entered(state, worker, event.at)
         case StateFetched():
             return _fetched(state, worker)
         case MemberWentOn():
@@ -72,7 +72,7 @@ def about_world(state: JobState, event: AboutWorld) -> tuple[JobState, list[Comm
             return ending.parted(state, worker, event)
 
 
-def _entered(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
+def _entered(state: JobState, worker: Worker, at: float) -> tuple[JobState, list[Command]]:
     if state.world is not None and state.world.rank_of(name_of(state, worker)) is None:
         wish = _wish_for_all(state, worker)
         state, commands = _came_late(state, worker)
@@ -80,7 +80,7 @@ def _entered(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
     state = state.with_worker(replace(worker, part=Part.MEMBER))
     if state.world is not None:
         # After it had parted it trains once more, and those who were lost meanwhile are wanted again.
-        state, commands = replace_lost(state) if worker.part is Part.PARTED else (state, [])
+        state, commands = replace_lost(state, at) if worker.part is Part.PARTED else (state, [])
         told: list[Command] = [TellWorld(local_rank=worker.local_rank)]
         if state.came_late and worker.part is Part.NONE:  # another worker of this node has had it taken in
             told.insert(0, InviteMember(local_rank=worker.local_rank, sources=()))
@@ -180,6 +180,7 @@ def _went_on(state: JobState, worker: Worker, event: MemberWentOn) -> tuple[JobS
     counted = replace(worker, went_on_in=event.world)
     if worker.went_on_in or not worker.takes_place:  # else it has come just now
         counted = replace(counted, reused=event.reused, recomputed=event.recomputed)
+    state = storms.stepped(state, worker.local_rank)
     state, told = went_on(replace(state.with_worker(counted), reattempts=0), worker)
     world = state.world
     members = members_here(state)
@@ -195,7 +196,7 @@ def _went_on(state: JobState, worker: Worker, event: MemberWentOn) -> tuple[JobS
             (each.recomputed for each in members if each.recomputed is not None), default=None
         ),
     )
-    state, commands = replace_lost(replace(state, incident=None, answered=None))
+    state, commands = replace_lost(replace(state, incident=None, answered=None), event.at)
     return state, [*told, *commands, RecordIncident(incident=incident)]
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unicron_elastic.recovery.commands import Command, HoldJoins, MeetNodes, WakeAt
+from unicron_elastic.recovery import storms
+from unicron_elastic.recovery.commands import Command, HoldJoins, MeetNodes, Tell, WakeAt
 from unicron_elastic.recovery.events import MembershipChanged, NodesDepart
 from unicron_elastic.recovery.losses import is_in_place, why_not_in_place
 from unicron_elastic.recovery.members import has_anyone_parted
@@ -41,6 +42,11 @@ def meet_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]] | 
         return _hold(state, join)
     why_begin_again = why_not_in_place(state, join.more)
     if why_begin_again or not is_in_place(state):
+        local_ranks = [worker.local_rank for worker in state.workers]
+        if (start_at := storms.may_start_at(state, local_ranks, at)) > at:
+            often = f"the workers go on for {start_at - at:.0f} s, {storms.why_later(state, local_ranks, at)}."
+            said = Tell(reason=f"{join.why}: {often}" if join.more > 0 else f"{join.why} {often.capitalize()}")
+            return replace(state, join=replace(join, at=start_at)), [said, WakeAt(at=start_at)]
         return summon(state, at, reason_to_begin_again(join, why_begin_again), counts=False)
     # A recall is told again in the new round, if there still is one.
     met = replace(state, join=None, recall=None, gone=frozenset())

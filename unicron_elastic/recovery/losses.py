@@ -11,7 +11,7 @@ from dataclasses import replace
 from unicron_elastic.faults import Fault, RootCause, Severity, classify, signature
 from unicron_elastic.incident import Incident
 from unicron_elastic.planning.configured import why_begin_again
-from unicron_elastic.recovery import isolating
+from unicron_elastic.recovery import isolating, storms
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -259,25 +259,37 @@ def end_lost(state: JobState, at: float) -> tuple[JobState, list[Command]]:
 def lost_ended(state: JobState, worker: Worker, event: WorkerExited) -> tuple[JobState, list[Command]]:
     """The process of a lost worker has ended; it is replaced if the others have had their time."""
     state = state.with_worker(replace(worker, exit_code=event.exit_code))
-    return (state, []) if state.replace_at is not None else replace_lost(state)
+    return (state, []) if state.replace_at is not None else replace_lost(state, event.at)
 
 
 def replace_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     """Replaces those whose time has come."""
     if state.replace_at is None or at < state.replace_at:
         return state, []
-    return replace_lost(state)
+    return replace_lost(state, at)
 
 
-def replace_lost(state: JobState) -> tuple[JobState, list[Command]]:
-    """Replaces the lost whose processes have ended, unless all others have made their last step."""
-    state = replace(state, replace_at=None)
+def replace_lost(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Replaces the lost whose processes have ended, unless all others have made their last step.
+
+    Who was started often of late is replaced later.
+    """
+    put_off, state = state.replace_at, replace(state, replace_at=None)
     is_wanted = bool(members_here(state)) or is_anyone_elsewhere(state)
     if state.leaves or has_anyone_parted(state) or is_over(state) or not is_wanted:
         return state, []
     commands: list[Command] = []
     for worker in state.workers:
-        if worker.is_lost and worker.exit_code is not None:
+        if not worker.is_lost or worker.exit_code is None:
+            continue
+        start_at = storms.may_start_at(state, [worker.local_rank], at)
+        if start_at > at:
+            if start_at != put_off:
+                said = f"rank {worker.rank} restarts in {start_at - at:.0f} s,"
+                commands.append(Tell(reason=f"{said} {storms.why_later(state, [worker.local_rank], at)}."))
+            state = replace(state, replace_at=min(start_at, state.replace_at or start_at))
+            commands.append(WakeAt(at=start_at))
+        else:
             state = state.with_worker(replace(worker, part=Part.REPLACING))
             reason = f"rank {worker.rank} restarts."
             commands.append(

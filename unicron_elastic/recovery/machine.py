@@ -15,8 +15,18 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from unicron_elastic.faults import Failure, Fault, classify, root_cause
-from unicron_elastic.recovery import ending, in_place, joins, losses, lost_nodes, recalled, taken_for_lost
+from unicron_elastic.faults import Failure, Fault, RootCause, Severity, classify, root_cause
+from unicron_elastic.recovery import (
+    ending,
+    in_place,
+    isolating,
+    joins,
+    losses,
+    lost_nodes,
+    recalled,
+    storms,
+    taken_for_lost,
+)
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     Command,
@@ -52,7 +62,7 @@ from unicron_elastic.recovery.events import (
     WorkersStarted,
 )
 from unicron_elastic.recovery.hangs import METHOD, about_hang, hang_fault, observed, told_if_due, why_act
-from unicron_elastic.recovery.ladder import climb
+from unicron_elastic.recovery.ladder import Rung, climb
 from unicron_elastic.recovery.lockstep import left_alone, out_of_step_fault
 from unicron_elastic.recovery.node import (
     explained,
@@ -64,7 +74,7 @@ from unicron_elastic.recovery.node import (
     turn_back,
     weigh,
 )
-from unicron_elastic.recovery.policy import count_repeats, judge, restarts_after_progress, why_none_left
+from unicron_elastic.recovery.policy import Verdict, count_repeats, judge, restarts_after_progress, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Phase, Worker
 from unicron_elastic.recovery.stopping import end_of_teardown, named, not_told, stop, stop_ending, summon
@@ -76,11 +86,14 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
     """The state after ``event`` and what the agent is to do now. Events that come too late change nothing."""
     if _is_too_late(state, event):
         return state, []
+    used_before = state.restarts_used
     state, commands = _handled(state, event)
+    state, more = _end_storm(state, event.at)
+    commands += more
     if state.running or state.awaits_replacements or state.phase not in (Phase.RUNNING, Phase.STOPPING):
-        return state, commands
+        return storms.pace(state, used_before, commands, event.at)
     state, more = _all_ended(state, event.at)
-    return state, commands + more
+    return storms.pace(state, used_before, commands + more, event.at)
 
 
 def _handled(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
@@ -153,6 +166,7 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         answered=None,
         replace_at=None,
     )
+    state = storms.started(state, [worker.local_rank for worker in workers], event.at)
     commands: list[Command] = []
     if opened is not None and opened.regrouped_at is None:
         incident = replace(opened, regrouped_at=event.at, restarts_used=event.restarts_used)
@@ -303,6 +317,19 @@ def _fault_noticed(
     return state, commands
 
 
+def _end_storm(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Has this node leave for a worker that was started too often, or else all workers begin again."""
+    fault = storms.overrun(state, at)
+    if fault is None:
+        return state, []
+    if isolating.why_not_ask(state, losses.why_not_in_place(state, -1)):
+        return _fault_noticed(state, fault, at, isolating.METHOD)
+    cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
+    stays = Verdict(restart=True, restarts_used=state.restarts_used, reason="")
+    rung = Rung(severity=Severity.SEV1, reason=fault.reason)
+    return isolating.ask(state, cause, rung, stays, otherwise=fault)
+
+
 def _about_peers(
     state: JobState, event: PeerFailed | NodesLost | TakenForLost | NodesDepart
 ) -> tuple[JobState, list[Command]]:
@@ -340,7 +367,18 @@ def _about_node(
         case StepEnded():
             return recalled.step_ended(state, event)
         case LeaveAnswered():
-            return leave_answered(state, event) if state.departure is not None else recalled.answered(state, event)
+            return _leave_answered(state, event)
+
+
+def _leave_answered(state: JobState, event: LeaveAnswered) -> tuple[JobState, list[Command]]:
+    if state.departure is not None:
+        return leave_answered(state, event)
+    asked = None if state.recall is None else state.recall.departure
+    state, commands = recalled.answered(state, event)
+    if not event.why_not or asked is None or asked.otherwise is None:
+        return state, commands
+    state, more = _fault_noticed(state, asked.otherwise, event.at, isolating.METHOD)
+    return state, commands + more
 
 
 def _node_unhealthy(state: JobState, event: NodeUnhealthy) -> tuple[JobState, list[Command]]:
@@ -389,7 +427,7 @@ def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Com
     if state.phase is Phase.RUNNING:
         return _while_running(state, event.at)
     if state.kill_at is None:
-        return state, []
+        return storms.start_if_due(state, event.at)
     policy = state.policy
     left = tuple(w.local_rank for w in state.running if not w.was_killed)
     if event.at >= state.kill_at and left:
@@ -476,7 +514,7 @@ def _first_step_done(state: JobState, event: FirstStepDone) -> tuple[JobState, l
     worker = state.find(event.local_rank)
     if worker is None or state.phase is not Phase.RUNNING:
         return state, []
-    state = state.with_worker(replace(worker, has_stepped=True))
+    state = storms.stepped(state.with_worker(replace(worker, has_stepped=True)), worker.local_rank)
     if state.incident is None or not all(w.has_stepped for w in state.running):
         return state, []
     if losses.tells_itself(state.incident):

@@ -16,6 +16,7 @@ from unicron_elastic.recovery.state import Departure, JobState, Phase
 
 __all__ = [
     "LEAVES",
+    "SUSPECT_S",
     "explained",
     "is_only_on_its_way",
     "leave_answered",

@@ -85,7 +85,7 @@ def answered(state: JobState, event: LeaveAnswered) -> tuple[JobState, list[Comm
     recall = replace(recall, stage=RecallStage.LEAVES, act_at=event.at + patience_s)
     state, said = replace(state, recall=recall), list[Command]([Tell(reason=f"{recall.reason} {LEAVES}")])
     if departure is not None:
-        state, said = isolating.may_leave(state, departure)
+        state, said = isolating.may_leave(state, departure, event.at)
     if is_left_out(state):  # its workers are newcomers, whom nobody misses
         state, commands = end_workers(state, event.at)
         return state, [*said, *commands]

@@ -7,12 +7,13 @@ from enum import Enum
 
 from unicron_elastic.faults import Failure, Fault, HangKind, RootCause
 from unicron_elastic.incident import Incident
+from unicron_elastic.recovery.commands import StartWorkers
 from unicron_elastic.recovery.events import EvidenceGathered, NodeUnhealthy, WorldBroke
 from unicron_elastic.recovery.ladder import Attempt
 from unicron_elastic.recovery.policy import Policy, Repeats, Verdict
 from unicron_elastic.world import World
 
-__all__ = ["Departure", "Hang", "JobState", "Join", "Part", "Phase", "Recall", "RecallStage", "Worker"]
+__all__ = ["Departure", "Hang", "JobState", "Join", "Part", "Phase", "Recall", "RecallStage", "Start", "Worker"]
 
 
 class Phase(Enum):
@@ -96,6 +97,7 @@ class Departure:
     leaves: Verdict
     stays: Verdict
     is_broken: bool  # else it is only suspected
+    otherwise: Fault | None = None  # for which all begin again if it must stay
 
 
 class RecallStage(Enum):
@@ -117,6 +119,15 @@ class Recall:
     stage: RecallStage = RecallStage.STAYS
     why_stay: str = ""  # as people were told
     act_at: float | None = None  # when it asks again, or ends its workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """That a process of a worker was started."""
+
+    at: float
+    local_rank: int
+    is_fruitful: bool = False  # the worker has made a step since then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +178,9 @@ class JobState:
     broke: WorldBroke | None = None  # and nobody is known to be gone
     reattempts: int = 0  # since the world last went on
     answered: tuple[str, int | None] | None = None  # signature and step of the failure that it has to go on from
+    starts: tuple[Start, ...] = ()  # of workers, the latest of each
+    start: StartWorkers | None = None  # of all workers, which is put off, as there were many
+    start_at: float | None = None  # ... until then
     replace_at: float | None = None  # when lost workers are replaced, if the others have not gone on before
     incident: Incident | None = None  # open until the first step after it
     incidents: int = 0
@@ -211,6 +225,7 @@ class JobState:
         is_under_way = bool(self.running) or self.awaits_replacements
         assert is_under_way == (self.phase in (Phase.RUNNING, Phase.STOPPING)), self
         assert self.phase is Phase.RUNNING or (self.broke is None and self.replace_at is None), self
+        assert self.start is None or self.phase is Phase.IDLE, self
         assert (self.kill_at is not None) == (self.phase is Phase.STOPPING), self
         assert self.hang is None or self.phase is Phase.RUNNING, self
         assert self.leaving is None or self.phase is Phase.STOPPING, self

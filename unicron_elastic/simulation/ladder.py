@@ -181,7 +181,7 @@ class Ladder(Crew):
                 self._acts()
                 self._restart(command)
             case AskToLeave():
-                self.after(0.0, lambda: self.feed(LeaveAnswered(at=self.now, why_not=self.around.why_stay())))
+                self.after(0.0, lambda: self._answer(command))
             case LeaveJob() | FailJob():
                 self._leave()
             case _:
@@ -279,11 +279,7 @@ class Ladder(Crew):
             self.start(command.restarts_used)
             if broken is None:
                 self._go_on()
-                return
-            self._failed_restarts += 1
-            if self._failed_restarts >= RESTARTS_UNTIL_DRAINED:
-                self._leave()
-            else:
+            elif not self._is_drained():
                 self._show(broken)
 
         self.after(self.durations.process.value + self._fetch_s + self._redone_s(is_lost=True), started)
@@ -293,10 +289,26 @@ class Ladder(Crew):
         if worker is None:
             return
         broken = [s for s in self._strikes if s.local_rank == worker.local_rank and s.cure is Severity.SEV1]
-        if broken:
+        if broken and not self._is_drained():
             self._fails(broken[0], worker)
-        else:
+        elif not broken:
             self.feed(MemberEntered(at=self.now, local_rank=command.local_rank))
+
+    def _is_drained(self) -> bool:
+        """It fails once more, and somebody takes the node out if that happens too often."""
+        self._failed_restarts += 1
+        if self._failed_restarts >= RESTARTS_UNTIL_DRAINED:
+            self._leave()
+        return self.is_over
+
+    def _answer(self, asked: AskToLeave) -> None:
+        """Whether this node may leave; if so, and it is to go while the others train, these go on without it."""
+        why_not = self.around.why_stay()
+        self.feed(LeaveAnswered(at=self.now, why_not=why_not))
+        members = () if self.state.world is None else self.state.world.members
+        here = tuple(member.name for member in members if member.node == self.state.node)
+        if asked.is_departure and not why_not and here:
+            self._plan_world(ChangeWorld(lost=here, reason=asked.reason))
 
     def _leave(self) -> None:
         if self.is_over or not self._strikes:
