@@ -15,10 +15,10 @@ from unicron_elastic.launcher import kept_back
 from unicron_elastic.launcher.cluster import lending
 from unicron_elastic.launcher.cluster.spare import Claim, Spare
 from unicron_elastic.launcher.options import Options
-from unicron_elastic.launcher.processes import TOKEN
 from unicron_elastic.launcher.runtime import Runtime
 from unicron_elastic.launcher.workers import WorkersContext
 from unicron_elastic.rendezvous.cluster_records import JobSpec
+from unicron_elastic.worker.mark import MARK
 
 SECRETS = {
     "UNICRON_ETCD_PASSWORD": "hunter2",
@@ -35,7 +35,7 @@ THEIRS = {
     "WANDB_API_KEY": "the script's own",
     "PET_RDZV_ENDPOINT": "etcd:2379",  # as under torchrun
     "UNICRON_CHAOS": "",
-    TOKEN: "the keeper finds a process by it",
+    MARK: "the keeper finds a process by it",
     "PATH": "/bin",
 }
 
