@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from unicron_elastic import Run
 from unicron_elastic.compat.tensors import walked
+from unicron_elastic.training import engine
 from unicron_elastic.training.handover import Handover
 from unicron_elastic.training.trainable import Trainable
 
@@ -193,6 +194,38 @@ def test_what_a_newcomer_gets_is_what_was_trained_when_the_step_began() -> None:
     newcomer.load_state_dict(source.state_dict())
     assert [parameter.requires_grad for parameter in theirs.parameters()] == [False] * 4 + [True] * 4
     assert [module.training for module in theirs.modules()] == [True, False, False, False, False, True, True]
+
+
+class Newcomer:
+    """The membership of one that is invited, and whose world is not asked for here."""
+
+    is_fixed = False
+
+    def enter(self) -> dict[str, Any]:
+        return {"sources": ["somebody"]}
+
+    def is_ready(self, _state: int) -> None: ...
+
+    def tell(self, _message: dict[str, Any]) -> None: ...
+
+
+class Source:
+    """Of a state that was fetched."""
+
+    bytes, took_s, sources = 0, 0.0, ()
+
+    def release(self) -> None: ...
+
+
+def test_a_newcomer_trains_what_its_source_does_also_if_no_step_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Net()
+    source.base.requires_grad_(False)
+    given = Run(model=source)._engine._registered.state_dict()
+    monkeypatch.setattr(engine, "membership", lambda _serve: Newcomer())
+    monkeypatch.setattr(engine, "fetch_state", lambda handover, _: handover.load_state_dict(given) or Source())
+    ours = Run(model=Net())._engine
+    ours.join(MICRO_BATCHES)
+    assert ours._said().trained == frozenset(range(4, 8))
 
 
 def test_what_an_optimizer_has_and_the_model_has_not_is_not_trained_without_a_word() -> None:

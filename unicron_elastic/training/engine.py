@@ -281,6 +281,7 @@ class Engine:
             fetched = fetch_state(self._registered, invitation)
             if fetched is not None:
                 self._has_state = True
+                self._lay_out()
                 made_before(self.state)
                 self._membership.tell({"fetched": about_fetched(fetched)})
                 self._membership.is_ready(self.state)
