@@ -59,8 +59,9 @@ def workers_began() -> None:
 
 
 def may_step_aside() -> bool:
-    """Return whether what was raised may be laid to a torch that came after all that are known, with nothing begun."""
-    return not _State.has_begun and _minor(_version()) > _minor(KNOWN[1])
+    """Return whether what was raised may be laid to a torch that is not known, with nothing begun."""
+    oldest, newest = map(_minor, KNOWN)
+    return not _State.has_begun and not oldest <= _minor(_version()) <= newest
 
 
 def run_as_torchrun(argv: Sequence[str], error: Exception) -> None:
@@ -92,14 +93,16 @@ def _sentence() -> str:
 
 
 def _line(lacking: Sequence[str], parts: Collection[Part]) -> str:
-    is_newer = _minor(_version()) > _minor(KNOWN[1])
-    newer, other = (
-        f"newer than what this version knows ({KNOWN[1]})",
-        f"not as those that are known ({' to '.join(KNOWN)})",
-    )
+    oldest, newest = KNOWN
+    if _minor(_version()) > _minor(newest):
+        what = f"newer than what this version knows ({newest})"
+    elif _minor(_version()) < _minor(oldest):
+        what = f"older than what this version knows ({oldest})"
+    else:
+        what = f"not as those that this version knows ({oldest} to {newest})"
     more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
     so = "; ".join(part.value for part in parts)
-    return f"torch {_version()} is {newer if is_newer else other}: {lacking[0]}{more}. So {so}."
+    return f"torch {_version()} is {what}: {lacking[0]}{more}. So {so}."
 
 
 def _version() -> str:

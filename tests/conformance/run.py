@@ -33,6 +33,8 @@ FILES = (
     "elastic/agent/server/test/shutdown_timeout_test.py",
 )
 
+QUICK = ("launcher/test_run.py", "launcher/api_test.py", "elastic/agent/server/test/shutdown_timeout_test.py")
+
 # What changes whichever side is tested: without an etcd program, c10d is the rendezvous of the tests that are not about
 # etcd and only happen to use it (plugin.py sees to their endpoint).
 COMMON = (('rdzv_backend: str = "etcd"', 'rdzv_backend: str = "c10d"'),)
@@ -217,6 +219,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--against", choices=[*SIDES, "both"], default="both", help="which launcher (default: both)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write every test's outcome and time there")
     parser.add_argument("-k", default="not etcd", metavar="EXPR", help="which tests, as in pytest (default: not etcd)")
+    parser.add_argument("--quick", action="store_true", help="only the files that take a minute or two")
     parser.add_argument("--timeout", type=float, default=100.0, metavar="S", help="limit for one test (default: 100)")
     parser.add_argument("-v", "--verbose", action="store_true", help="show what pytest prints")
     return parser.parse_args(argv)
@@ -225,7 +228,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Runs the suite, prints the table, and returns 1 if there was a regression, 2 if there was nothing to run."""
     args = parse_args(argv)
-    files = [file for file in FILES if (args.tests / file).is_file()]
+    files = [file for file in (QUICK if args.quick else FILES) if (args.tests / file).is_file()]
     if not files:
         print(f"{args.tests} has none of {', '.join(FILES)}", file=sys.stderr)
         return 2

@@ -18,7 +18,10 @@ from typing import Any
 
 import pytest
 
+from unicron_elastic.launcher.arguments import get_args_parser
+
 DEADLINE_S = 60.0
+HAS_SHUTDOWN_TIMEOUT = "--shutdown-timeout" in get_args_parser().format_usage()
 MARK = "UNICRON_TEST_RUN"  # in the environment of everything a test starts
 
 # A worker that tells its generation and waits for the file "stop".
@@ -155,6 +158,8 @@ class Launcher:
     def start(self, *arguments: str, tool: str = "unicron-run", fast: bool = True, **popen: Any) -> Run:
         """Starts a run; ``fast`` preloads no torch, for tests that are not about the warm start."""
         own = ["--unicron-preload=json"] if fast and tool == "unicron-run" else []
+        if not HAS_SHUTDOWN_TIMEOUT:  # torch 2.11: the 30 s that are the default elsewhere
+            arguments = tuple(word for word in arguments if not word.startswith("--shutdown-timeout="))
         run = Run(tool, [*own, *arguments], self.folder, **popen)
         self.runs.append(run)
         return run
