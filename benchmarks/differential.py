@@ -34,14 +34,14 @@ def main() -> int:
             print(results[-1].line(), flush=True)
             for problem in results[-1].problems:
                 print(f"      {problem}", flush=True)
+            if asked.report:  # each time, for whoever ends it
+                write_report(asked.report, results, asked, time.time() - started)
             if end is not None and time.monotonic() > end:
                 break
     bad = [each for each in results if each.problems]
     print(f"{len(results)} cases, {len(bad)} with findings, in {time.time() - started:.0f} s")
     for each in bad:
         print(f"{each.command}\n    {each.case.to_json()}\n    " + "\n    ".join(each.problems))
-    if asked.report:
-        write_report(asked.report, results, asked, time.time() - started)
     return 1 if bad else 0
 
 
