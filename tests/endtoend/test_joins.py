@@ -14,7 +14,11 @@ from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
 Start = Callable[..., Any]
 # When the worker of a late node asks for its part.
 AFTER_THEIR_END = ("2:-1:made:outlive",)
-WHILE_THEY_EVALUATE = ("2:-1:ready:pass", *(f"{rank}:7:evaluate:await=struck-2--1-ready" for rank in (0, 1)))
+WHILE_THEY_EVALUATE = (
+    "2:-1:made:await=struck-0-7-evaluate",  # else it may come in time for the last step
+    "2:-1:ready:pass",
+    *(f"{rank}:7:evaluate:await=struck-2--1-ready" for rank in (0, 1)),
+)
 EPOCHS = str(Path(__file__).with_name("train_in_epochs.py"))
 
 
