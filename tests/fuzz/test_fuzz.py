@@ -35,7 +35,7 @@ ELSEWHERE = {
     "unicron_elastic/training/joining.py": "a key that the agent gives over the worker's channel",
     "unicron_elastic/state/link.py": "credentials that the kernel tells",
     "unicron_elastic/state/snapshot_offers.py": "a key that was read by snapshot_exchange",
-    "unicron_elastic/worker/recorder.py": "what torch says in the same process",
+    "unicron_elastic/compat/loaded.py": "what torch says in the same process",
     "unicron_elastic/testing/chaos_inflight.py": "what the kernel says of a socket",
     "unicron_elastic/simulation/replay_ledger.py": "a ledger, through replay.py",
 }
