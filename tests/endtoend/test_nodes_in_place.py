@@ -161,9 +161,9 @@ def test_a_job_on_one_node_makes_no_step_again_however_often_a_worker_is_killed(
                          "--step-s=0.01", "--say-steps")  # fmt: skip
     for times in range(2, 6):
         run.until(lambda times=times: len(set(_pids(run))) >= times, f"worker {times}")
-        os.kill(_pids(run)[-1], signal.SIGKILL)
+        os.kill([*dict.fromkeys(_pids(run))][-1], signal.SIGKILL)  # who came last, so always the same worker
     run.until(lambda: len(set(_pids(run))) == 6, "the last worker")
-    assert "Worker 1 has failed 4 times within 60 min. The node stays: it is the only node of the job." in run.err
+    assert " has failed 4 times within 60 min. The node stays: it is the only node of the job." in run.err
     numbers = _steps(run)
     assert max(before - after for before, after in itertools.pairwise(numbers)) <= 1
     _end(run)
