@@ -110,8 +110,13 @@ class Meeting:
         ended, the agent ends this process.
         """
         store = self._of_round()
-        while not _wait(lambda: store.check(["begun"]) or store.check(["end"]), self.is_superseded, patience_s):
-            sys.stderr.write(f"unicron: this rank waits to train with the others: {self._missing()}.\n")
+        try:
+            while not _wait(lambda: store.check(["begun"]) or store.check(["end"]), self.is_superseded, patience_s):
+                sys.stderr.write(f"unicron: this rank waits to train with the others: {self._missing()}.\n")
+        except Superseded:  # it has spoken, and others may take that for its coming
+            store.compare_set("end", "", _LEFT)
+            if bytes(store.get("end")).decode() == _LEFT:
+                raise
 
     def hear(self, limit_s: float = math.inf) -> list[str]:
         """What each member says in this round, by rank, once all have spoken; Superseded for all or for nobody.
