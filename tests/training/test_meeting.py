@@ -118,6 +118,17 @@ def test_a_newcomer_waits_until_one_of_those_comes_who_train() -> None:
     assert new.hear() == old.hear() == ["new", "old"]
 
 
+def test_a_newcomer_that_has_spoken_and_leaves_is_not_waited_for() -> None:
+    store, came = HashStore(), threading.Event()
+    new, old = (Meeting(store, _world(2), rank, came.is_set) for rank in range(2))
+    new.say("new", is_new=True)
+    came.set()
+    with pytest.raises(Superseded):
+        new.wait_for_others(DEADLINE_S)
+    with pytest.raises(Superseded):  # though all have spoken
+        old.exchange("old")
+
+
 def test_who_does_not_come_is_named() -> None:
     members = tuple(Member(name=str(rank), node=f"n{rank}/1#ab", local_rank=0) for rank in range(3))
     meeting = Meeting(HashStore(), World(number=4, members=members, store="h:1"), 1, _never)
