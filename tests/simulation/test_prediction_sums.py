@@ -9,7 +9,7 @@ import pytest
 
 from unicron_elastic.simulation.results import CurvePoint
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
+sys.path.append(str(Path(__file__).parent.parent.parent / "benchmarks"))
 
 from _prediction_sums import integral, seated, steps_between
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
+sys.path.append(str(Path(__file__).parent.parent.parent / "benchmarks"))
 
 from _peers_measures import measures
 from _peers_page import changed_lines, code_lines

@@ -11,7 +11,7 @@ import pytest
 
 from unicron_elastic.incident import Incident
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
+sys.path.append(str(Path(__file__).parent.parent.parent / "benchmarks"))
 
 from _soak_chaos import KINDS, Struck, draw
 from _soak_incidents import open_incidents, outcomes, unexplained

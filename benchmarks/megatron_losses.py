@@ -1,9 +1,9 @@
 """Megatron-Core with DP x TP x PP: what a lost rank costs under unicron-run and under torchrun with checkpoints.
 
-    python benchmarks/megatron.py --quick                              # about two minutes
-    python benchmarks/megatron.py --markdown megatron.md               # everything
-    python benchmarks/megatron.py --parts faults --splits DP4 --optimizers replicated --rounds 5
-    python benchmarks/megatron.py --parts groups memory
+    python benchmarks/megatron_losses.py --quick                              # about two minutes
+    python benchmarks/megatron_losses.py --markdown megatron.md               # everything
+    python benchmarks/megatron_losses.py --parts faults --splits DP4 --optimizers replicated --rounds 5
+    python benchmarks/megatron_losses.py --parts groups memory
 
 One training script on this machine with gloo, with ``unicron_elastic.megatron.attach`` under unicron-run, and with
 Megatron-Core's own ``dist_checkpointing`` under torchrun, in turn. ``faults``: a rank is killed in mid-step.
