@@ -69,3 +69,43 @@ def test_a_replacement_that_cannot_take_the_state_as_it_is_says_so_and_does_not_
     assert "optimizer.state[0].master was received with other values than it has after load_state_dict" in run.err
     assert _final(launcher.folder, 0) == undisturbed
     assert not (launcher.folder / "final-1.json").exists()
+
+
+@pytest.mark.parametrize("what", ["moment", pytest.param("parameter", marks=pytest.mark.slow), "buffer"])
+def test_a_rank_whose_state_is_wrong_is_named_and_replaced_before_it_counts(
+    launcher: Any, undisturbed: Any, what: str
+) -> None:
+    name = {
+        "moment": "optimizer.state[0].moment",
+        "parameter": "model.first.weight",
+        "buffer": "model.book.codes",
+    }[what]
+    run = _train(launcher, f"--spoil=1:2:{what}", "--compare-every=2", "--wait-for-worlds=3", ranks=3)
+    assert f"after 2 steps rank 1 differs from the others in {name}: this process must not train on" in run.err
+    for rank in range(3):
+        assert _final(launcher.folder, rank) == undisturbed, f"rank {rank}"
+
+
+def test_without_a_majority_all_begin_again(launcher: Any, undisturbed: Any) -> None:
+    run = _train(launcher, "--spoil=1:2:parameter", "--compare-every=2")
+    assert "after 2 steps the ranks differ in model.first.weight, and no majority says who is right" in run.err
+    for rank in range(2):
+        assert _final(launcher.folder, rank) == undisturbed, f"rank {rank}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [(), ("--plain",)])
+def test_nobody_is_accused_who_has_done_nothing(launcher: Any, mode: tuple[str, ...]) -> None:
+    run = _train(
+        launcher,
+        *mode,
+        "--steps=20",
+        "--compare-every=1",
+        "--strike=1:5:accumulate:kill",
+        "--strike=2:9:share:kill",
+        "--wait-for-worlds=5",
+        ranks=4,
+    )
+    assert "differ" not in run.err
+    for rank in range(1, 4):
+        assert _final(launcher.folder, rank) == _final(launcher.folder, 0), f"rank {rank}"

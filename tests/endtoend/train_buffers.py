@@ -112,7 +112,22 @@ def options() -> argparse.Namespace:
     parser.add_argument("--wait-for-worlds", type=int, default=1)
     parser.add_argument("--in-group", action="store_true", help="newcomers get the state in the group")
     parser.add_argument("--rounds", action="store_true", help="newcomers load something else than they get")
+    parser.add_argument("--spoil", default="0:-1:", help="RANK:STEP:WHAT, parameter, moment or buffer, once")
+    parser.add_argument("--compare-every", type=int, default=100)
+    parser.add_argument("--plain", action="store_true", help="not reproducible")
     return parser.parse_args()
+
+
+def spoil(asked: argparse.Namespace, step: int, model: Net, optimizer: torch.optim.Optimizer) -> None:
+    """Changes the lowest bit of a number, as faulty memory does."""
+    rank, when, what = asked.spoil.split(":")
+    if (int(rank), int(when)) != (RANK, step) or (FOLDER / "spoiled").exists():
+        return
+    (FOLDER / "spoiled").touch()
+    first = model.first.weight
+    whole = {"parameter": first, "buffer": model.book.codes, "moment": optimizer.state[first].get("moment")}[what]
+    assert whole is not None
+    bits(whole).view(-1)[3] ^= 1
 
 
 def main() -> None:
@@ -129,9 +144,12 @@ def main() -> None:
     torch.manual_seed(RANK)
     model = Net(16)
     optimizer = (Rounds if asked.rounds else MasterWeights)(model.parameters())
-    run = unicron_elastic.Run(model=model, optimizer=optimizer, reproducible=True)
+    run = unicron_elastic.Run(
+        model=model, optimizer=optimizer, reproducible=not asked.plain, compare_every=asked.compare_every
+    )
     for step in run.steps(total=asked.steps, micro_batches=8):
         strikes.step = step.number
+        spoil(asked, step.number, model, optimizer)
         for done, index in enumerate(step):
             if step.number == asked.steps - 1:
                 wait_for_world(run, asked.wait_for_worlds)

@@ -192,6 +192,18 @@ class Assembly:
         if tensor.numel():
             self._waiter.wait_one_to_one(dist.irecv(_bytes(tensor), source))
 
+    def exchange(self, text: str) -> list[str] | None:
+        """What each member says at this point, by rank; None if the world broke, and a newer one has come."""
+        assert self._meeting is not None
+        try:
+            with phase(MEET):
+                return self._meeting.exchange(text, self._timeout_s)
+        except Superseded:
+            return None
+        except BROKEN as error:
+            self._broke(error)
+            return None
+
     def together(self, collective: Callable[[], None]) -> bool:
         """Does what all members do; false if the world broke on the way, and a newer one has come."""
         try:

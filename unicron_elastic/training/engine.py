@@ -18,6 +18,7 @@ from unicron_elastic.training.agreement import Agreement, Said
 from unicron_elastic.training.assembly import Assembly, OverError
 from unicron_elastic.training.buffers import Buffers, device_of, named_buffers
 from unicron_elastic.training.collective import wait_let_go
+from unicron_elastic.training.comparison import ReplicasDifferError, Told, differ, judge, written
 from unicron_elastic.training.gradients import Gradients
 from unicron_elastic.training.guard import Guard
 from unicron_elastic.training.handover import Handover
@@ -32,6 +33,7 @@ from unicron_elastic.training.joining import (
 )
 from unicron_elastic.training.membership import membership
 from unicron_elastic.training.randomness import Randomness
+from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.rest import Rest
 from unicron_elastic.training.trainable import Trainable
 from unicron_elastic.training.tree import shares
@@ -42,6 +44,7 @@ __all__ = ["Engine"]
 
 ASK_AGAIN_S = 0.1  # after a newcomer found no source of the state
 FETCHES_MAX = 5
+DIFFERENT_GOES_S = 120.0  # so long a rank whose state is wrong has to end
 
 
 class Engine:
@@ -64,6 +67,7 @@ class Engine:
         timeout_s: float,
         join_patience_s: float,
         on_regroup: Callable[[], None],
+        replicas: Replicas,
     ) -> None:
         self.state = 0
         self._model = model
@@ -77,6 +81,8 @@ class Engine:
         self._timeout_s = timeout_s
         self._join_patience_s = join_patience_s
         self._on_regroup = on_regroup
+        self._replicas = replicas
+        self._judged_in = (0, 0)  # the step and world in which what the ranks told each other was found to be right
         self._rest = Rest()
         self._membership = membership(Servant(self._registered, self._rest).serve)
         self._has_state = False  # whether others may rely on this rank's parameters
@@ -175,8 +181,43 @@ class Engine:
             elif not gradients.is_complete:
                 is_copied = self._rest.close()
                 assembly.reduce(is_awaited=is_copied or self._membership.is_newer())
+            elif self._is_different():
+                self._find_who_differs()
             elif self._may_leave(gradients.any_awaited()):
                 return None
+
+    def _digest(self) -> list[float]:
+        """That of the state, for the notes."""
+        return written(None if self.world_size == 1 else self._replicas.digest())
+
+    def _is_different(self) -> bool:
+        """Whether the ranks have said that their states differ, and have not found that they may."""
+        gradients, assembly = self._parts()
+        is_judged = assembly.world is not None and self._judged_in == (self.state, assembly.world.number)
+        return not is_judged and differ(gradients.digests())
+
+    def _find_who_differs(self) -> None:
+        """Has all tell each other of their states, and those go on who are most, without what the others have computed.
+
+        Raises ReplicasDifferError in those, and where nobody knows who is right.
+        """
+        gradients, assembly = self._parts()
+        told = assembly.exchange(self._replicas.told().to_json())
+        verdict = None if told is None else judge([Told.parse(each) for each in told], self.state)
+        if verdict is not None and not verdict.wrong:
+            assert assembly.world is not None
+            self._judged_in = (self.state, assembly.world.number)
+            if verdict.sentence:
+                self._replicas.give_up(verdict.sentence if assembly.rank == 0 else "")
+            return
+        gradients.forget_reduced()
+        self._must_meet = True
+        if verdict is None:
+            return
+        if assembly.rank in verdict.wrong:
+            raise ReplicasDifferError(f"{verdict.sentence}: this process must not train on")
+        if not self._membership.wait_for_newer(DIFFERENT_GOES_S):
+            raise ReplicasDifferError(f"{verdict.sentence}, and nobody has taken its place")
 
     def end_step(self) -> Tensor:
         """Puts the reduced gradients in place; returns the losses of all micro-batches, (micro_batches,)."""
@@ -184,6 +225,7 @@ class Engine:
         gradients.settle()
         if self._buffers is not None:
             self._buffers.settle(gradients.shared())
+        self._replicas.end(is_compared=gradients.digests()[0] > 0)
         self._randomness.give_back()
         return gradients.losses()
 
@@ -222,6 +264,7 @@ class Engine:
         self._computed.clear()
         if self._buffers is not None:
             self._buffers.begin()
+        self._replicas.begin(self.state)
         self._rest.begin(self.state)
 
     def mean(self, value: Tensor) -> Tensor:
@@ -260,6 +303,8 @@ class Engine:
         self._buffers = Buffers(self._model, micro_batches, is_reproducible=self._is_reproducible)
         self._gradients = kind((), micro_batches, others=self._buffers.changes)
         self._gradients.name = self._trainable.name
+        self._gradients.digest = self._digest
+        self._replicas.buffers = self.named_buffers
         self._assembly = Assembly(self._membership, self._gradients, self._backend, self._timeout_s)
         self._assembly.on_connect = self._on_regroup
         self._assembly.tell_apart = self._trainable.tell_apart
@@ -342,6 +387,8 @@ class Engine:
         ]
         assert assembly.world is not None
         names = frozenset(member.name for member in assembly.world.members)
+        if names - self._names:
+            self._replicas.meet()
         if names != self._names:
             self._names, self._is_anyone_gone = names, bool(self._names - names)
         if assembly.world.number > 1:

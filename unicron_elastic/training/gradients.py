@@ -22,7 +22,8 @@ from torch.distributed import Work
 
 from unicron_elastic.compat.tensors import changes_of, copy_each, zero_each
 from unicron_elastic.state.nested import shaped_like
-from unicron_elastic.training.notes import NOTES_DTYPE, Notes, made_bytes
+from unicron_elastic.training.comparison import written
+from unicron_elastic.training.notes import NOTES_DTYPE, Notes, digest_notes, made_bytes
 
 __all__ = ["BUCKET_BYTES", "Bucket", "Gradients"]
 
@@ -60,6 +61,7 @@ class Gradients:
         self.done: set[int] = set()  # buckets whose reduced sum is complete
         self.has_last = False  # whether ``reduced`` still is that of the step before
         self.made: Tensor | None = None  # the buffers, if this rank has computed micro-batch 0 and it has changed any
+        self.digest: Callable[[], list[float]] = lambda: written(None)  # of the state, for the notes
         self.wait: Callable[[Work], None] = _wait  # for a collective
         self.name: Callable[[Tensor], str] = _shape  # of a parameter, for people
         self._others = tuple(others)
@@ -188,7 +190,7 @@ class Gradients:
             touched = [parameter in self._touched for parameter in self._trained]
             made = 0 if self.made is None else self.made.numel()
             touched += [True for _ in self._others]
-            self._notes.write(staged[-each.notes :], touched, made_bytes=made, is_awaited=is_awaited)
+            self._notes.write(staged[-each.notes :], touched, self.digest(), made_bytes=made, is_awaited=is_awaited)
         return staged
 
     def _share_made(self, holdings: Sequence[frozenset[int]]) -> Work | None:
@@ -210,6 +212,10 @@ class Gradients:
             if each.reduced.numel() != count:
                 each = self.buckets[bucket] = replace(each, reduced=each.local.new_empty(count))
         return each.reduced
+
+    def forget_reduced(self) -> None:
+        """What is reduced does not count; what this rank has summed up does."""
+        self.done.clear()
 
     def renew(self) -> None:
         """Takes other memory for what is not reduced: an abandoned collective may still write to where it was to be.
@@ -239,6 +245,10 @@ class Gradients:
     def losses(self) -> Tensor:
         """The loss of each micro-batch, (micro_batches,), once settled."""
         return self._notes.losses.clone()
+
+    def digests(self) -> list[float]:
+        """The sums of the digests of all ranks' states, once complete."""
+        return digest_notes(self._noted.reduced)
 
     def any_awaited(self) -> bool:
         """Whether some rank knows of a newcomer on its way, once complete."""

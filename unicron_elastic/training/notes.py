@@ -1,9 +1,9 @@
 """What travels behind the gradients, and is summed up with them: it says what is in the sum.
 
 One after the other: the loss of each micro-batch; how often each was added, which must be once; how many ranks have a
-gradient of each parameter; the stamps, and how many ranks there are; how many bytes of buffers micro-batch 0 has made;
-how many know of a newcomer on its way.
-Whole numbers below 2**24 are exact in fp32.
+gradient of each parameter; the stamps, and how many ranks there are; digests of their states (``comparison.py``); how
+many bytes of buffers micro-batch 0 has made; how many know of a newcomer on its way. Whole numbers below 2**24 are
+exact in fp32.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["NOTES_DTYPE", "Notes", "made_bytes"]
+from unicron_elastic.training.comparison import NOTES as DIGEST_NOTES
+
+__all__ = ["NOTES_DTYPE", "Notes", "digest_notes", "made_bytes"]
 
 NOTES_DTYPE = torch.float32
 _STAMP = 4  # bytes
@@ -33,7 +35,7 @@ class Notes:
     @staticmethod
     def size(micro_batches: int, parameters: int) -> int:
         """How many numbers they are."""
-        return 2 * micro_batches + parameters + _STAMP + 1 + _DIGITS + 1
+        return 2 * micro_batches + parameters + _STAMP + 1 + DIGEST_NOTES + _DIGITS + 1
 
     def begin(self, stamp: bytes) -> None:
         """Begins a step, with zeros; ``stamp``: four bytes that tell it, and what is trained in it, from others."""
@@ -44,10 +46,12 @@ class Notes:
         self.losses[index].copy_(loss)
         self._counts[index] += 1
 
-    def write(self, staged: Tensor, touched: Sequence[bool], *, made_bytes: int, is_awaited: bool) -> None:
+    def write(
+        self, staged: Tensor, touched: Sequence[bool], digest: Sequence[float], *, made_bytes: int, is_awaited: bool
+    ) -> None:
         """Completes a copy of them. ``touched``: whether this rank has a gradient of each parameter."""
-        made = divmod(made_bytes, _BASE)
-        rest = [*map(float, touched), *map(float, self._stamp), 1.0, *map(float, made), float(is_awaited)]
+        whole = [*touched, *self._stamp, 1, *digest, *divmod(made_bytes, _BASE), is_awaited]
+        rest = [float(each) for each in whole]
         staged[2 * self._micro_batches :].copy_(torch.tensor(rest, dtype=NOTES_DTYPE))
 
     def read(self) -> list[bool]:
@@ -57,7 +61,7 @@ class Notes:
         """
         counts = self._memory[self._micro_batches :].tolist()
         counts, rest = counts[: self._micro_batches], counts[self._micro_batches :]
-        ends = -_DIGITS - 2
+        ends = -DIGEST_NOTES - _DIGITS - 2
         touched, stamp, ranks = rest[: ends - _STAMP], rest[ends - _STAMP : ends], rest[ends]
         if stamp != [ranks * byte for byte in self._stamp]:
             raise RuntimeError(
@@ -68,6 +72,13 @@ class Notes:
         if wrong:
             raise RuntimeError(f"the reduced gradients must have each micro-batch once, and have {', '.join(wrong)}")
         return [count > 0 for count in touched]
+
+
+def digest_notes(notes: Tensor) -> list[float]:
+    """The sums of what ``comparison.written`` gave."""
+    end = -_DIGITS - 1
+    found: list[float] = notes[end - DIGEST_NOTES : end].tolist()
+    return found
 
 
 def made_bytes(notes: Tensor) -> int:

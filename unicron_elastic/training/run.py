@@ -18,6 +18,7 @@ from unicron_elastic.training import buffers
 from unicron_elastic.training.engine import Engine
 from unicron_elastic.training.keeping import Keeper
 from unicron_elastic.training.randomness import Randomness
+from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.step import Step
 
 __all__ = ["Run", "Stateful"]
@@ -51,8 +52,10 @@ class Run:
     ``snapshot_every`` and ``peer_snapshot_every``: ``steps()`` keeps a snapshot in memory at each step that one of them
     divides, and those of the latter are copied to a neighbouring node; 0: none. ``replicated``: all ranks have the same
     state, and one may go on from another's; by default those with a model in DistributedDataParallel or ``steps()``.
+    ``compare_every``: once in so many steps, and after newcomers, ranks compare digests of parameters, buffers and
+    optimizer state before the optimizer steps, and one whose state is not that of most ends; 0: never.
 
-    Raises TypeError for what cannot be registered.
+    Raises TypeError for what cannot be registered, and ValueError for a ``compare_every`` below 0.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Run:
         snapshot_every: int = 0,
         peer_snapshot_every: int = 0,
         replicated: bool | None = None,
+        compare_every: int = 100,
         **state: Stateful,
     ) -> None:
         self._is_wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
@@ -91,6 +95,7 @@ class Run:
             timeout_s=timeout_s,
             join_patience_s=join_patience_s,
             on_regroup=on_regroup or (lambda: None),
+            replicas=Replicas(model, self._stateful, compare_every),
         )
         is_replicated = self._is_wrapped if replicated is None else replicated
         self._snapshot_every = snapshot_every

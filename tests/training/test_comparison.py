@@ -1,0 +1,154 @@
+"""What ranks conclude from the digests of their states, and from what they tell of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from unicron_elastic.training.comparison import Told, differ, judge, written
+from unicron_elastic.training.replicas import Replicas
+
+digests = st.integers(0, 2**64 - 1)
+
+
+def summed(told: list[int | None]) -> list[float]:
+    """As an all-reduce of fp32 does."""
+    return torch.tensor([written(each) for each in told], dtype=torch.float32).sum(0).tolist()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(digests | st.none(), min_size=1, max_size=9))
+def test_a_difference_is_seen_from_the_sums_alone(told: list[int | None]) -> None:
+    assert differ(summed(told)) == (len({each for each in told if each is not None}) > 1)
+
+
+def test_a_digest_between_two_others_does_not_hide_them() -> None:
+    assert differ(summed([0x1, 0x2, 0x3]))
+
+
+def test_many_ranks_are_counted_exactly() -> None:
+    all_ones = 2**64 - 1
+    exact = [each * 50_000 for each in written(all_ones)]
+    assert max(exact) < 2**24
+    assert not differ(exact)
+
+
+def tells(kind: str = "a", caches: tuple[str, ...] = (), **tensors: int | tuple[str, int]) -> Told:
+    """With digests by name; and types, if they matter."""
+    whole = {name: each if isinstance(each, tuple) else ("fp32", each) for name, each in tensors.items()}
+    return Told.parse(Told(tensors=whole, caches=frozenset(caches), kind=kind).to_json())
+
+
+def test_most_are_right() -> None:
+    verdict = judge([tells(a=1, b=2), tells(a=1, b=3), tells(a=1, b=2), tells(a=1, b=2)], 7)
+    assert verdict.wrong == {1}
+    assert verdict.sentence == "after 7 steps rank 1 differs from the others in b"
+
+
+def test_several_may_be_wrong_in_several_ways() -> None:
+    verdict = judge([tells(a=4, b=2), tells(a=1, b=3), tells(a=1, b=2), tells(a=1, b=2), tells(a=1, b=2)], 7)
+    assert verdict.wrong == {0, 1}
+    assert verdict.sentence == "after 7 steps ranks 0 and 1 differ from the others in a (and 1 more tensor)"
+
+
+@pytest.mark.parametrize("told", [[tells(a=1), tells(a=2)], [tells(a=1), tells(a=1), tells(a=2), tells(a=2)]])
+def test_without_a_majority_nobody_is_right(told: list[Told]) -> None:
+    verdict = judge(told, 100)
+    assert verdict.wrong == set(range(len(told)))
+    assert verdict.sentence == "after 100 steps the ranks differ in a, and no majority says who is right"
+
+
+def test_what_one_rank_alone_has_is_a_difference() -> None:
+    assert judge([tells(a=1), tells(a=1), tells(a=1, b=1)], 1).wrong == {2}
+    assert judge([tells(a=1), tells(a=1), tells(a=("bf16", 1))], 1).wrong == {2}
+
+
+def test_caches_may_have_another_shape_and_no_other_content() -> None:
+    def cache(what: str, digest: int) -> Told:
+        return tells(caches=("c",), a=1, c=(what, digest))
+
+    assert judge([cache("[1]", 1), cache("[2]", 2), tells(a=1)], 1).wrong == set()
+    assert judge([cache("[1]", 1), cache("[1]", 1), cache("[1]", 2)], 1).wrong == {2}
+
+
+def test_ranks_that_do_not_compute_alike_may_differ_by_rounding() -> None:
+    verdict = judge([tells(a=1), tells(a=2), tells(kind="b", a=1)], 3)
+    assert verdict.wrong == set()
+    assert "rank 2: b" in verdict.sentence
+
+
+# -- what is compared -------------------------------------------------------------------------------------------------
+
+
+def replica(*, reverse: bool = False) -> tuple[nn.Module, torch.optim.Optimizer, Replicas]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    if reverse:  # the order in which states were made, as after a state was taken over
+        for parameter in reversed(list(optimizer.state)):
+            optimizer.state[parameter] = dict(reversed(list(optimizer.state.pop(parameter).items())))
+    replicas = Replicas(model, {"model": model, "optimizer": optimizer}, 10)
+    replicas.buffers = lambda: dict(model.named_buffers())
+    return model, optimizer, replicas
+
+
+def digest(replicas: Replicas, step: int = 0) -> int | None:
+    replicas.begin(step)
+    return replicas.digest()
+
+
+def test_the_same_state_has_the_same_digest() -> None:
+    (_, _, one), (_, _, other) = replica(), replica(reverse=True)
+    assert digest(one) == digest(other)
+    assert {"model.0.weight", "model.1.running_mean", "optimizer.state[0].exp_avg", "optimizer.state[3].step"} <= {
+        *one.told().tensors
+    }
+
+
+@pytest.mark.parametrize("what", ["parameter", "buffer", "moment", "step"])
+def test_anything_that_is_else_shows(what: str) -> None:
+    (model, optimizer, other), (_, _, one) = replica(), replica()
+    first = next(model.parameters())
+    changed = {
+        "parameter": first.data,
+        "buffer": model[1].running_var,
+        "moment": optimizer.state[first]["exp_avg_sq"],
+        "step": optimizer.state[first]["step"],
+    }[what]
+    changed.add_(1e-3)
+    assert digest(one) != digest(other)
+
+
+def test_they_are_compared_every_so_many_steps_and_with_newcomers() -> None:
+    _, _, replicas = replica()
+    assert digest(replicas, 3) is not None  # the first of all
+    replicas.end(is_compared=True)
+    assert digest(replicas, 4) is None
+    assert digest(replicas, 20) is not None
+    replicas.meet()
+    replicas.end(is_compared=False)
+    assert digest(replicas, 21) is not None
+    replicas.end(is_compared=True)
+    assert digest(replicas, 22) is None
+
+
+def test_what_differs_by_rank_is_not_compared() -> None:
+    model, optimizer, one = replica()
+    other = Replicas(
+        model,
+        {
+            "model": model,
+            "optimizer": optimizer,
+            "ema": nn.Linear(2, 2),
+            "own": torch.optim.SGD(nn.Linear(1, 1).parameters()),
+        },
+        10,
+    )
+    other.buffers = one.buffers
+    assert digest(one) == digest(other)
