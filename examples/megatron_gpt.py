@@ -195,7 +195,8 @@ def train(args: argparse.Namespace, config: TransformerConfig, device: torch.dev
                 torch.stack(reports).sum(0) if counts and reports else torch.zeros(2, device=device)
             )
             if dist.get_rank() == 0 and total[1]:
-                print(f"step {step} loss {total[0] / total[1]:.4f} {step_s * 1e3:.0f} ms", flush=True)
+                part = " (of this rank's micro-batches alone)" if forward_backward.is_partial else ""
+                print(f"step {step} loss {total[0] / total[1]:.4f} {step_s * 1e3:.0f} ms{part}", flush=True)
         if args.checkpoint and step % args.checkpoint_every == 0:
             forward_backward.save(args.checkpoint)
     return model

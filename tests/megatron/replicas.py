@@ -186,7 +186,10 @@ class Rank:
                 self.run.scale([self])
             self.run.make_step(self._make)
             if case.reports:
-                self.run.total(torch.zeros(1))
+                total = int(self.run.total(torch.ones(1)))
+                size = self.connection.size if self.connection is not None and not self.run.is_partial else 1
+                if total != size:
+                    self.job.fail(f"{self.name} hears of {total} ranks, and there are {size}")
             self.job.point()
 
     def scale_gradients(self, factor: Tensor) -> None:

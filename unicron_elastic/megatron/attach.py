@@ -68,9 +68,14 @@ class ForwardBackward:
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks that train now, for reports between steps: all of them must ask for it.
 
-        If a rank is lost meanwhile it is what this rank has itself.
+        If a rank is lost meanwhile it is what this rank has itself, and ``is_partial``.
         """
         return self._run.total(tensor)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the latest ``sum`` is what this rank has itself, as a rank was lost before all had the sum."""
+        return self._run.is_partial
 
     def save(self, directory: str | os.PathLike[str], *, keep: int = 2) -> bool:
         """Writes a sharded checkpoint between two steps; all who train must ask for it. ``load`` reads it.

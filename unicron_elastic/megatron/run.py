@@ -36,8 +36,9 @@ Call = Callable[[list[int]], tuple[list[Any], int]]  # passes for these micro-ba
 class Run:
     """One process's part in the training. ``step`` counts the optimizer steps that its parameters have behind them.
 
-    ``finish`` sums up the gradients over the members of a replica, once they are reduced; ``changes_reduced`` says
-    whether it changes them. ``counts_tokens``: whether the tokens of this rank are those of its replica.
+    ``is_partial``: the latest ``total`` is not that of all ranks. ``finish`` sums up the gradients over the members of
+    a replica, once they are reduced; ``changes_reduced`` says whether it changes them. ``counts_tokens``: whether the
+    tokens of this rank are those of its replica.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Run:
         self._changes_reduced = changes_reduced
         self._counts_tokens = counts_tokens
         self.step = step
+        self.is_partial = False
         self._steps = steps
         self._micro_batches = micro_batches
         self._device = device
@@ -247,12 +249,15 @@ class Run:
         return given
 
     def total(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks that train, or what this one has if the world breaks on the way."""
+        """The sum over all ranks that train; or what this one has if the world breaks: then ``is_partial``."""
         summed = tensor.detach().clone()
+        self.is_partial = True
         if self._must_meet or self._members.needs_meeting():
             return summed
         try:
-            return self._members.sum(summed)
+            summed = self._members.sum(summed)
+            self.is_partial = self.is_alone
+            return summed
         except BROKEN as error:
             if is_of_script(error):
                 raise
