@@ -19,6 +19,7 @@ from unicron_elastic.recovery.events import (
     Event,
     FirstStepDone,
     MemberEntered,
+    MemberLeft,
     MemberParted,
     MemberWentOn,
     StateFetched,
@@ -132,6 +133,8 @@ class Happenings:
                     self._post(MemberEntered(at=now, local_rank=local_rank, generation=generation))
             case {"ready": {"state": int(state)}}:
                 self._post(StateFetched(at=now, local_rank=local_rank, state=state, generation=generation))
+            case {"left": _}:
+                self._post(MemberLeft(at=now, local_rank=local_rank, generation=generation))
             case {"broke": {"world": int(world), "error": str(error)}}:
                 kind, _, text = error.partition(": ")
                 described = {"type": kind, "message": text}

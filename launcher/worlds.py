@@ -239,6 +239,7 @@ class Worlds:
             restarts_used=wanted.restarts_used,
             anew=wanted.of is not None,
             over=wanted.over,
+            parted=wanted.parted,
         )
 
     def _begin_log(self, this_round: Round) -> World | None:
@@ -341,8 +342,8 @@ def _is_made(world: World, wanted: ChangeWorld, *, is_over: bool = False) -> boo
     """Whether a world has this change; one that changes no member is made by any world once it ``is_over``."""
     if wanted.of is not None and world.number > wanted.of:
         return True
-    if wanted.over:
-        return world.over > 0
+    if wanted.over or wanted.parted:
+        return world.over > 0 or world.parted >= wanted.parted > 0
     if not wanted.lost and not wanted.joined:
         return is_over
     names = {member.name for member in world.members}

@@ -37,7 +37,8 @@ class World:
     ``reason`` says, as a sentence, why this world came; "": it is the first. ``restarts_used`` is the job's count.
     ``anew`` is the number of the newest world, this one or an earlier one, in which all had to connect anew.
     ``over``: members that made their last steps in the world of this number, or an earlier one, have begun to end, and
-    nobody joins any more; 0: none has.
+    nobody joins any more; 0: none has. ``parted``: in the world of this number all had come to the end of their steps,
+    as some have left it; 0: that was never told.
     """
 
     number: int
@@ -47,6 +48,7 @@ class World:
     restarts_used: int = 0
     anew: int = 1
     over: int = 0
+    parted: int = 0
 
     @property
     def size(self) -> int:
@@ -75,6 +77,7 @@ class World:
         restarts_used: int = 0,
         anew: bool = False,
         over: int = 0,
+        parted: int = 0,
     ) -> World:
         """The next world: without the ``lost`` members, by name, and with those who ``joined``.
 
@@ -93,6 +96,7 @@ class World:
             restarts_used=max(self.restarts_used, restarts_used),
             anew=self.number + 1 if anew else self.anew,
             over=max(self.over, over),
+            parted=max(self.parted, parted),
         )
 
     def to_message(self) -> dict[str, Any]:
@@ -106,6 +110,7 @@ class World:
             "restarts_used": self.restarts_used,
             "anew": self.anew,
             "over": self.over,
+            "parted": self.parted,
         }
 
     def to_json(self) -> str:
@@ -132,6 +137,7 @@ class World:
             restarts_used=restarts_used,
             anew=_count(data.get("anew", 1), "last new beginning", least=1),
             over=_count(data.get("over", 0), "end", least=0),
+            parted=_count(data.get("parted", 0), "last steps", least=0),
         )
 
     @classmethod

@@ -24,7 +24,7 @@ __all__ = ["PlainRun"]
 class PlainRun:
     """One process, no launcher, nothing that can be lost."""
 
-    rank, world_size = 0, 1
+    rank, world_size, is_partial = 0, 1, False
 
     def __init__(self, *, model: nn.Module, scaler: Any = None, seed: int | None = 0, **_ignored: Any) -> None:
         self.model, self.scaler = model, scaler

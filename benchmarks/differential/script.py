@@ -176,7 +176,7 @@ class Script:
             mine = torch.stack(losses).sum() * size / HELD_OUT if losses else torch.zeros(())
             mean = run.mean(mine)
         model.train()
-        self.watcher.log("evaluated", step=number, at=run.step, value=float(mean))
+        self.watcher.log("evaluated", step=number, at=run.step, value=float(mean), partial=run.is_partial)
 
     def _own_collective(self, number: int) -> None:
         if not dist.is_initialized() or self.is_reference:

@@ -48,12 +48,6 @@ def trials() -> Iterator[Trials]:
         yield begun
 
 
-def not_yet(name: str, reason: str, **case: Any) -> Any:
-    """A case that is known to differ, and takes its whole deadline for that."""
-    marks = [pytest.mark.slow, pytest.mark.xfail(strict=True, reason=reason)]
-    return pytest.param(case, id=name, marks=marks)
-
-
 def case(name: str, **values: Any) -> Any:
     return pytest.param(values, id=name)
 
@@ -104,18 +98,14 @@ def test_what_is_saved_is_what_is_there(tmp_path: Path) -> None:
         case("unfreeze", hows=["unfreeze"]),
         case("newcomer", blocks=["bf16", "constant-hidden"], optimizer="master", faults=[killed("a1", 3)]),
         case("buffers", blocks=["counter", "spectral-old", "moving-hidden"], faults=[killed("a0", 3)]),
-        not_yet("mean", "partial without a word", loop="evaluation", faults=[killed("a1", 4, "evaluation")]),
+        case("mean", loop="evaluation", faults=[killed("a1", 4, "evaluation")]),
         case(
             "three-losses",
             steps=10,
             faults=[killed("a1", 2), killed("a1", 4), killed("a1", 6)],
         ),
-        not_yet("epochs", "deadlock", loop="epochs", steps=9, faults=[killed("a1", 5)]),
-        pytest.param(
-            STALE,
-            id="number",
-            marks=[pytest.mark.slow, pytest.mark.xfail(strict=False, reason="it is stale, if the moment is met")],
-        ),
+        case("epochs", loop="epochs", steps=9, faults=[killed("a1", 5)]),
+        case("number", **STALE),
     ],
 )
 def test_ranks_that_are_lost_change_nothing(values: dict[str, Any], trials: Trials) -> None:

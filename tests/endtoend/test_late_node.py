@@ -27,7 +27,7 @@ def test_a_newcomer_on_a_new_node_does_not_begin_anew_when_the_state_is_lost(lau
             "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=unicron", f"--rdzv-endpoint={etcd.endpoint}",
             "--rdzv-id=job", "--rdzv-conf=last_call_timeout=1,lease_ttl=30", "--max-restarts=9",
             "--local-addr=127.0.0.1", "--unicron-on-hang=off",
-            IN_PLACE, "--steps=400", "--step-s=0.02", "--say-steps", "--strike=1:0:meet:pass",
+            IN_PLACE, "--steps=400", "--step-s=0.02", "--say-steps", "--strike=1:-1:meet:pass",
             env={"UNICRON_NODE_NAME": node}, fast=False,
         )  # fmt: skip
 
@@ -35,7 +35,7 @@ def test_a_newcomer_on_a_new_node_does_not_begin_anew_when_the_state_is_lost(lau
     (pid,) = set(old.until_line(r"^STEP 3 pid (\d+)"))
     os.kill(int(pid), signal.SIGSTOP)  # it does not come to meet the newcomer
     new = start("b")
-    new.until((launcher.folder / "struck-1-0-meet").exists, "the newcomer in the meeting")
+    new.until((launcher.folder / "struck-1--1-meet").exists, "the newcomer in the meeting")
     os.kill(int(pid), signal.SIGKILL)
     new.until(lambda: "NoStateLeft" in new.err, "the end of the newcomer, which has no state")
     for run in (old, new):

@@ -18,7 +18,7 @@ from train_in_place import Strikes, arm, batch, wait_for_world, wrapped
 
 import unicron_elastic
 from unicron_elastic.state.exact import bits, tensors_of
-from unicron_elastic.training import engine, gradients, tree_gradients
+from unicron_elastic.training import arrival, gradients, tree_gradients
 
 FOLDER = Path(os.environ["PROBE"])
 RANK = int(os.environ.get("RANK", "0"))
@@ -137,7 +137,7 @@ def main() -> None:
     arm(strikes)
     wrapped(gradients.Gradients, "_share_made", lambda *_: strikes.at("share"), lambda *_: strikes.at("shared"))
     if asked.in_group:
-        engine.fetch_state = lambda *_: None
+        arrival.fetch_state = lambda *_: None
     for owner in (gradients.Gradients, tree_gradients.TreeGradients):
         owner.__init__.__kwdefaults__["bucket_bytes"] = 200
     torch.set_num_threads(1)

@@ -111,14 +111,14 @@ def test_a_newcomer_that_nobody_waits_for_may_fail() -> None:
     assert only(job.entered(2), ReplaceWorker).local_rank == 1  # those who train once more want it again
 
 
-def test_those_who_have_not_made_their_last_step_are_left_to_do_so_where_connections_broke() -> None:
+def test_those_who_wait_for_the_end_of_their_steps_hear_that_others_have_left_it() -> None:
     job = InPlace(3)
-    job.parted(2, number(job))
+    parted_in = number(job)
+    job.parted(2, parted_in)
     job.broke(0)
-    job.later(BREAK_GRACE_S)
-    assert job.names() == ["4.0", "5.0"]
-    job.entered(2)  # it comes back, with the state that it has
-    assert only(job.fetched(2), ChangeWorld).joined[0].local_rank == 2
+    commands = job.later(BREAK_GRACE_S)
+    assert [each.parted for each in commands if isinstance(each, ChangeWorld)] == [0, parted_in]
+    assert job.names() == ["4.0", "5.0", "6.0"]
 
 
 def test_connections_that_broke_before_others_joined_are_made_anew() -> None:

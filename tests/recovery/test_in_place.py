@@ -30,6 +30,7 @@ from unicron_elastic.recovery.commands import (
 from unicron_elastic.recovery.events import (
     Event,
     MemberEntered,
+    MemberLeft,
     MemberParted,
     MemberWentOn,
     NodesDepart,
@@ -84,6 +85,7 @@ class InPlace(Job):
                 joined=command.joined,
                 anew=command.of is not None,
                 over=command.over,
+                parted=command.parted,
             )
         return self.feed(WorldChanged(at=self._at(None), world=world, generation=self.state.generation))
 
@@ -117,6 +119,9 @@ class InPlace(Job):
     def fetched(self, local_rank: int) -> list[Command]:
         event = StateFetched(at=self._at(None), local_rank=local_rank, state=7, generation=self.state.generation)
         return self.feed(event)
+
+    def left(self, local_rank: int) -> list[Command]:
+        return self.feed(MemberLeft(at=self._at(None), local_rank=local_rank, generation=self.state.generation))
 
     def went_on(self, local_rank: int, *, reused: int = 0, recomputed: int = 0) -> list[Command]:
         world = self.state.world.number if self.state.world is not None else 1
@@ -194,6 +199,33 @@ def test_it_is_replaced_at_once_when_the_others_have_stepped() -> None:
     closed = job.records(1)[-1]
     assert (closed.micro_batches_reused, closed.micro_batches_recomputed) == (5, 3)
     assert none(job.later(REPLACE_AFTER_S), ReplaceWorker)
+
+
+def test_a_newcomer_that_is_not_where_the_others_are_leaves_and_comes_again_by_another_name() -> None:
+    job = InPlace(3)
+    job.exited(1, KILLED)
+    job.later(REPLACE_AFTER_S)
+    job.entered(1)
+    job.fetched(1)
+    left = only(job.left(1), ChangeWorld)
+    assert (short(left.lost), left.reason) == (["5.1"], "rank 5 comes later, when its script is where the others are.")
+    assert job.names() == ["4.0", "6.0"]
+    assert only(job.entered(1), InviteMember).sources == (0, 2)
+    assert only(job.fetched(1), ChangeWorld).joined[0].local_rank == 1
+    assert (job.names(), job.state.restarts_used) == (["4.0", "5.2", "6.0"], 1)
+
+
+def test_a_newcomer_that_dies_between_two_attempts_is_replaced_like_any_other() -> None:
+    job = InPlace(3)
+    job.exited(1, KILLED)
+    job.later(REPLACE_AFTER_S)
+    job.entered(1)
+    job.fetched(1)
+    job.left(1)
+    commands = job.exited(1, KILLED)
+    assert none(commands, StopWorkers, StartWorkers)
+    assert job.names() == ["4.0", "6.0"]
+    assert only([*commands, *job.later(REPLACE_AFTER_S)], ReplaceWorker).local_rank == 1
 
 
 def test_who_raised_may_tear_down_before_it_is_killed_and_replaced() -> None:
@@ -351,7 +383,8 @@ HAPPENINGS = st.one_of(
     st.tuples(st.just("exited"), LOCAL, st.sampled_from([0, 1, KILLED, CRASHED])),
     st.tuples(st.just("raised"), LOCAL, st.sampled_from(["bad", GLOO_CLOSED])),
     st.tuples(
-        st.sampled_from(["entered", "entered", "fetched", "went_on", "parted", "broke", "hung", "evidence"]), LOCAL
+        st.sampled_from(["entered", "entered", "fetched", "went_on", "left", "parted", "broke", "hung", "evidence"]),
+        LOCAL,
     ),
     st.tuples(st.just("later"), st.sampled_from([0.0, BREAK_GRACE_S, REPLACE_AFTER_S, 6.0, 400.0])),
 )

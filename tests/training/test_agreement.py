@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -146,3 +148,48 @@ def test_a_newcomer_does_not_say_with_what_all_begin() -> None:
 def test_without_state_anywhere_there_is_nothing_to_agree_on() -> None:
     with pytest.raises(NoStateLeft, match="no member"):
         agree([Said(state=None), Said(state=None)], micro_batches=4)
+
+
+IN_THIRD = Said(state=7, until=9)  # of three calls of run.steps(), with totals of 3, 6 and 9
+NEWCOMER = Said(state=None, is_new=True)
+
+
+@pytest.mark.parametrize("until", [3, 6, 12])
+@pytest.mark.parametrize("state", [None, 5])
+def test_a_newcomer_in_another_call_leaves_and_the_others_go_on(until: int, state: int | None) -> None:
+    agreement = agree([IN_THIRD, replace(NEWCOMER, until=until, state=state), IN_THIRD], micro_batches=4)
+    assert (agreement.leave, agreement.until, agreement.step, agreement.is_even) == ((1,), 9, 7, False)
+    assert (agreement.pull, agreement.advance) == ((), ())
+
+
+def test_a_newcomer_in_the_same_call_takes_the_state() -> None:
+    agreement = agree([IN_THIRD, replace(NEWCOMER, until=9)], micro_batches=4)
+    assert (agreement.leave, agreement.pull, agreement.sources) == ((), (1,), (0,))
+
+
+def test_a_newcomer_leaves_if_the_others_meet_between_two_steps() -> None:
+    between = replace(IN_THIRD, is_between=True)
+    assert agree([between, between, replace(NEWCOMER, until=9)], micro_batches=4).leave == (2,)
+    assert agree([IN_THIRD, between, replace(NEWCOMER, until=9)], micro_batches=4).leave == (2,)
+
+
+def test_members_are_never_sent_away() -> None:
+    behind = Said(state=6, until=6)
+    agreement = agree([IN_THIRD, behind, replace(IN_THIRD, is_between=True)], micro_batches=4)
+    assert (agreement.leave, agreement.pull) == ((), (1,))
+
+
+def test_newcomers_that_have_copied_the_state_go_on_if_nobody_else_is_left() -> None:
+    copied = Said(state=7, until=9, is_new=True)
+    agreement = agree([copied, replace(NEWCOMER, until=9)], micro_batches=4)
+    assert (agreement.leave, agreement.pull, agreement.sources) == ((), (1,), (0,))
+
+
+def test_whoever_has_not_heard_of_the_end_of_a_call_goes_on_to_the_next() -> None:
+    agreement = agree([Said(state=6, until=6), Said(state=6, until=9)], micro_batches=4)
+    assert (agreement.advance, agreement.pull, agreement.gradients, agreement.until) == ((0,), (), (), 9)
+
+
+def test_whoever_lacks_the_last_step_of_the_call_before_gets_its_gradients() -> None:
+    agreement = agree([Said(state=5, until=6), Said(state=6, until=9, keeps_last=True)], micro_batches=4)
+    assert (agreement.advance, agreement.gradients, agreement.until) == ((0,), ((1, 0),), 9)

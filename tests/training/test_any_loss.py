@@ -6,7 +6,7 @@ import pytest
 import threads_as_ranks
 from threads_as_ranks import Changes, Distributed, Job, fetch_state
 
-from unicron_elastic.training import agreement, assembly, engine, gradients, meeting
+from unicron_elastic.training import agreement, arrival, assembly, engine, gradients, meeting
 from unicron_elastic.training.agreement import NoStateLeft
 from unicron_elastic.world import Member, World
 
@@ -18,7 +18,7 @@ def _ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (assembly, gradients):
         monkeypatch.setattr(module, "dist", Distributed())
     monkeypatch.setattr(engine, "membership", lambda _serve: threads_as_ranks.here.rank)
-    monkeypatch.setattr(engine, "fetch_state", fetch_state)
+    monkeypatch.setattr(arrival, "fetch_state", fetch_state)
     monkeypatch.setattr(meeting.Meeting, "connect", lambda *_: threads_as_ranks.here.rank.connect())
     make = gradients.Gradients.__init__
     monkeypatch.setattr(
@@ -37,6 +37,9 @@ def _trained(
     steps: int = STEPS,
     steps_behind: int = 0,
     changes: Changes | None = None,
+    totals: tuple[int, ...] = (),
+    reports: int = 0,
+    is_shaky: bool = False,
 ) -> None:
     job = Job(
         seed,
@@ -47,6 +50,9 @@ def _trained(
         micro_batches=MICRO_BATCHES,
         steps_behind=steps_behind,
         changes=changes,
+        totals=totals,
+        reports=reports,
+        is_shaky=is_shaky,
     )
     job.finish()
     ended = [rank for rank in job.ranks if rank.name not in job.dead]
@@ -68,6 +74,28 @@ def test_newcomers_train_as_if_nothing_had_happened(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_a_newcomer_that_is_many_steps_behind_gets_the_state_in_the_group(seed: int) -> None:
     _trained(seed, ranks=3, deaths=1, newcomers=True, steps=12, steps_behind=3)
+
+
+@pytest.mark.parametrize("is_shaky", [False, True])
+@pytest.mark.parametrize("totals", [(2, 4, 6), (4, 3, 4, 6), (1, 2, 3, 4, 5, 6)])
+@pytest.mark.parametrize("seed", range(20))
+def test_those_who_train_in_several_calls_train_as_in_one(seed: int, totals: tuple[int, ...], is_shaky: bool) -> None:
+    _trained(
+        seed,
+        ranks=2 + seed % 3,
+        deaths=seed % 4,
+        newcomers=True,
+        steps=6,
+        totals=totals,
+        reports=seed % 3,
+        is_shaky=is_shaky,
+    )
+
+
+@pytest.mark.parametrize("newcomers", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_reports_are_exact_or_said_to_be_partial_and_the_same_for_all(seed: int, newcomers: bool) -> None:
+    _trained(seed, ranks=2 + seed % 3, deaths=1 + seed % 3, newcomers=newcomers, reports=1 + seed % 3)
 
 
 FREEZING: Changes = {
@@ -121,11 +149,12 @@ def test_ranks_that_train_different_parameters_of_one_size_notice(monkeypatch: p
 
 
 def test_a_newcomer_that_is_left_alone_without_the_state_does_not_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "fetch_state", lambda *_: None)
-    monkeypatch.setattr(engine, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(arrival, "fetch_state", lambda *_: None)
+    monkeypatch.setattr(arrival, "ASK_AGAIN_S", 0.0)
     job = Job(0, ranks=1, deaths=0, newcomers=False, steps=STEPS, micro_batches=MICRO_BATCHES)
     job.ranks[0].name, job.ranks[0].dies_at = "0'", None
     job.newest = World(number=2, members=(Member(name="0'", node="n", local_rank=0),), store="h:1")
+    job.ranks[0].enter = lambda: {"sources": [{}]}  # type: ignore[method-assign]
     job.ranks[0].is_ready = lambda _state: None  # type: ignore[method-assign]
     with pytest.raises(AssertionError, match="rank 0'") as caught:
         job.finish()

@@ -200,3 +200,17 @@ def test_a_step_that_was_left_early_is_noticed(is_iterated: bool) -> None:
 
     with pytest.raises(RuntimeError, match="for index in step"):
         leave_early()
+
+
+def test_a_mean_before_the_first_steps_is_refused_in_a_sentence() -> None:
+    with pytest.raises(RuntimeError, match=r"run\.mean\(\) is for the ranks of run\.steps\(\)"):
+        Run(model=nn.Linear(1, 1)).mean(torch.ones(1))
+
+
+def test_the_mean_of_one_rank_is_what_it_is_given_and_not_partial() -> None:
+    run = Run(model=nn.Linear(1, 1))
+    for step in run.steps(1, 1):
+        for _ in step:
+            step.backward(run._model(torch.ones(1, 1)).mean())
+        assert float(run.mean(torch.tensor([3]))) == 3.0
+        assert not run.is_partial

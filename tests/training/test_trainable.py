@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from unicron_elastic import Run
 from unicron_elastic.compat.tensors import walked
-from unicron_elastic.training import engine
+from unicron_elastic.training import arrival, engine
+from unicron_elastic.training.agreement import Said
 from unicron_elastic.training.handover import Handover
 from unicron_elastic.training.trainable import Trainable
 
@@ -202,7 +203,7 @@ class Newcomer:
     is_fixed = False
 
     def enter(self) -> dict[str, Any]:
-        return {"sources": ["somebody"]}
+        return {"sources": [{"until": 4, "step": 4}]}
 
     def is_ready(self, _state: int) -> None: ...
 
@@ -220,12 +221,13 @@ class Source:
 def test_a_newcomer_trains_what_its_source_does_also_if_no_step_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Net()
     source.base.requires_grad_(False)
-    given = Run(model=source)._engine._registered.state_dict()
+    given = {**Run(model=source)._engine._registered.state_dict(), "until": 4}
+    said: list[Said] = []
     monkeypatch.setattr(engine, "membership", lambda _serve: Newcomer())
-    monkeypatch.setattr(engine, "fetch_state", lambda handover, _: handover.load_state_dict(given) or Source())
-    ours = Run(model=Net())._engine
-    ours.join(MICRO_BATCHES)
-    assert ours._said().trained == frozenset(range(4, 8))
+    monkeypatch.setattr(arrival, "fetch_state", lambda handover, _: handover.load_state_dict(given) or Source())
+    monkeypatch.setattr(engine.Engine, "_meet", lambda ours: said.append(ours._said()))
+    Run(model=Net())._engine.join(4, MICRO_BATCHES)
+    assert [each.trained for each in said] == [frozenset(range(4, 8))]
 
 
 def test_what_an_optimizer_has_and_the_model_has_not_is_not_trained_without_a_word() -> None:
@@ -301,7 +303,7 @@ def test_a_newcomer_has_the_groups_that_were_added_on_the_way() -> None:
         net = Net()
         optimizer = torch.optim.AdamW([*net.wide.parameters()], lr=0.1)
         optimizers.append((net, optimizer))
-        handovers.append(Handover(State(optimizer), Trainable(net), [optimizer]))
+        handovers.append(Handover(State(optimizer), Trainable(net), [optimizer], lambda: 1))
     (ours, giver), (theirs, taker) = optimizers
     giver.add_param_group({"params": [ours.head.bias], "lr": 0.5})
     giver.add_param_group({"params": [*ours.base.parameters()], "weight_decay": 0.25})

@@ -10,13 +10,14 @@ import copy
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import HashStore
 
+from unicron_elastic.training.engine import MissedStepError
 from unicron_elastic.training.joining import HasState
 from unicron_elastic.training.meeting import Superseded
 from unicron_elastic.training.run import Run
@@ -83,6 +84,7 @@ class Rank:
     def __init__(self, job: Job, name: str, local_rank: int, dies_at: int | None) -> None:
         self.job, self.name, self.local_rank, self.dies_at = job, name, local_rank, dies_at
         self.points = 0
+        self.breaks_at = job.draw() if job.is_shaky else None  # its connections, at one of these points
         self.world: World | None = None
         self.group: Group | None = None
         self.counts: dict[Any, int] = {}
@@ -95,24 +97,38 @@ class Rank:
         self.points += 1
         if self.points == self.dies_at:
             self.job.die(self)
+        if self.points == self.breaks_at and self.world is not None:
+            self.job.broke(self.world)
 
     # -- membership ---------------------------------------------------------------------------------------------------
 
     def enter(self) -> dict[str, Any] | None:
-        return {"sources": ["somebody"]} if "'" in self.name else None
+        with self.job.changed:
+            self.live()
+            self.job.over.discard(self.name)
+            return None if self.job.newest.rank_of(self.name) is not None else {"sources": [{}]}
+
+    def live(self) -> None:
+        """Raises Died if the agent has ended this process."""
+        if self.name in self.job.dead:
+            raise Died
 
     def is_ready(self, _state: int) -> None:
         self.point()
         self.job.change(joined=(Member(name=self.name, node="n", local_rank=self.local_rank),))
 
     def is_newer(self) -> bool:
+        self.live()
         return self.job.newest.number > (self.world.number if self.world is not None else 0)
 
     def is_left(self) -> bool:
         return self.world is not None and self.job.newest.breaks(self.world)
 
     def is_over(self) -> bool:
-        return False
+        return bool(self.job.ended)
+
+    def has_parted(self, number: int) -> bool:
+        return self.job.newest.parted >= number > 0
 
     def adopt(self) -> tuple[World, int, Any]:
         self.point()
@@ -135,6 +151,9 @@ class Rank:
         self.job.told.append((self.name, message))
         if "parted" in message:
             self.job.parted(self)
+        if "left" in message:
+            self.job.change(lost=(self.name,))
+            self.name += "~"
 
     # -- torch.distributed --------------------------------------------------------------------------------------------
 
@@ -230,33 +249,44 @@ class Job:
         micro_batches: int,
         steps_behind: int = 0,
         changes: Changes | None = None,
+        totals: Sequence[int] = (),
+        reports: int = 0,
+        is_shaky: bool = False,
     ) -> None:
         """``steps_behind``: how many steps the others make while a newcomer takes over the state that it has copied.
 
-        ``changes``: what the script freezes (False) and unfreezes at the beginning of a step.
+        ``changes``: what the script freezes (False) and unfreezes at the beginning of a step. ``totals``: of its calls
+        of ``run.steps()``, if there are several. ``reports``: how many reductions follow each step and each call.
+        ``is_shaky``: connections break though nobody is lost.
         """
         self.dice = random.Random(seed)
-        self.steps_behind = steps_behind
+        self.steps_behind, self.is_shaky = steps_behind, is_shaky
         self.changes = changes or {}
-        self.plain = Plain(steps, micro_batches, self.changes)
+        self.totals, self.reports = tuple(totals) or (steps,), reports
+        self.plain = Plain(self.totals, micro_batches, self.changes)
         self.steps, self.micro_batches = steps, micro_batches
+        self.reported: dict[Any, dict[str, tuple[float, bool]]] = {}  # by rank
         self.newcomers = newcomers
         self.changed = threading.Condition(threading.RLock())
         self.store = HashStore()
         self.dead: set[str] = set()
-        self.over: set[str] = set()  # who has parted
+        self.over: set[str] = set()  # who has parted, and has not begun once more
+        self.parted_in: dict[str, int] = {}  # by name, the world
+        self.ended: set[str] = set()
         self.broken: set[int] = set()
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.groups: dict[int, Group] = {}
         self.deaths_left = deaths
         self.end = time.monotonic() + DEADLINE_S
-        self.ranks = [Rank(self, str(number), number, self._draw()) for number in range(ranks)]
+        self.ranks = [Rank(self, str(number), number, self.draw()) for number in range(ranks)]
         members = tuple(Member(name=rank.name, node="n", local_rank=rank.local_rank) for rank in self.ranks)
         self.newest = World(number=1, members=members, store="h:1")
         self.threads: list[threading.Thread] = []
 
-    def _draw(self) -> int | None:
-        return self.dice.randint(1, 90) if self.dice.random() < 0.7 else None
+    def draw(self) -> int | None:
+        """At which of its points something befalls a rank, if at all."""
+        most = 90 * len(self.totals) * (1 + self.reports)
+        return self.dice.randint(1, most) if self.dice.random() < 0.7 else None
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """With the lock held. Raises TimeoutError when the test is over its time."""
@@ -268,26 +298,39 @@ class Job:
             return self.groups.setdefault(world.number, Group(self, world))
 
     def change(self, *, lost: tuple[str, ...] = (), joined: tuple[Member, ...] = (), anew: bool = False) -> None:
-        """As the agent: the next world, of which all hear at once. Those who have parted are not in it.
+        """As the agent: the next world, of which all hear at once.
 
         Raises Died in a newcomer that nobody needs any more.
         """
         with self.changed:
-            lost = (*lost, *self.over)
-            if not any(member.name not in lost for member in self.newest.members):
+            if self.ended or not any(member.name not in lost for member in self.newest.members):
                 self.dead |= {member.name for member in joined}
                 if joined:
                     raise Died
                 return
-            self.newest = self.newest.after(store="h:1", reason="so", lost=lost, joined=joined, anew=anew)
+            parted = max((self.parted_in[name] for name in self.over), default=0) if lost or anew else 0
+            self.newest = self.newest.after(
+                store="h:1", reason="so", lost=lost, joined=joined, anew=anew, parted=parted
+            )
             self.changed.notify_all()
 
     def parted(self, rank: Rank) -> None:
-        """As the agent: whoever is told of a world with this rank in it would wait in vain."""
+        """As the agent: if that world is broken, others are told that all had come to its end."""
         with self.changed:
+            assert rank.world is not None
             self.over.add(rank.name)
-            if rank.world is not self.newest:
-                self.change()
+            self.parted_in[rank.name] = rank.world.number
+            if self.newest.breaks(rank.world):
+                self.newest = self.newest.after(store="h:1", reason="so", parted=rank.world.number)
+                self.changed.notify_all()
+
+    def end_well(self, rank: Rank) -> None:
+        """As the agent: who has not come before the others made their last step is not needed any more."""
+        with self.changed:
+            self.ended.add(rank.name)
+            known = {member.name for member in rank.world.members} if rank.world is not None else set()
+            self.dead |= {each.name for each in self.ranks} - known - self.ended
+            self.changed.notify_all()
 
     def broke(self, world: World) -> None:
         """As the agent: the same members connect anew, if nobody is gone."""
@@ -303,14 +346,19 @@ class Job:
             left = [each for each in self.ranks if each.name not in self.dead | self.over | {rank.name}]
             alive = [each for each in left if self.newest.rank_of(each.name) is not None]
             others = [each for each in alive if each.run is not None and each.run._engine._has_state]
-            if not others or not self.deaths_left:
+            if not others or not self.deaths_left or self.over:  # else all would begin again
                 return
             self.deaths_left -= 1
+            self.lose(rank, is_replaced=self.newcomers)
+        raise Died
+
+    def lose(self, rank: Rank, *, is_replaced: bool) -> None:
+        """Has the others go on without it."""
+        with self.changed:
             self.dead.add(rank.name)
             self.change(lost=(rank.name,))
-            if self.newcomers:
-                self._start(Rank(self, rank.name + "'", rank.local_rank, self._draw()))
-        raise Died
+            if is_replaced:
+                self._start(Rank(self, rank.name + "'", rank.local_rank, self.draw()))
 
     def _start(self, rank: Rank) -> None:
         if rank not in self.ranks:
@@ -328,6 +376,9 @@ class Job:
         for rank in self.ranks:
             if rank.error is not None:
                 raise AssertionError(f"rank {rank.name}: {rank.error!r}") from rank.error
+        for key, values in self.reported.items():
+            found = {value for name, value in values.items() if name not in self.dead}
+            assert len(found) < 2, f"{key}: {values}"
 
 
 class Fetched:
@@ -473,20 +524,34 @@ def optimizer_of(model: Model) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5, weight_decay=0.5)
 
 
+def before_step(optimizer: torch.optim.Optimizer, number: int) -> None:
+    """What a script may do before a step, by its number: it depends on what was before."""
+    if number == 1:
+        optimizer.param_groups[0]["weight_decay"] *= 0.5
+
+
+def after_call(optimizer: torch.optim.Optimizer) -> None:
+    """What a script does after each of its epochs."""
+    optimizer.param_groups[0]["lr"] *= 0.5
+
+
 class Plain:
     """What plain torch makes of the same steps in one process: all gradients, and the parameters in the end."""
 
-    def __init__(self, steps: int, micro_batches: int, changes: Changes) -> None:
+    def __init__(self, totals: Sequence[int], micro_batches: int, changes: Changes) -> None:
         model = Model()
         optimizer = optimizer_of(model)
-        self.gradients = []
-        for step in range(steps):
-            model.change(changes.get(step, {}))
-            optimizer.zero_grad()
-            for index in range(micro_batches):
-                (model.loss(step, index) / micro_batches).backward()
-            self.gradients.append(model.gradients())
-            optimizer.step()
+        self.gradients: list[list[list[float] | None]] = []
+        for total in totals:
+            for step in range(len(self.gradients), total):
+                model.change(changes.get(step, {}))
+                before_step(optimizer, step)
+                optimizer.zero_grad()
+                for index in range(micro_batches):
+                    (model.loss(step, index) / micro_batches).backward()
+                self.gradients.append(model.gradients())
+                optimizer.step()
+            after_call(optimizer)
         self.parameters = [parameter.tolist() for parameter in model.parameters()]
 
 
@@ -495,11 +560,28 @@ def train(rank: Rank) -> None:
     here.rank = rank
     try:
         _train(rank)
+        rank.job.end_well(rank)
     except Died:
         pass
+    except MissedStepError:
+        rank.job.lose(rank, is_replaced=True)
     except BaseException as error:
         if rank.name not in rank.job.dead:
             rank.error = error
+
+
+def _report(rank: Rank, run: Run, key: Any) -> None:
+    """The mean of what each rank has of a sum; whoever asks for it with the others gets the same."""
+    for number in range(rank.job.reports):
+        share = sum(range(12)[run.rank :: run.world_size]) * run.world_size
+        is_elsewhere = run._engine._is_elsewhere
+        value = float(run.mean(torch.tensor(float(share))))
+        rank.point()
+        if is_elsewhere or run._engine._is_late:
+            assert run.is_partial or value == sum(range(12))
+            continue
+        assert run.is_partial or value == sum(range(12)), f"{key}: {value}"
+        rank.job.reported.setdefault((*key, number), {})[rank.name] = (value, run.is_partial)
 
 
 def _train(rank: Rank) -> None:
@@ -507,17 +589,24 @@ def _train(rank: Rank) -> None:
     model = Model()
     optimizer = optimizer_of(model)
     run = rank.run = Run(model=model, optimizer=optimizer, seed=None, join_patience_s=0.3)
-    for step in run.steps(job.steps, job.micro_batches):
-        rank.point()
-        model.change(job.changes.get(step.number, {}))
-        for index in step:
+    for total in job.totals:
+        for step in run.steps(total, job.micro_batches):
             rank.point()
-            model.buffered.change(step.number, index)
-            step.backward(model.loss(step.number, index))
+            number = step.number
+            model.change(job.changes.get(number, {}))
+            before_step(optimizer, number)
+            for index in step:
+                rank.point()
+                model.buffered.change(number, index)
+                step.backward(model.loss(number, index))
+                rank.point()
+            assert number == step.number == run.step, f"step {number}, {step.number} is step {run.step}"
+            model.buffered.check(number + 1)
+            assert model.gradients() == job.plain.gradients[number], f"gradients of step {number}"
+            optimizer.step()
             rank.point()
-        assert step.number == run.step, f"step {step.number} is step {run.step}"
-        model.buffered.check(step.number + 1)
-        assert model.gradients() == job.plain.gradients[step.number], f"gradients of step {step.number}"
-        optimizer.step()
+            _report(rank, run, ("step", number))
+        _report(rank, run, ("call", total))
+        after_call(optimizer)
         rank.point()
     rank.parameters = [parameter.tolist() for parameter in model.parameters()]

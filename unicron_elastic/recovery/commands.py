@@ -154,8 +154,8 @@ class ChangeWorld:
     """Have the agents agree on a next world, tell its members here, and post ``WorldChanged``.
 
     Without anybody ``lost`` (by name) or ``joined`` they hear that there is nobody to wait for, or that those who made
-    their last steps in world number ``over`` have begun to end. ``of``: only if that is the number of the newest world,
-    and all connect anew.
+    their last steps in world number ``over`` have begun to end, or that all had come to that end in world number
+    ``parted``. ``of``: only if that is the number of the newest world, and all connect anew.
     """
 
     lost: tuple[str, ...] = ()
@@ -163,6 +163,7 @@ class ChangeWorld:
     restarts_used: int = 0
     of: int | None = None
     over: int = 0
+    parted: int = 0
     reason: str
 
 

@@ -44,20 +44,22 @@ def member_ended(state: JobState, worker: Worker) -> tuple[JobState, list[Comman
 
 
 def left_to_the_others(state: JobState, before: World | None) -> list[Command]:
-    """Leave out those who do not come to meet the others in a new world, as they have made their last step.
+    """Have those who still wait for the end of their steps do so without others, who have left it.
 
-    Whoever may train once more comes, unless the world ``before`` is broken: then others may not have made theirs.
+    Whoever will not train once more leaves the world; of the others it is told that all had come to that end.
     """
     world = state.world
-    if world is None or world.number == 1:
+    have_parted = [worker for worker in state.workers if worker.part is Part.PARTED]
+    if world is None or world.number == 1 or not have_parted:
         return []
-    is_broken = before is None or world.breaks(before)
-    gone = [worker for worker in state.workers if worker.part is Part.PARTED and (is_broken or not worker.parted_in)]
-    if any(worker.part is Part.PARTED for worker in state.workers):
-        gone += [worker for worker in state.workers if worker.is_lost]
+    gone = [worker for worker in state.workers if worker.is_lost or (worker in have_parted and not worker.parted_in)]
     names = tuple(name for name in (name_of(state, worker) for worker in gone) if world.rank_of(name) is not None)
     reason = "The training is over: those who still make their last step do so without the others."
-    return [ChangeWorld(lost=names, reason=reason)] if names else []
+    commands: list[Command] = [ChangeWorld(lost=names, reason=reason)] if names else []
+    parted_in = max(worker.parted_in or 0 for worker in have_parted)
+    if parted_in > world.parted and before is not None and world.breaks(before):
+        commands.append(ChangeWorld(parted=parted_in, reason=""))
+    return commands
 
 
 def end_newcomers(state: JobState) -> tuple[JobState, list[Command]]:

@@ -18,6 +18,7 @@ __all__ = [
     "FirstStepDone",
     "LeaveAnswered",
     "MemberEntered",
+    "MemberLeft",
     "MemberParted",
     "MemberWentOn",
     "MembershipChanged",
@@ -313,6 +314,15 @@ class MemberWentOn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberLeft:
+    """A newcomer leaves the world that took it in: it will ask again, when it is where the others are."""
+
+    at: float
+    local_rank: int
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberParted:
     """A worker has made its last step, and nobody needs it any more.
 
@@ -354,6 +364,7 @@ Event: TypeAlias = (
     | MembershipChanged
     | WorkerReplaced
     | MemberEntered
+    | MemberLeft
     | StateFetched
     | WorldChanged
     | WorldBroke

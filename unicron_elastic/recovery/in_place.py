@@ -21,6 +21,7 @@ from unicron_elastic.recovery.commands import (
 )
 from unicron_elastic.recovery.events import (
     MemberEntered,
+    MemberLeft,
     MemberParted,
     MemberWentOn,
     StateFetched,
@@ -42,7 +43,9 @@ from unicron_elastic.world import World
 
 __all__ = ["AboutWorld", "about_world"]
 
-AboutWorld = WorkerReplaced | MemberEntered | StateFetched | WorldChanged | WorldBroke | MemberWentOn | MemberParted
+AboutWorld = (
+    WorkerReplaced | MemberEntered | MemberLeft | StateFetched | WorldChanged | WorldBroke | MemberWentOn | MemberParted
+)
 
 
 def about_world(state: JobState, event: AboutWorld) -> tuple[JobState, list[Command]]:
@@ -66,6 +69,8 @@ def about_world(state: JobState, event: AboutWorld) -> tuple[JobState, list[Comm
             return _entered(state, worker, event.at)
         case StateFetched():
             return _fetched(state, worker)
+        case MemberLeft():
+            return _left(state, worker)
         case MemberWentOn():
             return _went_on(state, worker, event)
         case MemberParted():
@@ -123,6 +128,15 @@ def _fetched(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
     return state, [ChangeWorld(joined=(member_of(state, worker),), reason=reason)]
 
 
+def _left(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
+    """A newcomer was too early or too late; when it comes again it has another name, as no member ever comes back."""
+    if worker.part is not Part.MEMBER:
+        return state, []
+    again = replace(worker, part=Part.NONE, takes_place=worker.takes_place + 1, since=0)
+    reason = f"rank {worker.rank} comes later, when its script is where the others are."
+    return state.with_worker(again), [ChangeWorld(lost=(name_of(state, worker),), reason=reason)]
+
+
 def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list[Command]]:
     if state.world is not None and event.world.number <= state.world.number:
         return state, []
@@ -142,7 +156,9 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
         if event.world.over and ending.is_unneeded(state, worker):
             continue
         is_in = event.world.rank_of(name_of(state, worker)) is not None
-        if is_in and worker.part in (Part.MEMBER, Part.NEWCOMER):
+        if is_in and worker.part is Part.PARTED and worker.parted_in:
+            told.append(TellWorld(local_rank=worker.local_rank))
+        elif is_in and worker.part in (Part.MEMBER, Part.NEWCOMER):
             since = worker.since if worker.part is Part.MEMBER and worker.since else event.world.number
             state = state.with_worker(replace(worker, part=Part.MEMBER, since=since))
             told.append(TellWorld(local_rank=worker.local_rank))

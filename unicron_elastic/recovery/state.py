@@ -52,7 +52,7 @@ class Worker:
     has_stepped: bool = False
     step: int | None = None  # optimizer steps it had done when it ended
     part: Part = Part.NONE
-    takes_place: int = 0  # of how many that were lost
+    takes_place: int = 0  # of how many that were lost, or left as they were not where the others are
     since: int = 0  # the number of the world that took it in
     parted_in: int | None = None  # ... of that in which it made its last step; None: it does not train once more
     went_on_in: int = 0  # the number of the latest world in which it has made a step

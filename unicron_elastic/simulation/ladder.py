@@ -229,6 +229,7 @@ class Ladder(Crew):
                 joined=command.joined,
                 anew=command.of is not None,
                 over=command.over,
+                parted=command.parted,
             )
         self.feed(WorldChanged(at=self.now, world=world, generation=self.state.generation))
         number, is_lost = world.number, any(command.lost for command in asked)

@@ -5,10 +5,8 @@ Whatever happens on the way, another loss included, begins again with the newest
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -18,9 +16,9 @@ from torch.distributed import Work
 from unicron_elastic.training.agreement import Agreement, Said, agree
 from unicron_elastic.training.collective import AbandonedError, Waiter, keep_for_ever
 from unicron_elastic.training.gradients import Gradients
-from unicron_elastic.training.meeting import Meeting, Superseded
+from unicron_elastic.training.meeting import Meeting, MissingError, Superseded
 from unicron_elastic.training.membership import Membership
-from unicron_elastic.training.shares import from_ranges, to_ranges
+from unicron_elastic.training.speech import MismatchError, read, written
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import MEET, SPARE
 from unicron_elastic.world import World
@@ -30,12 +28,8 @@ __all__ = ["BROKEN", "Assembly", "MismatchError", "OverError"]
 BROKEN = (RuntimeError, ValueError)  # as which torch raises what befalls a collective; DistError is a RuntimeError
 
 
-class MismatchError(RuntimeError):
-    """The members do not run the same training."""
-
-
 class OverError(RuntimeError):
-    """Others have made their last steps and begun to end: there is nobody to meet."""
+    """Others have made their last steps and gone on or ended: there is nobody to meet."""
 
 
 class Assembly:
@@ -58,6 +52,8 @@ class Assembly:
         self.world: World | None = None
         self.rank = 0
         self.is_connected = False
+        self.parts_in = 0  # the number of the world in which this one waits at the end of its steps
+        self.said: list[Said] = []  # by rank, in the latest meeting
         self.holdings: list[frozenset[int]] = []  # by rank, the micro-batches of this step that it has or will compute
         self.on_connect: Callable[[], None] = lambda: None
         self.tell_apart: Callable[[frozenset[int]], str] = lambda _trained: "trains other parameters"
@@ -71,6 +67,10 @@ class Assembly:
         """Whether this world is left for another one, or has not connected."""
         return not self.is_connected or self._is_broken or self._membership.is_left()
 
+    def is_over(self) -> bool:
+        """Whether nobody comes to meet this one: others have begun to end, or have left the end that it is at."""
+        return self._membership.is_over() or self._membership.has_parted(self.parts_in)
+
     def meet(self, say: Callable[[], Said], *, is_new: bool = False) -> Agreement:
         """Meets the members of the newest world; ``say`` tells where this one is.
 
@@ -79,10 +79,10 @@ class Assembly:
         none came.
         """
         while True:
-            if self._membership.is_over():
-                raise OverError("others have made their last steps and begun to end: all ranks are to make as many")
+            if self.is_over():
+                raise OverError("others have made their last steps and gone on or ended: all are to make as many")
             try:
-                return self._meet(say(), is_new)
+                return self._meet(say, is_new)
             except Superseded:
                 continue
             except MismatchError:
@@ -90,30 +90,48 @@ class Assembly:
             except BROKEN as error:
                 self._broke(error)
 
-    def _meet(self, said: Said, is_new: bool) -> Agreement:
+    def _meet(self, say: Callable[[], Said], is_new: bool) -> Agreement:
         if self._meeting is None or self._membership.is_newer():
             self._leave_group()
             self.world, self.rank, store = self._membership.adopt()
             self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer, self._membership.is_left)
         assert self.world is not None
-        self._meeting.say(_written(said, self.terms), is_new=is_new)
+        said = say()
+        self._meeting.say(written(said, self.terms), is_new=is_new)
         if is_new:
             with phase(SPARE):
                 self._meeting.wait_for_others(self._timeout_s)
         with phase(MEET):
             heard = self._meeting.hear(self._timeout_s)
         micro_batches = self._gradients.micro_batches
-        everybody = [_read(text, self.terms, micro_batches, rank) for rank, text in enumerate(heard)]
-        for rank, each in enumerate(everybody):
-            if each.state == said.state is not None and each.trained != said.trained:
-                raise MismatchError(f"in step {said.state} rank {rank} {self.tell_apart(each.trained)}")
+        everybody = [read(text, self.terms, micro_batches, rank) for rank, text in enumerate(heard)]
+        self._compare(said, everybody)
         agreement = agree(everybody, micro_batches=micro_batches)
-        self.holdings = [each.held for each in everybody]
+        self.said, self.holdings = everybody, [each.held for each in everybody]
+        if self.rank in agreement.leave:
+            return agreement
+        if agreement.leave:
+            self._await_world_without(agreement.leave)
         if not self.is_connected:
             self._connect()
         self._give_gradients(agreement)
         self._fill(agreement)
         return agreement
+
+    def _compare(self, said: Said, everybody: list[Said]) -> None:
+        """Raises MismatchError if a member does something else in the step that this one, who ``said`` so, is in."""
+        for rank, each in enumerate(everybody):
+            if each.state == said.state is not None and each.until == said.until and each.trained != said.trained:
+                raise MismatchError(f"in step {said.state} rank {rank} {self.tell_apart(each.trained)}")
+            if each.start is not None is not said.start and each.until != said.until:
+                raise MismatchError(f"rank {rank} trains until step {each.until}, and this rank until {said.until}")
+
+    def _await_world_without(self, newcomers: Sequence[int]) -> NoReturn:
+        """They say that they leave. Raises Superseded, or MissingError."""
+        if not self._membership.wait_for_newer(self._timeout_s):
+            ranks = ", ".join(map(str, newcomers))
+            raise MissingError(f"no world has come without rank {ranks}, which had come too early or too late")
+        raise Superseded
 
     # -- the process group --------------------------------------------------------------------------------------------
 
@@ -126,6 +144,11 @@ class Assembly:
             self._meeting.connect(self._backend, self._timeout_s, device)
         self.is_connected = True
         self.on_connect()
+
+    def leave(self) -> None:
+        """Is no member of this world any more, and has not connected with the others."""
+        assert self.world is not None
+        self._membership.tell({"left": {"world": self.world.number}})
 
     def _leave_group(self) -> None:
         self.is_connected = False
@@ -230,33 +253,3 @@ class Assembly:
 def _bytes(tensor: Tensor) -> Tensor:
     """The memory of a contiguous tensor as bytes: back ends do not take all types."""
     return tensor.view(-1).view(torch.uint8)
-
-
-def _written(said: Said, terms: str) -> str:
-    message = {
-        "terms": terms,
-        "state": said.state,
-        "held": to_ranges(said.held),
-        "done": to_ranges(said.done),
-        "keeps_last": said.keeps_last,
-        "start": said.start,
-        "trained": to_ranges(said.trained),
-        "buckets": said.buckets,
-    }
-    return json.dumps(message, separators=(",", ":"))
-
-
-def _read(text: str, terms: str, micro_batches: int, rank: int) -> Said:
-    """Raises MismatchError if that member trains something else."""
-    message = json.loads(text)
-    if message["terms"] != terms:
-        raise MismatchError(f"rank {rank} trains something else: it has {message['terms']}, this rank has {terms}")
-    return Said(
-        state=message["state"],
-        held=from_ranges(message["held"], micro_batches),
-        done=from_ranges(message["done"], message["buckets"]),
-        keeps_last=bool(message["keeps_last"]),
-        start=message["start"],
-        trained=from_ranges(message["trained"], sys.maxsize),
-        buckets=message["buckets"],
-    )

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unicron_elastic.training.agreement import Agreement, Said
+from unicron_elastic.training.arrival import Arrival
 from unicron_elastic.training.assembly import Assembly, OverError
 from unicron_elastic.training.buffers import Buffers, device_of, named_buffers
 from unicron_elastic.training.collective import wait_let_go
@@ -22,36 +23,32 @@ from unicron_elastic.training.comparison import ReplicasDifferError, Told, diffe
 from unicron_elastic.training.gradients import Gradients
 from unicron_elastic.training.guard import Guard
 from unicron_elastic.training.handover import Handover
-from unicron_elastic.training.joining import (
-    HasState,
-    Servant,
-    about_fetched,
-    about_taken,
-    fetch_state,
-    give_state,
-    receive_state,
-)
+from unicron_elastic.training.joining import HasState, Servant, about_taken, give_state, receive_state
 from unicron_elastic.training.membership import membership
 from unicron_elastic.training.randomness import Randomness
 from unicron_elastic.training.replicas import Replicas
+from unicron_elastic.training.reports import Reports
 from unicron_elastic.training.rest import Rest
+from unicron_elastic.training.speech import MismatchError
 from unicron_elastic.training.trainable import Trainable
 from unicron_elastic.training.tree import shares
 from unicron_elastic.training.tree_gradients import TreeGradients
 from unicron_elastic.worker.steps import made_before
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "MissedStepError"]
 
-ASK_AGAIN_S = 0.1  # after a newcomer found no source of the state
-FETCHES_MAX = 5
 DIFFERENT_GOES_S = 120.0  # so long a rank whose state is wrong has to end
+
+
+class MissedStepError(RuntimeError):
+    """The others have made the step that this rank is in, and nobody has its gradients any more."""
 
 
 class Engine:
     """One process's part in the training; ``state`` counts the optimizer steps that its parameters have behind them.
 
     A rank that must meet does nothing together with others before it has: at the beginning, in a new world, and after
-    a step that the others had made already.
+    a step that the others had made already. ``until`` is the total of the steps that it is in.
     """
 
     def __init__(
@@ -74,7 +71,7 @@ class Engine:
         self._trainable = Trainable(model)
         self._scaler = scaler
         self._optimizers = optimizers
-        self._registered = Handover(state, self._trainable, optimizers)
+        self._registered = Handover(state, self._trainable, optimizers, lambda: self.until)
         self._randomness = randomness
         self._is_reproducible = is_reproducible
         self._backend = backend
@@ -84,11 +81,15 @@ class Engine:
         self._replicas = replicas
         self._judged_in = (0, 0)  # the step and world in which what the ranks told each other was found to be right
         self._rest = Rest()
-        self._membership = membership(Servant(self._registered, self._rest).serve)
+        self._membership = membership(Servant(self._registered, self._rest, lambda: (self.until, self.state)).serve)
+        self._arrival = Arrival(self._membership, self._registered)
+        self.until = 0
+        self.reports = Reports()
         self._has_state = False  # whether others may rely on this rank's parameters
-        self._is_newcomer = False  # to others, whose state it is to have
         self._must_meet = True
-        self._is_late = False  # the others are one step ahead, and wait
+        self._is_late = False  # the others are one step ahead, or in the next call of run.steps(), and wait
+        self._is_in_step = False  # that it has met the others in, and has not begun
+        self._is_between = False  # two steps, and meets the others there
         self._has_parted = False
         self._held: set[int] = set()  # micro-batches of this step that this rank has computed or will
         self._computed: set[int] = set()
@@ -106,9 +107,20 @@ class Engine:
         """Whether it trains step by step, and counts them itself."""
         return self._gradients is not None
 
+    def has_made(self, total: int) -> bool:
+        """Whether it has made so many steps, and all others know."""
+        return self._has_parted and self.state >= total
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the others have the call of run.steps() behind them that this newcomer has just left."""
+        return self._arrival.passes
+
     @property
     def rank(self) -> int:
-        """In the present world."""
+        """In the present world; behind all others while it passes them by."""
+        if self.is_passing:
+            return int(os.environ.get("WORLD_SIZE", "1"))
         if self._assembly is not None and self._assembly.world is not None:
             return self._assembly.rank
         return int(os.environ.get("RANK", "0"))  # as the launcher has it
@@ -116,9 +128,9 @@ class Engine:
     @property
     def world_size(self) -> int:
         """Of the present world."""
-        if self._assembly is not None and self._assembly.world is not None:
+        if self._assembly is not None and self._assembly.world is not None and not self.is_passing:
             return self._assembly.world_size
-        return int(os.environ.get("WORLD_SIZE", "1"))
+        return int(os.environ.get("WORLD_SIZE", "1")) + self.is_passing  # as the launcher has it
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -126,15 +138,30 @@ class Engine:
         """The micro-batches with which this rank begins the step."""
         gradients, assembly = self._parts()
         self.guard.begin()
-        self._lay_out()
-        self._clear()
+        if self._is_in_step:
+            self._begin_where_the_others_are()
+        else:
+            self._lay_out()
+            self._clear()
+            if not self._must_meet:
+                assembly.holdings = [frozenset(each) for each in shares(gradients.micro_batches, assembly.world_size)]
+                self._held.update(assembly.holdings[assembly.rank])
         self._randomness.keep()
-        if not self._must_meet:
-            assembly.holdings = [frozenset(each) for each in shares(gradients.micro_batches, assembly.world_size)]
-            self._held.update(assembly.holdings[assembly.rank])
-        if self._must_meet or assembly.needs_meeting():
+        if not self._is_late and (self._must_meet or assembly.needs_meeting()):
             self._meet()
         return sorted(self._held)
+
+    def _begin_where_the_others_are(self) -> None:
+        """Begins the step that it has come to as a newcomer: what is held and reduced stays."""
+        gradients, _ = self._parts()
+        self._is_in_step = False
+        self._registered.load_again()
+        self._lay_out()
+        gradients.clear(self._trainable.stamp(self.state))
+        if self._buffers is not None:
+            self._buffers.begin()
+        self._replicas.begin(self.state)
+        self._rest.begin(self.state)
 
     def begin_micro_batch(self, index: int) -> None:
         """Right before the script computes it."""
@@ -227,6 +254,7 @@ class Engine:
             self._buffers.settle(gradients.shared())
         self._replicas.end(is_compared=gradients.digests()[0] > 0)
         self._randomness.give_back()
+        self.reports.begin_shares(self._parts()[1].world, (self.until, self.state))
         return gradients.losses()
 
     def end_optimizer_step(self, number: int) -> None:
@@ -265,17 +293,55 @@ class Engine:
         if self._buffers is not None:
             self._buffers.begin()
         self._replicas.begin(self.state)
-        self._rest.begin(self.state)
+        if self._has_state:
+            self._rest.begin(self.state)
 
     def mean(self, value: Tensor) -> Tensor:
-        """The mean of what all ranks have; what this rank has if the world breaks on the way."""
+        """The mean of what all ranks have; of those that are left, the same on all of them, if others are lost.
+
+        Raises RuntimeError before the first call of run.steps().
+        """
+        if self._gradients is None:
+            raise RuntimeError("run.mean() is for the ranks of run.steps(), and has to stand behind its first call")
         _, assembly = self._parts()
+        own = value.detach() / 1
+        found = None
+        if not self._is_elsewhere:
+            self.reports.begin()
+            found = self._reduced(value)
+            while found is None and not self._is_late:
+                self._meet_between()
+                found = self.reports.find(assembly.said, self.until, self.state, own) or self._reduced(value)
+        if found is None:
+            self.reports.is_partial = True
+            return own
+        self.reports.end(self.until, self.state, *found)
+        if self.rank == 0:
+            self.reports.tell(self.state + (not self._has_parted))
+        return found[0]
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether the others do not do now what the script does here: it comes to them, or is late."""
+        return self.is_passing or self._is_in_step or self._is_late
+
+    def _reduced(self, value: Tensor) -> tuple[Tensor, Iterable[int]] | None:
+        """The mean, and which ranks' values it lacks; None if the members have to meet first."""
+        _, assembly = self._parts()
+        if self._must_meet or assembly.needs_meeting():
+            return None
         total = value.detach().clone()
-        if self._must_meet or assembly.needs_meeting():  # which is for the beginning of the next step
-            return total
         if not assembly.together(partial(assembly.all_reduce, total)):
-            return value.detach().clone()
-        return total / assembly.world_size
+            return None
+        return total / assembly.world_size, self.reports.lost(assembly.world)
+
+    def _meet_between(self) -> None:
+        """Meets the members of a new world between two steps."""
+        self._is_between = True
+        try:
+            self._meet()
+        finally:
+            self._is_between = False
 
     def at_rest(self, state: dict[str, Any]) -> dict[str, Any]:
         """The model's state_dict as it was when the present step began, or as it is between steps."""
@@ -287,18 +353,24 @@ class Engine:
 
     # -- the world ----------------------------------------------------------------------------------------------------
 
-    def join(self, micro_batches: int) -> None:
+    def join(self, until: int, micro_batches: int) -> bool:
         """Becomes a member of the job, with the state of those who train already, if there are any.
 
+        False for a newcomer that is to pass by the steps ``until`` this total, as the others have them behind them.
         Raises ValueError if this run has another number of micro-batches already, and TypeError for a SparseAdam.
         """
-        if self._gradients is not None:
+        if self._gradients is None:
+            self._make_parts(micro_batches)
+        elif (was := self._gradients.micro_batches) != micro_batches:
+            raise ValueError(f"all steps of a run have the same number of micro-batches: {was}, not {micro_batches}")
+        elif not self._arrival.is_newcomer:
+            self.until = until
             self._enter_again()
-            if (was := self._gradients.micro_batches) != micro_batches:
-                raise ValueError(
-                    f"all steps of a run have the same number of micro-batches: {was}, not {micro_batches}"
-                )
-            return
+            return True
+        self.until = until
+        return self._arrival.come(self, until)
+
+    def _make_parts(self, micro_batches: int) -> None:
         kind = TreeGradients if self._is_reproducible else Gradients
         self._buffers = Buffers(self._model, micro_batches, is_reproducible=self._is_reproducible)
         self._gradients = kind((), micro_batches, others=self._buffers.changes)
@@ -312,28 +384,31 @@ class Engine:
         self.guard = Guard(self._optimizers, self._scaler, self._trainable.parameters)
         if self._scaler is not None:  # which makes its scale when it is first asked, and a newcomer may not ask in time
             self._scaler.scale(torch.zeros((), device=self._device))
-        self._enter()
 
-    def _enter(self) -> None:
-        """Gets the state while the others train; without a source, or one that holds, in the group while they wait."""
-        for _ in range(FETCHES_MAX):
-            invitation = self._membership.enter()
-            if invitation is None:
-                return
-            self._is_newcomer = True
-            if not invitation["sources"]:
-                break
-            fetched = fetch_state(self._registered, invitation)
-            if fetched is not None:
-                self._has_state = True
-                self._lay_out()
-                made_before(self.state)
-                self._membership.tell({"fetched": about_fetched(fetched)})
-                self._membership.is_ready(self.state)
-                fetched.release()  # before any reduction with this rank, which would find the state held
-                return
-            time.sleep(ASK_AGAIN_S)
-        self._membership.is_ready(self.state)
+    def has_taken(self) -> None:
+        """It has copied the state of a member."""
+        self._has_state = True
+        made_before(self.state)
+
+    def forget(self) -> None:
+        """What it has copied is of no use where its script is."""
+        self._has_state, self.state = False, 0
+
+    def come_in(self) -> tuple[int, int] | None:
+        """Meets the others, as a newcomer, in the step that they are in; None if it is with them.
+
+        Else they go on without it, and are in the steps until this total, in this one.
+        """
+        _, assembly = self._parts()
+        self._lay_out()
+        self._clear()
+        left = self._meet()
+        self._rest.close()  # until the step is begun the script may change the state
+        if left is None:
+            self._is_in_step = True
+            return None
+        assembly.leave()
+        return left.until, left.step
 
     def _enter_again(self) -> None:
         """A script may go on after the last step, with more of them."""
@@ -344,42 +419,54 @@ class Engine:
     def part(self) -> None:
         """Stays until nobody needs this rank any more: another may have missed the end of the last reduction."""
         _, assembly = self._parts()
+        if self._is_in_step:
+            self._begin_where_the_others_are()
         self._clear()
         awaited = torch.zeros(1, device=self._device)
         references = sys.getrefcount(awaited)
-        while not self._membership.is_over():  # else all have come here, and some have missed the end
+        while not assembly.is_over():  # else all have come here, and some have missed the end
             if self._must_meet or assembly.needs_meeting():
                 with contextlib.suppress(OverError):
                     self._meet()
+                if self._is_late or any(each.has_parted and each.until == self.until for each in assembly.said):
+                    break
                 continue
+            assert assembly.world is not None
+            assembly.parts_in = assembly.world.number
             awaited.fill_(self._rest.close() or self._membership.is_newer())
             if assembly.together(partial(assembly.all_reduce, awaited)) and self._may_leave(bool(awaited > 0)):
                 break
+        assembly.parts_in = 0
         wait_let_go(awaited, references)
         if self._buffers is not None:
             self._buffers.end()
         self._has_parted = True
+        self.reports.begin_shares(assembly.world, (self.until, self.state))
         assert assembly.world is not None
         self._membership.tell({"parted": {"world": assembly.world.number}})
 
-    def _meet(self) -> None:
+    def _meet(self) -> Agreement | None:
         """Agrees with the members of the newest world on where they are, until all are even or this rank is late.
 
         It is late if the others made the step already in which it was interrupted: then it has the gradients of that
-        step now, and meets them again after it.
+        step now, and meets them again after it. Returns the agreement by which this newcomer is to leave, if it is.
         """
         gradients, assembly = self._parts()
         self._must_meet = True
-        agreement = assembly.meet(self._said, is_new=self._is_newcomer)
+        agreement = assembly.meet(self._said, is_new=self._arrival.is_newcomer)
         gradients.forget_awaited()
         while not agreement.is_even:
+            if assembly.rank in agreement.leave:
+                return agreement
             if assembly.rank in agreement.advance:
+                self._check_call(agreement)
                 self._is_late = True
-                return
+                return None
             if agreement.pull:
                 self._give_or_take(agreement)
             agreement = assembly.meet(self._said)
-        self._must_meet = self._is_newcomer = False
+        self._must_meet = False
+        self.reports.hear(assembly.said, (self.until, self.state))
         dealt = agreement.dealt[assembly.rank]
         self._held.update(dealt)
         assembly.holdings = [
@@ -400,12 +487,28 @@ class Engine:
                 "world": assembly.world.number,
                 "regrouped_ns": time.monotonic_ns(),
             }
+        return None
+
+    def _check_call(self, agreement: Agreement) -> None:
+        """Raises MismatchError if the others are in other steps than these, though these are not made."""
+        if agreement.until != self.until and self.state < self.until:
+            raise MismatchError(
+                f"this rank is in step {self.state} of {self.until}, and others train until {agreement.until}: all "
+                "ranks must call run.steps() with the same totals"
+            )
 
     def _said(self) -> Said:
-        gradients, _ = self._parts()
+        gradients, assembly = self._parts()
+        is_new = self._arrival.is_newcomer
         if not self._has_state:
-            return Said(state=None, start=None if self._is_newcomer else self.state)
+            return Said(state=None, start=None if is_new else self.state, until=self.until, is_new=is_new)
         return Said(
+            until=self.until,
+            has_parted=self._has_parted,
+            is_new=is_new,
+            is_between=self._is_between,
+            report=self.reports.last(),
+            lost=self.reports.lost(assembly.world),
             state=self.state,
             held=frozenset(self._held),
             done=frozenset(gradients.done),
@@ -420,6 +523,12 @@ class Engine:
         Raises what the run raises for a state that it cannot take over.
         """
         _, assembly = self._parts()
+        is_here = self._has_state and not self._arrival.is_newcomer
+        if is_here and assembly.rank in agreement.pull and not agreement.begins:
+            raise MissedStepError(
+                f"the others have made step {self.state} while this rank was cut off from them, and nobody has its "
+                "gradients any more: this rank begins again, with their state"
+            )
         received: list[Any] = []
         began = time.monotonic()
         if not assembly.together(partial(self._transfer, agreement, received)):

@@ -102,6 +102,12 @@ class Gradients:
 
         ``stamp`` must be the same on all ranks: see ``Notes``.
         """
+        self.has_last = self.is_complete
+        self.done.clear()
+        self.clear(stamp)
+
+    def clear(self, stamp: bytes) -> None:
+        """Has nothing summed up; what is reduced stays."""
         zero_each(self._flats)
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
@@ -110,8 +116,6 @@ class Gradients:
         self._notes.begin(stamp)
         self._touched.clear()
         self.made = None
-        self.has_last = self.is_complete
-        self.done.clear()
         self._remember()
 
     def add(self, index: int, loss: Tensor) -> None:

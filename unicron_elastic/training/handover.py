@@ -5,7 +5,7 @@ Scripts unfreeze layers and add them to their optimizer in one step alone, which
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -21,10 +21,16 @@ Groups = list[list[int]]  # of one optimizer: in each group the positions of its
 class Handover:
     """Of one process, to others of its job alone: what is saved has the state of the run and no more."""
 
-    def __init__(self, run: HasState, trainable: Trainable, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(
+        self, run: HasState, trainable: Trainable, optimizers: Sequence[Optimizer], until: Callable[[], int]
+    ) -> None:
+        """``until``: the total of the steps that this process is in."""
         self._run = run
+        self._until = until
+        self.taken_until = 0  # the same, of the member whose state was taken
         self._trainable = trainable
         self._optimizers = optimizers
+        self._taken: Mapping[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the run, what is trained, and which parameters each optimizer has in which group."""
@@ -32,15 +38,26 @@ class Handover:
             "run": self._run.state_dict(),
             "model": self._trainable.state_dict(),
             "optimizers": [self._groups(optimizer) for optimizer in self._optimizers],
+            "until": self._until(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes all of it over. Raises what the run raises, and ValueError for a model of another make."""
+        self._taken, self.taken_until = state, int(state["until"])
         for optimizer, groups in zip(self._optimizers, state["optimizers"], strict=True):
             if groups is not None and groups != self._groups(optimizer):
                 self._regroup(optimizer, groups)
         self._run.load_state_dict(state["run"])
         self._trainable.load_state_dict(state["model"])
+
+    def load_again(self) -> None:
+        """Takes over once more what was taken last, if that was not done, and forgets it.
+
+        It is that of a member in its step. What scripts do before a step is in it, and a newcomer's does it again.
+        """
+        if self._taken is not None:
+            self.load_state_dict(self._taken)
+            self._taken = None
 
     def _groups(self, optimizer: Optimizer) -> Groups | None:
         """None if it has a parameter that the model has not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -32,17 +32,23 @@ class HasState(Protocol):
 class Servant:
     """Serves the state of a run, from the first time that it is asked for."""
 
-    def __init__(self, run: HasState, rest: Rest) -> None:
+    def __init__(self, run: HasState, rest: Rest, where: Callable[[], tuple[int, int]]) -> None:
+        """``where``: the total of the steps that this run is in, and its step."""
         self._run = run
         self._rest = rest
+        self._where = where
         self._server: StateServer | None = None
         rest.on_expire = self._break_off
 
     def serve(self, key: str) -> dict[str, Any]:
-        """Begins to serve those who know ``key``, if it does not yet; returns the address. Raises OSError."""
+        """Begins to serve those who know ``key``, if it does not yet; returns the address, and where this run is.
+
+        Raises OSError.
+        """
         if self._server is None:
             self._server = StateServer(self, bytes.fromhex(key))
-        return dict(self._server.address)
+        until, step = self._where()
+        return {**self._server.address, "until": until, "step": step}
 
     def hold(self) -> Held:
         """Keeps the state as it is. Raises NotAtRest."""

@@ -49,6 +49,9 @@ class Membership(Protocol):
     def is_over(self) -> bool:
         """Whether others, who had made their last steps with this process, have begun to end."""
 
+    def has_parted(self, number: int) -> bool:
+        """Whether all had come to the end of their steps in this world, or a later one, as some have left it."""
+
     def adopt(self) -> tuple[World, int, Store]:
         """The newest world, this process's rank in it, and the store where its members meet."""
 
@@ -85,6 +88,10 @@ class FixedMembership:
         return False
 
     def is_over(self) -> bool:
+        """Not known."""
+        return False
+
+    def has_parted(self, number: int) -> bool:  # noqa: ARG002
         """Not known."""
         return False
 
@@ -146,6 +153,10 @@ class AgentMembership:
     def is_over(self) -> bool:
         """As the agent's newest world has it."""
         return self._link.is_over()
+
+    def has_parted(self, number: int) -> bool:
+        """As the agent's newest world has it."""
+        return self._link.has_parted(number)
 
     def adopt(self) -> tuple[World, int, Store]:
         """Raises RuntimeError if this process is not in it, Superseded, and DistError if the store is not there."""

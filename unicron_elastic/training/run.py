@@ -120,7 +120,8 @@ class Run:
     def steps(self, total: int, micro_batches: int) -> Iterator[Step]:
         """Yields the steps that are left of ``total``, each of ``micro_batches`` micro-batches.
 
-        A newcomer begins with the step that the others are in. Raises ValueError for numbers below 1, TypeError for a
+        A newcomer begins with the step that the others are in; of calls that they have behind them it gets none. All
+        ranks make the same calls with the same totals. Raises ValueError for numbers below 1, TypeError for a
         SparseAdam, and RuntimeError if the members of the job do not train the same.
         """
         if total < 1 or micro_batches < 1:
@@ -129,7 +130,8 @@ class Run:
             raise TypeError("model must not be wrapped in DistributedDataParallel: the run reduces its gradients")
         self._keeper.is_replicated = True
         engine = self._engine
-        engine.join(micro_batches)
+        if engine.has_made(total) or not engine.join(total, micro_batches):
+            return
         while engine.state < total:
             step = Step(engine)
             yield step
@@ -158,12 +160,13 @@ class Run:
 
         That is done at steps that ``every`` or ``peer_snapshot_every`` divide (0: at none), while the next step
         computes: the next ``optimizer.step()`` waits for it. Between this call and that one, only the optimizers may
-        change what they optimise. False if nothing was begun: without unicron-run nobody keeps it. All ranks call it.
+        change what they optimise. False if nothing was begun: without unicron-run nobody keeps it, and a newcomer that
+        passes by the steps of earlier ``steps()`` has nothing to keep. All ranks call it.
         Raises ValueError for negative numbers, and TypeError for a state that cannot be kept.
         """
         if step < 0 or every < 0:
             raise ValueError(f"step and every must be 0 or more, got {step} and {every}")
-        if not any(each and step % each == 0 for each in (every, self._peer_snapshot_every)):
+        if self._engine.is_passing or not any(each and step % each == 0 for each in (every, self._peer_snapshot_every)):
             return False
         with self._counted(step):
             return self._keeper.snapshot(step)
@@ -171,9 +174,12 @@ class Run:
     def save(self, folder: str | os.PathLike[str], step: int, keep: int = 3) -> None:
         """Begins to write the state after ``step`` optimizer steps to ``folder``, of which the newest ``keep`` stay.
 
-        All ranks call it. What goes wrong there is said once, and ends nothing. Raises ValueError for a ``keep`` below
-        1, and TypeError for a state that cannot be written.
+        All ranks call it. A newcomer that passes by the steps of earlier ``steps()`` writes nothing. What goes wrong
+        there is said once, and ends nothing. Raises ValueError for a ``keep`` below 1, and TypeError for a state that
+        cannot be written.
         """
+        if self._engine.is_passing:
+            return
         with self._counted(step):
             self._keeper.save(folder, keep)
 
@@ -194,10 +200,18 @@ class Run:
     def mean(self, value: Tensor) -> Tensor:
         """The mean of ``value`` over all ranks, which must all ask for it, as for a loss on held-out data.
 
-        For use between steps, and for reports: if ranks are lost on the way it is what this rank has itself, and ranks
-        may get different values.
+        For use between steps, and for reports. If ranks are lost on the way it is the mean of those that are left, the
+        same on all of them: then ``is_partial``, and rank 0 says on stderr whose share is missing.
         """
         return self._engine.mean(value)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the latest ``mean`` lacks the share of a rank that was lost after the step.
+
+        So it does in a newcomer that comes to the others in a later step, where it is what this rank has itself.
+        """
+        return self._engine.reports.is_partial
 
     def state_dict(self) -> dict[str, Any]:
         """All that is registered, the model's other buffers, and how far the run has come."""

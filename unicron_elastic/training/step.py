@@ -18,7 +18,7 @@ class Step:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._number: int | None = None
+        self._number = engine.state
         self._index: int | None = None
         self._has_begun = False
         self._has_failed = False  # a backward pass
@@ -45,10 +45,14 @@ class Step:
                 if more is None:
                     break
                 queue.extend(more)
-            self._number = engine.state
+            self._check_number()
             self._losses = engine.end_step()
         finally:
             engine.guard.end()
+
+    def _check_number(self) -> None:
+        if self._engine.state != self._number:
+            raise RuntimeError(f"this rank began with step {self._number}, and the others with {self._engine.state}")
 
     def _check_computed(self) -> None:
         if self._has_failed:
@@ -61,8 +65,8 @@ class Step:
 
     @property
     def number(self) -> int:
-        """0 for the first. It grows while a rank that has missed some steps takes the state of others."""
-        return self._engine.state if self._number is None else self._number
+        """0 for the first. A newcomer's first is the one that the others are in."""
+        return self._number
 
     @property
     def is_over(self) -> bool:

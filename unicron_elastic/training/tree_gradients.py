@@ -35,9 +35,9 @@ class TreeGradients(Gradients):
         super().lay_out(parameters, frozen)
         self._sum = TreeSum(self.parameters, self.micro_batches)
 
-    def begin(self, stamp: bytes = bytes(4)) -> None:
-        """Begins a step with no gradients at all: autograd then leaves those of each micro-batch as they are."""
-        super().begin(stamp)
+    def clear(self, stamp: bytes) -> None:
+        """Has no gradients at all: autograd then leaves those of each micro-batch as they are."""
+        super().clear(stamp)
         self._sum.drop()
         for parameter in self.parameters:
             parameter.grad = None

@@ -74,6 +74,10 @@ class Link:
         """Whether others have made their last steps and begun to end."""
         return self._world is not None and self._world.over > 0
 
+    def has_parted(self, number: int) -> bool:
+        """Whether all had come to the end of their steps in this world, or a later one."""
+        return self._world is not None and self._world.parted >= number > 0
+
     def wait_for_newer(self, number: int, timeout_s: float) -> bool:
         """Waits for a world after this one; false if none came in time."""
         with self._changed:
