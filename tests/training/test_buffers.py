@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from unicron_elastic import Run
+from unicron_elastic.training.buffers import Buffers, take
 
 MICRO_BATCHES = 2
 
@@ -299,3 +300,51 @@ def test_buffers_reach_another_model_with_their_shapes_and_ties() -> None:
     assert other.model[1].tied is other.model[1].through_data
     assert other.model[1].tied is not book.tied
     assert other.model[1].more is None
+
+
+class Keeps(nn.Module):
+    """Buffers that ``state_dict`` leaves out: by name, what is done to each of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("still", "flipped", "used", "changed", "replaced", "reshaped", "known"):
+            self.register_buffer(name, torch.zeros(2), persistent=False)
+        self.register_buffer("saved", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.used = self.used + 1
+        self.known.add_(1)
+        self.reshaped = torch.zeros(len(self.reshaped) + 1)
+        self.register_buffer("made", x.detach().mean(), persistent=False)
+        return x
+
+    def between(self) -> None:
+        """What the script does, and what faulty memory does, which nobody sees."""
+        self.changed.add_(1)
+        self.saved.add_(1)
+        self.replaced = torch.ones(2)
+        self.flipped.data[0] = 1e-9
+
+
+def test_a_cache_is_a_process_s_own_when_the_script_changes_it_or_a_forward_pass_makes_it() -> None:
+    training = Training(keeps := Keeps())
+    for step in training.run.steps(3, MICRO_BATCHES):
+        for index in step:
+            step.backward(training.model(batch(step.number, index)).square().mean())
+        training.optimizer.step()
+        if step.number == 1:
+            keeps.between()
+    buffers = training.run._engine._buffers
+    assert buffers is not None
+    assert buffers.own == {"1.made", "1.reshaped", "1.changed", "1.replaced"}
+
+
+def test_a_state_that_is_taken_over_makes_nothing_a_process_s_own() -> None:
+    model = Keeps()
+    buffers = Buffers(model, MICRO_BATCHES, is_reproducible=False)
+    buffers.begin()
+    buffers.end()
+    buffers.begin()
+    take(model, dict.fromkeys(model._buffers, torch.ones(3)), {})
+    buffers.begin()
+    assert buffers.own == set()

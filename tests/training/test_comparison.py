@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from unicron_elastic.training.comparison import Told, differ, judge, written
+from unicron_elastic.training.buffers import Buffers
+from unicron_elastic.training.comparison import MODEL, Told, Verdict, differ, judge, written
 from unicron_elastic.training.replicas import Replicas
 
 digests = st.integers(0, 2**64 - 1)
@@ -36,10 +37,20 @@ def test_many_ranks_are_counted_exactly() -> None:
     assert not differ(exact)
 
 
-def tells(kind: str = "a", caches: tuple[str, ...] = (), **tensors: int | tuple[str, int]) -> Told:
-    """With digests by name; and types, if they matter."""
-    whole = {name: each if isinstance(each, tuple) else ("fp32", each) for name, each in tensors.items()}
-    return Told.parse(Told(tensors=whole, caches=frozenset(caches), kind=kind).to_json())
+def tells(
+    kind: str = "a",
+    caches: tuple[str, ...] = (),
+    own: tuple[str, ...] = (),
+    is_copy: bool = False,
+    **tensors: int | tuple[str, int],
+) -> Told:
+    """With digests by name; and types, if they matter. ``model_x`` stands for "model.x"."""
+    whole = {
+        name.replace("model_", MODEL): each if isinstance(each, tuple) else ("fp32", each)
+        for name, each in tensors.items()
+    }
+    told = Told(tensors=whole, caches=frozenset(caches), own=frozenset(own), kind=kind, is_copy=is_copy)
+    return Told.parse(told.to_json())
 
 
 def test_most_are_right() -> None:
@@ -70,13 +81,37 @@ def test_caches_may_have_another_shape_and_no_other_content() -> None:
     def cache(what: str, digest: int) -> Told:
         return tells(caches=("c",), a=1, c=(what, digest))
 
-    assert judge([cache("[1]", 1), cache("[2]", 2), tells(a=1)], 1).wrong == set()
+    verdict = judge([cache("[1]", 1), cache("[2]", 2), tells(a=1)], 1)
+    assert (verdict.wrong, verdict.left_out, verdict.sentence) == (set(), {"c"}, "")
     assert judge([cache("[1]", 1), cache("[1]", 1), cache("[1]", 2)], 1).wrong == {2}
+
+
+def test_what_is_a_process_s_own_may_have_another_content_and_is_told_of() -> None:
+    own = tells(caches=("c",), own=("c",), a=1, c=2)
+    verdict = judge([own, tells(caches=("c",), a=1, c=1), tells(caches=("c",), a=1, c=1)], 1)
+    assert (verdict.wrong, verdict.left_out) == (set(), {"c"})
+    assert verdict.sentence == "ranks differ in c, a cache as it seems, which is not compared any more"
+    assert judge([own, tells(caches=("c",), a=1, c=1), tells(caches=("c",), a=7, c=1)], 1).wrong == {2}
+
+
+def test_an_optimizer_of_which_each_rank_has_a_part_is_not_compared() -> None:
+    verdict = judge([tells(model_a=1, b=1), tells(model_a=1, c=1), tells(model_a=1, d=1, c=1)], 1)
+    assert (verdict.wrong, verdict.left_out) == (set(), {"b", "c", "d"})
+    assert judge([tells(model_a=1, b=1), tells(model_a=2, c=1), tells(model_a=1, d=1)], 1).wrong == {1}
+    assert judge([tells(model_a=1), tells(model_a=1), tells(model_b=1)], 1).wrong == {2}
+
+
+def test_a_copy_has_no_voice() -> None:
+    bad, copied = tells(a=2), tells(a=2, is_copy=True)
+    assert judge([tells(a=1), bad, copied], 1).wrong == {0, 1, 2}
+    assert judge([tells(a=1), tells(a=1), bad, copied, copied], 1).wrong == {2, 3, 4}
+    assert judge([tells(a=1), copied], 1).wrong == {1}
+    assert judge([copied, copied, tells(a=1, is_copy=True)], 1).wrong == {2}
 
 
 def test_ranks_that_do_not_compute_alike_may_differ_by_rounding() -> None:
     verdict = judge([tells(a=1), tells(a=2), tells(kind="b", a=1)], 3)
-    assert verdict.wrong == set()
+    assert (verdict.wrong, verdict.is_last) == (set(), True)
     assert "rank 2: b" in verdict.sentence
 
 
@@ -94,7 +129,7 @@ def replica(*, reverse: bool = False) -> tuple[nn.Module, torch.optim.Optimizer,
         for parameter in reversed(list(optimizer.state)):
             optimizer.state[parameter] = dict(reversed(list(optimizer.state.pop(parameter).items())))
     replicas = Replicas(model, {"model": model, "optimizer": optimizer}, 10)
-    replicas.buffers = lambda: dict(model.named_buffers())
+    replicas.buffers = Buffers(model, 1, is_reproducible=False)
     return model, optimizer, replicas
 
 
@@ -136,6 +171,35 @@ def test_they_are_compared_every_so_many_steps_and_with_newcomers() -> None:
     assert digest(replicas, 21) is not None
     replicas.end(is_compared=True)
     assert digest(replicas, 22) is None
+
+
+def test_the_optimizer_of_a_scheduler_is_the_one_that_is_registered() -> None:
+    model, optimizer, one = replica()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    both = Replicas(model, {"model": model, "scheduler": scheduler, "optimizer": optimizer}, 10)
+    names = {name for name in both.told().tensors if not name.startswith(MODEL)}
+    assert names == {name.replace("optimizer.", "scheduler.") for name in one.told().tensors if MODEL not in name}
+
+
+def test_what_has_been_found_to_differ_and_may_is_left_out() -> None:
+    (_, _, one), (model, _, other) = replica(), replica()
+    model[1].running_mean.add_(1.0)
+    assert digest(one) != digest(other)
+    for each in (one, other):
+        each.accept(Verdict(left_out=frozenset({"model.1.running_mean"})), is_silent=False)
+    assert digest(one) == digest(other)
+
+
+def test_who_has_copied_says_so_until_it_was_compared() -> None:
+    _, _, replicas = replica()
+    replicas.copy()
+    assert replicas.told().is_copy
+    replicas.end(is_compared=False)
+    replicas.begin(1)
+    assert replicas.told().is_copy
+    replicas.end(is_compared=True)
+    replicas.begin(2)
+    assert not replicas.told().is_copy
 
 
 def test_what_differs_by_rank_is_not_compared() -> None:

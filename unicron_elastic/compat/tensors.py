@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["NormBase", "add_each", "changes_of", "copy_each", "unscaled_by", "walked", "zero_each"]
+__all__ = ["NormBase", "add_each", "changes_of", "copy_each", "is_plain", "unscaled_by", "walked", "zero_each"]
 
 # Of all layers that keep running statistics.
 NormBase: Any = getattr(nn.modules.batchnorm, "_NormBase", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
@@ -31,9 +31,17 @@ def zero_each(tensors: Sequence[Tensor]) -> None:
 
 
 def changes_of(tensor: Tensor) -> int:
-    """How often the memory of the tensor was changed in place, also through its views; not through ``.data``."""
-    changes: int = tensor._version
+    """How often the memory of the tensor was changed in place, also through its views; not through ``.data``.
+
+    Not known of one that was made in ``torch.inference_mode``: 0.
+    """
+    changes: int = 0 if tensor.is_inference() else tensor._version
     return changes
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether it is numbers in memory of its own: neither sparse, quantized, nested, nor without memory."""
+    return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta)
 
 
 def unscaled_by(scaler: Any) -> set[int]:

@@ -3,7 +3,8 @@
 Every micro-batch begins with the buffers that the step began with. After the step the running statistics of
 normalization layers are those of the global batch (``statistics.py``), and every other buffer is what micro-batch 0 has
 made of it, whoever computed that; DistributedDataParallel gives all ranks what rank 0 has. A buffer that ``state_dict``
-leaves out and that gets another shape is a cache: it is each process's own affair.
+leaves out and that gets another shape is a cache: it is each process's own affair. So is the content of one that a
+forward pass makes or the script changes between steps, as an evaluation by one rank does.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unicron_elastic.compat.tensors import copy_each
+from unicron_elastic.compat.tensors import changes_of, copy_each, is_plain
 from unicron_elastic.state.exact import bits, check_same
 from unicron_elastic.state.packing import pack, unpack
 from unicron_elastic.training.statistics import Statistics
 
 __all__ = ["Buffers", "device_of", "given", "named_buffers", "take"]
+
+
+_Seen = tuple[int, int]  # the id of a tensor, and how often it was changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class Buffers:
         self._before: dict[tuple[int, str], Tensor] = {}
         self._is_in_step = False
         self._is_used = False  # whether a micro-batch of this step has begun
+        self._left: dict[str, _Seen] | None = None  # the caches, as the step before left them; None: there was none
+        self.own: set[str] = set()  # the names of the caches whose content is this process's own affair
         self.changes = self._statistics.changes
 
     # -- a step -------------------------------------------------------------------------------------------------------
@@ -87,6 +93,9 @@ class Buffers:
         copy_each([place.before for place in places.values()], [place.tensor.detach() for place in places.values()])
         self._before = {(id(place.module), place.leaf): place.before for place in places.values()}
         self._is_in_step, self._is_used = True, False
+        if self._left is not None:
+            self.own |= {name for name, seen in _caches(places).items() if self._left.get(name) != seen}
+        self._left = None  # until the step is over: a state that comes meanwhile is not the script's doing
 
     def begin_micro_batch(self) -> None:
         """Puts back what another micro-batch has changed."""
@@ -116,6 +125,7 @@ class Buffers:
     def end(self) -> None:
         """Is out of the step: the state is what the buffers are."""
         self._is_in_step = False
+        self._left = _caches(self._places)
 
     def _put_back(self) -> None:
         intact = [place for place in self._places.values() if place.is_intact]
@@ -230,6 +240,12 @@ def take(model: nn.Module, buffers: Mapping[str, Tensor | None], state: Mapping[
     check_same(named_buffers(model), hidden, "model")
 
 
+def _caches(places: Mapping[str, _Place]) -> dict[str, _Seen]:
+    """Those that are where they were when the step began, in the same shape."""
+    own = {name: place for name, place in places.items() if place.is_cache and place.now is place.tensor}
+    return {name: (id(place.tensor), changes_of(place.tensor)) for name, place in own.items()}
+
+
 def _check_layers(model: nn.Module) -> None:
     for name, layer in model.named_modules():
         if isinstance(layer, nn.SyncBatchNorm):
@@ -297,7 +313,7 @@ def _put(model: nn.Module, name: str, value: Tensor | None, *, is_persistent: bo
 
 
 def _is_plain(buffer: Tensor) -> bool:
-    return type(buffer) is Tensor and buffer.layout == torch.strided and not buffer.is_quantized and not buffer.is_meta
+    return type(buffer) is Tensor and is_plain(buffer)
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:

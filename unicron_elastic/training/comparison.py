@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["NOTES", "ReplicasDifferError", "Told", "Verdict", "differ", "judge", "written"]
+__all__ = ["MODEL", "NOTES", "ReplicasDifferError", "Told", "Verdict", "differ", "judge", "written"]
+
+MODEL = "model."  # with which the names of the model's own tensors begin
 
 _DIGITS, _BITS = 16, 4  # whose squares, of 50,000 ranks, sum up to less than 2**24, which is exact in fp32
 NOTES = 2 * _DIGITS + 1  # how many numbers they are
@@ -40,48 +42,61 @@ def differ(notes: Sequence[float]) -> bool:
 class Told:
     """What a rank tells of its state: of each tensor, by name, its type and shape, and its digest.
 
-    ``caches`` are those that may have another shape, or not be there, on each rank. ``kind``: all on which the rounding
-    of an optimizer step may depend.
+    ``caches`` are those that may have another shape, or not be there, on each rank; those that are ``own`` may have
+    another content as well. ``kind``: all on which the rounding of an optimizer step may depend. ``is_copy``: it has
+    the state from another rank, and has been compared with nobody since.
     """
 
     tensors: Mapping[str, tuple[str, int]]
     caches: frozenset[str]
+    own: frozenset[str]
     kind: str
+    is_copy: bool
 
     def to_json(self) -> str:
         """As text."""
-        return json.dumps({"tensors": self.tensors, "caches": sorted(self.caches), "kind": self.kind})
+        of = {"tensors": self.tensors, "caches": sorted(self.caches), "own": sorted(self.own)}
+        return json.dumps({**of, "kind": self.kind, "is_copy": self.is_copy})
 
     @classmethod
     def parse(cls, text: str) -> Told:
         """Undoes ``to_json``."""
         told = json.loads(text)
         tensors = {name: (str(what), int(digest)) for name, (what, digest) in told["tensors"].items()}
-        return cls(tensors=tensors, caches=frozenset(told["caches"]), kind=told["kind"])
+        caches, own = frozenset(told["caches"]), frozenset(told["own"])
+        return cls(tensors=tensors, caches=caches, own=own, kind=told["kind"], is_copy=told["is_copy"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """``wrong`` are the ranks that must not train on; ``sentence`` says why, or what else there is to say."""
+    """``wrong`` are the ranks that must not train on; ``sentence`` says why, or what else there is to say.
+
+    ``left_out`` are the tensors that each rank may have as it likes. ``is_last``: they are not to be compared any more.
+    """
 
     wrong: frozenset[int] = frozenset()
     sentence: str = ""
+    left_out: frozenset[str] = frozenset()
+    is_last: bool = False
 
 
 def judge(told: Sequence[Told], steps: int) -> Verdict:
-    """Who is wrong of those who ``told`` this of their states after ``steps`` optimizer steps, by rank."""
-    tables = _comparable(told)
+    """Who is wrong of those who ``told`` this of their states after ``steps`` optimizer steps, by rank.
+
+    Most are right, of those that have a state of their own: a copy is as wrong as what it was made of.
+    """
+    left_out = _different_caches(told) | _shards(told)
+    tables = [_without(each.tensors, left_out) for each in told]
     keys = [frozenset(table.items()) for table in tables]
-    (most, count), *_ = Counter(keys).most_common(1)
-    if count == len(keys):
-        return Verdict()
+    if len(set(keys)) == 1:
+        return Verdict(left_out=left_out, sentence=_about_own(told, left_out))
+    voting = [key for key, each in zip(keys, told, strict=True) if not each.is_copy] or keys
+    (most, count), *_ = Counter(voting).most_common(1)
     others = frozenset(rank for rank, key in enumerate(keys) if key != most)
-    names = [name for name in {**tables[keys.index(most)], **tables[min(others)]} if _is_different(tables, name)]
-    more = len(names) - 1
-    what = names[0] + (f" (and {more} more tensor{'s' * (more > 1)})" if more else "")
+    what = _listed([n for n in {**tables[keys.index(most)], **tables[min(others)]} if _is_different(tables, n)])
     if len({each.kind for each in told}) > 1:
-        return Verdict(sentence=f"after {steps} steps {_ranks(others)} in {what}; {_kinds(told)}")
-    if 2 * count > len(keys):
+        return Verdict(sentence=f"after {steps} steps {_ranks(others)} in {what}; {_kinds(told)}", is_last=True)
+    if 2 * count > len(voting):
         return Verdict(wrong=others, sentence=f"after {steps} steps {_ranks(others)} in {what}")
     return Verdict(
         wrong=frozenset(range(len(keys))),
@@ -89,17 +104,39 @@ def judge(told: Sequence[Told], steps: int) -> Verdict:
     )
 
 
-def _comparable(told: Sequence[Told]) -> list[dict[str, tuple[str, int]]]:
-    """The tensors without caches that are not the same kind of thing everywhere."""
-    caches = frozenset().union(*(each.caches for each in told))
-    kinds = {name: {each.tensors.get(name, ("nothing", 0))[0] for each in told} for name in caches}
-    return [
-        {name: each.tensors[name] for name in sorted(each.tensors) if len(kinds.get(name, ())) < 2} for each in told
-    ]
+def _without(tensors: Mapping[str, tuple[str, int]], left_out: frozenset[str]) -> dict[str, tuple[str, int]]:
+    return {name: tensors[name] for name in sorted(tensors) if name not in left_out}
+
+
+def _different_caches(told: Sequence[Told]) -> frozenset[str]:
+    """The caches that are not the same kind of thing everywhere, and those whose content may differ and does."""
+    tables = [each.tensors for each in told]
+    caches, own = (frozenset().union(*each) for each in zip(*((each.caches, each.own) for each in told), strict=True))
+    others = {name for name in caches if len({table.get(name, ("", 0))[0] for table in tables}) > 1}
+    return frozenset(others | {name for name in own if _is_different(tables, name)})
+
+
+def _shards(told: Sequence[Told]) -> frozenset[str]:
+    """The optimizer states that are not everywhere, if no rank has all: then each has a part, and means to."""
+    parts = [{name for name in each.tensors if not name.startswith(MODEL)} for each in told]
+    whole, common = set[str]().union(*parts), set[str].intersection(*parts)
+    return frozenset(whole - common if whole not in parts else ())
+
+
+def _about_own(told: Sequence[Told], left_out: frozenset[str]) -> str:
+    """What is to be said of tensors of one shape and type with another content on each rank."""
+    kinds = {name: {each.tensors.get(name, ("", 0))[0] for each in told} for name in sorted(left_out)}
+    names = [name for name, each in kinds.items() if len(each) == 1]
+    return f"ranks differ in {_listed(names)}, a cache as it seems, which is not compared any more" if names else ""
 
 
 def _is_different(tables: Sequence[Mapping[str, tuple[str, int]]], name: str) -> bool:
     return len({table.get(name) for table in tables}) > 1
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - 1
+    return names[0] + (f" (and {more} more tensor{'s' * (more > 1)})" if more else "")
 
 
 def _ranks(ranks: frozenset[int]) -> str:

@@ -234,14 +234,14 @@ class Engine:
         if verdict is not None and not verdict.wrong:
             assert assembly.world is not None
             self._judged_in = (self.state, assembly.world.number)
-            if verdict.sentence:
-                self._replicas.give_up(verdict.sentence if assembly.rank == 0 else "")
+            self._replicas.accept(verdict, is_silent=assembly.rank > 0)
             return
         gradients.forget_reduced()
         self._must_meet = True
         if verdict is None:
             return
         if assembly.rank in verdict.wrong:
+            self._rest.end(0.0, lambda: True)  # nobody is to have its state
             raise ReplicasDifferError(f"{verdict.sentence}: this process must not train on")
         if not self._membership.wait_for_newer(DIFFERENT_GOES_S):
             raise ReplicasDifferError(f"{verdict.sentence}, and nobody has taken its place")
@@ -252,7 +252,7 @@ class Engine:
         gradients.settle()
         if self._buffers is not None:
             self._buffers.settle(gradients.shared())
-        self._replicas.end(is_compared=gradients.digests()[0] > 0)
+        self._replicas.end(is_compared=gradients.digests()[0] >= self.world_size > 1)
         self._randomness.give_back()
         self.reports.begin_shares(self._parts()[1].world, (self.until, self.state))
         return gradients.losses()
@@ -376,7 +376,7 @@ class Engine:
         self._gradients = kind((), micro_batches, others=self._buffers.changes)
         self._gradients.name = self._trainable.name
         self._gradients.digest = self._digest
-        self._replicas.buffers = self.named_buffers
+        self._replicas.buffers = self._buffers
         self._assembly = Assembly(self._membership, self._gradients, self._backend, self._timeout_s)
         self._assembly.on_connect = self._on_regroup
         self._assembly.tell_apart = self._trainable.tell_apart
@@ -388,6 +388,7 @@ class Engine:
     def has_taken(self) -> None:
         """It has copied the state of a member."""
         self._has_state = True
+        self._replicas.copy()
         made_before(self.state)
 
     def forget(self) -> None:
@@ -542,6 +543,7 @@ class Engine:
         else:
             state, taken_bytes = received
             self._registered.load_state_dict(state)
+            self._replicas.copy()
             assert assembly.world is not None
             node = assembly.world.members[agreement.sources[0]].node
             self._membership.tell({"fetched": about_taken(taken_bytes, time.monotonic() - began, node)})
@@ -564,7 +566,7 @@ class Engine:
             received += receive_state(assembly, source, self._device)
 
     def _tensors(self) -> list[Tensor]:
-        return [tensor.detach() for tensor in (*self._model.parameters(), *self._model.buffers())]
+        return [tensor.detach() for tensor in (*self._model.parameters(), *named_buffers(self._model).values())]
 
     @property
     def _device(self) -> torch.device:

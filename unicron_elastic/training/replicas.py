@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from unicron_elastic.compat.tensors import is_plain
 from unicron_elastic.state.digest import digests
 from unicron_elastic.state.exact import tensors_of
-from unicron_elastic.training.comparison import Told
+from unicron_elastic.training.buffers import Buffers
+from unicron_elastic.training.comparison import MODEL, Told, Verdict
 
 __all__ = ["Replicas"]
 
@@ -32,11 +35,13 @@ class Replicas:
         if every < 0:
             raise ValueError(f"compare_every must be 0 or more, got {every}")
         self.every = every
-        self.buffers: Callable[[], Mapping[str, Tensor]] = dict  # of the model, as the step began
+        self.buffers: Buffers | None = None  # of the model
         self._model = model
         self._registered = registered
         self._step = 0
         self._is_anyone_new = True
+        self._is_copy = False
+        self._left_out: set[str] = set()
         self._digest: int | None = None
         self._told: Told | None = None
 
@@ -49,15 +54,21 @@ class Replicas:
         """Newcomers have joined."""
         self._is_anyone_new = True
 
-    def end(self, *, is_compared: bool) -> None:
-        """The step is over."""
-        self._is_anyone_new = self._is_anyone_new and not is_compared
+    def copy(self) -> None:
+        """This rank has taken the state of another."""
+        self._is_copy = True
 
-    def give_up(self, sentence: str) -> None:
-        """The ranks differ, and may: they are not compared any more. ``sentence`` is said."""
-        self.every = 0
-        if sentence:
-            sys.stderr.write(f"unicron: {sentence}.\n")
+    def end(self, *, is_compared: bool) -> None:
+        """The step is over; ``is_compared``: all ranks were in it, and differ in nothing in which they must not."""
+        if is_compared:
+            self._is_anyone_new = self._is_copy = False
+
+    def accept(self, verdict: Verdict, *, is_silent: bool) -> None:
+        """The ranks differ, and may."""
+        self._left_out |= verdict.left_out
+        self.every = 0 if verdict.is_last else self.every
+        if verdict.sentence and not is_silent:
+            sys.stderr.write(f"unicron: {verdict.sentence}.\n")
 
     def digest(self) -> int | None:
         """That of the state, in 64 bits, computed once a step; None if it is not to be compared in this one."""
@@ -68,32 +79,45 @@ class Replicas:
     def told(self) -> Told:
         """What the others are told if the digests differ."""
         if self._told is None:
-            named = {name: tensor for name, tensor in self._tensors() if _is_plain(tensor)}
+            named = dict(self._tensors())
+            named = {name: each for name, each in named.items() if _is_compared(each) and name not in self._left_out}
             found = zip(named.items(), digests(list(named.values())), strict=True)
             tensors = {name: (_what(tensor), digest) for (name, tensor), digest in found}
-            self._told = Told(tensors=tensors, caches=frozenset(self._caches()), kind=_kind(self._model))
+            own = frozenset() if self.buffers is None else frozenset(MODEL + name for name in self.buffers.own)
+            caches, kind = frozenset(self._caches()), _kind(self._model)
+            self._told = Told(tensors=tensors, caches=caches, own=own, kind=kind, is_copy=self._is_copy)
         return self._told
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield from ((f"model.{name}", parameter) for name, parameter in self._model.named_parameters())
-        yield from ((f"model.{name}", buffer) for name, buffer in self.buffers().items())
+        buffers = {} if self.buffers is None else self.buffers.named()
+        yield from ((MODEL + name, tensor) for name, tensor in (*self._model.named_parameters(), *buffers.items()))
         own = set(self._model.parameters())
-        for name, each in self._registered.items():
-            optimizer = each if isinstance(each, torch.optim.Optimizer) else getattr(each, "optimizer", None)
-            if isinstance(optimizer, torch.optim.Optimizer):
-                yield from _of_optimizer(name, optimizer, own)
+        for name, optimizer in self._optimizers().items():
+            yield from _of_optimizer(name, optimizer, own)
         scaler = self._registered.get("scaler")
         for leaf in _SCALER:
             if isinstance(tensor := getattr(scaler, leaf, None), Tensor):
                 yield f"scaler.{leaf}", tensor
 
+    def _optimizers(self) -> dict[str, Optimizer]:
+        """By name, and each once: a scheduler has its optimizer, too."""
+        found = {name: _optimizer_in(each) for name, each in self._registered.items()}
+        names = {id(optimizer): name for name, optimizer in reversed(found.items())}
+        return {name: each for name, each in found.items() if each is not None and names[id(each)] == name}
+
     def _caches(self) -> Iterator[str]:
         for path, module in self._model.named_modules():
             for leaf in module._non_persistent_buffers_set:
-                yield f"model.{path}.{leaf}" if path else f"model.{leaf}"
+                yield MODEL + (f"{path}.{leaf}" if path else leaf)
 
 
-def _of_optimizer(name: str, optimizer: torch.optim.Optimizer, own: set[nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
+def _optimizer_in(registered: Any) -> Optimizer | None:
+    """What is registered, or what that is a wrapper of."""
+    optimizer = registered if isinstance(registered, Optimizer) else getattr(registered, "optimizer", None)
+    return optimizer if isinstance(optimizer, Optimizer) else None
+
+
+def _of_optimizer(name: str, optimizer: Optimizer, own: set[nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
     """Its state of the parameters in ``own``; nothing of one that has a part of the state on each rank."""
     if hasattr(optimizer, "consolidate_state_dict"):
         return
@@ -113,14 +137,12 @@ def _factor(one: str, other: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{one} {other}".encode()).digest()[:8], "big") | 1
 
 
+def _is_compared(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, nn.Parameter) and is_plain(tensor)
+
+
 def _what(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether it is numbers in memory of its own."""
-    is_known = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
-    return is_known and not tensor.is_quantized and not tensor.is_meta
 
 
 def _kind(model: nn.Module) -> str:
