@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import hypothesis
 import pytest
 
 from unicron_elastic.launcher.loop import Loop
@@ -17,6 +18,9 @@ DEADLINE_S = 30.0
 
 # torch's TCPStore asks DNS for the name of whoever connects; a lost answer is not to cost the tests five seconds.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("unicron", deadline=None)
+hypothesis.settings.load_profile("unicron")
 
 
 class Lab:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -122,6 +124,7 @@ class Rank:
         return self.job.newest.number > (self.world.number if self.world is not None else 0)
 
     def is_left(self) -> bool:
+        self.live()
         return self.world is not None and self.job.newest.breaks(self.world)
 
     def is_over(self) -> bool:
@@ -343,10 +346,10 @@ class Job:
     def die(self, rank: Rank) -> None:
         """Unless the job could not go on then."""
         with self.changed:
-            left = [each for each in self.ranks if each.name not in self.dead | self.over | {rank.name}]
+            left = [each for each in self.ranks if each.name not in self.dead | self.ended | {rank.name}]
             alive = [each for each in left if self.newest.rank_of(each.name) is not None]
             others = [each for each in alive if each.run is not None and each.run._engine._has_state]
-            if not others or not self.deaths_left or self.over:  # else all would begin again
+            if not others or not self.deaths_left or self.ended:  # else all would begin again
                 return
             self.deaths_left -= 1
             self.lose(rank, is_replaced=self.newcomers)
@@ -372,13 +375,23 @@ class Job:
             self._start(rank)
         for thread in self.threads:  # grows meanwhile
             thread.join(max(0.1, self.end + 1.0 - time.monotonic()))
-            assert not thread.is_alive(), "a rank does not end"
+            if thread.is_alive():
+                raise AssertionError(f"a rank does not end:\n{self._give_up()}")
         for rank in self.ranks:
             if rank.error is not None:
                 raise AssertionError(f"rank {rank.name}: {rank.error!r}") from rank.error
         for key, values in self.reported.items():
             found = {value for name, value in values.items() if name not in self.dead}
             assert len(found) < 2, f"{key}: {values}"
+
+    def _give_up(self) -> str:
+        """Ends all ranks, so that they do not go on beside other tests; where they were."""
+        frames = sys._current_frames()
+        alive = [frames[thread.ident] for thread in self.threads if thread.ident in frames]
+        with self.changed:
+            self.dead |= {rank.name for rank in self.ranks}
+            self.changed.notify_all()
+        return "\n".join("".join(traceback.format_stack(frame)) for frame in alive)
 
 
 class Fetched:
