@@ -200,12 +200,12 @@ class Checkpointed(nn.Module):
 
 
 class Shared(nn.Module):
-    """One normalization layer in two places."""
+    """One normalization layer in two places. A bias before it would get no gradient but for rounding."""
 
     def __init__(self) -> None:
         super().__init__()
         norm = nn.BatchNorm1d(WIDTH)
-        self.one, self.other = nn.Sequential(nn.Linear(WIDTH, WIDTH), norm), nn.Sequential(nn.Tanh(), norm)
+        self.one, self.other = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), norm), nn.Sequential(nn.Tanh(), norm)
 
     def forward(self, x: Tensor, _index: int) -> Tensor:
         result: Tensor = self.other(self.one(x))

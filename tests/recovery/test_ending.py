@@ -13,9 +13,10 @@ from unicron_elastic.recovery.commands import (
     ReplaceWorker,
     StartWorkers,
     StopWorkers,
+    TellPeers,
     TellWorld,
 )
-from unicron_elastic.recovery.events import WorldChanged
+from unicron_elastic.recovery.events import NodesLost, WorldChanged
 from unicron_elastic.recovery.losses import BREAK_GRACE_S, REPLACE_AFTER_S
 from unicron_elastic.recovery.state import Part
 from unicron_elastic.world import Member
@@ -133,3 +134,63 @@ def test_connections_that_broke_before_others_joined_are_made_anew() -> None:
     assert (again.lost, again.joined, again.of) == ((), (), broken + 1)
     assert job.state.world is not None
     assert job.state.world.anew == number(job)
+
+
+def test_who_is_lost_between_epochs_is_replaced_when_the_others_train_once_more() -> None:
+    job = InPlace(3)
+    for local_rank in range(3):
+        job.parted(local_rank, number(job))
+    commands = job.exited(1, KILLED)
+    assert none(commands, StopWorkers, StartWorkers, ReplaceWorker)
+    (without, all_had_come) = (each for each in commands if isinstance(each, ChangeWorld))
+    assert "2 ranks go on with what they do between steps." in without.reason
+    assert all_had_come.parted == 1
+    assert {each.local_rank for each in commands if isinstance(each, TellWorld)} == {0, 2}
+    assert none(job.later(REPLACE_AFTER_S), ReplaceWorker)
+    job.entered(0)
+    assert only(job.entered(2), ReplaceWorker).local_rank == 1
+    job.entered(1)
+    job.fetched(1)
+    for local_rank in range(3):
+        job.went_on(local_rank)
+        job.parted(local_rank, number(job))
+    job.exited(0)
+    job.exited(2)
+    assert only(job.exited(1), FinishJob)
+    assert job.state.restarts_used == 1
+
+
+def test_who_is_lost_after_the_last_step_of_all_has_the_others_begin_again_when_they_end() -> None:
+    for parts_first in (True, False):  # or it was lost as it waited for the end of that step
+        job = InPlace(3)
+        for local_rank in (0, 1, 2) if parts_first else (0, 2):
+            job.parted(local_rank, number(job))
+        assert none(job.exited(1, KILLED), StopWorkers)
+        commands = job.exited(0)
+        assert only(commands, TellPeers).reason == only(commands, StopWorkers).reason
+        assert only(commands, StopWorkers).reason.startswith("rank 5 was lost after the last step, and nobody does")
+        assert only(job.terminated(2), StartWorkers)
+
+
+def test_who_was_lost_in_the_last_step_has_nobody_begin_again() -> None:
+    job = InPlace(3)
+    job.exited(1, KILLED)
+    for local_rank in (0, 2):  # which made it in the next world
+        job.went_on(local_rank)
+        job.parted(local_rank, number(job))
+    job.exited(0)
+    job.exited(2)
+    assert none(job.log, TellPeers, StopWorkers)
+
+
+def test_a_node_that_is_lost_after_the_last_step_has_the_others_begin_again_when_they_end() -> None:
+    job = LateNode()
+    here = only(job.entered(0), ChangeWorld).joined
+    job.world(1, *here, Member(name="0.0#there", node="other#there", local_rank=0))
+    job.entered(1)
+    for local_rank in (0, 1):
+        job.parted(local_rank, 1)
+    lost = NodesLost(at=job._at(None), nodes=("other",), reason="other is lost.", generation=job.state.generation)
+    assert none(job.feed(lost), StopWorkers)
+    job.world(2, *here)
+    assert only(job.exited(0), StopWorkers).reason.startswith("a node was lost after the last step, and nobody does")

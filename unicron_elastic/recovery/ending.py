@@ -1,7 +1,8 @@
 """The end of a training in place: what becomes of newcomers when the others have made their last step.
 
 A script may ask for a part once more, as one does that trains in epochs. So newcomers wait until a worker that has made
-its last step ends well: then there is nothing left to do, here and on every node, and they end as well.
+its last step ends well: then there is nothing left to do, here and on every node, and they end as well. Where somebody
+was lost after that step, who may have had the model to write, all begin again then.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from dataclasses import replace
 from unicron_elastic.recovery.commands import ChangeWorld, Command, KillWorkers
 from unicron_elastic.recovery.events import MemberParted
 from unicron_elastic.recovery.members import is_anyone_elsewhere, is_over, members_here, name_of
-from unicron_elastic.recovery.state import JobState, Part, Worker
+from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
 from unicron_elastic.world import World
 
-__all__ = ["end_newcomers", "is_unneeded", "left_to_the_others", "member_ended", "parted"]
+__all__ = ["end_newcomers", "is_unneeded", "left_to_the_others", "member_ended", "parted", "why_not_over"]
 
 OVER = "The training is over: newcomers end."
 
@@ -71,6 +72,27 @@ def end_newcomers(state: JobState) -> tuple[JobState, list[Command]]:
         state = state.with_worker(replace(each, part=Part.LOST, was_killed=True))
     state = replace(state, replace_at=None)
     return state, [KillWorkers(local_ranks=late, reason=OVER)] if late else []
+
+
+def why_not_over(state: JobState) -> str:
+    """Return why all begin again although some begin to end, "" if they need not.
+
+    Who was lost after its last step left to nobody what it had to do there. It was in the world of that step.
+    """
+    world = state.world
+    if world is None or state.phase is not Phase.RUNNING:
+        return ""
+    have_parted = [worker for worker in state.workers if worker.part is Part.PARTED]
+    if not world.over and all(worker.exit_code != 0 for worker in have_parted):
+        return ""
+    made_in = min((each for each in (world.over, *(worker.parted_in for worker in have_parted)) if each), default=0)
+    if not made_in:
+        return ""
+    lost = [f"rank {worker.rank}" for worker in state.workers if worker.lost_in >= made_in]
+    if state.nodes_lost_in >= made_in:
+        lost.append("a node")
+    what = "was lost after the last step, and nobody does what it had to do there: all workers begin again."
+    return f"{lost[0]} {what}" if lost else ""
 
 
 def is_unneeded(state: JobState, worker: Worker) -> bool:

@@ -193,7 +193,7 @@ def _without_the_ended(state: JobState, world: World) -> list[Command]:
 
 
 def _went_on(state: JobState, worker: Worker, event: MemberWentOn) -> tuple[JobState, list[Command]]:
-    counted = replace(worker, went_on_in=event.world)
+    counted = replace(worker, went_on_in=event.world, lost_in=0)
     if worker.went_on_in or not worker.takes_place:  # else it has come just now
         counted = replace(counted, reused=event.reused, recomputed=event.recomputed)
     state = storms.stepped(state, worker.local_rank)
@@ -231,6 +231,11 @@ def _replaced(state: JobState, event: WorkerReplaced) -> JobState:
     if before is None or before.part is not Part.REPLACING:
         return state
     started = event.worker
-    times = before.takes_place + 1
-    worker = Worker(local_rank=started.local_rank, rank=started.rank, pid=started.pid, takes_place=times)
+    worker = Worker(
+        local_rank=started.local_rank,
+        rank=started.rank,
+        pid=started.pid,
+        takes_place=before.takes_place + 1,
+        lost_in=before.lost_in,
+    )
     return state.with_worker(worker)

@@ -145,10 +145,17 @@ def _can_others_go_on(state: JobState, lost: tuple[Worker, ...]) -> bool:
     """Whether somebody with the training state is left, and nobody who cannot go on in place."""
     if state.phase is not Phase.RUNNING or state.world is None:
         return False
-    others = [worker for worker in state.running if worker not in lost]
-    if any(worker.part is Part.PARTED or _may_never_ask(state, worker) for worker in (*lost, *others)):
+    if is_over(state) or any(_trains_no_more(worker) for worker in state.workers):
         return False
-    return any(worker.part is Part.MEMBER for worker in others) or is_anyone_elsewhere(state)
+    others = [worker for worker in state.running if worker not in lost]
+    if any(_may_never_ask(state, worker) for worker in (*lost, *others)):
+        return False
+    return any(worker.part in (Part.MEMBER, Part.PARTED) for worker in others) or is_anyone_elsewhere(state)
+
+
+def _trains_no_more(worker: Worker) -> bool:
+    """Whether it is known to have made its last step of all: then what a lost one had to do at its end nobody does."""
+    return worker.part is Part.PARTED and (worker.parted_in is None or worker.exit_code == 0)
 
 
 def _may_never_ask(state: JobState, worker: Worker) -> bool:
@@ -169,13 +176,14 @@ def go_on_without(state: JobState, event: NodesLost) -> tuple[JobState, list[Com
     if why_none_left(state.policy, state.restarts_used) is not None:
         return None
     used = state.restarts_used + 1
-    decision = f"{_ranks_go(world.size - len(lost))} Restart {used} of {state.policy.max_restarts}."
+    decision = f"{_ranks_go(state, world.size - len(lost))} Restart {used} of {state.policy.max_restarts}."
     state, superseded = open_loss_incident(state, event)
     assert state.incident is not None
     incident = replace(state.incident, action="go on", decision=decision, stopped_at=event.at, restarts_used=used)
     commands: list[Command] = [ChangeWorld(lost=lost, restarts_used=used, reason=f"{event.reason} {decision}")]
     commands += [] if superseded is None else [RecordIncident(incident=superseded)]
-    return replace(state, incident=incident, broke=None), [*commands, RecordIncident(incident=incident)]
+    state = replace(state, incident=incident, broke=None, nodes_lost_in=world.number)
+    return state, [*commands, RecordIncident(incident=incident)]
 
 
 def is_in_place(state: JobState) -> bool:
@@ -194,14 +202,15 @@ def why_not_in_place(state: JobState, more: int) -> str:
     return why_begin_again(state.policy.configurations, state.started_on, nodes + more)
 
 
-def _ranks_go(left: int) -> str:
-    return f"{'1 rank goes' if left == 1 else f'{left} ranks go'} on from the failed step."
+def _ranks_go(state: JobState, left: int) -> str:
+    where = "with what they do between steps" if has_anyone_parted(state) else "from the failed step"
+    return f"{'1 rank goes' if left == 1 else f'{left} ranks go'} on {where}."
 
 
 def _who_goes_on(state: JobState, lost: tuple[Worker, ...]) -> str:
     assert state.world is not None
     left = state.world.size - sum(state.world.rank_of(name_of(state, worker)) is not None for worker in lost)
-    return _ranks_go(left)
+    return _ranks_go(state, left)
 
 
 def _book(
@@ -225,7 +234,9 @@ def _leave_out(state: JobState, lost: tuple[Worker, ...], at: float, reason: str
     hung = tuple(worker.local_rank for worker in running if worker.raised is None)
     for worker in lost:
         was_killed = worker.local_rank in hung
-        state = state.with_worker(replace(worker, part=Part.LOST, told_to_stop_at=at, was_killed=was_killed))
+        lost_in = state.world.number if worker.part in (Part.MEMBER, Part.PARTED) else worker.lost_in
+        left = replace(worker, part=Part.LOST, told_to_stop_at=at, was_killed=was_killed, lost_in=lost_in)
+        state = state.with_worker(left)
     replace_at = at + REPLACE_AFTER_S
     # Who waited for a newcomer that is gone has to hear of it, and who never asked for a part is not missed.
     if is_anyone_elsewhere(state):

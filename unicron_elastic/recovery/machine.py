@@ -88,8 +88,9 @@ def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
         return state, []
     used_before = state.restarts_used
     state, commands = _handled(state, event)
-    state, more = _end_storm(state, event.at)
-    commands += more
+    for ends in (_end_storm, _begin_again_at_the_end):
+        state, more = ends(state, event.at)
+        commands += more
     if state.running or state.awaits_replacements or state.phase not in (Phase.RUNNING, Phase.STOPPING):
         return storms.pace(state, used_before, commands, event.at)
     state, more = _all_ended(state, event.at)
@@ -161,6 +162,7 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         came_late=False,
         is_left_out=False,
         gone=frozenset(),
+        nodes_lost_in=0,
         broke=None,
         reattempts=0,
         answered=None,
@@ -328,6 +330,15 @@ def _end_storm(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     stays = Verdict(restart=True, restarts_used=state.restarts_used, reason="")
     rung = Rung(severity=Severity.SEV1, reason=fault.reason)
     return isolating.ask(state, cause, rung, stays, otherwise=fault)
+
+
+def _begin_again_at_the_end(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Has all begin again if some end whose training others, that were lost after it, had not ended."""
+    reason = ending.why_not_over(state)
+    if not reason:
+        return state, []
+    state, commands = summon(state, at, reason, counts=True)
+    return state, [*commands, TellPeers(reason=reason)]
 
 
 def _about_peers(
