@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import HashStore
 
+from unicron_elastic.training.agreement import Agreement
+from unicron_elastic.training.assembly import Assembly
 from unicron_elastic.training.gradients import Gradients
+from unicron_elastic.training.membership import FixedMembership
 from unicron_elastic.training.notes import Notes
 
 MICRO_BATCHES = 3
@@ -159,6 +163,18 @@ def test_what_an_abandoned_collective_still_writes_is_not_seen() -> None:
     gradients.settle()
     assert gradients.buckets[0].reduced is first
     assert all(torch.equal(parameter.grad, torch.ones(2)) for parameter in gradients.parameters)
+
+
+def test_what_is_lost_while_it_is_given_again_takes_along_what_it_tells_the_size_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gradients = _made((2,), (2,), bucket_bytes=8)
+    gradients.done.update(range(3))
+    assembly = Assembly(FixedMembership(), gradients, "gloo", 1.0)
+    monkeypatch.setattr(assembly, "broadcast", Mock(side_effect=RuntimeError("Connection closed by peer")))
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        assembly._fill(Agreement(step=0, fill=((1, 1),)))
+    assert gradients.done == {0}
 
 
 def test_an_abandoned_collective_between_steps_leaves_the_gradients_of_the_step_before() -> None:

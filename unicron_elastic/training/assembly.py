@@ -192,7 +192,7 @@ class Assembly:
             self._gradients.has_last = False
         for number, source in agreement.fill:
             if self.rank != source:  # whoever had it, too: what breaks on the way leaves anything
-                self._gradients.done.discard(number)
+                self._gradients.forget(number)
             self.broadcast(self._gradients.room(number), source)
             self._gradients.done.add(number)
 

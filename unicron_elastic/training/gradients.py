@@ -217,6 +217,12 @@ class Gradients:
                 each = self.buckets[bucket] = replace(each, reduced=each.local.new_empty(count))
         return each.reduced
 
+    def forget(self, bucket: int) -> None:
+        """What is reduced of it does not count; nor of the one whose size it tells, if it is the one with the notes."""
+        self.done.discard(bucket)
+        if bucket == len(self.buckets) - 2:
+            self.done.discard(bucket + 1)
+
     def forget_reduced(self) -> None:
         """What is reduced does not count; what this rank has summed up does."""
         self.done.clear()
