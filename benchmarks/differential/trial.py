@@ -12,6 +12,7 @@ from differential.case import Case
 from differential.launch import Launched, launch
 from differential.reference import alone, plain, restored
 from differential.report import Result
+from differential.script import SAVE_AT
 from differential.verdict import judge
 from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
 
@@ -50,7 +51,7 @@ class Trials:
             expected = plain(case, folder)
             by_itself = alone(case, folder) if case.reproducible else None
             launched = Launched() if expected.error else launch(case, folder, self._endpoint(case))
-            was_saved = case.loop == "save" and any(log.of("end") for log in launched.logs)
+            was_saved = _is_saved_for_sure(case) and any(log.of("end") for log in launched.logs)
             again = restored(case, folder) if was_saved else None
             problems = judge(case, launched, expected, by_itself, again)
             if problems and self._keep is not None:
@@ -75,3 +76,9 @@ class Trials:
         if self._etcd is None:
             self._etcd = EmbeddedEtcd().__enter__()
         return self._etcd.endpoint
+
+
+def _is_saved_for_sure(case: Case) -> bool:
+    """Whether nobody is lost who may still write what was saved."""
+    near = range(SAVE_AT - 1, SAVE_AT + 2)
+    return case.loop == "save" and not any(fault.is_inside and fault.step in near for fault in case.faults)

@@ -63,7 +63,7 @@ def _refused(case: Case, launched: Launched, refusals: list[dict[str, Any]]) -> 
     """A process that is refused is lost to the others, who may come to the end without it, or be refused as well."""
     if any(line["type"] not in ("ValueError", "TypeError", "RuntimeError", "NotImplementedError") for line in refusals):
         yield f"refused: with {refusals[0]['type']}"
-    if len(launched.logs) > 4 * case.ranks + len(case.faults):
+    if len(launched.logs) > 6 * case.ranks + len(case.faults):
         yield f"storm: {len(launched.logs)} processes were started for a script that is refused"
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +17,12 @@ from jobs import Etcd, script_path, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+CUT_S = 8.0
 SCRIPT = """
 import sys, time
 import torch, unicron_elastic
+
+print("STARTED", flush=True)
 
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -32,16 +38,21 @@ for step in run.steps(total=10**6, micro_batches=4):
 
 
 @pytest.fixture
-def start(etcd: Etcd, tmp_path: Path) -> Callable[[Host], Path]:
-    """Starts the host's part of a job; its output."""
+def start(etcd: Etcd, tmp_path: Path) -> Callable[..., Path]:
+    """Starts the host's part of a job of so many nodes at most; its output."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
 
-    def begin(host: Host) -> Path:
+    def begin(host: Host, nodes: int = 2) -> Path:
         out = tmp_path / f"{host.name}-{len(host.started)}.out"
         out.touch()
-        words = ["--nnodes=1:2", "--max-restarts=9", "--rdzv-backend=unicron", f"--rdzv-endpoint={etcd.endpoint}"]
-        words += ["--rdzv-id=job", f"--local-addr={host.address}", "--rdzv-conf=last_call_timeout=8", str(script)]
+        words = [
+            f"--nnodes=1:{nodes}",
+            "--max-restarts=9",
+            "--rdzv-backend=unicron",
+            f"--rdzv-endpoint={etcd.endpoint}",
+        ]
+        words += ["--rdzv-id=job", f"--local-addr={host.address}", "--rdzv-conf=last_call_timeout=20", str(script)]
         own = {"UNICRON_NODE_NAME": host.name, "XDG_STATE_HOME": str(tmp_path / host.name), "OMP_NUM_THREADS": "1"}
         host.start([script_path("unicron-run"), *words], env={**os.environ, **own}, out=out)
         return out
@@ -49,9 +60,7 @@ def start(etcd: Etcd, tmp_path: Path) -> Callable[[Host], Path]:
     return begin
 
 
-def test_a_host_that_comes_back_trains_with_the_one_that_went_on(
-    network: Network, start: Callable[[Host], Path]
-) -> None:
+def test_a_host_that_comes_back_trains_with_the_one_that_went_on(network: Network, start: Callable[..., Path]) -> None:
     a, b = network.add("a", "b")
     first, other = start(a), start(b)
     until(lambda: "of 2" in first.read_text() and "of 2" in other.read_text(), "both to train", first.read_text)
@@ -66,3 +75,53 @@ def test_a_host_that_comes_back_trains_with_the_one_that_went_on(
 
     assert "did not tell what snapshots they have" not in again.read_text()
     assert first.read_text().count("\nstep 0 of") <= 1  # who went on did not begin anew
+
+
+def _cut(one: Host, *others: Host) -> None:
+    """Has nothing pass between them any more, and tells nobody; other hosts are reached as before."""
+    for other in others:
+        _speak(one, other, "02:00:00:00:ff:ff")
+
+
+def _mend(one: Host, *others: Host) -> None:
+    for other in others:
+        _speak(one, other, "")
+
+
+def _speak(one: Host, other: Host, mac: str) -> None:
+    for here, there in ((one, other), (other, one)):
+        address = mac or there.network.mac_of(there.number)
+        here._configure(f"neigh replace {there.address} lladdr {address} dev eth0 nud permanent")
+
+
+def _until_all_train(size: int, outs: Mapping[str, Path]) -> None:
+    """Waits until each of these hosts makes a step, from now on, with so many nodes."""
+    for name, out in outs.items():
+        told = len(out.read_text())
+        until(partial(_has_said, out, told, f"of {size}"), f"{name} to train with {size} nodes", out.read_text)
+
+
+def _has_said(out: Path, told: int, words: str) -> bool:
+    return words in out.read_text()[told:]
+
+
+def _steps(out: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"^step (\d+) of", out.read_text(), re.MULTILINE)]
+
+
+def test_a_host_that_the_others_cannot_reach_comes_back_each_time(network: Network, start: Callable[..., Path]) -> None:
+    """It reaches etcd all the time: its connections are lost, and its lease is not."""
+    hosts = dict(zip("abcd", network.add(*"abcd"), strict=True))
+    outs = {name: start(host, 4) for name, host in hosts.items()}
+    others = [host for name, host in hosts.items() if name != "b"]
+    until(lambda: all("of 4" in out.read_text() for out in outs.values()), "all to train", outs["a"].read_text)
+    for times in (1, 2):
+        _cut(hosts["b"], *others)
+        _until_all_train(3, {"a": outs["a"]})
+        time.sleep(CUT_S)  # as long as the fault lasts
+        _mend(hosts["b"], *others)
+        _until_all_train(4, outs)
+        assert outs["b"].read_text().count("STARTED") <= 1 + 2 * times, outs["b"].read_text()
+    for host in others:
+        assert outs[host.name].read_text().count("STARTED") == 1
+        assert _steps(outs[host.name]) == list(range(len(_steps(outs[host.name]))))
