@@ -64,9 +64,10 @@ class Script:
     def main(self) -> None:
         """All of it."""
         case = self.case
+        restored = 0
         if case.loop == "save" or case.snapshot_every:
-            self.run.restore(self.folder / "saved" if case.loop == "save" else None)
-        for total in self._totals():
+            restored = self.run.restore(self.folder / "saved" if case.loop == "save" else None)
+        for total in (each for each in self._totals() if each >= restored):  # what ends an epoch was done with it
             for step in self.run.steps(total=total, micro_batches=case.micro_batches):
                 self._step(step)
             self.watcher.at("epoch", self.run.step)

@@ -121,8 +121,10 @@ def _finals(case: Case, launched: Launched, plain: Came, alone: Came | None) -> 
             yield "no end: no process came to the end of the training"
         return
     first, state = finals[0]
+    # Who was lost behind its last step has all begin again, also those who came to the end: that is another run.
+    is_one_run = case.reproducible or all(fault.phase != "end" for fault in case.faults)
     for log, other in finals[1:]:
-        if difference := apart(other, state, 0.0):
+        if difference := apart(other, state, 0.0 if is_one_run else tolerance(case)):
             yield f"ranks differ: {log.place} from {first.place} at the end: {difference}{_since(log, first)}"
     if case.reproducible and alone is not None and not alone.error:
         for log, other in finals:
