@@ -13,6 +13,7 @@ from unicron_elastic.recovery.commands import (
     ReplaceWorker,
     StartWorkers,
     StopWorkers,
+    Tell,
     TellPeers,
     TellWorld,
 )
@@ -183,7 +184,7 @@ def test_who_was_lost_in_the_last_step_has_nobody_begin_again() -> None:
     assert none(job.log, TellPeers, StopWorkers)
 
 
-def test_a_node_that_is_lost_after_the_last_step_has_the_others_begin_again_when_they_end() -> None:
+def test_who_is_lost_after_its_last_step_beside_other_nodes_has_all_begin_again_at_once() -> None:
     job = LateNode()
     here = only(job.entered(0), ChangeWorld).joined
     job.world(1, *here, Member(name="0.0#there", node="other#there", local_rank=0))
@@ -191,6 +192,19 @@ def test_a_node_that_is_lost_after_the_last_step_has_the_others_begin_again_when
     for local_rank in (0, 1):
         job.parted(local_rank, 1)
     lost = NodesLost(at=job._at(None), nodes=("other",), reason="other is lost.", generation=job.state.generation)
-    assert none(job.feed(lost), StopWorkers)
-    job.world(2, *here)
-    assert only(job.exited(0), StopWorkers).reason.startswith("a node was lost after the last step, and nobody does")
+    assert only(job.feed(lost), StopWorkers).reason == "other is lost."
+
+
+def test_a_replacement_that_never_trained_is_not_missed_at_the_end() -> None:
+    job = with_newcomer()
+    for local_rank in (0, 2):  # which had come to the end before it joined
+        job.parted(local_rank, number(job) - 1)
+    job.exited(1, KILLED)
+    job.exited(0)
+    job.exited(2)
+    assert none(job.log, TellPeers, StopWorkers)
+
+
+def test_a_newcomer_that_ends_before_it_has_come_is_spoken_of() -> None:
+    job = with_newcomer(is_ready=False)
+    assert only(job.exited(1), Tell).reason.startswith("rank 5 ended by itself before it came to the others")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unicron_elastic.recovery.commands import ChangeWorld, Command, KillWorkers
+from unicron_elastic.recovery.commands import ChangeWorld, Command, KillWorkers, Tell
 from unicron_elastic.recovery.events import MemberParted
 from unicron_elastic.recovery.members import is_anyone_elsewhere, is_over, members_here, name_of
 from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
@@ -37,7 +37,8 @@ def member_ended(state: JobState, worker: Worker) -> tuple[JobState, list[Comman
             commands.append(ChangeWorld(over=worker.parted_in, reason=""))
         return state, commands
     if world.rank_of(name_of(state, worker)) is None:
-        return state, []
+        said = f"rank {worker.rank} ended by itself before it came to the others, who train on without it."
+        return state, [Tell(reason=said)] if worker.takes_place and members_here(state) else []
     if not members_here(state) and not is_anyone_elsewhere(state):
         return end_newcomers(state)
     reason = f"rank {worker.rank} has ended by itself: the others go on without it."
@@ -89,8 +90,6 @@ def why_not_over(state: JobState) -> str:
     if not made_in:
         return ""
     lost = [f"rank {worker.rank}" for worker in state.workers if worker.lost_in >= made_in]
-    if state.nodes_lost_in >= made_in:
-        lost.append("a node")
     what = "was lost after the last step, and nobody does what it had to do there: all workers begin again."
     return f"{lost[0]} {what}" if lost else ""
 

@@ -147,6 +147,8 @@ def _can_others_go_on(state: JobState, lost: tuple[Worker, ...]) -> bool:
         return False
     if is_over(state) or any(_trains_no_more(worker) for worker in state.workers):
         return False
+    if has_anyone_parted(state) and is_anyone_elsewhere(state):  # who ends there would not hear in time of the loss
+        return False
     others = [worker for worker in state.running if worker not in lost]
     if any(_may_never_ask(state, worker) for worker in (*lost, *others)):
         return False
@@ -182,8 +184,7 @@ def go_on_without(state: JobState, event: NodesLost) -> tuple[JobState, list[Com
     incident = replace(state.incident, action="go on", decision=decision, stopped_at=event.at, restarts_used=used)
     commands: list[Command] = [ChangeWorld(lost=lost, restarts_used=used, reason=f"{event.reason} {decision}")]
     commands += [] if superseded is None else [RecordIncident(incident=superseded)]
-    state = replace(state, incident=incident, broke=None, nodes_lost_in=world.number)
-    return state, [*commands, RecordIncident(incident=incident)]
+    return replace(state, incident=incident, broke=None), [*commands, RecordIncident(incident=incident)]
 
 
 def is_in_place(state: JobState) -> bool:
@@ -234,7 +235,8 @@ def _leave_out(state: JobState, lost: tuple[Worker, ...], at: float, reason: str
     hung = tuple(worker.local_rank for worker in running if worker.raised is None)
     for worker in lost:
         was_killed = worker.local_rank in hung
-        lost_in = state.world.number if worker.part in (Part.MEMBER, Part.PARTED) else worker.lost_in
+        has_trained = worker.part is Part.MEMBER and (worker.went_on_in or not worker.takes_place)
+        lost_in = state.world.number if has_trained or worker.part is Part.PARTED else worker.lost_in
         left = replace(worker, part=Part.LOST, told_to_stop_at=at, was_killed=was_killed, lost_in=lost_in)
         state = state.with_worker(left)
     replace_at = at + REPLACE_AFTER_S

@@ -54,7 +54,7 @@ class Worker:
     part: Part = Part.NONE
     takes_place: int = 0  # of how many that were lost, or left as they were not where the others are
     since: int = 0  # the number of the world that took it in
-    lost_in: int = 0  # the number of the world that it, or whose place it takes, was a member of when it was lost
+    lost_in: int = 0  # the number of the world in which it, or whose place it takes, trained when it was lost
     parted_in: int | None = None  # ... of that in which it made its last step; None: it does not train once more
     went_on_in: int = 0  # the number of the latest world in which it has made a step
     reused: int | None = None  # micro-batches of that step that it had computed before; None: it was not there
@@ -176,7 +176,6 @@ class JobState:
     came_late: bool = False  # to that world: no worker of this generation has a state of its own to begin with
     is_left_out: bool = False  # the others go on without this node: its workers are being ended, and it joins again
     gone: frozenset[str] = frozenset()  # nodes of this round that were lost or have left
-    nodes_lost_in: int = 0  # the number of the world in which others were lost last
     broke: WorldBroke | None = None  # and nobody is known to be gone
     reattempts: int = 0  # since the world last went on
     answered: tuple[str, int | None] | None = None  # signature and step of the failure that it has to go on from

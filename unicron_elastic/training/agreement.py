@@ -48,7 +48,8 @@ class Said:
 
     ``until`` is the total of the ``run.steps()`` in which it is, or was last; ``has_parted``: it has left that with all
     others. ``is_new``: it was in no world before. ``is_between`` two steps its parameters are not those of ``state``.
-    ``report`` is its latest behind the step, and ``lost`` are ranks that were lost since it got its share of that.
+    ``report`` is its latest, ``place`` the total and the step behind which it makes others, and ``lost`` are ranks that
+    were lost since shares of those were dealt.
     """
 
     state: int | None
@@ -63,6 +64,7 @@ class Said:
     is_new: bool = False
     is_between: bool = False
     report: Report | None = None
+    place: tuple[int, int] = (-1, -1)
     lost: frozenset[int] = frozenset()
 
     @property

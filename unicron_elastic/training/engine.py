@@ -89,6 +89,8 @@ class Engine:
         self._must_meet = True
         self._is_late = False  # the others are one step ahead, or in the next call of run.steps(), and wait
         self._is_in_step = False  # that it has met the others in, and has not begun
+        self._is_arriving = False  # so, as a newcomer
+        self._has_begun = False  # the step that its state tells
         self._is_between = False  # two steps, and meets the others there
         self._has_parted = False
         self._held: set[int] = set()  # micro-batches of this step that this rank has computed or will
@@ -146,15 +148,16 @@ class Engine:
             if not self._must_meet:
                 assembly.holdings = [frozenset(each) for each in shares(gradients.micro_batches, assembly.world_size)]
                 self._held.update(assembly.holdings[assembly.rank])
+        self._has_begun = True
         self._randomness.keep()
         if not self._is_late and (self._must_meet or assembly.needs_meeting()):
             self._meet()
         return sorted(self._held)
 
     def _begin_where_the_others_are(self) -> None:
-        """Begins the step that it has come to as a newcomer: what is held and reduced stays."""
+        """Begins the step in which it has met the others already: what is held and reduced stays."""
         gradients, _ = self._parts()
-        self._is_in_step = False
+        self._is_in_step = self._is_arriving = False
         self._registered.load_again()
         self._lay_out()
         gradients.clear(self._trainable.stamp(self.state))
@@ -259,7 +262,7 @@ class Engine:
 
     def end_optimizer_step(self, number: int) -> None:
         """The script has made that of step ``number``."""
-        self.state = number + 1
+        self.state, self._has_begun = number + 1, False
         if self._news is not None and not self._must_meet:
             self._membership.tell({"went_on": self._news})
             self._news = None
@@ -311,11 +314,14 @@ class Engine:
             found = self._reduced(value)
             while found is None and not self._is_late:
                 self._meet_between()
-                found = self.reports.find(assembly.said, self.until, self.state, own) or self._reduced(value)
+                found = self.reports.find(assembly.said, own)
+                if found is None and self._have_others_begun():
+                    break
+                found = found or self._reduced(value)
         if found is None:
             self.reports.is_partial = True
             return own
-        self.reports.end(self.until, self.state, *found)
+        self.reports.end(*found)
         if self.rank == 0:
             self.reports.tell(self.state + (not self._has_parted))
         return found[0]
@@ -323,7 +329,14 @@ class Engine:
     @property
     def _is_elsewhere(self) -> bool:
         """Whether the others do not do now what the script does here: it comes to them, or is late."""
-        return self.is_passing or self._is_in_step or self._is_late
+        return self.is_passing or self._is_arriving or self._is_late
+
+    def _have_others_begun(self) -> bool:
+        """Whether others are in the step before which this rank is, as they were late: they do not reduce this."""
+        _, assembly = self._parts()
+        where = (self.until, self.state)
+        others = [each for each in assembly.said if (each.until, each.state) == where and not each.is_between]
+        return bool(others) and not self._has_begun and not self._has_parted
 
     def _reduced(self, value: Tensor) -> tuple[Tensor, Iterable[int]] | None:
         """The mean, and which ranks' values it lacks; None if the members have to meet first."""
@@ -336,12 +349,19 @@ class Engine:
         return total / assembly.world_size, self.reports.lost(assembly.world)
 
     def _meet_between(self) -> None:
-        """Meets the members of a new world between two steps."""
+        """Meets the members of a new world between two steps; others may be in the next one already."""
+        is_before = not self._has_begun and not self._has_parted
+        if is_before and not self._is_in_step:
+            self._lay_out()
+            self._clear()
         self._is_between = True
         try:
             self._meet()
         finally:
             self._is_between = False
+        if is_before:
+            self._rest.close()
+            self._is_in_step = True
 
     def at_rest(self, state: dict[str, Any]) -> dict[str, Any]:
         """The model's state_dict as it was when the present step began, or as it is between steps."""
@@ -368,7 +388,10 @@ class Engine:
             self._enter_again()
             return True
         self.until = until
-        return self._arrival.come(self, until)
+        if self._arrival.come(self, until):
+            return True
+        self.state = until  # as the others have it behind them: the script may count from there
+        return False
 
     def _make_parts(self, micro_batches: int) -> None:
         kind = TreeGradients if self._is_reproducible else Gradients
@@ -406,7 +429,7 @@ class Engine:
         left = self._meet()
         self._rest.close()  # until the step is begun the script may change the state
         if left is None:
-            self._is_in_step = True
+            self._is_in_step = self._is_arriving = True
             return None
         assembly.leave()
         return left.until, left.step
@@ -438,6 +461,7 @@ class Engine:
             if assembly.together(partial(assembly.all_reduce, awaited)) and self._may_leave(bool(awaited > 0)):
                 break
         assembly.parts_in = 0
+        self._has_begun = False
         wait_let_go(awaited, references)
         if self._buffers is not None:
             self._buffers.end()
@@ -509,6 +533,7 @@ class Engine:
             is_new=is_new,
             is_between=self._is_between,
             report=self.reports.last(),
+            place=self.reports.place,
             lost=self.reports.lost(assembly.world),
             state=self.state,
             held=frozenset(self._held),

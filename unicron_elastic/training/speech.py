@@ -33,6 +33,7 @@ def written(said: Said, terms: str) -> str:
         "is_between": said.is_between,
         "has_parted": said.has_parted,
         "report": None if said.report is None else asdict(said.report),
+        "place": said.place,
         "lost": to_ranges(said.lost),
     }
     return json.dumps(message, separators=(",", ":"))
@@ -56,6 +57,7 @@ def read(text: str, terms: str, micro_batches: int, rank: int) -> Said:
         is_between=bool(message["is_between"]),
         has_parted=bool(message["has_parted"]),
         report=_report(message["report"]),
+        place=tuple(message["place"]),
         lost=from_ranges(message["lost"], sys.maxsize),
     )
 
