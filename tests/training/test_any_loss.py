@@ -98,6 +98,21 @@ def test_reports_are_exact_or_said_to_be_partial_and_the_same_for_all(seed: int,
     _trained(seed, ranks=2 + seed % 3, deaths=1 + seed % 3, newcomers=newcomers, reports=1 + seed % 3)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_newcomer_is_not_outrun_for_ever_by_those_who_train_in_many_short_calls(seed: int) -> None:
+    calls = 40
+    totals = range(1, calls + 1)
+    job = Job(
+        seed, ranks=2, deaths=1, newcomers=True, steps=calls, micro_batches=MICRO_BATCHES, totals=totals, is_outrun=True
+    )
+    job.ranks[0].dies_at, job.ranks[1].dies_at = None, 30 + seed
+    job.finish()
+    replacement = next(rank for rank in job.ranks if rank.name == "1'")
+    assert replacement.fetches <= 2
+    assert len(replacement.trained) > calls // 2
+    assert replacement.parameters == job.ranks[0].parameters == job.plain.parameters
+
+
 FREEZING: Changes = {
     0: {"second": False},
     1: {"second": True},

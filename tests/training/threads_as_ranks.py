@@ -93,6 +93,8 @@ class Rank:
         self.counts: dict[Any, int] = {}
         self.run: Run | None = None
         self.error: BaseException | None = None
+        self.fetches = 0
+        self.trained: list[int] = []  # steps
         self.parameters: list[list[float]] = []
 
     def point(self) -> None:
@@ -256,15 +258,17 @@ class Job:
         totals: Sequence[int] = (),
         reports: int = 0,
         is_shaky: bool = False,
+        is_outrun: bool = False,
     ) -> None:
         """``steps_behind``: how many steps the others make while a newcomer takes over the state that it has copied.
 
         ``changes``: what the script freezes (False) and unfreezes at the beginning of a step. ``totals``: of its calls
         of ``run.steps()``, if there are several. ``reports``: how many reductions follow each step and each call.
-        ``is_shaky``: connections break though nobody is lost.
+        ``is_shaky``: connections break though nobody is lost. ``is_outrun``: whenever a newcomer begins to copy the
+        state of somebody, that one is in the next call already.
         """
         self.dice = random.Random(seed)
-        self.steps_behind, self.is_shaky = steps_behind, is_shaky
+        self.steps_behind, self.is_shaky, self.is_outrun = steps_behind, is_shaky, is_outrun
         self.changes = changes or {}
         self.totals, self.reports = tuple(totals) or (steps,), reports
         self.plain = Plain(self.totals, micro_batches, self.changes)
@@ -296,6 +300,13 @@ class Job:
         """With the lock held. Raises TimeoutError when the test is over its time."""
         if not self.changed.wait_for(condition, max(0.0, self.end - time.monotonic())):
             raise TimeoutError("this job does not go on")
+
+    def await_call(self, rank: Rank, until: int) -> None:
+        """Waits until it is in this call of ``run.steps()``, or gone."""
+        assert rank.run is not None
+        while rank.run._engine.until < until and rank.name not in self.dead | self.over:
+            assert time.monotonic() < self.end, f"rank {rank.name} does not go on"
+            time.sleep(0.0005)
 
     def group_of(self, world: World) -> Group:
         with self.changed:
@@ -425,7 +436,11 @@ def fetch_state(run: HasState, _invitation: dict[str, Any]) -> Fetched | None:
         if not alive:
             return None
         source = job.dice.choice(alive)
+    rank.fetches += 1
     rank.point()
+    if job.is_outrun:
+        until = source.run._engine.until
+        job.await_call(source, min(each for each in (*job.totals, until) if each > until or each == max(job.totals)))
     rest, expired = source.run._engine._rest, []
     rest.on_expire = lambda: expired.append(True)
     try:
@@ -624,6 +639,7 @@ def _train(rank: Rank) -> None:
             model.buffered.check(number + 1)
             assert model.gradients() == job.plain.gradients[number], f"gradients of step {number}"
             optimizer.step()
+            rank.trained.append(number)
             rank.point()
             _report(rank, run, ("step", number))
         _report(rank, run, ("call", total))

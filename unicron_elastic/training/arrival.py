@@ -6,11 +6,11 @@ by; it comes to the others in the call that they are in, which is told by its to
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from unicron_elastic.state.client import Pulled
 from unicron_elastic.training.handover import Handover
 from unicron_elastic.training.joining import about_fetched, fetch_state
 from unicron_elastic.training.membership import Membership
@@ -19,7 +19,7 @@ from unicron_elastic.training.speech import MismatchError
 __all__ = ["Arrival", "Newcomer"]
 
 ASK_AGAIN_S = 0.1  # after a newcomer found no source of the state, or was too early
-FETCHES_MAX = 5
+FETCHES_MAX = 2  # of one process; for each that is too slow the others wait in vain, and then while it copies from them
 
 
 class Newcomer(Protocol):
@@ -47,6 +47,8 @@ class Arrival:
         self._membership = membership
         self._registered = registered
         self._others_until = 0  # as far as it is known
+        self._fetches = 0
+        self._kept: Pulled | None = None  # of a call that is still to come; its source waits
         self.is_newcomer = False
         self.passes = False  # it is in no call of run.steps() that the others are in
 
@@ -57,18 +59,8 @@ class Arrival:
         MismatchError if they make no such call, and TimeoutError if the agent does not answer.
         """
         self.passes = until < self._others_until
-        for attempt in itertools.count():
-            if self.passes:
-                return False
-            invitation = self._membership.enter()
-            if invitation is None:
-                self.is_newcomer = False
-                return True
-            self.is_newcomer = True
-            where = _told(invitation)
-            if where is None or where[0] == until:
-                may_fetch = bool(invitation["sources"]) and attempt < FETCHES_MAX
-                where = self._join(newcomer, until, invitation if may_fetch else None)
+        while not self.passes:
+            where = self._enter(newcomer, until)
             if where is None:
                 self.is_newcomer = False
                 return True
@@ -76,16 +68,42 @@ class Arrival:
             self._compare(until, *where)
             if not self.passes:
                 time.sleep(ASK_AGAIN_S)
-        raise AssertionError
+        return False
 
-    def _join(self, newcomer: Newcomer, until: int, invitation: Mapping[str, Any] | None) -> tuple[int, int] | None:
-        """Copies the state, if it is invited to, and meets the others; None if it is with them now."""
-        fetched = None if invitation is None else fetch_state(self._registered, invitation)
-        if invitation is not None and fetched is None:
-            return (0, 0)  # nobody knows where they are: it asks again
-        if fetched is not None and self._registered.taken_until != until:  # the others have gone on meanwhile
+    def _enter(self, newcomer: Newcomer, until: int) -> tuple[int, int] | None:
+        """Comes with the state, or without if it could not be copied; None if it is with the others now.
+
+        If it was copied in a later call than this one, its source is kept in that step, and with it all others, until
+        this process has passed by the calls before: they would be in another call each time that it has a copy.
+        """
+        fetched, self._kept = self._kept, None
+        if fetched is not None:
+            self._registered.load()
+        else:
+            invitation = self._membership.enter()
+            if invitation is None:
+                return None
+            self.is_newcomer = True
+            where = _told(invitation)
+            if where is not None and where[0] != until:
+                return where
+            if not invitation["sources"] or self._fetches >= FETCHES_MAX:
+                return self._join(newcomer, None)
+            self._fetches += 1
+            fetched = fetch_state(self._registered, invitation)
+            if fetched is None:
+                return (0, 0)  # nobody knows where they are: it asks again
+        taken_until, step = self._registered.taken_until, newcomer.state
+        if taken_until > until:
+            self._kept = fetched
+        elif taken_until < until:
             fetched.release()
-            return self._registered.taken_until, newcomer.state
+        else:
+            return self._join(newcomer, fetched)
+        return taken_until, step
+
+    def _join(self, newcomer: Newcomer, fetched: Pulled | None) -> tuple[int, int] | None:
+        """Meets the others, with what was ``fetched``; None if it is with them now, else where they are."""
         if fetched is not None:
             newcomer.has_taken()
             self._membership.tell({"fetched": about_fetched(fetched)})

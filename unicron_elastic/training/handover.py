@@ -50,14 +50,18 @@ class Handover:
         self._run.load_state_dict(state["run"])
         self._trainable.load_state_dict(state["model"])
 
+    def load(self) -> None:
+        """Takes over once more what was taken last, if that is not forgotten: the script may have changed it."""
+        if self._taken is not None:
+            self.load_state_dict(self._taken)
+
     def load_again(self) -> None:
         """Takes over once more what was taken last, if that was not done, and forgets it.
 
         It is that of a member in its step. What scripts do before a step is in it, and a newcomer's does it again.
         """
-        if self._taken is not None:
-            self.load_state_dict(self._taken)
-            self._taken = None
+        self.load()
+        self._taken = None
 
     def _groups(self, optimizer: Optimizer) -> Groups | None:
         """None if it has a parameter that the model has not."""

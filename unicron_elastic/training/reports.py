@@ -44,6 +44,8 @@ class Reports:
         self._shared = {} if world is None else {member.name: rank for rank, member in enumerate(world.members)}
         # Some that were lost since then may be in shares of others, who came there before.
         self._lost = self._heard[1] if self._heard[0] == place else frozenset()
+        if place != self.place:  # all have come behind that step, and so have the result that they may have missed
+            self._last = None
         self.place = place
         self._told = frozenset()
         self._number = 0
