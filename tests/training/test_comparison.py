@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from unicron_elastic.training import replicas as replicas_module
 from unicron_elastic.training.buffers import Buffers
 from unicron_elastic.training.comparison import MODEL, Told, Verdict, differ, judge, written
 from unicron_elastic.training.replicas import Replicas
@@ -216,3 +217,38 @@ def test_what_differs_by_rank_is_not_compared() -> None:
     )
     other.buffers = one.buffers
     assert digest(one) == digest(other)
+
+
+def test_a_comparison_that_fails_is_said_once_and_ends_nobody(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (_, _, one), (_, _, other) = replica(), replica()
+    right = digest(one)
+    with monkeypatch.context() as patched:
+        patched.setattr(replicas_module, "digests", _fail)
+        failed = digest(other)
+        assert failed not in (None, right)  # so that all ranks hear of it
+        verdict = judge([one.told(), other.told(), one.told()], 0)
+        assert digest(other, 10) is None
+    assert capsys.readouterr().err.count("cannot compare") == 1
+    assert not verdict.wrong
+    assert verdict.is_last
+    assert "no kernel for that" in verdict.sentence
+
+
+def test_what_a_script_raises_while_ranks_are_compared_is_not_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    class AlarmError(Exception):
+        """Of a script's signal handler."""
+
+    _, _, one = replica()
+    monkeypatch.setattr(replicas_module, "digests", lambda _: _raise(AlarmError()))
+    with pytest.raises(AlarmError):
+        digest(one)
+
+
+def _fail(_: object) -> None:
+    _raise(RuntimeError("no kernel for that"))
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -214,3 +214,78 @@ def test_the_mean_of_one_rank_is_what_it_is_given_and_not_partial() -> None:
             step.backward(run._model(torch.ones(1, 1)).mean())
         assert float(run.mean(torch.tensor([3]))) == 3.0
         assert not run.is_partial
+
+
+def _lazy(kind: str) -> torch.Tensor:
+    numbers = torch.arange(4.0)
+    complex_numbers = torch.complex(numbers, numbers + 1)
+    made = {
+        "expanded": numbers.expand(3, 4),
+        "one number, expanded": torch.tensor(2.0).expand(3, 4),
+        "conjugated": complex_numbers.conj(),
+        "negated": complex_numbers.conj().imag,
+        "expanded and conjugated": complex_numbers.expand(3, 4).conj(),
+        "half complex, conjugated": complex_numbers.to(torch.complex32).conj(),
+        "nothing, complex": torch.zeros(0, 2, dtype=torch.complex64),
+        "8 bits": numbers.to(torch.float8_e4m3fn),
+    }
+    return made[kind]
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "expanded",
+        "one number, expanded",
+        "conjugated",
+        "negated",
+        "expanded and conjugated",
+        "half complex, conjugated",
+        "nothing, complex",
+        "8 bits",
+    ],
+)
+def test_buffers_that_torch_keeps_in_other_ways_than_it_shows_them_may_be_there(kind: str, reproducible: bool) -> None:
+    training = Training(reproducible=reproducible)
+    training.model.register_buffer("lazy", _lazy(kind))
+    training.model.register_buffer("hidden", _lazy(kind), persistent=False)
+    training.run._engine._replicas.every = 1
+    assert len(training.train(3)) == 3
+    for name in ("lazy", "hidden"):
+        found, expected = training.model.get_buffer(name), _lazy(kind)
+        assert torch.equal(found.to(torch.complex64), expected.to(torch.complex64))
+        assert (found.stride(), found.is_conj(), found.is_neg()) == (
+            expected.stride(),
+            expected.is_conj(),
+            expected.is_neg(),
+        )
+    assert training.run._engine._replicas.digest() is not None
+    given = training.run.state_dict()
+    other = Training()
+    other.model.register_buffer("lazy", torch.zeros_like(_lazy(kind)))
+    other.model.register_buffer("hidden", _lazy(kind).roll(1, -1), persistent=False)
+    other.run.load_state_dict(given)
+    assert torch.equal(other.model.get_buffer("hidden").to(torch.complex64), _lazy(kind).to(torch.complex64))
+
+
+def test_a_lazy_buffer_that_a_forward_pass_changes_is_what_micro_batch_0_made_of_it() -> None:
+    training = Training()
+    training.model.register_buffer("spun", torch.complex(torch.zeros(2), torch.ones(2)).conj())
+    for step in training.run.steps(2, MICRO_BATCHES):
+        for index in step:
+            training.model.get_buffer("spun").mul_(1j).add_(index)
+            step.backward(training.loss(step.number, index))
+        training.optimizer.step()
+    assert torch.equal(training.model.get_buffer("spun"), torch.complex(torch.zeros(2), torch.ones(2)))
+
+
+def test_an_expanded_buffer_that_is_replaced_by_other_numbers_is_what_micro_batch_0_made_of_it() -> None:
+    training = Training()
+    training.model.register_buffer("book", torch.zeros(2).expand(3, 2))
+    for step in training.run.steps(2, MICRO_BATCHES):
+        for index in step:
+            training.model._buffers["book"] = training.model.get_buffer("book") + torch.arange(6.0).view(3, 2) + index
+            step.backward(training.loss(step.number, index))
+        training.optimizer.step()
+    assert torch.equal(training.model.get_buffer("book"), 2 * torch.arange(6.0).view(3, 2))

@@ -8,7 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["NormBase", "add_each", "changes_of", "copy_each", "is_plain", "unscaled_by", "walked", "zero_each"]
+__all__ = [
+    "NormBase",
+    "add_each",
+    "changes_of",
+    "copy_each",
+    "expanded_axes",
+    "is_plain",
+    "unscaled_by",
+    "walked",
+    "zero_each",
+]
 
 # Of all layers that keep running statistics.
 NormBase: Any = getattr(nn.modules.batchnorm, "_NormBase", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
@@ -20,9 +30,26 @@ def add_each(tensors: Sequence[Tensor], what: Sequence[Tensor] | float) -> None:
 
 
 def copy_each(tensors: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy each of ``sources`` to the tensor at its place."""
-    if tensors:
+    """Copy each of ``sources`` to the tensor at its place, also to those that torch refuses to write to together."""
+    if not tensors:
+        return
+    try:
         torch._foreach_copy_(tensors, sources)
+    except RuntimeError:  # one is expanded, or conjugated or negated when it is read
+        for tensor, source in zip(tensors, sources, strict=True):
+            _copy_once(tensor, source)
+
+
+def _copy_once(tensor: Tensor, source: Tensor) -> None:
+    """Copy to each number of an expanded tensor once, as torch demands: ``source`` has the same there as well."""
+    for axis in expanded_axes(tensor):
+        tensor, source = tensor.narrow(axis, 0, 1), source.narrow(axis, 0, 1)
+    tensor.copy_(source)
+
+
+def expanded_axes(tensor: Tensor) -> list[int]:
+    """Return the axes along which all its numbers are one in memory, as ``expand()`` makes them."""
+    return [axis for axis, stride in enumerate(tensor.stride()) if stride == 0 and tensor.shape[axis] > 1]
 
 
 def zero_each(tensors: Sequence[Tensor]) -> None:

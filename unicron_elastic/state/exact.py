@@ -54,9 +54,9 @@ def tensors_of(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 
 def bits(tensor: Tensor) -> Tensor:
     """The same memory as integers, in which NaN is equal to itself and 0.0 is not -0.0."""
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj().resolve_neg())
+        tensor = torch.view_as_real(tensor)
     return tensor.view(_INTEGERS[tensor.element_size()])
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unicron_elastic.compat.tensors import changes_of, copy_each, is_plain
+from unicron_elastic.compat.tensors import changes_of, copy_each, expanded_axes, is_plain
 from unicron_elastic.state.exact import bits, check_same
 from unicron_elastic.state.packing import pack, unpack
 from unicron_elastic.training.statistics import Statistics
@@ -172,7 +172,7 @@ class Buffers:
             place = self._places.get(name)
             if place is None:
                 _put(self._model, name, value.to(device_of(self._model)), is_persistent=True)
-            elif place.is_intact and _fits(value, place.before) and tied[id(place.tensor)] <= _same(made, name):
+            elif place.is_intact and _holds(place.tensor, value) and tied[id(place.tensor)] <= _same(made, name):
                 place.tensor.data.copy_(value)
             elif place.is_intact or place.now is None or place.now.shape == value.shape:
                 place.module._buffers[place.leaf] = value.to(place.before.device)  # reshaped, or tied no longer
@@ -225,7 +225,7 @@ def take(model: nn.Module, buffers: Mapping[str, Tensor | None], state: Mapping[
     for name, value in buffers.items():
         received = state[name] if value is None else value
         buffer = own.get(name)
-        if buffer is not None and _fits(received, buffer):
+        if buffer is not None and _holds(buffer, received):
             buffer.data.copy_(received)
             continue
         if buffer is None:
@@ -298,6 +298,11 @@ def _same(made: Mapping[str, Tensor], name: str) -> set[str]:
 
 def _fits(value: Tensor, buffer: Tensor) -> bool:
     return (value.shape, value.dtype) == (buffer.shape, buffer.dtype)
+
+
+def _holds(buffer: Tensor, value: Tensor) -> bool:
+    """Return whether ``value`` can be copied to it: what is expanded has not a place for each number."""
+    return _fits(value, buffer) and not expanded_axes(buffer)
 
 
 def _put(model: nn.Module, name: str, value: Tensor | None, *, is_persistent: bool) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unicron_elastic.compat.tensors import copy_each
 from unicron_elastic.training.agreement import Agreement, Said
 from unicron_elastic.training.arrival import Arrival
 from unicron_elastic.training.assembly import Assembly, OverError
@@ -560,8 +561,7 @@ class Engine:
         if not assembly.together(partial(self._transfer, agreement, received)):
             return
         if agreement.begins:
-            for tensor, value in zip(self._tensors(), received, strict=True):
-                tensor.copy_(value)
+            copy_each(self._tensors(), received)
             self.state = agreement.step
         elif not received:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unicron_elastic.compat.tensors import is_plain
+from unicron_elastic.faults.text import one_line
 from unicron_elastic.state.digest import digests
 from unicron_elastic.state.exact import tensors_of
 from unicron_elastic.training.buffers import Buffers
+from unicron_elastic.training.collective import is_of_script
 from unicron_elastic.training.comparison import MODEL, Told, Verdict
 
 __all__ = ["Replicas"]
@@ -73,20 +76,41 @@ class Replicas:
     def digest(self) -> int | None:
         """That of the state, in 64 bits, computed once a step; None if it is not to be compared in this one."""
         if self._digest is None and self.every and (self._is_anyone_new or self._step % self.every == 0):
-            self._digest = _combined(self.told().tensors)
+            tensors = self.told().tensors
+            self._digest = _combined(tensors) if self.every else secrets.randbits(64)  # unlike others: they are to hear
         return self._digest
 
     def told(self) -> Told:
         """What the others are told if the digests differ."""
         if self._told is None:
-            named = dict(self._tensors())
-            named = {name: each for name, each in named.items() if _is_compared(each) and name not in self._left_out}
-            found = zip(named.items(), digests(list(named.values())), strict=True)
-            tensors = {name: (_what(tensor), digest) for (name, tensor), digest in found}
-            own = frozenset() if self.buffers is None else frozenset(MODEL + name for name in self.buffers.own)
-            caches, kind = frozenset(self._caches()), _kind(self._model)
-            self._told = Told(tensors=tensors, caches=caches, own=own, kind=kind, is_copy=self._is_copy)
+            try:
+                self._told = self._tell()
+            except Exception as error:
+                if is_of_script(error):
+                    raise
+                self._told = self._cannot_tell(error)
         return self._told
+
+    def _tell(self) -> Told:
+        named = dict(self._tensors())
+        named = {name: each for name, each in named.items() if _is_compared(each) and name not in self._left_out}
+        found = zip(named.items(), digests(list(named.values())), strict=True)
+        tensors = {name: (_what(tensor), digest) for (name, tensor), digest in found}
+        own = frozenset() if self.buffers is None else frozenset(MODEL + name for name in self.buffers.own)
+        caches, kind = frozenset(self._caches()), _kind(self._model)
+        return Told(tensors=tensors, caches=caches, own=own, kind=kind, is_copy=self._is_copy)
+
+    def _cannot_tell(self, error: Exception) -> Told:
+        """To compare is no part of the script: where it fails it is said, and done no more.
+
+        What is told is of another kind than what the others tell, so that they hear why, and nobody is wrong.
+        """
+        why = f"cannot compare: {type(error).__name__}: {one_line(str(error))}"
+        if self.every:
+            sys.stderr.write(f"unicron: this rank {why}. The training goes on, and ranks are not compared any more.\n")
+        self.every = 0
+        none = frozenset[str]()
+        return Told(tensors={}, caches=none, own=none, kind=why, is_copy=self._is_copy)
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         buffers = {} if self.buffers is None else self.buffers.named()
