@@ -159,6 +159,19 @@ def test_a_closed_peer_is_told_apart_from_silence() -> None:
     assert ours.fileno() == -1
 
 
+def test_what_a_peer_said_before_it_ended_is_heard_though_it_left_messages_unread() -> None:
+    ours, theirs = Channel.pair()
+    ours.settimeout(5.0)
+    for number in range(2):
+        theirs.send({"said": number})
+    ours.send({"unread": True})
+    theirs.close()
+    assert [ours.receive()[0] for _ in range(2)] == [{"said": 0}, {"said": 1}]
+    with pytest.raises(ChannelClosed):
+        ours.receive()
+    ours.close()
+
+
 def test_receive_and_send_end_at_the_timeout(pair: tuple[Channel, Channel]) -> None:
     pair[0].settimeout(0.05)
     with pytest.raises(TimeoutError):

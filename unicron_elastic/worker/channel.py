@@ -116,9 +116,15 @@ class Channel:
     def _receive_packet(self) -> tuple[bytes, list[int]]:
         space = socket.CMSG_SPACE((FDS_MAX + 1) * array.array("i").itemsize)  # and the file of a large body
         try:
-            packet, ancillary, flags, _ = self._sock.recvmsg(INLINE_BYTES_MAX + 1, space, socket.MSG_CMSG_CLOEXEC)
+            try:
+                received = self._sock.recvmsg(INLINE_BYTES_MAX + 1, space, socket.MSG_CMSG_CLOEXEC)
+            except ConnectionResetError:
+                # The peer closed its end before it had read all that was sent to it. Linux says so first, once, and
+                # keeps what the peer has said: the exception that it ended with, say.
+                received = self._sock.recvmsg(INLINE_BYTES_MAX + 1, space, socket.MSG_CMSG_CLOEXEC)
         except (ConnectionResetError, BrokenPipeError) as error:
             raise ChannelClosed(str(error)) from None
+        packet, ancillary, flags, _ = received
         fds: list[int] = []
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
