@@ -20,6 +20,7 @@ from typing import Any
 from unicron_elastic.launcher.sweeping import PAUSE_S, Sweep, descendants, kill_carriers, left_by
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
 from unicron_elastic.worker.linux import become_subreaper, die_with_parent, set_thread_name
+from unicron_elastic.worker.signals import inherit
 
 __all__ = ["main", "remove_if_empty"]
 
@@ -119,11 +120,7 @@ def _become(message: Message, fds: list[int], keeper_pid: int) -> None:
     os.setsid()
     die_with_parent(keeper_pid)
     signal.set_wakeup_fd(-1)
-    for number in (*_IGNORED, signal.SIGCHLD):
-        ignored = number in message["ignored_signals"]
-        signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as subprocess.Popen(restore_signals=True) does
-        signal.signal(number, signal.SIG_DFL)
+    inherit(message["ignored_signals"])
     os.chdir(message["cwd"])
     targets = message["fds"]
     safe = [_above(fd, max(targets, default=0)) for fd in fds]
@@ -165,7 +162,7 @@ def main(fd: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     become_subreaper()
     set_thread_name("unicron-keeper")
-    _leave_standard_streams()
+    _keep_standard_streams()
     channel = Channel.from_fd(fd)
     code: Any = 0
     try:
@@ -176,8 +173,8 @@ def main(fd: int) -> None:
     os._exit(code)
 
 
-def _leave_standard_streams() -> None:
-    """Lets go of the launcher's stdin and stdout, so that a pipe's reader sees the end when the launcher ends."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in {0, 1} - {null}:  # it is one of them if that stream is closed
-        os.dup2(null, fd, inheritable=False)  # a worker without the stream must not get ours
+def _keep_standard_streams() -> None:
+    """Has no worker that is without a standard stream get one of ours: only stderr is the launcher's own."""
+    os.open(os.devnull, os.O_RDWR)  # takes stderr's number if that is closed, unless a library has it already
+    for fd in (0, 1) if sys.__stderr__ else (0, 1, 2):
+        os.set_inheritable(fd, False)

@@ -17,6 +17,7 @@ from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.sweeping import kill_carriers
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
 from unicron_elastic.worker.mark import MARK, mark_of
+from unicron_elastic.worker.signals import ignored_signals
 
 __all__ = ["Exit", "KeeperLost", "Processes"]
 
@@ -68,7 +69,8 @@ class Processes:
         fd = theirs.fileno()
         code = _KEEPER.format(fd=fd)
         env = {name: value for name, value in for_scripts(os.environ).items() if name != "PYTHONINSPECT"}
-        self._keeper = subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd], env=env, stdin=subprocess.DEVNULL)
+        null = subprocess.DEVNULL  # a pipe's reader sees the end when the launcher ends
+        self._keeper = subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd], env=env, stdin=null, stdout=null)
         theirs.close()
         self._channel = ours
         self.keeper_pid = self._keeper.pid
@@ -103,7 +105,7 @@ class Processes:
             "env": {**env, MARK: mark_of(self.token, number)},
             "cwd": cwd,
             "fds": list(fds),
-            "ignored_signals": _ignored_signals(),
+            "ignored_signals": ignored_signals(),
         }
         self._send(message, list(fds.values()))
         return number
@@ -226,8 +228,3 @@ class Processes:
         kill_carriers(self.token)  # what the workers had started
         for pid in alive:
             self._on_exit(Exit(pid=pid, exit_code=-int(signal.SIGKILL), at=now))
-
-
-def _ignored_signals() -> list[int]:
-    """Signals this process ignores (nohup's SIGHUP): a program started from it would inherit that."""
-    return [int(number) for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]

@@ -15,6 +15,7 @@ from unicron_elastic.worker import bootstrap, warm
 from unicron_elastic.worker import inject as inject_package
 from unicron_elastic.worker.channel import Channel, ChannelClosed
 from unicron_elastic.worker.mark import MARK, mark_of
+from unicron_elastic.worker.signals import ignored_signals
 
 __all__ = ["PRELOAD_DEFAULT", "WarmProcess", "injected", "why_not"]
 
@@ -104,6 +105,7 @@ class WarmProcess:
             "env": {**env, MARK: mark_of(self._processes.token, number)},
             "cwd": cwd,
             "streams": list(streams),
+            "ignored_signals": ignored_signals(),
             "keeper": self._processes.keeper_pid,
         }
         self._channel.send(message, fds)

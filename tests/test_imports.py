@@ -173,4 +173,5 @@ def test_the_keeper_loads_little() -> None:
         "unicron_elastic.worker.channel",
         "unicron_elastic.worker.linux",
         "unicron_elastic.worker.mark",
+        "unicron_elastic.worker.signals",
     }

@@ -23,7 +23,7 @@ seen = {
     "buffering": [sys.stdout.line_buffering, sys.stdout.write_through, sys.stderr.write_through],
     "is_leader": [os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid()],
     "signals": {name: repr(signal.getsignal(getattr(signal, name))) for name in ("SIGTERM", "SIGINT", "SIGHUP",
-                "SIGPIPE", "SIGCHLD", "SIGUSR1")},
+                "SIGPIPE", "SIGCHLD", "SIGUSR1", "SIGQUIT", "SIGXFSZ")},
     "limits": resource.getrlimit(resource.RLIMIT_NOFILE), "comm": open("/proc/self/comm").read(),
     "umask": os.umask(0), "nice": os.nice(0), "excepthook_args": sys.excepthook.__name__ is not None,
     "warnoptions": sys.warnoptions, "xoptions": sys._xoptions,
@@ -42,8 +42,8 @@ OWN = {
 }
 
 
-def observe(launcher: Any, tool: str, arguments: list[str], options: list[str], env: dict[str, str]) -> list[Any]:
-    run = launcher.run(*options, "--nproc-per-node=2", *arguments, tool=tool, env=env)
+def observe(launcher: Any, tool: str, arguments: list[str], options: list[str], **how: Any) -> list[Any]:
+    run = launcher.run(*options, "--nproc-per-node=2", *arguments, tool=tool, **how)
     assert run.process.returncode == 0, run.err
     found = []
     for rank in range(2):
@@ -74,13 +74,31 @@ def test_script_sees_what_torchrun_shows(launcher: Any, arguments: list[str], en
     launcher.script("pkg/__init__.py", "")
     for name in ("probe.py", "sub/probe.py", "pkg/probe.py"):
         launcher.script(name, PROBE)
-    expected = observe(launcher, "torchrun", arguments, [], env)
+    expected = observe(launcher, "torchrun", arguments, [], env=env)
     for options in (["--unicron-warm=on"], ["--unicron-warm=off"]):
-        found = observe(launcher, "unicron-run", arguments, options, env)
+        found = observe(launcher, "unicron-run", arguments, options, env=env)
         different = {
             key: (a[key], b[key]) for a, b in zip(expected, found, strict=True) for key in a if a[key] != b[key]
         }
         assert different == {}, options
+
+
+@pytest.mark.parametrize(
+    ("ignored", "handled"),
+    [
+        ("HUP", []),  # as by nohup
+        pytest.param("INT QUIT USR1", ["--signals-to-handle=SIGTERM,SIGUSR1"], marks=pytest.mark.slow),
+    ],
+)
+def test_what_the_launcher_ignored_or_handles_is_ignored_as_with_torchrun(
+    launcher: Any, ignored: str, handled: list[str]
+) -> None:
+    launcher.script("probe.py", PROBE)
+    wrap = f"trap '' {ignored}; exec \"$@\""
+    expected = observe(launcher, "torchrun", ["probe.py"], handled, wrap=wrap)
+    for options in (["--unicron-warm=on"], ["--unicron-warm=off"]):
+        found = observe(launcher, "unicron-run", ["probe.py"], [*handled, *options], wrap=wrap)
+        assert [each["signals"] for each in found] == [each["signals"] for each in expected], options
 
 
 def test_variables_set_before_importing_torch_count(launcher: Any) -> None:

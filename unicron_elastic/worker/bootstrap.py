@@ -6,11 +6,10 @@ Runs before the user's script. It must never break or slow it: each part that fa
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from unicron_elastic.worker import recorder
@@ -56,24 +55,6 @@ def start(loaded_before: Iterable[str], refusal: str | None) -> None:
 
 def attach(control_fd: int | None, pulse_fd: int | None) -> None:
     """Takes over the two inherited descriptors and installs the hooks that feed them."""
-    with _standard_numbers_taken():
-        _attach(control_fd, pulse_fd)
-
-
-@contextlib.contextmanager
-def _standard_numbers_taken() -> Iterator[None]:
-    """A script whose standard streams are closed must not find a descriptor of ours under their numbers."""
-    taken = []
-    while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) < 3:
-        taken.append(fd)
-    try:
-        yield
-    finally:
-        for number in (fd, *taken):
-            os.close(number)
-
-
-def _attach(control_fd: int | None, pulse_fd: int | None) -> None:
     control = _guarded("control channel", lambda: _open_control(control_fd))
     pulse = _guarded("pulse page", lambda: None if pulse_fd is None else Pulse(pulse_fd))
     if control is not None:

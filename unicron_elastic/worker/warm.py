@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NoReturn
 
 from unicron_elastic.compat.loaded import forbids_cuda
@@ -26,6 +26,7 @@ from unicron_elastic.worker.late import hold_back
 from unicron_elastic.worker.linux import die_with_parent, set_thread_name
 from unicron_elastic.worker.mark import MARK, show_mark
 from unicron_elastic.worker.shadows import hidden_modules, script_folder
+from unicron_elastic.worker.signals import ignore_instead, ignored_signals
 
 __all__ = ["serve"]
 
@@ -48,6 +49,7 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
     nothing is preloaded, and the agent is told why.
     """
     channel = Channel.from_fd(fd)
+    ignored = ignored_signals()
     with open("/proc/self/comm") as comm:
         original_name = comm.read().rstrip("\n")
     set_thread_name("unicron-warm")
@@ -68,7 +70,7 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
     try:
         channel.close()
         set_thread_name(original_name)
-        return _become_worker(message, fds)
+        return _become_worker(message, fds, ignored)
     except BaseException as error:
         sys.stderr.write(f"unicron: this worker could not be set up: {type(error).__name__}: {error}\n")
         os._exit(1)
@@ -221,8 +223,12 @@ def _fork_in_between(channel: Channel, message: Message) -> None:
     os._exit(0)
 
 
-def _become_worker(message: Message, fds: list[int]) -> tuple[int, int]:
-    """Gives this fork the descriptors, environment and arguments of the worker it is to be."""
+def _become_worker(message: Message, fds: list[int], ignored: Collection[int]) -> tuple[int, int]:
+    """Gives this fork the descriptors, environment and arguments of the worker it is to be.
+
+    ``ignored`` are the signals that the warm process found ignored. The agent may handle them since.
+    """
+    ignore_instead(ignored, message["ignored_signals"])
     control_fd, pulse_fd, *streams = fds
     for fd, target in zip(streams, message["streams"], strict=True):
         os.dup2(fd, target, inheritable=True)

@@ -50,8 +50,21 @@ def _is_of_python(path: str) -> bool:
     return os.path.dirname(path) == os.path.dirname(os.__file__)
 
 
+def _take_standard_numbers() -> list[int]:
+    """A script whose standard streams are closed must not find a descriptor of ours, or libffi's, under their numbers.
+
+    A warm process, whose forks get streams of their own, begins only where all are open.
+    """
+    taken = []
+    while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) < 3:
+        taken.append(fd)
+    os.close(fd)
+    return taken
+
+
 def _attach(refusal: str | None = None) -> None:
     warm_pid = os.getpid() if _WARM_FD in os.environ else None
+    taken = _take_standard_numbers()
     try:
         from unicron_elastic.worker import bootstrap
 
@@ -60,6 +73,9 @@ def _attach(refusal: str | None = None) -> None:
         sys.stderr.write(f"unicron: in-band parts are off in this worker: {type(error).__name__}: {error}\n")
         if os.getpid() == warm_pid:  # no worker: the script is not for it to run
             os._exit(1)
+    finally:
+        for fd in taken:
+            os.close(fd)
 
 
 def _main() -> None:
