@@ -100,6 +100,11 @@ class ClusterNode:
             heartbeats.on_change = self._changed
             self._presence, self._heartbeats = presence, heartbeats
 
+    def why_unreached(self) -> str:
+        """Why it is not sure that other nodes reach this one, as a clause; "": its coordinator does, or it leads."""
+        heartbeats = self._heartbeats  # another thread may leave
+        return "" if heartbeats is None else heartbeats.state.why_unreached
+
     def tell_fault(self, number: int, reason: str) -> None:
         """Tells the other nodes of the job of a fault in its round ``number``."""
         heartbeats = self._heartbeats  # another thread may leave

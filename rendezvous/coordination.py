@@ -9,7 +9,9 @@ broken connection alone costs nobody its place:
 - it is refused: the host is there, and the agent is not.
 - silence: the host is gone or cut off.
 
-A link that never stood says nothing, as names may not resolve and ports may be closed: then the lease alone tells.
+Who never had a connection to the present coordinator is probed as well, after a moment, and so is a coordinator that
+never had one to this agent: one that was elected during a cut has met nobody beyond it. But where no connection between
+hosts ever stood that says nothing, as names may not resolve and ports may be closed: then the lease alone tells.
 
 The coordinator removes who is gone from the store, under the guard of its own key: one that was replaced changes
 nothing any more. If all others are silent it removes none, as it is more likely itself that is cut off; a single one it
@@ -38,6 +40,8 @@ ANSWERED_S = 0.25  # after which one that answered, and has just been lost, is p
 WITNESSES = 3  # other nodes that are probed if one is silent
 _ENDED = "its process has ended"
 _SILENT = "it answers neither on its connection nor on a new one"
+_NEVER_MET = "it has never connected to the coordinator, which cannot reach it either"
+_NEVER_MET_IT = "it coordinates, and most of the other nodes have never reached it"
 
 
 class Answer(Enum):
@@ -219,13 +223,17 @@ class CoordinationState:
     """What one agent knows. ``is_dedicated``: it has no node of its own, and leads if it can.
 
     Without ``may_lead`` it never coordinates: another agent of its host does that, which outlives it.
+    ``do_links_work``: it has had a connection to or from another host, whoever coordinated then.
     """
 
     me: str
+    host: str = ""
     is_dedicated: bool = False
     may_lead: bool = True
     blind: str = ""  # why the store cannot be seen; "": it can
+    do_links_work: bool = False
     leader: Leader | None = None
+    leader_seen_at: float = float("-inf")
     # of the coordinator itself
     nodes: Mapping[str, Node] = field(default_factory=dict)
     looked_at: float = float("-inf")
@@ -248,6 +256,13 @@ class CoordinationState:
     def leads(self) -> bool:
         """Whether this agent is the coordinator."""
         return self.leader is not None and self.leader.node_id == self.me
+
+    @property
+    def why_unreached(self) -> str:
+        """Why this agent cannot be sure that others reach it, as a clause; "": it leads, or is linked to who does."""
+        if self.leader is None:
+            return "nobody coordinates the cluster at the moment"
+        return "" if self.leads or self.is_linked else f"it has no connection to {self.leader.host}, which coordinates"
 
 
 Outcome = tuple[CoordinationState, list[Command]]
@@ -289,8 +304,8 @@ def _coordinator_seen(state: CoordinationState, event: CoordinatorSeen) -> Outco
         return replace(state, leader=now), []
     commands: list[Command] = [Withdraw()] if state.accusation else []
     if now is None:
-        return _fresh(state, None), [*commands, BecomeCoordinator(0)]
-    state = _fresh(state, now)
+        return _fresh(state, None, event.at), [*commands, BecomeCoordinator(0)]
+    state = _fresh(state, now, event.at)
     if state.leads:
         return replace(state, looked_at=event.at), [*commands, LookAtNodes()]
     if state.is_dedicated and not now.is_dedicated:
@@ -298,9 +313,16 @@ def _coordinator_seen(state: CoordinationState, event: CoordinatorSeen) -> Outco
     return replace(state, tried_at=event.at), [*commands, Connect(now)]
 
 
-def _fresh(state: CoordinationState, leader: Leader | None) -> CoordinationState:
+def _fresh(state: CoordinationState, leader: Leader | None, at: float) -> CoordinationState:
     return CoordinationState(
-        me=state.me, is_dedicated=state.is_dedicated, may_lead=state.may_lead, blind=state.blind, leader=leader
+        me=state.me,
+        host=state.host,
+        is_dedicated=state.is_dedicated,
+        may_lead=state.may_lead,
+        blind=state.blind,
+        do_links_work=state.do_links_work,
+        leader=leader,
+        leader_seen_at=at,
     )
 
 
@@ -332,8 +354,8 @@ def _coordinate(state: CoordinationState, at: float) -> Outcome:
     if not state.blind and at - state.looked_at >= LOOK_S:
         state = replace(state, looked_at=at)
         commands.append(LookAtNodes())
-    missed = {node_id: since for node_id, since in state.missed_since.items() if node_id in state.linked_once}
-    due = [node_id for node_id, since in missed.items() if at - since >= MISSED_S]
+    due = [node_id for node_id, since in state.missed_since.items() if at - since >= MISSED_S]
+    due = [node_id for node_id in due if node_id in state.linked_once or state.do_links_work]
     for node_id in due:
         state, probe = _probe(state, node_id)
         commands += probe
@@ -345,7 +367,7 @@ def _nodes_seen(state: CoordinationState, event: NodesSeen) -> Outcome:
     missed = {n: state.missed_since.get(n, event.at) for n in nodes if n not in state.links}
     silent = frozenset(state.silent & nodes.keys())
     unasked = sorted((nodes.keys() - state.nodes.keys()) & state.missed_since.keys() & state.linked_once)
-    state = replace(state, nodes=nodes, missed_since=missed, silent=silent)
+    state = _with_links_at_work(replace(state, nodes=nodes, missed_since=missed, silent=silent))
     commands: list[Command] = []
     for node_id in unasked:  # it was lost before its address was known
         state, probe = _probe(state, node_id)
@@ -362,7 +384,7 @@ def _of_node(state: CoordinationState, event: LinkOpened | LinkLost | Probed) ->
             links, silent = state.links | {node_id}, state.silent - {node_id}
             linked_once = state.linked_once | {node_id}
             state = replace(state, links=links, linked_once=linked_once, missed_since=missed, silent=silent)
-            return _heard(state, node_id)
+            return _heard(_with_links_at_work(state), node_id)
         case LinkLost():
             missed[node_id] = event.at
             return _probe(replace(state, links=state.links - {node_id}, missed_since=missed), node_id)
@@ -375,7 +397,8 @@ def _of_node(state: CoordinationState, event: LinkOpened | LinkLost | Probed) ->
         return _probe(state, node_id) if is_doubted else _silent(state, node_id)
     state, commands = _heard(replace(state, silent=state.silent - {node_id}), node_id)
     if event.answer is Answer.REFUSED and is_missed:
-        state, remove = _remove(state, node_id, _ENDED, has_ended=True)
+        has_met = node_id in state.linked_once  # else something on the way may refuse what is sent to it
+        state, remove = _remove(state, node_id, _ENDED if has_met else _NEVER_MET, has_ended=has_met)
         return state, commands + remove
     if node_id in missed:  # probed again if it does not come; soon, as one that ends closes its port last
         is_new = event.at - missed[node_id] < RECONNECT_S
@@ -400,7 +423,7 @@ def _silent(state: CoordinationState, node_id: str) -> Outcome:
     state = replace(state, silent=state.silent | {node_id})
     elsewhere = _elsewhere(state)
     if not elsewhere - {node_id}:
-        return _remove(state, node_id, _SILENT, has_ended=False)
+        return _remove(state, node_id, _why_silent(state, node_id), has_ended=False)
     others = elsewhere - state.silent
     commands: list[Command] = []
     for witness in sorted(others, key=lambda each: (each not in state.links, each))[:WITNESSES]:
@@ -424,9 +447,19 @@ def _heard(state: CoordinationState, node_id: str) -> Outcome:
     if was_cut_off:
         state = replace(state, is_cut_off=False, silent=frozenset(), doubted=state.probing)
     for each in silent:
-        state, more = _probe(state, each) if was_cut_off else _remove(state, each, _SILENT, has_ended=False)
+        why = _why_silent(state, each)
+        state, more = _probe(state, each) if was_cut_off else _remove(state, each, why, has_ended=False)
         commands += more
     return state, commands
+
+
+def _why_silent(state: CoordinationState, node_id: str) -> str:
+    return _SILENT if node_id in state.linked_once else _NEVER_MET
+
+
+def _with_links_at_work(state: CoordinationState) -> CoordinationState:
+    """As it is once a node of another host has had a connection to this coordinator."""
+    return replace(state, do_links_work=state.do_links_work or bool(state.linked_once & _elsewhere(state)))
 
 
 def _remove(state: CoordinationState, node_id: str, why: str, *, has_ended: bool) -> Outcome:
@@ -450,16 +483,20 @@ def _of_coordinator(state: CoordinationState, event: LinkOpened | LinkLost | Pro
     match event:
         case LinkOpened():
             withdrawn: list[Command] = [Withdraw()] if state.accusation else []
-            return replace(state, is_linked=True, was_linked=True, accusation=""), withdrawn
+            do_links_work = state.do_links_work or leader.host != state.host
+            state = replace(state, is_linked=True, was_linked=True, do_links_work=do_links_work, accusation="")
+            return state, withdrawn
         case LinkLost():
-            probe: list[Command] = [Probe(leader.node_id, leader.address)] if state.was_linked else []
+            is_due = state.was_linked or (state.do_links_work and event.at - state.leader_seen_at >= MISSED_S)
+            probe: list[Command] = [Probe(leader.node_id, leader.address)] if is_due else []
             return replace(state, is_linked=False, tried_at=event.at), probe
     if state.is_linked or state.accusation:
         return state, []
     if event.answer is Answer.ANSWERS:  # tried again soon: one that ends closes its port last
         return replace(state, tried_at=event.at - RECONNECT_S + ANSWERED_S / 2), []
     ended = event.answer is Answer.REFUSED
-    why = _ENDED if ended else _SILENT
+    ended = ended and state.was_linked  # else something on the way may refuse what is sent to it
+    why = _ENDED if ended else _SILENT if state.was_linked else _NEVER_MET_IT
     state = replace(state, accusation=f"{leader.host} is lost: {why}.", has_ended=ended, looked_at=event.at)
     return state, [Accuse(leader.node_id, state.accusation), LookAtNodes()]
 

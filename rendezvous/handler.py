@@ -62,6 +62,7 @@ _FEW = 32  # nodes; more are a crowd, whose changes are waited for a little and 
 _CROWD_PER_NODE_S = 0.0005
 _CROWD_S = 0.2  # at most
 _SAID_S = 0.1  # for what was said to come back by the watch
+_REACHED_S = 0.2  # between two looks whether the coordinator is reached again
 _HOSTED_KEPT = 2  # of the stores of rounds: that an agent tells where they are
 _LOOK_S = 1.0  # although nothing changes, as time is a reason, too
 
@@ -506,13 +507,33 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._say_that_it_waits(deadline)
 
     def _say_that_it_waits(self, deadline: float) -> None:
+        why_lost = self._presence.why_lost(self._member.node_id)
+        if why_lost:
+            self._wait_until_reached(deadline, why_lost)
         timeout_s = max(self._connect_timeout_s, deadline - time.monotonic())
         try:
-            if self._presence.why_lost(self._member.node_id):
+            if why_lost:
                 self._node.enter(timeout_s, again=True)
             self._presence.join(self._member, timeout_s)
         except (StoreError, OSError) as error:
             raise RendezvousConnectionError(f"the job {self._run_id!r} cannot be joined: {error}") from error
+
+    def _wait_until_reached(self, deadline: float, why_lost: str) -> None:
+        """Keeps a node that was put out away from the job while it has no connection to the coordinator.
+
+        It sees the store, so it could join: a round with it would never begin, and hold up those who reach each other.
+        Raises RendezvousTimeoutError.
+        """
+        if not (why := self._node.why_unreached()):
+            return
+        logger.warning("This node waits until the others can be reached: %s. It was put out: %s", why, why_lost)
+        while why := self._node.why_unreached():
+            self._refuse_if_unwanted(self._presence.view())
+            if time.monotonic() > deadline:
+                said = f"this node was put out of the job {self._run_id!r}, and could not come back"
+                raise RendezvousTimeoutError(f"{said} within {self._join_timeout_s:g} s: {why}. {why_lost}")
+            self._presence.wait(_REACHED_S)
+        logger.warning("The others can be reached again: this node joins them.")
 
     def _tell_why_held(self) -> None:
         why = self._presence.get(self._keys.held) or ""

@@ -59,7 +59,7 @@ class Heartbeats:
         self.on_change: Callable[[], None] = lambda: None  # in the store, sometimes for nothing; from its thread
         # Told the revision of the leader's key when this agent begins to coordinate, and 0 when it ends.
         self.on_lead: Callable[[int], None] = lambda _revision: None
-        self._state = CoordinationState(me=hello.node_id, is_dedicated=is_dedicated, may_lead=may_lead)
+        self._state = CoordinationState(me=hello.node_id, host=hello.host, is_dedicated=is_dedicated, may_lead=may_lead)
         self.lost_nodes = 0  # that this agent has removed
         self.turned_at = time.monotonic()  # when the loop last went round
         self._is_looking = False

@@ -15,6 +15,7 @@ from torch.distributed import Store as TorchStore
 
 from unicron_elastic.compat.rendezvous import RendezvousStoreInfo
 from unicron_elastic.rendezvous.bound_store import bound_store
+from unicron_elastic.store_link import break_when_silent
 
 __all__ = ["RoundStoreError", "arrive", "host", "place_for_workers", "visit"]
 
@@ -46,6 +47,7 @@ def visit(address: str, timeout_s: float) -> tuple[TCPStore, str, int]:
         store = TCPStore(name, int(port), None, False, connect_timeout, wait_for_workers=False)
     except (DistError, OSError, RuntimeError) as error:
         raise RoundStoreError(str(error)) from error
+    break_when_silent(int(port))
     store.set_timeout(timedelta(seconds=timeout_s))
     return store, name, int(port)
 

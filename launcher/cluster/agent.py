@@ -50,6 +50,7 @@ __all__ = ["ClusterAgent"]
 
 TICK_S = 0.25
 RETRY_S = 1.0
+REACHED_S = 0.2  # between two looks whether the coordinator is reached again
 SPARE_S = 1.0  # without an order, after which a job that nobody plans may have this node
 
 
@@ -80,6 +81,7 @@ class ClusterAgent:
         self._state = AgentState(status=status)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stop = threading.Event()
+        self._is_entering = False
         self._sight = Sight(open_store, self._inbox.put)
         self._has_told_trouble = False
         self._child: Child | None = None
@@ -185,16 +187,27 @@ class ClusterAgent:
         self._handle(event)
 
     def _look_at_status(self) -> None:
-        """Who is taken for lost, and is not, says that it is there."""
-        if status_key(self._me) not in self._sight.entries("status") and not self._stop.is_set():
-            self._say("This node was taken for lost: it says that it is there.")
+        """Who is taken for lost, and is not, says that it is there, as soon as the coordinator is reached."""
+        if not (self._is_known() or self._stop.is_set() or self._is_entering):
+            self._is_entering = True
             threading.Thread(target=self._enter_again, name="unicron-enter", daemon=True).start()
+
+    def _is_known(self) -> bool:
+        return status_key(self._me) in self._sight.entries("status")
 
     def _enter_again(self) -> None:
         try:
+            if why := self._node.why_unreached():
+                self._say(f"This node was taken for lost, and {why}: it comes back when that is over.")
+            while self._node.why_unreached():
+                if self._stop.wait(REACHED_S) or self._is_known():
+                    return
+            self._say("This node was taken for lost: it says that it is there.")
             self._node.enter(RETRY_S, again=True)
         except (StoreError, OSError):
             pass  # the next beat of its lease says it
+        finally:
+            self._is_entering = False
 
     def _look_at_job(self) -> None:
         job = self._state.status.job

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unicron_elastic.rendezvous import coordination as c
@@ -36,6 +36,7 @@ class Agent:
     lease_ends_at: float = TTL_S
     store_free_at: float = 0.0
     accuses: str = ""
+    is_put_out: bool = False  # by another one: it does not come back before it is reached
     waiting: list[Callable[[], None]] = field(default_factory=list)  # until it goes on
 
 
@@ -102,9 +103,8 @@ class Cluster:
     def start_agent(self, host: str) -> None:
         """Another process on a host."""
         number = next(self._numbers)
-        agent = Agent(
-            f"{host}/{number}", host, CoordinationState(me=f"{host}/{number}"), lease_ends_at=self.now + TTL_S
-        )
+        state = CoordinationState(me=f"{host}/{number}", host=host)
+        agent = Agent(f"{host}/{number}", host, state, lease_ends_at=self.now + TTL_S)
         self.agents.append(agent)
         self.tell(f"{agent.node_id} begins")
         self._enter(agent)
@@ -201,18 +201,19 @@ class Cluster:
         if held != command.node or leader is None or leader.revision != command.leader_revision:
             return
         assert leader.node_id == agent.node_id, f"{agent.node_id} removes {held.node_id}, and {leader.node_id} leads"
-        self._forget(command.node.node_id)
+        self._put_out(command.node.node_id)
         self._changed(f"{agent.node_id} removes {command.node.node_id}")
 
     def _depose(self, agent: Agent, command: c.Depose) -> None:
         if self.leader is not None and self.leader.revision == command.leader.revision:
             if agent.lease_ends_at > self.now:
-                self._forget(command.leader.node_id)
+                self._put_out(command.leader.node_id)
             self._lead(agent)
 
     def _enter(self, agent: Agent) -> None:
         """What an agent has said is there, under its lease."""
-        if agent.node_id not in self.nodes:
+        agent.is_put_out = agent.is_put_out and bool(agent.state.why_unreached)
+        if agent.node_id not in self.nodes and not agent.is_put_out:
             self.revision += 1
             address = f"{agent.host}:{agent.node_id.partition('/')[2]}"
             self.nodes[agent.node_id] = Node(agent.node_id, agent.host, address, "job", self.revision)
@@ -238,6 +239,10 @@ class Cluster:
         for node_id in ended & (self.nodes.keys() | self.accusations.keys()) if not self.is_down else ():
             self._forget(node_id)
             self._changed(f"the lease of {node_id} is gone")
+
+    def _put_out(self, node_id: str) -> None:
+        self._forget(node_id)
+        self.agent(node_id).is_put_out = True
 
     def _forget(self, node_id: str) -> None:
         self.nodes.pop(node_id, None)
@@ -336,9 +341,12 @@ class Cluster:
         host, agent = self.random.choice(self.hosts), self.random.choice(self.agents)
         seconds = self.random.choice((0.2, 0.5, 0.7, 1.0, 1.5, 3.0, FAULT_S_MAX))
         pairs = [frozenset((host, other)) for other in self.hosts if other != host]
-        match self.random.choice(("pair", "cut", "cut", "kill", "stop", "blind", "down", "slow", "power", "join")):
+        faults = ("pair", "cut", "cut", "split", "kill", "stop", "blind", "down", "slow", "power", "join")
+        match self.random.choice(faults):
             case "pair":
                 self._cut([self.random.choice(pairs)], seconds)
+            case "split":
+                self.split(self.random.sample(self.hosts, self.random.randint(1, len(self.hosts) - 1)), seconds)
             case "cut":
                 self._cut(pairs, seconds)
             case "kill":
@@ -367,6 +375,11 @@ class Cluster:
                 self.after(seconds, lambda: self._power_on(host))
             case "join" if host not in self.off:
                 self.start_agent(host)
+
+    def split(self, side: Sequence[str], seconds: float) -> None:
+        """Cuts all hosts of one side off from all others."""
+        others = [host for host in self.hosts if host not in side]
+        self._cut([frozenset(pair) for pair in itertools.product(side, others)], seconds)
 
     def end(self, agent: Agent) -> None:
         """SIGKILL, unless it is the last one."""

@@ -304,6 +304,37 @@ def test_who_never_had_a_connection_is_left_to_its_lease() -> None:
         assert commands == [LookAtNodes()]
 
 
+@pytest.mark.parametrize("answer", [Answer.SILENT, Answer.REFUSED])
+def test_who_does_not_connect_to_a_new_coordinator_and_cannot_be_reached_is_removed(answer: Answer) -> None:
+    """It was elected while the network was cut: whoever is beyond the cut has never connected to it."""
+    state, commands = after(NodesSeen(2.0, (node(ME), node(ONE), node(TWO))), state=coordinator(ONE))
+    assert commands == []
+    state, commands = after(TimePassed(3.9), state=state)
+    assert Probe(TWO, "two:1") not in commands, "it has a moment to connect"
+    state, commands = after(TimePassed(4.0), state=state)
+    assert Probe(TWO, "two:1") in commands
+    state, silent = after(Probed(4.2, TWO, answer), state=state)
+    _, heard = after(Probed(4.3, ONE, Answer.ANSWERS), state=state)
+    why = "two is lost: it has never connected to the coordinator, which cannot reach it either."
+    assert [each for each in silent + heard if not isinstance(each, Probe)] == [
+        Remove(node(TWO), 7, why, has_ended=False)
+    ]
+
+
+def test_who_led_before_remembers_that_connections_work() -> None:
+    state = after(CoordinatorSeen(2.0, leader(ME, 8)), state=follower())[0]
+    state = after(NodesSeen(2.1, (node(ME), node(ONE), node(TWO))), state=state)[0]
+    _, commands = after(TimePassed(4.2), state=state)
+    assert {Probe(ONE, "one:1"), Probe(TWO, "two:1")} <= set(commands)
+
+
+def test_a_connection_within_the_host_says_nothing_of_the_network() -> None:
+    state = after(CoordinatorSeen(1.0, leader(ME)), state=CoordinationState(me=ME, host="me"))[0]
+    here = Node("me/2", "me", "me:2", "job", 3)
+    state, _ = after(LinkOpened(1.0, "me/2"), NodesSeen(1.1, (node(ME), here, node(ONE))), state=state)
+    assert after(TimePassed(4.0), state=state)[1] == [LookAtNodes()]
+
+
 def test_who_was_lost_before_its_address_was_known_is_probed_once_it_is() -> None:
     state, _ = after(LinkOpened(1.0, ONE), state=coordinator(TWO))
     state, commands = after(LinkLost(1.1, ONE), state=state)
@@ -347,7 +378,28 @@ def test_who_is_replaced_forgets_all_and_connects() -> None:
 
 
 def test_a_coordinator_that_never_answered_is_not_probed() -> None:
-    assert after(LinkLost(2.0, ONE), state=follower(is_linked=False))[1] == []
+    for at in (2.0, 20.0):
+        assert after(LinkLost(at, ONE), state=follower(is_linked=False))[1] == []
+
+
+def test_it_is_probed_and_accused_where_connections_worked_before() -> None:
+    state, _ = after(CoordinatorSeen(2.0, leader(TWO)), state=follower())
+    state, soon = after(LinkLost(2.5, TWO), state=state)
+    state, later = after(LinkLost(4.0, TWO), state=state)
+    assert (soon, later) == ([], [Probe(TWO, "two:1")])
+    why = "two is lost: it coordinates, and most of the other nodes have never reached it."
+    for answer in (Answer.SILENT, Answer.REFUSED):
+        accusing, commands = after(Probed(4.2, TWO, answer), state=state)
+        assert commands == [Accuse(TWO, why), LookAtNodes()]
+        assert not accusing.has_ended
+    assert after(Probed(4.2, TWO, Answer.ANSWERS), state=state)[1] == []
+
+
+def test_who_is_not_linked_knows_that_it_may_not_be_reached() -> None:
+    assert follower().why_unreached == ""
+    assert coordinator(ONE).why_unreached == ""
+    assert follower(is_linked=False).why_unreached == "it has no connection to one, which coordinates"
+    assert CoordinationState(me=ME).why_unreached == "nobody coordinates the cluster at the moment"
 
 
 def test_a_lost_coordinator_is_probed_and_then_accused() -> None:
@@ -439,7 +491,7 @@ class Watched(Cluster):
             return  # its own key is gone, and the store will not do it
         for_s = BELIEVED_FOR_S if isinstance(command, Remove) else ACCUSED_FOR_S
         lost = self.agent(node.node_id)
-        is_cut = any(lost.host in pair for pair in self.cut)
+        is_cut = any(lost.host in pair for pair in self.cut) or agent.host in self.off
         since = max(self.troubled_at.get(lost.node_id, 0.0), self.troubled_at.get(lost.host, 0.0))
         is_well = lost.is_alive and not lost.is_stopped and not is_cut and self.now - since > for_s
         assert not is_well, f"{agent.node_id} removes {lost.node_id}, which is well since {since:.3f}"
@@ -489,3 +541,23 @@ def live_through(seed: int) -> float:
 def test_whatever_happens_it_comes_to_rest_and_no_one_well_is_removed(first: int) -> None:
     for seed in range(first, first + 200):
         live_through(seed)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_while_the_network_is_split_one_side_is_left_in_the_store_and_it_stays_so(seed: int) -> None:
+    """The coordinator's; the others come back once they are reached."""
+    cluster = Watched(seed)
+    cluster.run(3.0)
+    side = frozenset(cluster.random.sample(cluster.hosts, cluster.random.randint(1, len(cluster.hosts) - 1)))
+    cluster.split(sorted(side), 40.0)
+    cluster.run(18.0)
+    story = "\n".join(cluster.story)
+    assert cluster.leader is not None, story
+    sides = side, frozenset(cluster.hosts) - side
+    (led,) = (each for each in sides if cluster.leader.host in each)
+    assert {each.host for each in cluster.nodes.values()} == led, story
+    told = len(cluster.story)
+    cluster.run(42.9)
+    assert [each for each in cluster.story[told:] if "removes" in each or "leads" in each] == []
+    cluster.run(50.0)
+    assert list(cluster.wrongs()) == [], "\n".join(cluster.story)

@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 
+from unicron_elastic.store_link import break_when_silent
 from unicron_elastic.training.connecting import Superseded, given_up_when
 from unicron_elastic.world import World
 
@@ -37,13 +38,15 @@ def connect_store(address: str, is_superseded: Callable[[], bool] = lambda: Fals
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     _wait_for_server(host, int(port), is_superseded)
-    return TCPStore(
+    store = TCPStore(
         host,
         int(port),
         is_master=False,
         wait_for_workers=False,
         timeout=timedelta(seconds=STORE_TIMEOUT_S),
     )
+    break_when_silent(int(port))
+    return store
 
 
 def _wait_for_server(host: str, port: int, is_superseded: Callable[[], bool]) -> None:

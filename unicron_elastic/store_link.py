@@ -1,0 +1,56 @@
+"""A connection to a torch TCPStore whose host falls silent breaks by itself.
+
+torch waits for the answer of a store without a time-out, deaf to everything else. Where the host of the store loses
+power, or is cut off, nothing ever comes: TCP by itself gives up after a quarter of an hour, or never.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+
+__all__ = ["SILENT_S", "break_when_silent"]
+
+SILENT_S = 5  # more than it takes to notice a lost host, and to make a world without it
+_IDLE_S, _INTERVAL_S = 2, 1
+
+
+def break_when_silent(port: int) -> int:
+    """Has the kernel end this process's connections to that port of a host that is silent; returns how many there are.
+
+    To be called when the store has just connected. Then what waits for an answer raises DistNetworkError.
+    """
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            duplicate = os.dup(int(name))  # the number may become another file's at any time
+        except OSError:
+            continue
+        found += _watch(duplicate, port)
+    return found
+
+
+def _watch(duplicate: int, port: int) -> bool:
+    is_blocking = os.get_blocking(duplicate)
+    try:
+        connection = socket.socket(fileno=duplicate)
+    except OSError:
+        os.close(duplicate)
+        return False
+    with connection:
+        try:
+            if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getpeername()[1] != port:
+                return False
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _INTERVAL_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, (SILENT_S - _IDLE_S) // _INTERVAL_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000)
+        except OSError:  # it listens, or has just been closed
+            return False
+        finally:
+            os.set_blocking(duplicate, is_blocking)  # a default time-out of the script's has changed it for torch, too
+    return True
