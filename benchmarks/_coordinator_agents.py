@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from unicron_elastic.planning import agent
 from unicron_elastic.planning.agent import AgentState, handle
 from unicron_elastic.planning.jobs import JobSpec
+from unicron_elastic.planning.nodes import NodeState, NodeStatus
 from unicron_elastic.planning.published import Published
-from unicron_elastic.planning.snapshot import NodeState, NodeStatus, Phase
+from unicron_elastic.planning.snapshot import Phase
 from unicron_elastic.rendezvous.plan_keys import (
     CURRENT,
     FAULTS,

@@ -8,8 +8,9 @@ from _planning_cases import cluster
 
 from unicron_elastic.planning.jobs import GivenRates, JobSpec
 from unicron_elastic.planning.measured import MeasuredJob
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
 from unicron_elastic.planning.proposal import propose
-from unicron_elastic.planning.snapshot import Health, NodeState, NodeStatus, Snapshot
+from unicron_elastic.planning.snapshot import Snapshot
 from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys
 from unicron_elastic.rendezvous.plan_mirror import PlanMirror
 from unicron_elastic.rendezvous.plan_records import spec_text

@@ -9,11 +9,11 @@ from statistics import median
 from typing import TypeVar
 
 from unicron_elastic.planning.coordinator import CoordinatorState, SnapshotSeen, handle
+from unicron_elastic.planning.nodes import Health, NodeStatus
 from unicron_elastic.planning.proposal import propose, why_overtaken
 from unicron_elastic.planning.published import Published
 from unicron_elastic.planning.reconcile import reconcile
 from unicron_elastic.planning.situation import Bounds, Changes, situation_of
-from unicron_elastic.planning.snapshot import Health, NodeStatus
 from unicron_elastic.planning.table import build_table
 from unicron_elastic.rendezvous.plan_mirror import PlanMirror
 

@@ -20,7 +20,7 @@ from _soak_processes import count_files, look_at
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "cluster"))
 import hosts
 
-from unicron_elastic.planning.snapshot import NodeState
+from unicron_elastic.planning.nodes import NodeState
 from unicron_elastic.rendezvous.cluster_records import LEADER, parse_leader
 from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress

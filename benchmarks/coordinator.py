@@ -33,7 +33,7 @@ from _coordinator_report import Result, machine_line, parts_table, steps_table, 
 from _coordinator_steps import steps
 from _report import describe_machine
 
-from unicron_elastic.planning.snapshot import Health, NodeState, NodeStatus
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
 from unicron_elastic.rendezvous.cluster_records import LEADER
 from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress

@@ -58,7 +58,7 @@ from unicron_elastic.launcher.view import JobView
 from unicron_elastic.launcher.workers import WorkersContext
 from unicron_elastic.launcher.worlds import Round, Worlds
 from unicron_elastic.recovery import commands, events
-from unicron_elastic.recovery.machine import JobState, handle
+from unicron_elastic.recovery.machine import handle
 from unicron_elastic.recovery.members import (
     first_members,
     has_anyone_a_part,
@@ -67,12 +67,11 @@ from unicron_elastic.recovery.members import (
     living_members,
     trains_here,
 )
+from unicron_elastic.recovery.state import JobState
 from unicron_elastic.rendezvous.restarts import agree_on_restarts
 from unicron_elastic.rendezvous.round_watch import RoundListener
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.mark import MARK
-
-__all__ = ["Agent"]
 
 KILL_NOW_TIMEOUT_S = 5
 PEERS_TIMEOUT_S = 1.0

@@ -14,8 +14,6 @@ from unicron_elastic.faults.text import one_line
 from unicron_elastic.launcher.config.origin import located
 from unicron_elastic.recovery.quarantine import parse_duration
 
-__all__ = ["BAD_USAGE", "NOTHING_FOUND", "duration_s", "fail", "local_time", "operator", "say", "show"]
-
 NOTHING_FOUND, BAD_USAGE = 1, 2
 
 

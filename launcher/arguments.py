@@ -6,10 +6,8 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 
-from unicron_elastic.compat.command_line import TorchMissing, name_for_good, torchrun_parser
+from unicron_elastic.compat.command_line import name_for_good, torchrun_parser
 from unicron_elastic.launcher import options
-
-__all__ = ["TorchMissing", "get_args_parser", "take_variables", "torchrun_parser"]
 
 # And what it takes, if that is a choice.
 _WITHOUT_VARIABLE = {"logs_specs": (), "numa_binding": ("node", "socket", "exclusive", "core-complex")}

@@ -12,8 +12,6 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-__all__ = ["LOOPBACK", "BoundedServer"]
-
 LOOPBACK = "127.0.0.1"
 PAUSE_S = 0.1  # after a request that could not be taken
 LOOK_S = 0.5  # between two looks at who is late, while there is somebody

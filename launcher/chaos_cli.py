@@ -19,8 +19,6 @@ from unicron_elastic.testing.chaos_plan import Plan
 from unicron_elastic.testing.chaos_processes import LiveWorker, find_workers, send
 from unicron_elastic.testing.chaos_words import explain
 
-__all__ = ["app"]
-
 VARIABLE = "UNICRON_CHAOS"  # as in unicron_elastic.testing.chaos
 NOTHING_FOUND, BAD_USAGE = 1, 2
 

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BadArgument", "check", "check_value"]
-
 _CHECKED = ("nnodes", "nproc_per_node", "max_restarts", "monitor_interval", "shutdown_timeout", "redirects", "tee",
     "local_ranks_filter",
 )  # fmt: skip

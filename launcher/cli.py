@@ -26,8 +26,6 @@ from unicron_elastic.launcher.state_folder import state_folder
 from unicron_elastic.launcher.status import cli as status_cli
 from unicron_elastic.launcher.web import cli as web_cli
 
-__all__ = ["app"]
-
 _EVIDENCE_BYTES = 20_000  # of a report that are looked at
 
 app = typer.Typer(

@@ -6,8 +6,6 @@ import argparse
 import os
 import sys
 
-__all__ = ["warm_command"]
-
 
 def warm_command(args: argparse.Namespace) -> list[str] | None:
     """The workers' command if it is a script or module run by this interpreter, else None: it cannot start warm."""

@@ -9,8 +9,6 @@ from typing import Protocol, TextIO
 from unicron_elastic.launcher.output import Output, stamped
 from unicron_elastic.launcher.view import JobView
 
-__all__ = ["MODES", "PANEL_MIN_ROWS", "Console", "PlainConsole", "SilentConsole", "is_foreground", "open_console"]
-
 MODES = ("auto", "panel", "plain", "off")
 PANEL_MIN_ROWS = 12  # below this the panel would take more than half of the screen
 

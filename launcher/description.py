@@ -14,8 +14,6 @@ from unicron_elastic.launcher.nccl import nccl_defaults
 from unicron_elastic.planning.configurations import Configuration
 from unicron_elastic.planning.configured import CONFIGURATION, configuration_text
 
-__all__ = ["describe_workers"]
-
 
 def describe_workers(
     group: WorkerGroup,

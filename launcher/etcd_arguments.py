@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Ca", "Cert", "Endpoint", "Key", "PasswordFile", "User", "given", "spelled"]
-
 Endpoint = Annotated[
     str | None,
     typer.Option(

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
     from unicron_elastic.rendezvous.etcd_address import TlsFiles
 
-__all__ = ["etcd"]
 
 ENDED, BAD_USAGE = 1, 2
 

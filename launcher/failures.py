@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from unicron_elastic.compat.errors import ProcessFailure
 from unicron_elastic.faults import Failure, RootCause
 
-__all__ = ["process_failures", "recorded_exception", "write_error_file", "write_reason"]
-
 _FILE_BYTES_MAX = 16 * 1024 * 1024  # that are read of what a script wrote
 
 

@@ -14,8 +14,6 @@ from functools import partial
 from unicron_elastic.compat.agent import RunResult, WorkerState
 from unicron_elastic.launcher.loop import Loop
 
-__all__ = ["FunctionWatch"]
-
 
 class _Pidfd:
     def __init__(self, pid: int) -> None:

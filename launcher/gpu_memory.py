@@ -17,8 +17,6 @@ from unicron_elastic.health.nvml_state import MemoryHolder
 from unicron_elastic.launcher.hangs.activity import state
 from unicron_elastic.launcher.loop import Loop
 
-__all__ = ["FREE_TIMEOUT_S", "Leftover", "MemoryWait", "describe", "leftovers"]
-
 FREE_TIMEOUT_S = 5.0
 LOOK_S = 0.05
 

@@ -30,8 +30,6 @@ from unicron_elastic.recovery.events import (
 )
 from unicron_elastic.worker.channel import Message
 
-__all__ = ["Happenings"]
-
 _NAME_CHARACTERS = 80  # of what a script calls its sections
 _SENTENCE_CHARACTERS = 600  # of what a run says of the state from which it goes on
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator
 
 from unicron_elastic.launcher.tables import natural, shown_name
 
-__all__ = ["ranges"]
-
 _NUMBERED = re.compile(r"^(.*?)([0-9]{1,9})([^0-9]*)$", re.DOTALL)
 
 

@@ -17,8 +17,6 @@ from unicron_elastic.recovery.quarantine import LAUNCHER, Quarantined, sentence
 if TYPE_CHECKING:
     from unicron_elastic.compat.agent import WorkerSpec
 
-__all__ = ["leave", "node_name", "offer_job", "why_kept_out", "why_not_now", "why_stay"]
-
 
 def why_stay(handler: Any, nodes: int) -> str:
     """Why the job of this torch RendezvousHandler, of ``nodes`` now, cannot go on without this one; "" if it can.

@@ -12,8 +12,6 @@ from unicron_elastic.planning.configured import CONFIGURATIONS, parse_configurat
 from unicron_elastic.recovery.commands import FailJob, LeaveJob
 from unicron_elastic.recovery.policy import Policy
 
-__all__ = ["job_name", "policy_of", "with_stack"]
-
 
 def with_stack(command: FailJob | LeaveJob) -> str:
     """The reason, and under it the traceback of the root cause: what a user looks for first."""

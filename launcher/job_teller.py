@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from unicron_elastic.rendezvous.news import JobNews
     from unicron_elastic.rendezvous.news_writer import NewsWriter
 
-__all__ = ["JobTeller", "news_of"]
 
 LOOK_S = 5.0
 CLOSE_S = 1.0  # so long the end of the agent waits for incidents that are not written yet

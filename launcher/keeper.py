@@ -22,8 +22,6 @@ from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, clos
 from unicron_elastic.worker.linux import become_subreaper, die_with_parent, set_thread_name
 from unicron_elastic.worker.signals import inherit
 
-__all__ = ["main", "remove_if_empty"]
-
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTOU)
 
 

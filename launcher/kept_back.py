@@ -12,8 +12,6 @@ from contextlib import contextmanager
 
 from unicron_elastic.worker.mark import MARK
 
-__all__ = ["SECRET_WORDS", "away_from", "for_scripts", "is_kept_back"]
-
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY")
 _OF_CLUSTER = ("UNICRON_ETCD_", "UNICRON_CLUSTER")  # whom to talk to, as whom, and with what
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from unicron_elastic.compat.workers import DefaultLogsSpecs, LogsSpecs
 
-__all__ = ["run_folder", "temporary_folder"]
-
 
 def run_folder(specs: LogsSpecs, error_file: str | None) -> Path | None:
     """The run's own folder under --log-dir; None without one, or where the layout is not torch's.

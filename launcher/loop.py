@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-__all__ = ["Loop"]
-
 
 class _HasFileno(Protocol):
     def fileno(self) -> int: ...

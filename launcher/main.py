@@ -16,6 +16,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from unicron_elastic.compat.command_line import TorchMissing
 from unicron_elastic.launcher import arguments, options, stepping_aside
 from unicron_elastic.launcher.checks import BadArgument, check
 from unicron_elastic.launcher.cluster.lending import shared_arguments
@@ -146,7 +147,7 @@ def _run_ours(argv: Sequence[str]) -> int:
             return 1
     except options.BadOption as error:
         return _complain(str(error), 2)
-    except arguments.TorchMissing as error:
+    except TorchMissing as error:
         return _complain(str(error), 1)
     except BadConfig as error:
         return _complain(str(error), 2)

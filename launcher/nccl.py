@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["nccl_defaults"]
-
 # Torch's name of a variable, which wins, and the deprecated one that it reads as well (ProcessGroupNCCL.hpp).
 _DEPRECATED = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "NCCL_ASYNC_ERROR_HANDLING"}
 

@@ -11,8 +11,6 @@ from unicron_elastic.state.snapshot_file import SnapshotFile
 from unicron_elastic.state.snapshot_header import Header
 from unicron_elastic.state.snapshot_offers import Remote
 
-__all__ = ["NeighbourCopies"]
-
 
 class NeighbourCopies:
     """Safe from any thread. Whoever gets files from ``outdated`` owns them from then on."""

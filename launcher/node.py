@@ -18,8 +18,6 @@ from unicron_elastic.launcher.hangs.gpu_report import DRIVER_TIMEOUT_S, Asker, g
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.recovery.events import NodeUnhealthy
 
-__all__ = ["NodeWatch"]
-
 STOP_TIMEOUT_S = 1.0
 MOMENT_S = 1.0  # between a kill for lack of memory and the end of the killed process
 _NVIDIA = "0x10de"  # the vendor's number on the PCI bus

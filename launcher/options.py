@@ -11,17 +11,6 @@ from typing import Any
 from unicron_elastic.launcher.warm import PRELOAD_DEFAULT
 from unicron_elastic.recovery.policy import DO_NOT_RESTART_EXIT_CODE
 
-__all__ = [
-    "OPTIONS",
-    "BadOption",
-    "Options",
-    "add_arguments",
-    "add_cluster_arguments",
-    "from_arguments",
-    "from_environment",
-    "port",
-]
-
 
 class BadOption(ValueError):
     """A value that an option cannot take; the text names the option, the value and what would be right."""

@@ -15,8 +15,6 @@ from collections import deque
 from datetime import datetime
 from typing import TextIO
 
-__all__ = ["Output", "stamped"]
-
 _MOST_KEPT_BYTES = 1 << 20
 _PATIENCE_S = 0.05  # once per stall, so that what others write to the same place comes after what we wrote first
 _PATIENCE_AT_CLOSE_S = 1.0

@@ -10,8 +10,6 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-__all__ = ["STEPS_MIN", "Kind", "Pace", "Report", "Seen", "after", "reported"]
-
 Kind = Literal["grow", "shrink", "replace"]
 
 STEPS_MIN = 5  # before anything is said

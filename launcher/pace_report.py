@@ -22,8 +22,6 @@ from unicron_elastic.launcher.pace import STOOD_KEPT, Pace, Report, Seen, after,
 from unicron_elastic.launcher.workers import WorkerProcess
 from unicron_elastic.recovery.state import JobState
 
-__all__ = ["PLANNED_JOB", "PaceReport", "merged", "seen_of"]
-
 PLANNED_JOB = "UNICRON_PLANNED_JOB"  # the job's name, in the environment of its agents
 LOOK_S = 0.5  # the page of a worker holds the ends of its latest 126 steps
 CLOSE_S = 0.2  # so long the end of the agent waits for what is being written

@@ -23,8 +23,6 @@ from unicron_elastic.launcher.console import PANEL_MIN_ROWS, is_foreground
 from unicron_elastic.launcher.output import Output, stamped
 from unicron_elastic.launcher.view import JobView, WorkerView
 
-__all__ = ["RESTORE_SEQUENCE", "PanelConsole", "panel_lines"]
-
 REFRESH_INTERVAL_S = 0.5
 MIN_COLUMNS = 20
 MAX_STATE_LINES = 3

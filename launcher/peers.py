@@ -15,9 +15,6 @@ from torch.distributed import Store
 from unicron_elastic.compat.rendezvous import RendezvousHandler
 from unicron_elastic.launcher.hangs.elsewhere import NEWS_KEY, Elsewhere, question_in
 
-__all__ = ["PeerWatch", "tell_peers"]
-
-
 TELL_TIMEOUT_S = 1.0
 STUCK_S = 0.1
 STORE_LOST_S = 10.0  # so long a better reason is waited for than that the round's store is gone

@@ -19,8 +19,6 @@ from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
 from unicron_elastic.worker.mark import MARK, mark_of
 from unicron_elastic.worker.signals import ignored_signals
 
-__all__ = ["Exit", "KeeperLost", "Processes"]
-
 ANSWER_DEADLINE_S = 30.0
 END_DEADLINE_S = 10.0
 # -c keeps the interpreter's ordinary start; the empty path entry, where there is one, goes so that a file in the

@@ -32,8 +32,6 @@ from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.workers import WorkerProcess
 from unicron_elastic.worker.pulse import PulseReading
 
-__all__ = ["ProgressWatch", "is_silent"]
-
 _ARRIVALS_PAUSE_S = 0.5  # an answer costs a worker several milliseconds
 _CLOCK_STEP_S = 0.001  # more is no drift between two clocks that are disciplined alike
 _ANSWERS_S = ANSWER_DEADLINE_S + 0.005  # after which it is known who does not answer

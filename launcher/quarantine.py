@@ -24,18 +24,6 @@ from unicron_elastic.launcher.state_folder import hold_own, state_folder
 from unicron_elastic.recovery import quarantine
 from unicron_elastic.recovery.quarantine import Quarantined
 
-__all__ = [
-    "FILE_NAME",
-    "LOCK_TIMEOUT_S",
-    "VARIABLE",
-    "QuarantineFileError",
-    "add",
-    "default_path",
-    "find",
-    "lift",
-    "read",
-]
-
 VARIABLE = "UNICRON_QUARANTINE"
 FILE_NAME = "quarantine.json"
 LOCK_TIMEOUT_S = 5.0

@@ -19,8 +19,6 @@ from unicron_elastic.launcher.answers import BAD_USAGE, NOTHING_FOUND, duration_
 from unicron_elastic.launcher.quarantine import QuarantineFileError
 from unicron_elastic.recovery.quarantine import Quarantined, active, check_node, is_active, sentence
 
-__all__ = ["app", "table"]
-
 _COLUMNS = ("node", "since", "until", "by")
 _GAP = "  "
 _INDENT = "     "

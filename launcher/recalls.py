@@ -11,8 +11,6 @@ from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.workers import WorkerProcess
 from unicron_elastic.recovery.events import Event, NodeRecalled, NodesDepart, StepEnded
 
-__all__ = ["Recalls"]
-
 LOOK_S = 0.002  # between two looks at the pulse pages: the work that is lost
 PATIENCE_S = 2.0  # at least
 PATIENCE_STEPS = 3

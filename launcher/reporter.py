@@ -19,14 +19,12 @@ from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.metrics.link import Teller
 from unicron_elastic.launcher.options import Options
 from unicron_elastic.launcher.view import JobView, WorkerView
-from unicron_elastic.recovery.machine import JobState
+from unicron_elastic.recovery.state import JobState
 from unicron_elastic.worker.pulse import PulseReading
 
 if TYPE_CHECKING:
     from unicron_elastic.launcher.metrics.job import JobMetrics
     from unicron_elastic.metrics.samples import Sample
-
-__all__ = ["Reporter", "job_view"]
 
 
 class _Spoken(logging.Handler):

@@ -14,8 +14,6 @@ from unicron_elastic.launcher.processes import Exit, KeeperLost, Processes
 from unicron_elastic.launcher.streams import open_streams
 from unicron_elastic.launcher.warm import WarmProcess, why_not
 
-__all__ = ["Runtime"]
-
 
 class Runtime:
     """Begun before torch is imported, so that the warm process imports it at the same time as the agent."""

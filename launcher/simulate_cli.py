@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from unicron_elastic.simulation.results import StudyResult
     from unicron_elastic.simulation.scenario import Scenario
 
-__all__ = ["simulate"]
 
 FORMATS = ("png", "svg")
 

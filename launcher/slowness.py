@@ -12,8 +12,6 @@ from collections.abc import Callable
 from unicron_elastic.detection.verdicts import Degraded
 from unicron_elastic.launcher.loop import Loop
 
-__all__ = ["FORGET_S", "MILD_FACTOR", "PATIENCE_MAX_S", "PATIENCE_S", "Slowness"]
-
 MILD_FACTOR = 1.2
 PATIENCE_S = 10.0
 PATIENCE_MAX_S = 600.0

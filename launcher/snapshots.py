@@ -24,8 +24,6 @@ from unicron_elastic.state.snapshot_header import Header
 from unicron_elastic.state.snapshot_offers import Local, Remote
 from unicron_elastic.worker.channel import ChannelClosed, Message, close_all
 
-__all__ = ["Snapshots"]
-
 SLOTS_MAX = 3  # files of one worker
 OTHERS_MAX = 6  # newest ones of other places that a worker is told of
 

@@ -15,8 +15,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 
-__all__ = ["early_variable", "source_files"]
-
 # TORCH_NCCL_ variables are read when a process group is made, TORCHELASTIC_ variables by nothing that is preloaded.
 _READ_AT_IMPORT = re.compile(r"(?!TORCH_NCCL_|TORCHELASTIC_)(TORCH|PYTORCH_|OMP_|MKL_|KMP_|GOMP_|OPENBLAS_)[A-Z0-9_]*")
 _READERS = frozenset({"get", "getenv"})

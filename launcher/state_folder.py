@@ -9,8 +9,6 @@ import stat
 import tempfile
 from pathlib import Path
 
-__all__ = ["hold_own", "state_folder"]
-
 
 def state_folder() -> Path:
     """Where this user's ledgers are: ``unicron`` in $XDG_STATE_HOME or ~/.local/state, else in the temporary folder."""

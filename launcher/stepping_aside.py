@@ -16,8 +16,6 @@ from unicron_elastic.compat import KNOWN
 from unicron_elastic.compat.expectations import Part, lacks
 from unicron_elastic.launcher.options import OPTIONS
 
-__all__ = ["STRANGE", "may_step_aside", "run_as_torchrun", "tell", "why_not_ours", "workers_began"]
-
 # What comes of a torch that is not as expected, whatever it is that was not.
 STRANGE = (AttributeError, ImportError, NameError, TypeError, argparse.ArgumentError)
 

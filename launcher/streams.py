@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["hold_closed", "open_streams"]
-
 _held: set[int] = set()
 
 

@@ -14,8 +14,6 @@ from collections.abc import Callable
 
 from unicron_elastic.worker.mark import MARK, token_of
 
-__all__ = ["PAUSE_S", "Sweep", "descendants", "kill_carriers", "left_by"]
-
 START_GRACE_S = 0.1  # a process that is just replacing its program has no command line by which it is known
 SWEEP_DEADLINE_S = 5.0  # a process in uninterruptible sleep cannot be waited for longer than this
 PAUSE_S = 0.001

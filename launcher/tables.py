@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from unicron_elastic.faults.text import one_line, shorten
 
-__all__ = ["aligned", "listed", "natural", "shown_name", "wrapped"]
-
 _GAP = "  "
 _INDENT = "     "
 _NARROWEST = 40  # columns; below it nothing is wrapped further

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["JobView", "WorkerView"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:

@@ -29,8 +29,6 @@ from unicron_elastic.worker import bootstrap
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
 from unicron_elastic.worker.pulse import PulsePage, PulseReading, page_name
 
-__all__ = ["WorkerProcess", "WorkersContext"]
-
 UNREAD_MAX = 1000  # messages; a socket holds some hundred, and who writes on and on must not keep us
 
 

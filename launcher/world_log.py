@@ -16,8 +16,6 @@ from torch.distributed import Store
 from unicron_elastic.recovery.commands import ChangeWorld
 from unicron_elastic.world import World
 
-__all__ = ["NotYet", "StoreLog", "WorldLog", "WorldWatch"]
-
 LOOK_S = 0.02  # between two looks at a store that cannot tell of changes
 RETRY_S = 0.2  # after it could not be reached
 AWAIT_S = 0.05  # between two looks for what other agents have to say

@@ -24,8 +24,6 @@ from unicron_elastic.rendezvous.towards import address_towards
 from unicron_elastic.worker.channel import ChannelClosed, Message
 from unicron_elastic.world import Member, World
 
-__all__ = ["Round", "Worlds"]
-
 STORE_TIMEOUT_S = 300.0  # torch's own
 # Of each agent, in the round's store: of the world from before, and who may come to be the first members.
 _BEFORE, _FIRST = "unicron/before", "unicron/members"

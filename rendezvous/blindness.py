@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from enum import Enum
 
-__all__ = ["Decision", "why_not"]
-
 
 class Decision(Enum):
     """What a node may want to do; the value is in words that follow "it does not"."""

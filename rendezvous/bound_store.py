@@ -15,8 +15,6 @@ from torch.distributed import TCPStore
 
 from unicron_elastic.compat.expectations import Part, lacks
 
-__all__ = ["bound_store"]
-
 _BACKLOG = 2048  # as torch's own
 
 

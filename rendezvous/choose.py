@@ -13,8 +13,6 @@ from unicron_elastic.rendezvous.fresh import FreshStoreRendezvous
 from unicron_elastic.rendezvous.handler import BACKEND
 from unicron_elastic.rendezvous.local import LocalRendezvous
 
-__all__ = ["rendezvous_handler"]
-
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 

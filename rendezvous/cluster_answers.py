@@ -10,8 +10,6 @@ from unicron_elastic.metrics.samples import Sample, coordination_samples, plan_s
 from unicron_elastic.rendezvous.heartbeats import Heartbeats
 from unicron_elastic.rendezvous.planner import Planner
 
-__all__ = ["ClusterAnswers"]
-
 UNWELL_S = 30.0  # without a turn of the heartbeats' loop, which waits for nobody
 PLANNER_UNWELL_S = 120.0  # of the planner's, which waits for the store, and may have much to calculate
 

@@ -19,8 +19,6 @@ from unicron_elastic.rendezvous.job_records import REASON_CHARACTERS
 from unicron_elastic.rendezvous.planner import Planner
 from unicron_elastic.rendezvous.store import LeaseGoneError, Store, StoreError
 
-__all__ = ["ClusterNode"]
-
 logger = logging.getLogger(__name__)
 
 

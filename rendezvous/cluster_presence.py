@@ -34,8 +34,6 @@ from unicron_elastic.rendezvous.plan_keys import status_key
 from unicron_elastic.rendezvous.presence import Presence
 from unicron_elastic.rendezvous.store import Change, Entry, Put, Snapshot, Store, StoreError
 
-__all__ = ["ClusterMirror", "ClusterPresence"]
-
 LOST_FOR_S = 600.0  # so long it is known why a node was removed
 
 logger = logging.getLogger(__name__)

@@ -17,34 +17,6 @@ from unicron_elastic.rendezvous.job_records import NAME_CHARACTERS
 from unicron_elastic.rendezvous.reading import number_in, object_in, odd, text_in
 from unicron_elastic.rendezvous.store import Entry
 
-__all__ = [
-    "CANCELLED_FOR_S",
-    "CLUSTER",
-    "JOBS",
-    "LEADER",
-    "NODES",
-    "QUARANTINE",
-    "SECRET",
-    "SPEC_MAX_BYTES",
-    "UNREACHABLE",
-    "WEB",
-    "JobSpec",
-    "LeaderRecord",
-    "NodeRecord",
-    "leader_text",
-    "node_key",
-    "node_text",
-    "parse_leader",
-    "parse_node",
-    "parse_quarantined",
-    "parse_spec",
-    "quarantine_key",
-    "quarantine_text",
-    "spec_text",
-    "unreachable_key",
-    "web_key",
-]
-
 CLUSTER = "cluster/"
 LEADER = f"{CLUSTER}leader"
 SECRET = f"{CLUSTER}secret"

@@ -26,12 +26,6 @@ from enum import Enum
 
 from unicron_elastic.rendezvous.blindness import Decision, why_not
 
-__all__ = [
-    "Accuse", "Accused", "Answer", "BecomeCoordinator", "Command", "Connect", "CoordinationState", "CoordinatorSeen",
-    "Depose", "Event", "Leader", "LinkLost", "LinkOpened", "LookAtNodes", "Node", "NodesSeen", "Probe", "Probed",
-    "Remove", "Sight", "TimePassed", "Withdraw", "handle",
-]  # fmt: skip
-
 RECONNECT_S = 0.5  # between two attempts to reach the coordinator
 MISSED_S = 2.0  # so long an agent may take to connect before it is probed
 LOOK_S = 1.0  # between two looks of the coordinator at the nodes that the store knows

@@ -16,8 +16,6 @@ from unicron_elastic.rendezvous.job_records import JobKeys
 from unicron_elastic.rendezvous.membership import Member, Settings
 from unicron_elastic.rendezvous.plan_keys import run_of_start
 
-__all__ = ["create_handler"]
-
 LEASE_TTL_S = 3.0
 _LONGEST_S = 86_400.0  # of all that may be waited for; a lease cannot be longer
 

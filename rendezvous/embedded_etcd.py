@@ -30,8 +30,6 @@ from types import TracebackType
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.rendezvous.etcd_address import TlsFiles
 
-__all__ = ["EmbeddedEtcd", "EmbeddedEtcdError", "find_binary"]
-
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 LOG_NAME = "etcd.log"

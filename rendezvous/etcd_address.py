@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 
 from unicron_elastic.rendezvous.towards import address_towards
 
-__all__ = ["EtcdAddress", "EtcdEndpoint", "TlsFiles", "own_address"]
-
 DEFAULT_PORT = 2379
 
 

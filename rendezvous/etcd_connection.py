@@ -29,8 +29,6 @@ from unicron_elastic.rendezvous.store import (
     StoreUnreachableError,
 )
 
-__all__ = ["INCARNATION", "EtcdConnection", "EtcdServer", "Rpc"]
-
 INCARNATION = ".incarnation"
 _CLOSED = "this connection to etcd was closed"
 # A server that has lost its leader answers so at once instead of letting the call run into its deadline.

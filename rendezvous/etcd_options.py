@@ -14,8 +14,6 @@ from pathlib import Path
 
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress, TlsFiles
 
-__all__ = ["DEFAULT_ENDPOINT", "ENDPOINT_VARIABLES", "OPTIONS", "PASSWORD_VARIABLE", "etcd_address"]
-
 DEFAULT_ENDPOINT = "localhost:2379"
 ENDPOINT_VARIABLES = ("UNICRON_ETCD_ENDPOINT", "PET_RDZV_ENDPOINT")
 PASSWORD_VARIABLE = "UNICRON_ETCD_PASSWORD"  # itself, where a file would be one more thing to keep

@@ -34,8 +34,6 @@ from unicron_elastic.rendezvous.store import (
     is_reserved,
 )
 
-__all__ = ["EtcdStore"]
-
 DEFAULT_TIMEOUT_S = 5.0
 DEFAULT_BLIND_AFTER_S = 3.0
 _DELETE = 1  # mvccpb.Event.DELETE

@@ -7,8 +7,6 @@ from enum import Enum, auto
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.rendezvous.etcd_library import grpc
 
-__all__ = ["Meaning", "describe", "meaning"]
-
 _LONGEST = 200  # characters of a server's own words
 
 

@@ -25,8 +25,6 @@ from unicron_elastic.rendezvous.store import (
     WatchItem,
 )
 
-__all__ = ["EtcdWatch", "WatchView"]
-
 _PAUSES_S = (0.0, 0.1, 0.2, 0.4, 1.0)  # before each attempt to return; the last one again and again
 _LASTING_S = 1.0  # a stream that lived so long may be opened anew without a pause
 _CLOSE_S = 5.0

@@ -7,8 +7,6 @@ from itertools import groupby
 
 from unicron_elastic.rendezvous.store import Blind, Change, Changes, Replaced, Sighted, Snapshot, WatchItem
 
-__all__ = ["Follower"]
-
 
 class Follower:
     """Turns what a store sends, with repetitions and gaps, into the items of a watch.

@@ -16,8 +16,6 @@ from unicron_elastic.compat.expectations import Part, lacks
 from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from unicron_elastic.rendezvous.bound_store import bound_store
 
-__all__ = ["FreshStoreRendezvous"]
-
 LEAVE_TIMEOUT_S = 5.0
 _LEAVING = "unicron/leaving"  # how many nodes of the round wanted to
 

@@ -53,8 +53,6 @@ from unicron_elastic.rendezvous.round_watch import RoundListener, RoundWatch
 from unicron_elastic.rendezvous.store import StoreError
 from unicron_elastic.rendezvous.waiting import Waiting
 
-__all__ = ["BACKEND", "ClusterRendezvous"]
-
 BACKEND = "unicron"
 STORE_TIMEOUT_S = 30.0  # of a call to a round's store, where everybody is by then
 _PROPOSE_S = 0.5  # between two nodes' turns to write the next round, should the first not do it

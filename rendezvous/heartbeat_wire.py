@@ -21,25 +21,6 @@ from typing import Any, NamedTuple
 from unicron_elastic.faults.text import one_line
 from unicron_elastic.seal import Seal
 
-__all__ = [
-    "BEAT",
-    "LINE_BYTES_MAX",
-    "Hello",
-    "Lines",
-    "Nonces",
-    "WireError",
-    "challenge",
-    "line",
-    "listen",
-    "read",
-    "read_sealed",
-    "read_welcome",
-    "seal_of",
-    "sealed_line",
-    "watched",
-    "welcome",
-]
-
 BEAT = b"\n"
 LINE_BYTES_MAX = 16 * 1024
 GONE_AFTER_S = 0.45  # without the kernel of the other host saying that it got what was sent

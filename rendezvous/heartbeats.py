@@ -23,8 +23,6 @@ from unicron_elastic.rendezvous.heartbeat_wire import LINE_BYTES_MAX, Hello
 from unicron_elastic.rendezvous.links import Links
 from unicron_elastic.rendezvous.store import LeaseGoneError, StoreError
 
-__all__ = ["Heartbeats"]
-
 TICK_S = 0.1
 TELL_S = 1.0  # between two looks of who listens, as time is a change, too; the store may be deaf for longer
 _REASON_CHARACTERS = 2000

@@ -21,8 +21,6 @@ from unicron_elastic.rendezvous.presence import Presence
 from unicron_elastic.rendezvous.reading import whole_number
 from unicron_elastic.rendezvous.store import MAX_OPERATIONS, Change, LeaseGoneError, Put, Store, StoreError
 
-__all__ = ["JobPresence"]
-
 JOB_LEASE_S = 60.0  # so long a job's own keys outlive its last agent
 CLOSED_FOR_S = 600.0  # so long it is known that a job is over
 FAREWELL_S = 600.0  # so long it is known why an agent has left

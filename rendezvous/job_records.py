@@ -13,8 +13,6 @@ from unicron_elastic.rendezvous.membership import JobView, Member, Place, Round
 from unicron_elastic.rendezvous.reading import object_in
 from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
 
-__all__ = ["JobKeys", "JobMirror", "departing_text", "lost_text", "member_text", "round_text"]
-
 NAME_CHARACTERS = 200  # of hosts, labels and nodes
 PLACES_MAX = 100_000
 REASON_CHARACTERS = 2000

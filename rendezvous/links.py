@@ -40,8 +40,6 @@ from unicron_elastic.rendezvous.heartbeat_wire import (
 )
 from unicron_elastic.seal import Seal
 
-__all__ = ["Links"]
-
 BEAT_S = 0.1
 BEATS_PER_S_MAX = 1000  # of all links of one coordinator together
 TELL_EVERY_S = 60.0  # a connection that is closed for what came over it

@@ -16,8 +16,6 @@ from unicron_elastic.compat.rendezvous import (
 )
 from unicron_elastic.rendezvous.bound_store import bound_store
 
-__all__ = ["LocalRendezvous"]
-
 
 class LocalRendezvous(RendezvousHandler):  # type: ignore[misc]
     """Stands in for torch's c10d or static handler when ``max_nodes`` is 1.

@@ -11,20 +11,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "Formed",
-    "JobView",
-    "Member",
-    "NotYet",
-    "Place",
-    "Round",
-    "Settings",
-    "gone",
-    "lost",
-    "next_round",
-    "nodes_waiting",
-]
-
 BLIND_MARGIN_S = 10.0  # until a blind node has noticed that it is, and its workers have ended
 
 

@@ -30,8 +30,6 @@ from unicron_elastic.rendezvous.store import (
     check_ttl,
 )
 
-__all__ = ["MemoryServer", "MemoryStore"]
-
 MIN_TTL_S = 2.0  # what etcd grants at least with its usual election time
 _LOST = "the data in memory is gone"
 

@@ -17,23 +17,6 @@ from unicron_elastic.incident import Incident
 from unicron_elastic.rendezvous.reading import number_in, object_in, odd
 from unicron_elastic.rendezvous.store import Entry
 
-__all__ = [
-    "INCIDENTS",
-    "INCIDENTS_FOR_S",
-    "JOB_NEWS",
-    "JOB_NEWS_FOR_S",
-    "NEWS",
-    "JobNews",
-    "incidents_key",
-    "incidents_text",
-    "job_news_key",
-    "job_news_text",
-    "parse_incidents",
-    "parse_job_news",
-    "run_of_news",
-    "with_incident",
-]
-
 NEWS = "news/"
 JOB_NEWS = f"{NEWS}jobs/"
 INCIDENTS = f"{NEWS}incidents/"

@@ -20,8 +20,6 @@ from unicron_elastic.rendezvous.news import (
 )
 from unicron_elastic.rendezvous.store import LeaseGoneError, Store, StoreError
 
-__all__ = ["NewsWriter"]
-
 _ATTEMPTS = 3  # to write what other jobs on this node write, too
 
 logger = logging.getLogger(__name__)

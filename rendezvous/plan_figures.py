@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping
 from unicron_elastic.metrics.definitions import NODE_STATES
 from unicron_elastic.metrics.figures import PlanFigures, PlannedJobFigures
 from unicron_elastic.planning.measured import achieved_flops_now
+from unicron_elastic.planning.nodes import NodeState
 from unicron_elastic.planning.published import Published
-from unicron_elastic.planning.snapshot import JobStatus, NodeState, Snapshot
+from unicron_elastic.planning.snapshot import JobStatus, Snapshot
 from unicron_elastic.recovery.quarantine import Quarantined
 from unicron_elastic.rendezvous.plan_mirror import PlannedJob
-
-__all__ = ["plan_figures"]
 
 _BUSY = tuple(state for state in NODE_STATES if state != NodeState.IDLE.value)
 

@@ -4,21 +4,6 @@ from __future__ import annotations
 
 from urllib.parse import quote, unquote
 
-__all__ = [
-    "CURRENT",
-    "FAULTS",
-    "JOB_RECORDS",
-    "NODE_RECORDS",
-    "ORDERS",
-    "PLAN",
-    "VERDICT_VARIABLE",
-    "PlannedJobKeys",
-    "job_of_key",
-    "order_key",
-    "run_of_start",
-    "status_key",
-]
-
 # In the environment of what runs a job's part for an agent: a file for its word on how the job has ended, as the store
 # may be away at that moment.
 VERDICT_VARIABLE = "UNICRON_VERDICT"

@@ -13,16 +13,17 @@ from typing import TypeVar
 from unicron_elastic.planning.faulting import FaultRate
 from unicron_elastic.planning.jobs import JobSpec
 from unicron_elastic.planning.measured import MeasuredJob, first_rates, newest_rates, transition_of
+from unicron_elastic.planning.nodes import Health, NodeStatus
 from unicron_elastic.planning.published import Published
 from unicron_elastic.planning.scale import known_gpu_flops
-from unicron_elastic.planning.snapshot import Health, JobStatus, NodeStatus, Phase, Snapshot
+from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
 from unicron_elastic.recovery.quarantine import Quarantined
+from unicron_elastic.rendezvous import plan_keys
 from unicron_elastic.rendezvous import plan_records as records
-from unicron_elastic.rendezvous.plan_records import PhaseRecord, PlannedJobKeys
+from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys
+from unicron_elastic.rendezvous.plan_records import PhaseRecord
 from unicron_elastic.rendezvous.store import Change, Entry
 from unicron_elastic.rendezvous.store import Snapshot as StoreSnapshot
-
-__all__ = ["PlanMirror", "PlannedJob", "health_of"]
 
 T = TypeVar("T")
 
@@ -132,20 +133,20 @@ class PlanMirror:
         return status
 
     def _take(self, key: str, entry: Entry | None) -> None:
-        if key == records.CURRENT:
+        if key == plan_keys.CURRENT:
             self.published = None
             if entry is not None:
                 self.published = records.parse_published(entry)
-        elif key == records.FAULTS:
+        elif key == plan_keys.FAULTS:
             self.faults = FaultRate()
             if entry is not None:
                 self.faults = records.parse_faults(entry)
-        elif key.startswith(records.NODE_RECORDS):
+        elif key.startswith(plan_keys.NODE_RECORDS):
             self.nodes.pop(key, None)
             if entry is not None:
                 self.nodes[key] = records.parse_node_status(entry)
-        elif key.startswith(records.JOB_RECORDS):
-            self._jobs[records.job_of_key(key)] = None
+        elif key.startswith(plan_keys.JOB_RECORDS):
+            self._jobs[plan_keys.job_of_key(key)] = None
 
     def _read_job(self, name: str) -> PlannedJob | None:
         """The job from its keys; what is odd about one of them costs that one alone, unless it is the spec."""

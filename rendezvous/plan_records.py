@@ -20,51 +20,16 @@ from typing import Any
 
 from unicron_elastic.planning.faulting import FaultRate
 from unicron_elastic.planning.jobs import GivenRates, JobSpec, parse_job
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.published import Published
-from unicron_elastic.planning.snapshot import Health, NodeState, NodeStatus, Phase, Refusal
+from unicron_elastic.planning.snapshot import Phase
 from unicron_elastic.rendezvous.job_records import NAME_CHARACTERS, REASON_CHARACTERS
 from unicron_elastic.rendezvous.plan_keys import (
-    CURRENT,
-    FAULTS,
-    JOB_RECORDS,
-    NODE_RECORDS,
-    ORDERS,
-    PLAN,
     PlannedJobKeys,
-    job_of_key,
-    order_key,
     status_key,
 )
 from unicron_elastic.rendezvous.reading import number_in, object_in, odd, text_in
 from unicron_elastic.rendezvous.store import Entry
-
-__all__ = [
-    "CURRENT",
-    "FAULTS",
-    "JOB_RECORDS",
-    "NODE_RECORDS",
-    "ORDERS",
-    "PLAN",
-    "Order",
-    "PhaseRecord",
-    "PlannedJobKeys",
-    "faults_text",
-    "job_of_key",
-    "order_key",
-    "order_text",
-    "parse_faults",
-    "parse_node_status",
-    "parse_order",
-    "parse_phase",
-    "parse_published",
-    "parse_rates",
-    "parse_spec",
-    "phase_text",
-    "rates_text",
-    "spec_text",
-    "status_key",
-    "status_text",
-]
 
 SPEC_MAX_BYTES = 512 * 1024
 _RECORD_MAX_BYTES = 64 * 1024

@@ -26,15 +26,18 @@ from unicron_elastic.planning.coordinator import (
     TimePassed,
     handle,
 )
+from unicron_elastic.planning.nodes import Health, NodeState
 from unicron_elastic.planning.reconcile import LendNode, ReturnNode, StartJob, StopJob
-from unicron_elastic.planning.snapshot import Health, NodeState, Phase, Snapshot
+from unicron_elastic.planning.snapshot import Phase, Snapshot
 from unicron_elastic.planning.table import Table, build_table
 from unicron_elastic.recovery.quarantine import Quarantined
+from unicron_elastic.rendezvous import plan_keys
 from unicron_elastic.rendezvous import plan_records as records
 from unicron_elastic.rendezvous.cluster_records import LEADER, QUARANTINE, parse_quarantined
 from unicron_elastic.rendezvous.plan_figures import plan_figures
+from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys
 from unicron_elastic.rendezvous.plan_mirror import PlanMirror, PlannedJob, health_of
-from unicron_elastic.rendezvous.plan_records import Order, PhaseRecord, PlannedJobKeys
+from unicron_elastic.rendezvous.plan_records import Order, PhaseRecord
 from unicron_elastic.rendezvous.store import (
     MAX_COMMIT_BYTES,
     MAX_OPERATIONS,
@@ -49,8 +52,6 @@ from unicron_elastic.rendezvous.store import (
     StoreReplacedError,
     WatchItem,
 )
-
-__all__ = ["Term", "lost_nodes"]
 
 FAULTS_EVERY_S = 3600.0  # between two notes of how long nodes ran without a fault
 _BATCH = MAX_OPERATIONS - 10  # orders in one transaction
@@ -80,19 +81,19 @@ class Term:
         self._inbox: queue.SimpleQueue[tuple[str, WatchItem] | TableBuilt | None] = queue.SimpleQueue()
         self._state = CoordinatorState()
         self._blind: set[str] = set()  # prefixes that cannot be seen
-        snapshot, kept_out = store.read_prefix(records.PLAN), store.read_prefix(QUARANTINE)
+        snapshot, kept_out = store.read_prefix(plan_keys.PLAN), store.read_prefix(QUARANTINE)
         self._mirror = PlanMirror(snapshot)
         self._quarantined: dict[str, Quarantined] = {}
         self._take_quarantine(Change(key=e.key, revision=e.revision, entry=e) for e in kept_out.entries)
         # What was ordered before this term is not ordered again at once.
-        self._inherited = {each.key: each for each in snapshot.entries if each.key.startswith(records.ORDERS)}
+        self._inherited = {each.key: each for each in snapshot.entries if each.key.startswith(plan_keys.ORDERS)}
         self._is_new = True
         self._built: TableBuilt | None = None
         self._odd: dict[str, str] = {}  # as told
         self._before: Snapshot | None = None
         self._seen: tuple[Snapshot, dict[str, PlannedJob]] = Snapshot(), {}  # at the latest look
         self._uptime = _Uptime(since=time.monotonic(), noted_at=time.monotonic())
-        store.watch(snapshot, lambda item: self._inbox.put((records.PLAN, item)))
+        store.watch(snapshot, lambda item: self._inbox.put((plan_keys.PLAN, item)))
         store.watch(kept_out, lambda item: self._inbox.put((QUARANTINE, item)))
 
     def wait(self, timeout_s: float) -> None:
@@ -143,7 +144,7 @@ class Term:
             case (_, Changes(changes=changes)):
                 self._mirror.apply(changes)
                 # Orders come from here, and nothing is decided by them.
-                self._is_new |= any(not change.key.startswith(records.ORDERS) for change in changes)
+                self._is_new |= any(not change.key.startswith(plan_keys.ORDERS) for change in changes)
             case (prefix, Blind()):
                 self._blind.add(prefix)
             case (prefix, Sighted()):
@@ -198,10 +199,10 @@ class Term:
 
     def _publish(self, command: PublishPlan) -> None:
         # What stands there and is no plan is replaced: its revision is that of the key all the same.
-        revision = command.expected_revision or self._mirror.revision(records.CURRENT)
-        put = Put(records.CURRENT, command.published.to_json().encode())
+        revision = command.expected_revision or self._mirror.revision(plan_keys.CURRENT)
+        put = Put(plan_keys.CURRENT, command.published.to_json().encode())
         before = self._mirror.published
-        if self._store.commit(self._guards({records.CURRENT: revision}), [put]) is None:
+        if self._store.commit(self._guards({plan_keys.CURRENT: revision}), [put]) is None:
             return
         if before is None or before.seats != command.published.seats:  # else it is looked at, and nothing is to be told
             self._say(command.reason)
@@ -226,17 +227,17 @@ class Term:
         """An order goes when its node's lease goes, so that none is left behind."""
         puts = []
         for move in moves:
-            status = self._mirror.get(records.status_key(move.node_id))
+            status = self._mirror.get(plan_keys.status_key(move.node_id))
             if status is None:
                 continue  # it is gone since this was decided
-            key, target = records.order_key(move.node_id), move.target if isinstance(move, LendNode) else ""
+            key, target = plan_keys.order_key(move.node_id), move.target if isinstance(move, LendNode) else ""
             order = Order(source=move.source, target=target, plan_revision=move.plan_revision, reason=move.reason)
             put = Put(key, records.order_text(order), status.lease_id)
             given = self._inherited.pop(key, None)
             if given is None or (given.value, given.lease_id) != (put.value, put.lease_id):
                 puts.append(put)
         for batch in _batches(puts):
-            self._commit_orders(self._guards({records.CURRENT: moves[0].plan_revision}), batch)
+            self._commit_orders(self._guards({plan_keys.CURRENT: moves[0].plan_revision}), batch)
 
     def _commit_orders(self, guards: dict[str, int], puts: Sequence[Put]) -> None:
         try:
@@ -262,7 +263,7 @@ class Term:
         if job is None:
             return
         guards = self._guards(
-            {records.CURRENT: command.plan_revision, keys.spec: job.spec_revision, keys.phase: job.phase_revision}
+            {plan_keys.CURRENT: command.plan_revision, keys.spec: job.spec_revision, keys.phase: job.phase_revision}
         )
         if self._store.commit(guards, [Put(keys.phase, records.phase_text(record))]) is not None:
             self._say(command.reason)
@@ -293,8 +294,8 @@ class Term:
         if not uptime.faults and now - uptime.noted_at < FAULTS_EVERY_S:
             return
         told = self._mirror.faults.observed(uptime.faults, uptime.node_s)
-        guards = self._guards({records.FAULTS: self._mirror.revision(records.FAULTS)})
-        if self._store.commit(guards, [Put(records.FAULTS, records.faults_text(told))]) is not None:
+        guards = self._guards({plan_keys.FAULTS: self._mirror.revision(plan_keys.FAULTS)})
+        if self._store.commit(guards, [Put(plan_keys.FAULTS, records.faults_text(told))]) is not None:
             uptime.node_s, uptime.faults, uptime.noted_at = 0.0, 0, now
 
 

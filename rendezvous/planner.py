@@ -23,7 +23,6 @@ from unicron_elastic.rendezvous.store import (
 if TYPE_CHECKING:
     from unicron_elastic.rendezvous.plan_term import Term
 
-__all__ = ["Planner"]
 
 TICK_S = 1.0  # time is a reason to look, too
 RETRY_S = 0.5

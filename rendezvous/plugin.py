@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["creator"]
-
 
 def creator() -> Callable[[Any], Any]:
     """The function that makes a handler of torch's RendezvousParameters."""

@@ -33,8 +33,6 @@ from unicron_elastic.rendezvous.store import (
     WatchItem,
 )
 
-__all__ = ["Mirror", "Presence"]
-
 _BEATS_PER_LEASE = 3
 _RETRY_S = 0.2
 

@@ -9,8 +9,6 @@ from typing import Any
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.rendezvous.store import Entry
 
-__all__ = ["number_in", "object_in", "odd", "text_in", "whole_number"]
-
 _ERROR_CHARACTERS = 300
 _DIGITS_MAX = 19  # below 2^63
 

@@ -6,8 +6,6 @@ import os
 
 from torch.distributed import PrefixStore, Store
 
-__all__ = ["agree_on_restarts"]
-
 
 def agree_on_restarts(store: Store, group_rank: int, group_size: int, restarts_used: int) -> int:
     """The greatest count any agent of this round knows; every agent must call it once per round.

@@ -17,8 +17,6 @@ from unicron_elastic.compat.rendezvous import RendezvousStoreInfo
 from unicron_elastic.rendezvous.bound_store import bound_store
 from unicron_elastic.store_link import break_when_silent
 
-__all__ = ["RoundStoreError", "arrive", "host", "place_for_workers", "visit"]
-
 CONNECT_TIMEOUT_S = 15.0
 _ARRIVED = "arrived"
 _LOOK_S = 0.002

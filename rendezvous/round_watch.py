@@ -10,8 +10,6 @@ from typing import Protocol
 from unicron_elastic.compat.rendezvous import RendezvousClosedError
 from unicron_elastic.rendezvous.membership import Round
 
-__all__ = ["RoundListener", "RoundWatch"]
-
 
 class _Rounds(Protocol):
     def why_over(self, this_round: Round) -> str:

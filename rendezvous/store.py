@@ -21,39 +21,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
-__all__ = [
-    "MAX_COMMIT_BYTES",
-    "MAX_OPERATIONS",
-    "Blind",
-    "Change",
-    "Changes",
-    "Deliver",
-    "Entry",
-    "Lease",
-    "LeaseGoneError",
-    "Put",
-    "Reading",
-    "Replaced",
-    "Sighted",
-    "Snapshot",
-    "Store",
-    "StoreClosedError",
-    "StoreDeniedError",
-    "StoreError",
-    "StoreRefusedError",
-    "StoreReplacedError",
-    "StoreUnclearError",
-    "StoreUnreachableError",
-    "Watch",
-    "WatchItem",
-    "check_commit",
-    "check_key",
-    "check_namespace",
-    "check_prefix",
-    "check_ttl",
-    "is_reserved",
-]
-
 MAX_OPERATIONS = 100  # guards, puts and deletes of one commit; etcd allows 128 of each unless it is told otherwise
 MAX_COMMIT_BYTES = 1_000_000  # keys and values of one commit; etcd takes 1.5 MiB with all that is around them
 _MAX_KEY_BYTES = 512

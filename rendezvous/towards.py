@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 
-__all__ = ["address_towards"]
-
 
 def address_towards(host: str | None, port: int) -> str:
     """The address from which packets to ``host`` would come; None is this host. Sends nothing. Raises OSError."""

@@ -12,8 +12,6 @@ from unicron_elastic.rendezvous.membership import (
     next_round,
 )
 
-__all__ = ["Waiting"]
-
 
 class Waiting:
     """One wait for one round. Times are monotonic seconds of this node."""

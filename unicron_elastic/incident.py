@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-__all__ = ["PHASES", "Incident"]
-
 # The moments of an incident in their order; each phase's cost is the time since the moment before it.
 PHASES = ("occurred", "noticed", "stopped", "regrouped", "first_step")
 _TOO_MUCH = 2**63  # of anything that is counted or timed: larger integers need not fit a float

@@ -11,8 +11,6 @@ from __future__ import annotations
 import hmac
 import json
 
-__all__ = ["SEAL_BYTES", "Seal"]
-
 SEAL_BYTES = 16
 
 

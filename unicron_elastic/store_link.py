@@ -10,8 +10,6 @@ import os
 import socket
 import stat
 
-__all__ = ["SILENT_S", "break_when_silent"]
-
 SILENT_S = 5  # more than it takes to notice a lost host, and to make a world without it
 _IDLE_S, _INTERVAL_S = 2, 1
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from unicron_elastic.faults.text import shorten, shown
 
-__all__ = ["Member", "World"]
-
 _MEMBERS_MAX = 1_000_000
 _TEXT_MAX = 4096
 _STORE = re.compile(r"\S{1,255}:[0-9]{1,5}")

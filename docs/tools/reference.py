@@ -17,8 +17,8 @@ from typing import Any
 
 import typer
 
+from unicron_elastic.compat.command_line import torchrun_parser
 from unicron_elastic.launcher import options
-from unicron_elastic.launcher.arguments import torchrun_parser
 from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.config import table as config_table
 from unicron_elastic.launcher.config.settings import SHARED

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from waf import Job, integral, picture, series
 
-from unicron_elastic.planning.snapshot import NodeState
+from unicron_elastic.planning.nodes import NodeState
 from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress
 from unicron_elastic.rendezvous.etcd_store import EtcdStore

@@ -26,8 +26,8 @@ from unicron_elastic.launcher.metrics.link import ChildMetrics
 from unicron_elastic.metrics.figures import NodeFigures
 from unicron_elastic.planning import agent
 from unicron_elastic.planning.agent import AgentState, handle
-from unicron_elastic.planning.nodes import REFUSED_S
-from unicron_elastic.planning.snapshot import NodeState, NodeStatus, Phase
+from unicron_elastic.planning.nodes import REFUSED_S, NodeState, NodeStatus
+from unicron_elastic.planning.snapshot import Phase
 from unicron_elastic.rendezvous.cluster_node import ClusterNode
 from unicron_elastic.rendezvous.job_records import JobKeys, parse_round
 from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys, order_key, run_of_start, status_key
@@ -45,8 +45,6 @@ from unicron_elastic.rendezvous.store import (
     StoreError,
     StoreReplacedError,
 )
-
-__all__ = ["ClusterAgent"]
 
 TICK_S = 0.25
 RETRY_S = 1.0

@@ -14,8 +14,6 @@ from unicron_elastic.launcher.cluster.output_sender import OutputSender
 from unicron_elastic.launcher.metrics.link import VARIABLE as METRICS_VARIABLE
 from unicron_elastic.rendezvous.plan_keys import VERDICT_VARIABLE
 
-__all__ = ["Child"]
-
 GRACE_S = 2.0  # for what a child's own children write after its end
 
 

@@ -45,21 +45,6 @@ from unicron_elastic.rendezvous.store import LeaseGoneError, Put, Store, StoreEr
 if TYPE_CHECKING:
     from unicron_elastic.launcher.plan.view import PlanReading
 
-__all__ = [
-    "ATTEMPTS",
-    "AsJson",
-    "Cluster",
-    "cancel",
-    "check_job",
-    "drain",
-    "jobs",
-    "jobs_app",
-    "nodes",
-    "open_cluster",
-    "print_json",
-    "undrain",
-    "width",
-]
 
 TIMEOUT_S = 4.0  # for all that a command asks of etcd
 ATTEMPTS = 10  # to be the first, while others change the same key

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from unicron_elastic.launcher.kept_back import SECRET_WORDS
 
-__all__ = ["OF_SUBMISSION", "PASSED_ON", "environment", "shared_arguments", "without_options"]
-
 # What tells libraries and launchers how to work goes along; everything else, such as a token, is not the store's.
 PASSED_ON = ("PET_", "TORCH", "NCCL_", "GLOO_", "CUDA_", "OMP_", "MKL_", "UNICRON_", "PYTHON", "TRITON_", "HF_HOME")
 _PASSWORD = "UNICRON_ETCD_PASSWORD"  # of the store itself: whoever reads the store would have it

@@ -43,20 +43,6 @@ from unicron_elastic.rendezvous.heartbeat_wire import (
 )
 from unicron_elastic.seal import SEAL_BYTES, Seal
 
-__all__ = [
-    "COUNT",
-    "END",
-    "FRAME_BYTES_MAX",
-    "GONE_AFTER_S",
-    "HEADER",
-    "STREAMS",
-    "WINDOW_BYTES",
-    "OutputReceiver",
-    "Sink",
-    "key_for_output",
-    "watched",
-]
-
 END = 0  # instead of a stream: nothing comes after it
 STREAMS = (1, 2)  # standard output and standard error
 FRAME_BYTES_MAX = 64 * 1024

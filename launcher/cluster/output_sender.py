@@ -43,8 +43,6 @@ from unicron_elastic.rendezvous.heartbeat_wire import (
 )
 from unicron_elastic.seal import SEAL_BYTES, Seal
 
-__all__ = ["OutputSender"]
-
 STALL_S = 10.0  # so long the child may be held up by who does not even beat
 RETRY_S = 3.0
 RETRY_FOR_S = 600.0

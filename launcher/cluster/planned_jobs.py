@@ -14,8 +14,6 @@ from unicron_elastic.rendezvous.plan_keys import NODE_RECORDS, PlannedJobKeys
 from unicron_elastic.rendezvous.plan_records import PhaseRecord, parse_node_status, parse_spec, phase_text
 from unicron_elastic.rendezvous.store import MAX_OPERATIONS, Put, Snapshot, Store, StoreError
 
-__all__ = ["ENDED_FOR_S", "end_job", "puts_of_end", "read_spec", "verdict_on", "wait_for_name"]
-
 NAME_S = 6.0  # so long the lease of an agent that was killed may still be there, and some more
 _LOOK_S = 0.2
 

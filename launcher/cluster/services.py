@@ -32,8 +32,6 @@ from unicron_elastic.rendezvous.etcd_address import EtcdAddress, own_address
 from unicron_elastic.rendezvous.etcd_options import etcd_address
 from unicron_elastic.rendezvous.store import Store, StoreError
 
-__all__ = ["agent", "coordinator"]
-
 FAILED, BAD_USAGE = 1, 2
 LEASE_TTL_S = 3.0
 CONNECT_TIMEOUT_S = 30.0
@@ -137,7 +135,7 @@ def agent(
     While the plan has no use for it, it helps a job that nobody plans and that has fewer nodes than it wants.
     """
     from unicron_elastic.launcher.cluster.agent import ClusterAgent
-    from unicron_elastic.planning.snapshot import NodeStatus
+    from unicron_elastic.planning.nodes import NodeStatus
     from unicron_elastic.rendezvous.cluster_node import ClusterNode
 
     page = web_place(web_port, web_address)

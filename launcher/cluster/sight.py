@@ -21,8 +21,6 @@ from unicron_elastic.rendezvous.store import (
     WatchItem,
 )
 
-__all__ = ["Seen", "Sight", "Trouble"]
-
 
 @dataclass(frozen=True, slots=True)
 class Seen:

@@ -15,8 +15,6 @@ from unicron_elastic.rendezvous.cluster_records import JobSpec
 from unicron_elastic.rendezvous.job_records import JobKeys
 from unicron_elastic.rendezvous.store import Store
 
-__all__ = ["Claim", "Spare", "needed"]
-
 AVOID_S = 60.0  # a job that could not be started here
 READ_TIMEOUT_S = 2.0
 

@@ -43,8 +43,6 @@ from unicron_elastic.rendezvous.store import (
     StoreReplacedError,
 )
 
-__all__ = ["CannotSubmit", "spec_of", "submit"]
-
 FAILED = 1
 LEASE_TTL_S = 5.0
 CONNECT_TIMEOUT_S = 10.0

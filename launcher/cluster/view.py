@@ -32,20 +32,6 @@ from unicron_elastic.rendezvous.membership import JobView, Settings, next_round
 from unicron_elastic.rendezvous.plan_keys import run_of_start
 from unicron_elastic.rendezvous.store import Entry, Snapshot, Store
 
-__all__ = [
-    "AgentState",
-    "ClusterView",
-    "JobStatus",
-    "NodeStatus",
-    "PlannedJob",
-    "job_status",
-    "jobs_table",
-    "nodes_table",
-    "read_cluster",
-    "start_of_run",
-    "with_planned",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:

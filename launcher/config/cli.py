@@ -8,16 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
+from unicron_elastic.compat.command_line import TorchMissing
 from unicron_elastic.launcher.answers import BAD_USAGE, NOTHING_FOUND, fail, show
-from unicron_elastic.launcher.arguments import TorchMissing
 from unicron_elastic.launcher.cluster.cli import print_json
 from unicron_elastic.launcher.config.commands import entries_of, sentence
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, NO_FILE, BadConfig
 from unicron_elastic.launcher.config.resolve import Resolved, resolve
+from unicron_elastic.launcher.config.run_table import RUN
 from unicron_elastic.launcher.config.settings import Use
-from unicron_elastic.launcher.config.table import RUN, Table, Words, all_uses, commands
-
-__all__ = ["app", "of_command"]
+from unicron_elastic.launcher.config.table import Table, Words, all_uses, commands
 
 app = typer.Typer(
     help="Show what is set, and where.",

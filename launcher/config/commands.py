@@ -28,8 +28,6 @@ from unicron_elastic.launcher.config.table import (
     walk,
 )
 
-__all__ = ["ConfiguredGroup", "entries_of", "sentence", "words_of"]
-
 
 class ConfiguredGroup(TyperGroup):
     """The commands of ``unicron``, each of which takes variables and a file for its options."""
@@ -111,7 +109,7 @@ def entries_of(environ: Mapping[str, str]) -> Mapping[tuple[str, str], Any]:
     path = environ.get(CONFIG_VARIABLE, "").strip()
     if not path:
         return {}
-    from unicron_elastic.launcher.arguments import TorchMissing
+    from unicron_elastic.compat.command_line import TorchMissing
     from unicron_elastic.launcher.config.file import read_config
 
     try:

@@ -19,8 +19,6 @@ import yaml
 from unicron_elastic.launcher.config.origin import BadConfig
 from unicron_elastic.launcher.config.settings import SHARED, Setting
 
-__all__ = ["Entries", "Entry", "read_config"]
-
 MAX_BYTES = 1 << 20
 MOST_LEVELS = 10
 _PLAIN = "tag:yaml.org,2002:"

@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from unicron_elastic.launcher.config.settings import Kind, choice, number, parsed_switch, switch, text, whole_number
 
-__all__ = ["default_in", "kind_of", "meaning", "shown", "variables_in"]
-
 
 def variables_in(words: str) -> tuple[str, ...]:
     """Of ``[env: A, B]``."""

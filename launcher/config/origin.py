@@ -5,8 +5,6 @@ All that a start without a file needs to know of files.
 
 from __future__ import annotations
 
-__all__ = ["CONFIG_VARIABLE", "NO_FILE", "BadConfig", "forget", "located", "remember"]
-
 CONFIG_VARIABLE = "UNICRON_CONFIG"
 NO_FILE = "--config is empty; give a file, or leave the option out"
 

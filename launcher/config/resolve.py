@@ -11,7 +11,6 @@ from unicron_elastic.launcher.config.settings import Setting, Use
 if TYPE_CHECKING:
     from unicron_elastic.launcher.config.file import Entry
 
-__all__ = ["SOURCES", "Resolved", "from_file", "resolve"]
 
 SOURCES = ("flag", "environment", "file", "default")  # the first that has a value has the word
 

@@ -18,8 +18,6 @@ from unicron_elastic.launcher.config.resolve import from_file
 from unicron_elastic.launcher.config.settings import parsed_switch
 from unicron_elastic.launcher.config.table import Table, run_uses
 
-__all__ = ["config_in", "given_in", "with_file", "without_config"]
-
 FLAG = "--config"
 _SHORTEST = 4  # of an abbreviation; --c could be --cluster
 

@@ -21,8 +21,6 @@ from unicron_elastic.launcher.config.settings import (
     whole_number,
 )
 
-__all__ = ["RUN", "option_uses"]
-
 RUN = "run"
 _OF_JOBS = ("cluster", "detach", "weight", "job_spec")
 _UNITS = {"monitor_interval": "s", "shutdown_timeout": "s"}
@@ -56,7 +54,7 @@ def _torch_uses() -> Iterator[Use]:
 
 def _torch_parser() -> argparse.ArgumentParser:
     """torch's, with torch's own defaults: it takes variables for defaults while it is made."""
-    from unicron_elastic.launcher.arguments import torchrun_parser
+    from unicron_elastic.compat.command_line import torchrun_parser
 
     held = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("PET_")}
     try:

@@ -5,19 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = [
-    "SHARED",
-    "Kind",
-    "Setting",
-    "Use",
-    "choice",
-    "number",
-    "parsed_switch",
-    "switch",
-    "text",
-    "whole_number",
-]
-
 SHARED = "cluster"  # the section of what all commands share
 
 _ON = ("on", "true", "yes", "1")

@@ -17,20 +17,6 @@ from unicron_elastic.launcher.config.run_table import RUN, option_uses
 from unicron_elastic.launcher.config.settings import SHARED, Kind, Setting, Use, number, switch, text, whole_number
 from unicron_elastic.launcher.kept_back import SECRET_WORDS
 
-__all__ = [
-    "RUN",
-    "Table",
-    "Words",
-    "all_uses",
-    "commands",
-    "made_variable",
-    "own_uses",
-    "run_uses",
-    "section_of",
-    "settable",
-    "walk",
-]
-
 Words = tuple[str, ...]  # of a command of unicron
 # A process has ports of its own: each command has these in its own section.
 _OF_EACH = ("UNICRON_METRICS_PORT", "UNICRON_METRICS_ADDRESS")

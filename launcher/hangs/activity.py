@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from unicron_elastic.health.files import read
 from unicron_elastic.worker.position import THREAD_NAME
 
-__all__ = ["Activity", "activity", "cpu_time_s", "is_ending", "state", "threads"]
-
 # Descendants looked at: a data loader has some, a worker that forks without end must not hold us up.
 _PROCESSES_MAX = 64
 # Threads that wake many times a second and only look: ours that answers, gloo's that waits for its peers' messages, and

@@ -20,8 +20,6 @@ from unicron_elastic.detection.elsewhere import FRESH_S, Heard, Report, parse_re
 from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import RankSample, RemoteRank
 
-__all__ = ["NEWS_KEY", "Elsewhere", "question_in"]
-
 NEWS_KEY = "unicron/news"  # in the store of the present round, so a new round begins without it
 _QUESTION = "\x01where "  # begins no sentence about a fault
 _KEY = "unicron/position"

@@ -16,13 +16,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from unicron_elastic.detection.sample import GroupPosition
 from unicron_elastic.launcher.hangs.host_load import host_lines
 from unicron_elastic.launcher.hangs.kernel_threads import kernel_lines, summary_lines
 from unicron_elastic.launcher.hangs.py_spy import find
 from unicron_elastic.launcher.hangs.stacks import native_stack, python_stack
-from unicron_elastic.launcher.hangs.whereabouts import GroupPosition
-
-__all__ = ["Evidence", "Subject", "gather"]
 
 # Since the beginning, and less than recovery's Policy.evidence_timeout_s, after which nobody waits for a report.
 STACKS_DEADLINE_S = 2.6

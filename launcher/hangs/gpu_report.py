@@ -10,8 +10,6 @@ from typing import Generic, TypeVar
 
 from unicron_elastic.health.nvml_state import GpuState, MemoryHolder
 
-__all__ = ["DRIVER_TIMEOUT_S", "Asker", "gpu_lines"]
-
 DRIVER_TIMEOUT_S = 1.0
 _GIB = 1 << 30
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from unicron_elastic.health.files import read
 
-__all__ = ["host_lines"]
-
 
 def host_lines() -> list[str]:
     """Load, memory, and how long processes wait for each (proc_loadavg(5), proc_meminfo(5), the kernel's psi.rst)."""

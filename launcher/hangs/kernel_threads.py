@@ -14,8 +14,6 @@ from collections import Counter
 from unicron_elastic.health.files import read
 from unicron_elastic.launcher.hangs.activity import state, threads
 
-__all__ = ["is_in_io", "kernel_lines", "summary_lines"]
-
 LINES_MAX = 40  # kinds of threads told of one process
 _FRAMES_MAX = 12
 _STACKS_MAX = 4

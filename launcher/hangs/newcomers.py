@@ -14,8 +14,6 @@ from unicron_elastic.launcher.hangs.activity import state
 from unicron_elastic.launcher.loop import Loop
 from unicron_elastic.launcher.workers import WorkerProcess
 
-__all__ = ["NewcomerWatch"]
-
 LOOK_S = 1.0
 STOPPED_S = PacePolicy().stopped_s
 

@@ -17,8 +17,6 @@ import sys
 import threading
 from dataclasses import dataclass
 
-__all__ = ["Dump", "dump", "dump_native", "find"]
-
 BESIDE = os.path.dirname(sys.executable)  # a virtual environment's programs, also where it was not activated
 
 _starting = threading.Lock()

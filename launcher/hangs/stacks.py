@@ -14,8 +14,6 @@ from unicron_elastic.launcher.hangs.activity import activity
 from unicron_elastic.launcher.hangs.kernel_threads import is_in_io
 from unicron_elastic.worker.stacks import FILE_NAME, STACK_SIGNAL
 
-__all__ = ["FAULTHANDLER_DEADLINE_S", "PY_SPY_DEADLINE_S", "by_faulthandler", "native_stack", "python_stack"]
-
 PY_SPY_DEADLINE_S = 1.5
 FAULTHANDLER_DEADLINE_S = 1.0
 NATIVE_LEAST_S = 0.2  # with less time left, no native stack is begun

@@ -25,8 +25,6 @@ from unicron_elastic.recovery.events import (
 )
 from unicron_elastic.worker.pulse import TRAIN
 
-__all__ = ["HangWatch"]
-
 
 class HangWatch:
     """Watches the workers of one generation after another."""

@@ -9,19 +9,6 @@ from typing import Any
 from unicron_elastic.detection.arrivals import Arrivals
 from unicron_elastic.detection.sample import GroupPosition, waits
 
-__all__ = [
-    "ANSWER_DEADLINE_S",
-    "ARRIVALS_MAX",
-    "FLOPS_MAX",
-    "LIMITS_MAX",
-    "GroupPosition",
-    "Whereabouts",
-    "parse_arrivals",
-    "parse_flops",
-    "parse_groups",
-    "parse_limits",
-]
-
 LIMITS_MAX = 256
 ARRIVALS_MAX = 2000  # as many as torch records
 FLOPS_MAX = 1e26  # of a step: no cluster computes that in a day

@@ -18,8 +18,6 @@ from pathlib import Path
 from unicron_elastic.incident import Incident
 from unicron_elastic.launcher.state_folder import hold_own, state_folder
 
-__all__ = ["FILE_NAME", "Ledger", "default_ledger", "find_ledgers", "ledger_records", "read_ledger"]
-
 FILE_NAME = "incidents.jsonl"
 _LONGEST_FOLDER_NAME = 100
 

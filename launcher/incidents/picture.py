@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.incident import PHASES, Incident
 
-__all__ = ["amount_of", "picture", "shown_ms"]
-
 _PIPE_WIDTH = 120  # columns, where nobody says how many there are
 _NAME, _TOOK, _SINCE = 12, 11, 13  # columns of a row; the bar follows after a gap
 _LEFT = 2 + _NAME + _TOOK + _SINCE + 2

@@ -9,8 +9,6 @@ from unicron_elastic.faults.text import one_line
 from unicron_elastic.incident import Incident
 from unicron_elastic.launcher.incidents.picture import shown_ms
 
-__all__ = ["what_was_saved"]
-
 _IN_PLACE = ("go on", "reattempt")
 _NAMED_MOST = 4
 

@@ -9,8 +9,6 @@ from typing import Any
 from unicron_elastic.faults.text import one_line, shorten
 from unicron_elastic.incident import Incident
 
-__all__ = ["StateMove", "StateMoves", "parse_move"]
-
 LATE_S = 600.0  # after the fault: then it belongs to something else
 _TEXT_CHARACTERS = 300
 _SOURCES_MOST = 16

@@ -14,8 +14,6 @@ from unicron_elastic.incident import Incident
 from unicron_elastic.launcher.incidents.picture import amount_of, picture, shown_ms
 from unicron_elastic.launcher.incidents.saved import what_was_saved
 
-__all__ = ["moment_of", "story", "table"]
-
 _DONE = {"restart": "restarted", "fail": "job ended", "observe": "observed", "": "undecided"}
 _COLUMNS = ("#", "time", "rank", "sev", "status", "done", "total")
 _NUMBERS = ("#", "rank", "total")

@@ -9,10 +9,9 @@ from typing import Annotated
 import typer
 
 from unicron_elastic.launcher.answers import BAD_USAGE, fail
-from unicron_elastic.launcher.metrics.server import LOOPBACK, Answers, MetricsServer, open_server
+from unicron_elastic.launcher.bounded_http import LOOPBACK
+from unicron_elastic.launcher.metrics.server import Answers, MetricsServer, open_server
 from unicron_elastic.launcher.options import port
-
-__all__ = ["MetricsAddress", "MetricsPort", "serve_metrics"]
 
 MetricsPort = Annotated[
     str | None,

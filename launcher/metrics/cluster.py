@@ -9,8 +9,6 @@ from unicron_elastic.metrics.figures import NodeFigures
 from unicron_elastic.metrics.samples import Sample, node_samples
 from unicron_elastic.rendezvous.cluster_answers import ClusterAnswers
 
-__all__ = ["AgentMetrics", "CoordinatorMetrics"]
-
 UNWELL_S = 60.0  # without a turn of an agent's loop, which waits for the store now and then
 _NOT_READY = {"joining": "The workers of its job start.", "leaving": "The workers of its job end."}
 

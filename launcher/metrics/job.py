@@ -23,8 +23,6 @@ from unicron_elastic.metrics.incidents import IncidentTotals
 from unicron_elastic.metrics.samples import Sample, job_samples
 from unicron_elastic.recovery.state import Phase
 
-__all__ = ["JobMetrics"]
-
 LOOK_S = 1.0  # between two looks; no scrape is that frequent
 UNWELL_S = 30.0  # without a turn of the loop, while it has work
 

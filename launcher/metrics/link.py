@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from unicron_elastic.metrics.samples import Sample
 
-__all__ = ["VARIABLE", "ChildMetrics", "Teller", "take_teller"]
 
 VARIABLE = "UNICRON_METRICS_FD"  # of a process that an agent has started
 MESSAGE_BYTES_MAX = 1 << 20

@@ -11,12 +11,10 @@ from itertools import accumulate
 from typing import Any
 
 from unicron_elastic import __version__
-from unicron_elastic.launcher.bounded_http import LOOPBACK, BoundedServer
+from unicron_elastic.launcher.bounded_http import BoundedServer
 from unicron_elastic.metrics.definitions import METRICS, RECOVERY_BUCKETS_S, Metric
 from unicron_elastic.metrics.figures import Distribution
 from unicron_elastic.metrics.samples import Sample, process_samples
-
-__all__ = ["LOOPBACK", "Answers", "MetricsServer", "open_server"]
 
 REQUEST_S = 5.0  # for a client to send its request and take the answer
 REQUESTS_MOST = 8  # at a time

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from unicron_elastic.planning.jobs import JobSpec
     from unicron_elastic.planning.snapshot import Snapshot
 
-__all__ = ["plan", "set_job"]
 
 _ERROR_CHARACTERS = 1000
 

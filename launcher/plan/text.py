@@ -9,8 +9,6 @@ from unicron_elastic.faults.text import one_line
 from unicron_elastic.launcher.plan.view import JobRow, PlanView
 from unicron_elastic.launcher.tables import aligned, listed, shown_name, wrapped
 
-__all__ = ["amount", "plan_text", "span"]
-
 _MOVES_MOST = 32  # that are told on a terminal
 
 

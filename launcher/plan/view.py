@@ -12,26 +12,15 @@ from typing import Any
 
 from unicron_elastic.launcher.cluster.view import AgentState, PlannedJob
 from unicron_elastic.launcher.tables import natural
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
 from unicron_elastic.planning.proposal import propose, why_overtaken
 from unicron_elastic.planning.published import Published
 from unicron_elastic.planning.reconcile import Movement, StartJob, StopJob, reconcile
-from unicron_elastic.planning.snapshot import Health, JobStatus, NodeState, NodeStatus, Snapshot
+from unicron_elastic.planning.snapshot import JobStatus, Snapshot
 from unicron_elastic.rendezvous.cluster_records import QUARANTINE, parse_quarantined
 from unicron_elastic.rendezvous.plan_keys import PLAN, PlannedJobKeys
 from unicron_elastic.rendezvous.plan_mirror import PlanMirror, health_of
 from unicron_elastic.rendezvous.store import Store
-
-__all__ = [
-    "JobRow",
-    "NodeMove",
-    "PlanReading",
-    "PlanView",
-    "agent_states",
-    "planned_jobs",
-    "proposal_view",
-    "published_view",
-    "read_plan",
-]
 
 _REFUSED = "/refused/"  # in the keys of refusals; names in keys are quoted
 REFUSALS_MOST = 3  # that are told of one job

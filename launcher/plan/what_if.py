@@ -15,9 +15,8 @@ from unicron_elastic.faults.text import shorten
 from unicron_elastic.launcher.tables import natural
 from unicron_elastic.planning.jobs import JobSpec, parse_job
 from unicron_elastic.planning.measured import first_rates
-from unicron_elastic.planning.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Snapshot
-
-__all__ = ["FORMS", "read_job_file", "what_if", "with_spec"]
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
+from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
 
 FORMS = {
     "lose": "lose NODE[,NODE]",

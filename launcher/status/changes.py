@@ -13,8 +13,6 @@ from unicron_elastic.launcher.status.incidents import seen_together
 from unicron_elastic.launcher.status.overview import LEVELS, JobLine, NodeLine, Overview
 from unicron_elastic.launcher.tables import shown_name
 
-__all__ = ["changes"]
-
 
 def changes(before: Overview, after: Overview) -> list[str]:
     """What came first first: faults, nodes, jobs, the plan, and what that means for the whole."""

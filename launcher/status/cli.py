@@ -17,7 +17,6 @@ from unicron_elastic.rendezvous.store import StoreError
 if TYPE_CHECKING:
     from unicron_elastic.launcher.status.overview import Overview
 
-__all__ = ["StatusCommand", "status"]
 
 _ELSEWHERE = (
     "A job whose nodes meet without etcd, as torchrun's do, is seen on its own nodes only: by what unicron-run shows "

@@ -10,8 +10,6 @@ from datetime import datetime
 from unicron_elastic.incident import Incident
 from unicron_elastic.launcher.status.overview import IncidentLine
 
-__all__ = ["Seen", "moment_s", "seen_together"]
-
 TOGETHER_S = 5.0  # nodes hear of a fault on another one within that
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-__all__ = ["Section", "fitted"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:

@@ -10,22 +10,6 @@ from typing import Any
 
 from unicron_elastic.incident import PHASES, Incident
 
-__all__ = [
-    "CRITICAL",
-    "DEGRADED",
-    "FINE",
-    "LEVELS",
-    "CoordinatorLine",
-    "IncidentLine",
-    "JobLine",
-    "NodeLine",
-    "Overview",
-    "PlanLine",
-    "Problem",
-    "Verdict",
-    "incident_line",
-]
-
 FINE, DEGRADED, CRITICAL = "fine", "degraded", "critical"
 LEVELS = (FINE, DEGRADED, CRITICAL)  # the worst last; their places are the exit codes of ``unicron status``
 

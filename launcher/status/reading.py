@@ -30,8 +30,8 @@ from unicron_elastic.launcher.status.overview import (
 from unicron_elastic.launcher.status.verdict import verdict_of
 from unicron_elastic.launcher.tables import natural
 from unicron_elastic.metrics.figures import PlannedJobFigures
+from unicron_elastic.planning.nodes import Health
 from unicron_elastic.planning.proposal import why_overtaken
-from unicron_elastic.planning.snapshot import Health
 from unicron_elastic.rendezvous import news as told_news
 from unicron_elastic.rendezvous.job_records import NAME_CHARACTERS
 from unicron_elastic.rendezvous.news import JobNews
@@ -40,8 +40,6 @@ from unicron_elastic.rendezvous.plan_keys import run_of_start
 from unicron_elastic.rendezvous.plan_mirror import PlannedJob as KnownJob
 from unicron_elastic.rendezvous.plan_mirror import health_of
 from unicron_elastic.rendezvous.store import Entry, Store
-
-__all__ = ["News", "overview_of", "read_news", "read_overview"]
 
 INCIDENTS_MOST = 50
 _HEALTH = {Health.OK: "well", Health.DRAINING: "draining", Health.BROKEN: "broken"}

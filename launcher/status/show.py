@@ -19,8 +19,6 @@ from unicron_elastic.launcher.status.overview import LEVELS, Overview
 from unicron_elastic.launcher.status.text import status_lines
 from unicron_elastic.launcher.tables import wrapped
 
-__all__ = ["UNREADABLE", "Log", "Screen", "exit_code", "show_once", "terminal"]
-
 UNREADABLE = 3  # after 0, 1 and 2, which are the verdict's
 
 

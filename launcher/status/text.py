@@ -19,8 +19,6 @@ from unicron_elastic.launcher.status.layout import Section, fitted
 from unicron_elastic.launcher.status.overview import CRITICAL, DEGRADED, FINE, LEVELS, JobLine, NodeLine, Overview
 from unicron_elastic.launcher.tables import aligned, natural, shown_name, wrapped
 
-__all__ = ["status_lines"]
-
 ToTime = Callable[[float], datetime]  # unix seconds to the reader's time of day
 
 _STYLES = {FINE: "bold green", DEGRADED: "bold yellow", CRITICAL: "bold red"}

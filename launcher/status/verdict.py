@@ -22,8 +22,6 @@ from unicron_elastic.launcher.status.overview import (
     Verdict,
 )
 
-__all__ = ["SLOW", "STANDS_S", "verdict_of"]
-
 STANDS_S = 600.0  # without a step: as the alert UnicronJobWithoutStep
 OPEN_S = 60.0  # after a fault without a step: something holds the recovery up
 SLOW = 0.5  # of what the plan promises, at this moment; the alert UnicronJobBelowPlan waits, and so takes more

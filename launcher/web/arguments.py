@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from unicron_elastic.rendezvous.etcd_address import EtcdAddress
     from unicron_elastic.rendezvous.store import Store
 
-__all__ = ["WebAddress", "WebPage", "WebPort", "serve_web", "web_place"]
 
 _ALL = ("", "0.0.0.0", "::")
 

@@ -13,8 +13,6 @@ from unicron_elastic.launcher.web.place import Place, Whereabouts
 from unicron_elastic.launcher.web.sign_in import password
 from unicron_elastic.rendezvous.cluster_records import LEADER, SECRET, parse_leader, web_key
 
-__all__ = ["web"]
-
 
 def web(
     *,

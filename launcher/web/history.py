@@ -8,8 +8,6 @@ from typing import Any
 
 from unicron_elastic.metrics.figures import PlanFigures
 
-__all__ = ["SAMPLE_S", "SPANS", "History", "Point"]
-
 SAMPLE_S = 5.0  # between two points of the last hour
 
 

@@ -22,8 +22,6 @@ from unicron_elastic.launcher.web.history import SPANS
 from unicron_elastic.launcher.web.place import Whereabouts
 from unicron_elastic.launcher.web.watcher import Body, body
 
-__all__ = ["Source", "WebServer"]
-
 REQUEST_S = 10.0  # for a client to send its request and take the answer
 REQUESTS_MOST = 32  # at a time
 FORM_BYTES_MAX = 1024

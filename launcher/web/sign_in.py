@@ -11,8 +11,6 @@ import hmac
 import secrets
 from collections import OrderedDict
 
-__all__ = ["SESSION_S", "Guesses", "cookie_name", "is_password", "is_session", "new_session", "password"]
-
 SESSION_S = 12 * 3600
 GUESSES_MOST = 10  # wrong passwords of one address, at once
 GUESS_AGAIN_S = 6.0  # for each more

@@ -14,8 +14,6 @@ from unicron_elastic.rendezvous.cluster_presence import ClusterPresence
 from unicron_elastic.rendezvous.cluster_records import web_key
 from unicron_elastic.rendezvous.store import Store
 
-__all__ = ["ClusterSource", "read_state"]
-
 READ_S = 4.0  # for all that is asked of etcd
 
 

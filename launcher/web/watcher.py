@@ -20,8 +20,6 @@ from unicron_elastic.launcher.web.history import SAMPLE_S, History
 from unicron_elastic.metrics.figures import PlanFigures
 from unicron_elastic.rendezvous.store import Store, StoreError
 
-__all__ = ["Body", "Watcher", "body"]
-
 EVERY_S = 1.0  # between two looks at the store
 BUSY_SHARE = 0.1  # of a core at most goes into looks: those that are dear are made less often
 FIRST_S = 3.0  # for the first look, that somebody waits for

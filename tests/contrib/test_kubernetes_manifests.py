@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from unicron_elastic.launcher.arguments import get_args_parser, torchrun_parser
+from unicron_elastic.compat.command_line import torchrun_parser
+from unicron_elastic.launcher.arguments import get_args_parser
 from unicron_elastic.launcher.options import OPTIONS
 
 FOLDER = Path(__file__).parents[2] / "contrib" / "kubernetes"

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.planning.snapshot import NodeState, NodeStatus, Phase
+from unicron_elastic.planning.nodes import NodeState, NodeStatus
+from unicron_elastic.planning.snapshot import Phase
 from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress
 from unicron_elastic.rendezvous.etcd_store import EtcdStore

@@ -29,12 +29,13 @@ from unicron_elastic.metrics.wire import parse_samples
 from unicron_elastic.planning.configured import parse_configurations
 from unicron_elastic.planning.jobs import parse_job
 from unicron_elastic.planning.measured import MeasuredJob
+from unicron_elastic.planning.nodes import NodeStatus
 from unicron_elastic.planning.plan import Plan
 from unicron_elastic.planning.proposal import propose
 from unicron_elastic.planning.published import Published
-from unicron_elastic.planning.snapshot import JobStatus, NodeStatus, Snapshot
+from unicron_elastic.planning.snapshot import JobStatus, Snapshot
 from unicron_elastic.recovery.quarantine import Quarantined, to_document
-from unicron_elastic.rendezvous import cluster_records, heartbeat_wire, job_records, news, plan_records
+from unicron_elastic.rendezvous import cluster_records, heartbeat_wire, job_records, news, plan_keys, plan_records
 from unicron_elastic.rendezvous.etcd_address import EtcdAddress
 from unicron_elastic.rendezvous.heartbeat_wire import Hello, Lines, Nonces, WireError
 from unicron_elastic.rendezvous.membership import Member, Place, Round
@@ -238,9 +239,9 @@ def _records() -> Iterator[Parser]:
         ("round", job_records.parse_round, "k", job_records.round_text(Round(number=1, places=(Place("n1", "n1"),)))),
         ("lost", job_records.parse_lost, "k", job_records.lost_text("n1", "It is silent.", has_ended=True)),
         ("departing", job_records.parse_departing, "k", job_records.departing_text("n1", "It is sick.")),
-        ("node status", plan_records.parse_node_status, plan_records.status_key("n1"), _json(node)),
+        ("node status", plan_records.parse_node_status, plan_keys.status_key("n1"), _json(node)),
         ("order", plan_records.parse_order, "k", _json({"source": "", "target": "chat", "plan": 5, "reason": "r"})),
-        ("planned job", plan_records.parse_spec, plan_records.PlannedJobKeys("chat").spec, _json(SPEC)),
+        ("planned job", plan_records.parse_spec, plan_keys.PlannedJobKeys("chat").spec, _json(SPEC)),
         ("phase", plan_records.parse_phase, "k", _json(
             {"phase": "finished", "reason": "r", "nodes": 1, "exit_code": 0, "signal": 15})),
         ("rates", plan_records.parse_rates, "k", plan_records.rates_text((0.0, 1e12))),

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from unicron_elastic.planning.jobs import GivenRates, JobSpec
+from unicron_elastic.planning.nodes import NodeState, NodeStatus
 from unicron_elastic.planning.proposal import propose
-from unicron_elastic.planning.snapshot import JobStatus, NodeState, NodeStatus, Phase, Snapshot
+from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
 from unicron_elastic.rendezvous.plan_keys import CURRENT, PlannedJobKeys, status_key
 from unicron_elastic.rendezvous.plan_records import PhaseRecord, phase_text, spec_text, status_text
 from unicron_elastic.rendezvous.store import Store

@@ -94,12 +94,12 @@ def test_a_torch_that_is_written_differently_is_asked(monkeypatch: pytest.Monkey
     (tmp_path / "torch" / "distributed" / "run.py").write_text("changed = True\n")
     monkeypatch.delitem(sys.modules, "torch.distributed.run")
     monkeypatch.setattr(command_line, "torch_folder", lambda: tmp_path / "torch")
-    assert _described(arguments.torchrun_parser()) == _described(torch_run.get_args_parser())
+    assert _described(command_line.torchrun_parser()) == _described(torch_run.get_args_parser())
 
 
 def test_without_torch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_line.importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(arguments.TorchMissing, match="torch is not installed"):
+    with pytest.raises(command_line.TorchMissing, match="torch is not installed"):
         command_line.torch_folder()
 
 

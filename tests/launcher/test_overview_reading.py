@@ -14,7 +14,8 @@ from unicron_elastic.launcher.plan.view import read_plan
 from unicron_elastic.launcher.status.overview import Overview
 from unicron_elastic.launcher.status.reading import read_overview
 from unicron_elastic.planning.measured import MeasuredJob, Now, Stay
-from unicron_elastic.planning.snapshot import JobStatus, NodeState, Phase, Snapshot
+from unicron_elastic.planning.nodes import NodeState
+from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
 from unicron_elastic.recovery.quarantine import Quarantined
 from unicron_elastic.rendezvous import news
 from unicron_elastic.rendezvous.cluster_records import (

@@ -21,8 +21,9 @@ from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.plan.text import amount, plan_text, span
 from unicron_elastic.launcher.plan.view import PlanReading, proposal_view, published_view, read_plan
 from unicron_elastic.planning.jobs import JobSpec
+from unicron_elastic.planning.nodes import NodeState
 from unicron_elastic.planning.proposal import propose
-from unicron_elastic.planning.snapshot import NodeState, Phase, Snapshot
+from unicron_elastic.planning.snapshot import Phase, Snapshot
 from unicron_elastic.recovery.quarantine import LAUNCHER, Quarantined
 from unicron_elastic.rendezvous.cluster_records import NodeRecord, node_key, node_text, quarantine_key, quarantine_text
 from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd

@@ -14,8 +14,9 @@ from plan_lab import NOW, job, node, spec, two_jobs
 from unicron_elastic.launcher.plan.view import proposal_view, published_view
 from unicron_elastic.launcher.plan.what_if import FORMS, what_if, with_spec
 from unicron_elastic.planning.jobs import JobSpec, MeasuredSteps
+from unicron_elastic.planning.nodes import Health, NodeState
 from unicron_elastic.planning.proposal import propose
-from unicron_elastic.planning.snapshot import Health, NodeState, Phase, Snapshot
+from unicron_elastic.planning.snapshot import Phase, Snapshot
 
 FOUND = two_jobs()
 PLANNED = replace(FOUND, published=replace(propose(FOUND, NOW - 9999.0), revision=7))

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from unicron_elastic.detection.sample import GroupPosition
 from unicron_elastic.launcher.hangs.whereabouts import (
     ANSWER_DEADLINE_S,
     ARRIVALS_MAX,
     LIMITS_MAX,
-    GroupPosition,
     Whereabouts,
     parse_arrivals,
     parse_groups,

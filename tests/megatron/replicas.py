@@ -19,7 +19,7 @@ from replica_buckets import BucketGroup, total
 from torch import Tensor
 
 from unicron_elastic.megatron import agreement, buckets, members, run
-from unicron_elastic.training.meeting import Superseded
+from unicron_elastic.training.connecting import Superseded
 from unicron_elastic.world import Member, World
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from unicron_elastic.launcher import bounded_http
+from unicron_elastic.launcher.bounded_http import LOOPBACK
 from unicron_elastic.launcher.metrics import server as metrics_server
-from unicron_elastic.launcher.metrics.server import LOOPBACK, REQUESTS_MOST, Answers, MetricsServer, open_server
+from unicron_elastic.launcher.metrics.server import REQUESTS_MOST, Answers, MetricsServer, open_server
 from unicron_elastic.metrics.definitions import METRICS
 from unicron_elastic.metrics.samples import Sample
 

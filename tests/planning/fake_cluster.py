@@ -20,9 +20,10 @@ from unicron_elastic.planning.coordinator import (
     handle,
 )
 from unicron_elastic.planning.jobs import GivenRates, JobSpec
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.published import Published
 from unicron_elastic.planning.reconcile import LendNode, ReturnNode, StartJob, StopJob
-from unicron_elastic.planning.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Refusal, Snapshot
+from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
 from unicron_elastic.planning.table import build_table
 from unicron_elastic.planning.tasks import Transition
 

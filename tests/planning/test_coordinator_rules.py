@@ -15,8 +15,9 @@ from unicron_elastic.planning.coordinator import (
     handle,
 )
 from unicron_elastic.planning.holding import DWELL_S, GIVE_BACK_S
+from unicron_elastic.planning.nodes import NodeState, is_within
 from unicron_elastic.planning.proposal import propose, why_overtaken
-from unicron_elastic.planning.snapshot import NodeState, Phase, is_within
+from unicron_elastic.planning.snapshot import Phase
 
 
 def test_a_host_that_flaps_disturbs_one_job() -> None:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from unicron_elastic.planning.cluster import NothingChanged
 from unicron_elastic.planning.coordinator import Command, CoordinatorState, PublishPlan
+from unicron_elastic.planning.nodes import Health, NodeState
 from unicron_elastic.planning.proposal import why_overtaken
 from unicron_elastic.planning.reconcile import LendNode, ReturnNode, reconcile
 from unicron_elastic.planning.situation import Bounds, Changes, situation_of
-from unicron_elastic.planning.snapshot import Health, JobStatus, NodeState, Phase, Snapshot
+from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
 from unicron_elastic.planning.table import plan_for
 from unicron_elastic.planning.tasks import Transition
 

@@ -17,9 +17,10 @@ from unicron_elastic.planning.cluster import (
     TaskSubmitted,
     after,
 )
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
 from unicron_elastic.planning.proposal import propose
 from unicron_elastic.planning.situation import Bounds, changes_of, situation_of
-from unicron_elastic.planning.snapshot import Health, NodeState, NodeStatus, Phase
+from unicron_elastic.planning.snapshot import Phase
 
 
 def seen(cluster: FakeCluster) -> tuple[Cluster, Event]:

@@ -35,8 +35,8 @@ from unicron_elastic.planning.agent import (
     WatchJob,
     handle,
 )
-from unicron_elastic.planning.nodes import REFUSED_S
-from unicron_elastic.planning.snapshot import NodeState, NodeStatus, Phase
+from unicron_elastic.planning.nodes import REFUSED_S, NodeState, NodeStatus
+from unicron_elastic.planning.snapshot import Phase
 
 IDLE, JOINING, WORKING, LEAVING = NodeState.IDLE, NodeState.JOINING, NodeState.WORKING, NodeState.LEAVING
 

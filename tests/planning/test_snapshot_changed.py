@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from unicron_elastic.planning import snapshot as module
 from unicron_elastic.planning.faulting import FaultRate
-from unicron_elastic.planning.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Refusal, Snapshot
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus, Refusal
+from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
 
 JOBS = ("a", "b", "c")
 HOSTS = [f"n{number}" for number in range(8)]

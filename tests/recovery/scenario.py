@@ -28,8 +28,9 @@ from unicron_elastic.recovery.events import (
     WorkersStarted,
 )
 from unicron_elastic.recovery.joins import JOIN_DELAY_S
-from unicron_elastic.recovery.machine import JobState, handle
+from unicron_elastic.recovery.machine import handle
 from unicron_elastic.recovery.policy import Policy
+from unicron_elastic.recovery.state import JobState
 
 GLOO_CLOSED = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:44696"
 KILLED, TERMINATED, CRASHED = -int(signal.SIGKILL), -int(signal.SIGTERM), -int(signal.SIGSEGV)

@@ -19,7 +19,7 @@ from unicron_elastic.recovery.commands import (
     TellPeers,
 )
 from unicron_elastic.recovery.events import NodeRecalled, StepEnded, TakenForLost
-from unicron_elastic.recovery.machine import Phase
+from unicron_elastic.recovery.state import Phase
 
 WHY = "This node was taken out of the job: it answers neither on its connection nor on a new one."
 

@@ -18,7 +18,7 @@ from unicron_elastic.recovery.commands import (
     TellPeers,
     WakeAt,
 )
-from unicron_elastic.recovery.machine import Phase
+from unicron_elastic.recovery.state import Phase
 
 
 def started(**policy: object) -> Job:

@@ -13,7 +13,7 @@ from unicron_elastic.recovery.commands import (
     TellPeers,
     WakeAt,
 )
-from unicron_elastic.recovery.machine import Phase
+from unicron_elastic.recovery.state import Phase
 
 
 def test_the_cause_wins_over_a_consequence_that_came_first() -> None:

@@ -27,8 +27,8 @@ from unicron_elastic.recovery.commands import (
     TellPeers,
 )
 from unicron_elastic.recovery.losses import REPLACE_AFTER_S
-from unicron_elastic.recovery.machine import Phase
 from unicron_elastic.recovery.recalled import LEFT_OUT_WITHIN_S
+from unicron_elastic.recovery.state import Phase
 
 THRICE = "Worker 1 has failed 3 times within 60 min."
 NEEDED = "the job needs all 2 of its nodes."

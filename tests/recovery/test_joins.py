@@ -17,7 +17,7 @@ from unicron_elastic.recovery.commands import (
 )
 from unicron_elastic.recovery.events import MembershipChanged
 from unicron_elastic.recovery.joins import JOIN_DELAY_S
-from unicron_elastic.recovery.machine import Phase
+from unicron_elastic.recovery.state import Phase
 
 WAITS = "1 node waits to join"
 HELD = f"{WAITS}: it is let in when all workers train again, as they have made their last step for now."

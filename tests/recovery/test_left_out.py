@@ -6,7 +6,7 @@ import pytest
 from scenario import LEFT_OUT, Job, none, only
 
 from unicron_elastic.recovery.commands import RecordIncident, StopWorkers, Tell
-from unicron_elastic.recovery.machine import Phase
+from unicron_elastic.recovery.state import Phase
 
 
 @pytest.mark.parametrize("restarts", [0, 3])

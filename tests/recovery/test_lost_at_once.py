@@ -26,8 +26,8 @@ from unicron_elastic.recovery.commands import (
 )
 from unicron_elastic.recovery.events import WorldChanged
 from unicron_elastic.recovery.losses import REPLACE_AFTER_S
-from unicron_elastic.recovery.machine import Phase
 from unicron_elastic.recovery.members import first_members, is_newcomer, living_members
+from unicron_elastic.recovery.state import Phase
 from unicron_elastic.world import Member, World
 
 ELSEWHERE = Member(name="0.0#z", node="n2#z", local_rank=0)

@@ -10,7 +10,7 @@ from scenario import CRASHED, GLOO_CLOSED, KILLED, TERMINATED, Job, none, only
 from unicron_elastic.incident import Incident
 from unicron_elastic.recovery.commands import Command, FailJob, RecordIncident, StartWorkers, StopWorkers, Tell
 from unicron_elastic.recovery.events import NodesLost
-from unicron_elastic.recovery.machine import Phase
+from unicron_elastic.recovery.state import Phase
 
 LOST = "n2 is lost: its process has ended."
 BOTH_LOST = f"{LOST} n3 is lost: its lease has run out."

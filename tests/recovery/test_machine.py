@@ -18,7 +18,7 @@ from unicron_elastic.recovery.commands import (
     WakeAt,
 )
 from unicron_elastic.recovery.events import TimePassed
-from unicron_elastic.recovery.machine import Phase
+from unicron_elastic.recovery.state import Phase
 
 
 def test_clean_finish() -> None:

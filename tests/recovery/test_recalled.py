@@ -34,8 +34,8 @@ from unicron_elastic.recovery.events import (
     WorldChanged,
 )
 from unicron_elastic.recovery.joins import JOIN_DELAY_S
-from unicron_elastic.recovery.machine import Phase
 from unicron_elastic.recovery.recalled import ASK_AGAIN_S, LEFT_OUT_WITHIN_S, STOP_AFTER_S
+from unicron_elastic.recovery.state import Phase
 from unicron_elastic.world import Member
 
 RECALLED = "Node n1 is recalled: job b gains more."

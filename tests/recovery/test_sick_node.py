@@ -14,7 +14,7 @@ from unicron_elastic.recovery.commands import (
     StopWorkers,
     TellPeers,
 )
-from unicron_elastic.recovery.machine import Phase
+from unicron_elastic.recovery.state import Phase
 
 ONLY_NODE = "it is the only node of the job."
 

@@ -36,7 +36,7 @@ from unicron_elastic.recovery.events import (
     WorkersStarted,
     WorldChanged,
 )
-from unicron_elastic.recovery.machine import Phase
+from unicron_elastic.recovery.state import Phase
 from unicron_elastic.recovery.storms import AT_ONCE, FRUITLESS_MAX, WINDOW_S
 from unicron_elastic.world import Member
 

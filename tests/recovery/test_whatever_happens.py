@@ -22,7 +22,7 @@ from unicron_elastic.recovery.commands import (
     WakeAt,
 )
 from unicron_elastic.recovery.events import Event, NodeRecalled, NodesDepart, PeerFailed, StepEnded, TimePassed
-from unicron_elastic.recovery.machine import JobState, Phase
+from unicron_elastic.recovery.state import JobState, Phase
 
 CODES = [0, 0, 1, 2, 93, KILLED, TERMINATED, CRASHED, 143]
 LOCAL = st.integers(0, 3)

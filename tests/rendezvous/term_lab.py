@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unicron_elastic.planning.jobs import GivenRates, JobSpec
+from unicron_elastic.planning.nodes import NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.published import Published
-from unicron_elastic.planning.snapshot import NodeState, NodeStatus, Phase, Refusal
+from unicron_elastic.planning.snapshot import Phase
 from unicron_elastic.recovery.quarantine import Quarantined
 from unicron_elastic.rendezvous.cluster_records import LEADER, quarantine_key, quarantine_text
 from unicron_elastic.rendezvous.memory_store import MemoryServer, MemoryStore

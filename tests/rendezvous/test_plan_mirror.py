@@ -16,8 +16,9 @@ from unicron_elastic.planning.coordinator import CoordinatorState, PublishPlan, 
 from unicron_elastic.planning.faulting import FaultRate
 from unicron_elastic.planning.jobs import GPU_FLOPS, GivenRates, JobSpec, MeasuredSteps, Modelled
 from unicron_elastic.planning.measured import MeasuredJob, Now, Stay
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
 from unicron_elastic.planning.proposal import propose
-from unicron_elastic.planning.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Snapshot
+from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
 from unicron_elastic.planning.tasks import Transition
 from unicron_elastic.recovery.quarantine import LAUNCHER, Quarantined
 from unicron_elastic.rendezvous.plan_keys import CURRENT, FAULTS, ORDERS, PLAN, PlannedJobKeys, order_key, status_key

@@ -15,24 +15,28 @@ from hypothesis import strategies as st
 from unicron_elastic.planning.configurations import Workload
 from unicron_elastic.planning.faulting import FaultRate
 from unicron_elastic.planning.jobs import GivenRates, JobSpec, MeasuredSteps, Modelled, Throughput
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.proposal import propose
-from unicron_elastic.planning.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Refusal, Snapshot
+from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
 from unicron_elastic.rendezvous.job_records import NAME_CHARACTERS, REASON_CHARACTERS
-from unicron_elastic.rendezvous.plan_keys import run_of_start
-from unicron_elastic.rendezvous.plan_records import (
+from unicron_elastic.rendezvous.plan_keys import (
     CURRENT,
     FAULTS,
     JOB_RECORDS,
     NODE_RECORDS,
     ORDERS,
     PLAN,
+    PlannedJobKeys,
+    job_of_key,
+    order_key,
+    run_of_start,
+    status_key,
+)
+from unicron_elastic.rendezvous.plan_records import (
     SPEC_MAX_BYTES,
     Order,
     PhaseRecord,
-    PlannedJobKeys,
     faults_text,
-    job_of_key,
-    order_key,
     order_text,
     parse_faults,
     parse_node_status,
@@ -44,7 +48,6 @@ from unicron_elastic.rendezvous.plan_records import (
     phase_text,
     rates_text,
     spec_text,
-    status_key,
     status_text,
 )
 from unicron_elastic.rendezvous.store import MAX_COMMIT_BYTES, Entry, Put, check_commit, check_key

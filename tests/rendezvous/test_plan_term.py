@@ -16,7 +16,8 @@ from unicron_elastic.planning.coordinator import REPEAT_S, TableBuilt
 from unicron_elastic.planning.faulting import FaultRate
 from unicron_elastic.planning.jobs import MeasuredSteps
 from unicron_elastic.planning.measured import MeasuredJob, Now, Stay
-from unicron_elastic.planning.snapshot import Health, NodeState, NodeStatus, Phase, Snapshot
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
+from unicron_elastic.planning.snapshot import Phase, Snapshot
 from unicron_elastic.recovery.quarantine import LAUNCHER
 from unicron_elastic.rendezvous.cluster_records import LEADER, QUARANTINE, quarantine_key
 from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd

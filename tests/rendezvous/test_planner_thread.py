@@ -12,7 +12,8 @@ import pytest
 from store_lab import BINARY, wait_until
 from term_lab import read_published, spec
 
-from unicron_elastic.planning.snapshot import NodeState, NodeStatus, Phase
+from unicron_elastic.planning.nodes import NodeState, NodeStatus
+from unicron_elastic.planning.snapshot import Phase
 from unicron_elastic.rendezvous.cluster_node import ClusterNode
 from unicron_elastic.rendezvous.cluster_records import LEADER, NodeRecord
 from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd

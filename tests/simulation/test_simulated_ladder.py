@@ -8,7 +8,7 @@ import pytest
 from small_cluster import DAY_S, cluster, fault, linear, ran
 
 from unicron_elastic.faults import Severity, Status
-from unicron_elastic.recovery.machine import Phase
+from unicron_elastic.recovery.state import Phase
 from unicron_elastic.simulation.accounting import Books, Entry
 from unicron_elastic.simulation.durations import DURATIONS, STATE_BYTES
 from unicron_elastic.simulation.engine import Engine

@@ -12,7 +12,8 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import DistStoreError, HashStore
 
-from unicron_elastic.training.meeting import Meeting, MissingError, Superseded, _Interruptible
+from unicron_elastic.training.connecting import Superseded
+from unicron_elastic.training.meeting import Meeting, MissingError, _Interruptible
 from unicron_elastic.world import Member, World
 
 DEADLINE_S = 10.0

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import HashStore
 
+from unicron_elastic.training.connecting import Superseded
 from unicron_elastic.training.engine import MissedStepError
 from unicron_elastic.training.joining import HasState
-from unicron_elastic.training.meeting import Superseded
 from unicron_elastic.training.run import Run
 from unicron_elastic.world import Member, World
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from unicron_elastic.detection.sample import MEET, SPARE, TRAIN
 from unicron_elastic.detection.state import PaceState, RankPace
 
-__all__ = ["Allowance", "allowance"]
-
 
 class Allowance(NamedTuple):
     """From ``since`` on, ``limit_s``; infinite if there is nothing to judge by."""

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["Arrivals", "Beats", "later_s"]
-
 RECENT_STEPS = 8
 USUAL_STEPS_MIN = 4
 _MARGIN = 1.5  # of the steps that are called recent: those before may be slow already

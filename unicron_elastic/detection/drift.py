@@ -18,8 +18,6 @@ from unicron_elastic.detection.tempo import CAP, NOTHING, learn
 from unicron_elastic.detection.verdicts import Recovered, Verdict
 from unicron_elastic.detection.words import duration
 
-__all__ = ["ANSWER_S", "drift_judged", "drifted"]
-
 _BUILDING_UP = 0.35  # of the alarm, which is more than one long step: from then on steps are kept apart
 _ROOM = 1.25  # of the alarm: so far the sum goes, or the way back would be as long as the degradation was
 _LOOK_MEMORY = 0.1  # weight of the newest look in the number of steps per look

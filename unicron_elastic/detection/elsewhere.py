@@ -17,8 +17,6 @@ from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import GroupPosition, RankSample, RemoteRank, waits
 from unicron_elastic.faults.text import one_line, shorten
 
-__all__ = ["FRESH_S", "Heard", "Report", "parse_report", "report_text"]
-
 FRESH_S = 5.0  # since a question was asked: so old may the answers be that are judged by
 REPORT_BYTES_MAX = 256 * 1024
 RANKS_MAX = 256  # of one node

@@ -9,8 +9,6 @@ from unicron_elastic.detection.sample import MEET, SPARE, GroupPosition, RankSam
 from unicron_elastic.faults import HangKind
 from unicron_elastic.faults.text import one_line, shorten
 
-__all__ = ["Suspects", "hang_kind", "is_blind", "moved_on", "suspects", "work"]
-
 _NAME_CHARACTERS = 64  # of a process group, in a sentence
 
 

@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 from unicron_elastic.detection.arrivals import Arrivals, Beats
 
-__all__ = ["NOTHING", "Lockstep", "Skip", "followed", "skip"]
-
 PATIENCE_LOOKS = 4  # looks in a row at which the ranks are apart, each a step later: then it is asked why
 _EARLY_LOOKS, _SOON_LOOKS = 8, 2  # before so many, an answer may only have come too early
 _PATIENCE_MAX_LOOKS = 80

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from unicron_elastic.detection.arrivals import Arrivals, Beats
 
-__all__ = ["MEET", "SPARE", "TRAIN", "GroupPosition", "RankSample", "RemoteRank", "Sample", "waits"]
-
 TRAIN = "train"  # the phase of a worker that says nothing
 SPARE = "spare"  # of one that waits until there is a place for it, while others train
 MEET = "meet"  # of one that waits for all others, who are to train with it in a new world

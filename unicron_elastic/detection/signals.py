@@ -12,8 +12,6 @@ from unicron_elastic.detection.sample import RankSample
 from unicron_elastic.detection.state import RankPace, Signals
 from unicron_elastic.detection.words import duration, verb
 
-__all__ = ["learned", "named"]
-
 _MEMORY = 50  # looks that make up what is usual
 _OWN_SHARE = 0.5  # of the lost time: a rank that accounts for so much of it is the one
 _LEAST_GROWTH = 0.1  # of the CPU time for a step: less may be chance

@@ -19,8 +19,6 @@ from unicron_elastic.detection.verdicts import Hung, Recovered, Slow, Verdict, W
 from unicron_elastic.detection.words import duration, sentence, verb, who
 from unicron_elastic.faults import HangKind
 
-__all__ = ["SLACK_S", "judged", "look_s", "suspected_at"]
-
 SLACK_S = 1e-9  # a look at the very moment it was wanted is not too early, however that was rounded
 
 

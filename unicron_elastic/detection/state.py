@@ -12,8 +12,6 @@ from unicron_elastic.detection.sample import RankSample
 from unicron_elastic.detection.tempo import NOTHING, Tempo
 from unicron_elastic.faults import HangKind
 
-__all__ = ["Degradation", "Habits", "Occasion", "PaceState", "RankPace", "Signals", "Standstill"]
-
 PHASES_MAX = 16
 
 

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from unicron_elastic.detection.sample import RankSample
 
-__all__ = ["Stride", "stride"]
-
 _HIDDEN_GAP = 1.25  # a mean so far above both the usual and the last step is one long step among ordinary ones
 _LEAST_S = 1e-6  # no optimizer step is shorter
 

@@ -13,8 +13,6 @@ from unicron_elastic.detection.verdicts import Degraded, Hung, OutOfStep, Recove
 from unicron_elastic.detection.words import duration, sentence, times, verb, who
 from unicron_elastic.faults import HangKind
 
-__all__ = ["at_work_again", "degraded", "idle", "out_of_step", "slow"]
-
 
 def idle(
     standing: tuple[int, ...], suspected: Suspects, allowed: Allowance, sample: Sample, whole_job: bool

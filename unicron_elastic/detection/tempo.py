@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CAP", "NOTHING", "Tempo", "learn"]
-
 CAP = 1.4  # of the median: what one step may count in mean and spread, so that one evaluation is no change of pace
 _LEAST_NOISE = 0.01  # clocks and schedulers are no better
 _FEW = 16  # values; of more, the figures are worked out anew only at every _EVERY-th one, which is exact enough

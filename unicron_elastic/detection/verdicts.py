@@ -7,8 +7,6 @@ from typing import TypeAlias
 
 from unicron_elastic.faults import HangKind
 
-__all__ = ["Degraded", "Hung", "OutOfStep", "Recovered", "Slow", "Verdict", "Waiting"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degraded:

@@ -20,8 +20,6 @@ from unicron_elastic.detection.telling import out_of_step
 from unicron_elastic.detection.tempo import learn
 from unicron_elastic.detection.verdicts import Verdict
 
-__all__ = ["arrivals_since", "forget", "needs_arrivals", "needs_elsewhere", "needs_evidence", "next_look_at", "observe"]
-
 
 def observe(state: PaceState, sample: Sample) -> tuple[PaceState, list[Verdict]]:
     """The state after one more look, and what there is to say. A sample that is not newer than the last is ignored."""

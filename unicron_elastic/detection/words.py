@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["duration", "sentence", "times", "verb", "who"]
-
 
 def duration(seconds: float) -> str:
     """A duration as people say it: "84 ms", "3.2 s", "4 min 10 s"."""

@@ -17,8 +17,6 @@ from unicron_elastic.faults.patterns_network import NETWORK_ROWS
 from unicron_elastic.faults.text import LONGEST_TEXT, chained_exceptions, one_line, shorten
 from unicron_elastic.faults.vocabulary import SEVERITY_OF, Failure, Fault, Status
 
-__all__ = ["ROWS", "classify"]
-
 # First match wins.
 ROWS: tuple[Row, ...] = (*GPU_ROWS, *HOST_ROWS, *NETWORK_ROWS, *HOST_SOCKET_ROWS)
 

@@ -8,8 +8,6 @@ from types import MappingProxyType
 
 from unicron_elastic.faults.vocabulary import Status
 
-__all__ = ["describe_exit", "exit_status", "signal_of"]
-
 # Signals by which a launcher, a scheduler or a person asks a process to stop: the process itself is not at fault.
 _REQUESTS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from unicron_elastic.faults.vocabulary import Status
 
-__all__ = ["Row", "peer_row", "row"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:

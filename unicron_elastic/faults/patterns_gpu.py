@@ -11,8 +11,6 @@ from __future__ import annotations
 from unicron_elastic.faults.pattern import Row, row
 from unicron_elastic.faults.vocabulary import Status
 
-__all__ = ["GPU_ROWS"]
-
 # Faults of the device or the node: another process on the same GPU would meet them too.
 _HARDWARE = (
     row("CUDA 214; Linux nvidia driver, Xid 48", r"uncorrectable ECC error|double bit ECC error", Status.ECC_ERROR),

@@ -9,8 +9,6 @@ from __future__ import annotations
 from unicron_elastic.faults.pattern import Row, row
 from unicron_elastic.faults.vocabulary import Status
 
-__all__ = ["HOST_ROWS", "HOST_SOCKET_ROWS"]
-
 HOST_ROWS: tuple[Row, ...] = (
     row(
         "torch DataLoader, SIGBUS",

@@ -9,8 +9,6 @@ from __future__ import annotations
 from unicron_elastic.faults.pattern import Row, peer_row, row
 from unicron_elastic.faults.vocabulary import Status
 
-__all__ = ["NETWORK_ROWS"]
-
 _TIMEOUT = Status.COLLECTIVE_TIMEOUT
 _CONNECTION = Status.CONNECTION_REFUSED_OR_RESET
 _OTHER = Status.OTHER_NETWORK_ERROR

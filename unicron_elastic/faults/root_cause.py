@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from unicron_elastic.faults.text import shorten
 from unicron_elastic.faults.vocabulary import Fault, Status
 
-__all__ = ["RootCause", "root_cause"]
-
 _LONGEST_RANKS = 60  # characters of a list of ranks, for jobs of thousands of them
 
 

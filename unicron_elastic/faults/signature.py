@@ -10,8 +10,6 @@ from unicron_elastic.faults.exits import signal_of
 from unicron_elastic.faults.text import LONGEST_TEXT, one_line, shorten
 from unicron_elastic.faults.vocabulary import Failure
 
-__all__ = ["signature"]
-
 _LONGEST_MESSAGE = 300  # characters after normalising; the rest of a text seldom tells two failures apart
 
 # What differs between two runs of the same failure, in the order in which it is replaced: addresses and identifiers

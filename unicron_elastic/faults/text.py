@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["LONGEST_TEXT", "chained_exceptions", "one_line", "shorten", "shown"]
-
 # Characters of a message or traceback that are looked at, from its start. C++ stacks run to megabytes and say nothing.
 LONGEST_TEXT = 20_000
 

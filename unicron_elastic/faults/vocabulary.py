@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from types import MappingProxyType
 
-__all__ = ["SEVERITY_OF", "Failure", "Fault", "HangKind", "Severity", "Status"]
-
 
 class Severity(IntEnum):
     """How bad a fault is: 1 is worst, so the worst of several is their `min`. Numbered as in the paper."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from unicron_elastic.health.files import read
 
-__all__ = ["MemoryCgroup", "find_memory_cgroup"]
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryCgroup:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from unicron_elastic.health.finding import CLOCK_JUMPED, Finding, Level, finding
 
-__all__ = ["ClockProbe", "Clocks", "read_clocks"]
-
 _TRIES = 3
 _STEADY_S = 0.05
 # How long a jump stays a finding.

@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from unicron_elastic.faults.vocabulary import Severity
 from unicron_elastic.health.finding import CHECK_FAILED, Finding, Level, finding
 
-__all__ = ["CommandProbe"]
-
 _LEVELS = {0: Level.OK, 1: Level.WARN, 2: Level.CRITICAL}
 _KEPT_BYTES = 4096
 _KEPT_CHARACTERS = 300

@@ -13,8 +13,6 @@ from unicron_elastic.faults.vocabulary import Status
 from unicron_elastic.health.files import in_gib
 from unicron_elastic.health.finding import Finding, Level, Notes, finding
 
-__all__ = ["DiskProbe"]
-
 _LOW_SHARE = 0.05
 _LOW_BYTES = 20 << 30
 _LOW_FILES = 10_000

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["in_gib", "number", "read", "read_number"]
-
 _CHUNK = 65536
 _MOST = 1 << 20
 

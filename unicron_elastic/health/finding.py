@@ -12,19 +12,6 @@ from enum import IntEnum
 
 from unicron_elastic.faults.vocabulary import SEVERITY_OF, Severity, Status
 
-__all__ = [
-    "CHECK_FAILED",
-    "CLOCK_JUMPED",
-    "GPU_DEGRADED",
-    "LINK_DOWN",
-    "Check",
-    "Finding",
-    "Level",
-    "Notes",
-    "OnFinding",
-    "finding",
-]
-
 # Conditions for which the vocabulary of faults has no word: each takes the nearest one, here and nowhere else.
 GPU_DEGRADED = Status.GPU_DRIVER_ERROR
 LINK_DOWN = Status.OTHER_NETWORK_ERROR

@@ -15,8 +15,6 @@ from unicron_elastic.health.files import read, read_number
 from unicron_elastic.health.finding import LINK_DOWN, Finding, Level, finding
 from unicron_elastic.health.links import Window
 
-__all__ = ["PortProbe"]
-
 _ACTIVE = "ACTIVE"
 
 

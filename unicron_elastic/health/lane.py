@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from unicron_elastic.health.finding import Check, Finding, Notes
 
-__all__ = ["Lane"]
-
 Tell = Callable[[str, list[Finding], float], None]
 
 

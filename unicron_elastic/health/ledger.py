@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from unicron_elastic.health.finding import Finding, Level
 
-__all__ = ["Ledger"]
-
 _EVENT_QUIET_S = 60.0
 _EVENTS_KEPT = 1000
 

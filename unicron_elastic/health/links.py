@@ -15,8 +15,6 @@ from unicron_elastic.faults.vocabulary import Status
 from unicron_elastic.health.files import read, read_number
 from unicron_elastic.health.finding import LINK_DOWN, Finding, Level, Notes, finding
 
-__all__ = ["LinkProbe", "Window"]
-
 # States in which an interface takes no traffic. "unknown" is what a driver without states says: it proves nothing.
 _DOWN = frozenset({"down", "lowerlayerdown", "notpresent", "dormant"})
 _IFF_UP = 1

@@ -15,8 +15,6 @@ from unicron_elastic.health.cgroup import MemoryCgroup, find_memory_cgroup
 from unicron_elastic.health.files import in_gib, number, read, read_number
 from unicron_elastic.health.finding import Finding, Level, Notes, finding
 
-__all__ = ["MemoryProbe"]
-
 _MACHINE = "this machine"
 _KIB = 1024
 # The files of each version: used, limit, and the words for cached files in memory.stat.

@@ -25,8 +25,6 @@ from unicron_elastic.health.nvml_session import (
 )
 from unicron_elastic.health.nvml_state import GpuState, MemoryHolder, memory_holders, read_state
 
-__all__ = ["GpuProbe", "GpuState", "MemoryHolder"]
-
 
 class GpuProbe:
     """Watches all GPUs of the node. No method raises; all are safe from any thread."""

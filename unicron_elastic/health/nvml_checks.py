@@ -15,8 +15,6 @@ from unicron_elastic.health.finding import GPU_DEGRADED, Finding, Level, finding
 from unicron_elastic.health.nvml_session import RESET_REQUIRED, Gpu, GpuGone, Session
 from unicron_elastic.health.nvml_state import throttle_words
 
-__all__ = ["History", "check_gpu", "compare_links", "gone_finding", "recovery_finding"]
-
 _UNCORRECTED = 1
 _VOLATILE, _AGGREGATE = 0, 1
 

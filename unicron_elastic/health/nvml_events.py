@@ -17,8 +17,6 @@ from unicron_elastic.health.nvml_checks import gone_finding, recovery_finding
 from unicron_elastic.health.nvml_session import GPU_IS_LOST, NOT_SUPPORTED, Gpu, GpuGone, Session
 from unicron_elastic.health.xid import xid_finding
 
-__all__ = ["EventThread"]
-
 _XID_EVENT = 0x08
 _DOUBLE_BIT_ECC_EVENT = 0x02
 _WANTED = _XID_EVENT | _DOUBLE_BIT_ECC_EVENT

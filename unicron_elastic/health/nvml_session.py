@@ -17,8 +17,6 @@ from typing import Any
 
 from unicron_elastic.health.finding import Notes
 
-__all__ = ["Gpu", "GpuGone", "NvmlUnavailable", "Session", "cuda_ordinals"]
-
 # nvmlReturn_t, by number, so that an older pynvml without a name for one still knows it.
 NOT_SUPPORTED = 3
 NO_PERMISSION = 4

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 from unicron_elastic.health.nvml_session import RESET_REQUIRED, Gpu, GpuGone, Session
 
-__all__ = ["GpuState", "MemoryHolder", "memory_holders", "read_state", "throttle_words"]
-
 _Answer = TypeVar("_Answer")
 
 _GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU

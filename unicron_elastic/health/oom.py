@@ -21,8 +21,6 @@ from unicron_elastic.health.cgroup import MemoryCgroup, find_memory_cgroup
 from unicron_elastic.health.files import number, read
 from unicron_elastic.health.finding import Finding, Level, Notes, finding
 
-__all__ = ["OomKills", "OomWatch"]
-
 _LOOKS_KEPT = 64
 _MOST_FOLDERS = 256
 # How long a kill stays a finding: long enough for people to see what it belongs to.

@@ -14,8 +14,6 @@ from unicron_elastic.faults.vocabulary import Status
 from unicron_elastic.health.files import number, read
 from unicron_elastic.health.finding import Finding, Level, finding
 
-__all__ = ["ProcessProbe"]
-
 # The fields of /proc/PID/stat after the name: state, and the time it started at, which tells a reused pid apart.
 _STATE, _STARTED = 0, 19
 

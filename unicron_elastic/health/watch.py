@@ -26,8 +26,6 @@ from unicron_elastic.health.nvml import GpuProbe
 from unicron_elastic.health.oom import OomWatch
 from unicron_elastic.health.processes import ProcessProbe
 
-__all__ = ["Intervals", "NodeHealth", "Roots"]
-
 # After this long without an answer a folder, or the driver, is said to hang. A driver that loads takes tens of seconds.
 _FOLDER_HANGS_S = 30.0
 _DRIVER_HANGS_S = 60.0

@@ -36,8 +36,6 @@ from types import MappingProxyType
 from unicron_elastic.faults.vocabulary import Severity, Status
 from unicron_elastic.health.finding import Finding, Level, finding
 
-__all__ = ["XIDS", "Xid", "explain_xid", "xid_finding"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Xid:

@@ -13,8 +13,6 @@ from unicron_elastic.megatron.layout import Layout, Place, Shape, lay_out
 from unicron_elastic.megatron.shards import Cut
 from unicron_elastic.training.shares import deal
 
-__all__ = ["Agreement", "NoStateLeft", "Said", "agree"]
-
 
 class NoStateLeft(RuntimeError):
     """Nobody has the training state of some seat, or too few are left for one replica."""

@@ -15,8 +15,6 @@ import torch.distributed as dist
 
 from unicron_elastic.compat.groups import fake_store
 
-__all__ = ["alone", "begin_alone", "join", "takes_place"]
-
 _TAKES_PLACE = "UNICRON_TAKES_PLACE"  # set by the agent
 _init_process_group, _new_group = dist.init_process_group, dist.new_group
 

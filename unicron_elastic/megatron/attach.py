@@ -31,8 +31,6 @@ from unicron_elastic.megatron.state import State
 from unicron_elastic.training.membership import membership
 from unicron_elastic.worker.worlds import link
 
-__all__ = ["ForwardBackward", "attach"]
-
 SEEN = "0.16"  # of megatron-core: where all places that are used here were seen
 
 

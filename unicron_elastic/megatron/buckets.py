@@ -18,8 +18,6 @@ from unicron_elastic.megatron.sums import Sums
 from unicron_elastic.training.assembly import BROKEN
 from unicron_elastic.training.collective import Waiter
 
-__all__ = ["Buckets"]
-
 
 class Buckets:
     """Those of all model chunks of this process. ``chunks`` are Megatron-Core's DistributedDataParallel modules.

@@ -45,8 +45,6 @@ from unicron_elastic.state.storage import cause_of, why_not_written
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.steps import made_before
 
-__all__ = ["Ranks", "load", "save"]
-
 warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated", module=r"megatron\.core")
 
 UNFINISHED = ".unfinished"

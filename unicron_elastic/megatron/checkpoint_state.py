@@ -25,8 +25,6 @@ from torch import Tensor
 from unicron_elastic.megatron.members import device_of
 from unicron_elastic.megatron.part import begin_state
 
-__all__ = ["asked", "given", "take"]
-
 Wait = Callable[[Any], None]  # for a collective that is under way
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -8,8 +8,6 @@ from unicron_elastic.megatron.alone import takes_place
 from unicron_elastic.planning.configurations import Configuration
 from unicron_elastic.planning.configured import CONFIGURATION, parse_configuration
 
-__all__ = ["configuration"]
-
 
 def configuration() -> Configuration | None:
     """DP, TP, PP and the micro-batch that are best on the nodes that the job has; None if nobody has said it.

@@ -32,8 +32,6 @@ from megatron.core.tensor_parallel.random import CudaRNGStatesTracker, initializ
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["CPU_CONFIG", "stand_in"]
-
 KNOWN_VERSION = "0.16.1"
 
 # Of a TransformerConfig, over whatever a GPU gets: no kernels of Apex or Transformer Engine, and no fusions, since each

@@ -21,8 +21,6 @@ from unicron_elastic.training.collective import keep_for_ever
 from unicron_elastic.training.connecting import given_up_when
 from unicron_elastic.training.meeting import Meeting
 
-__all__ = ["Groups", "Unsupported"]
-
 _WORLD = "WORLD"
 
 

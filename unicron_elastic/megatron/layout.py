@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Layout", "Place", "Shape", "lay_out"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:

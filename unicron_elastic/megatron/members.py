@@ -17,17 +17,17 @@ from torch import Tensor
 from unicron_elastic.megatron.agreement import Agreement, NoStateLeft, Said, agree
 from unicron_elastic.megatron.groups import Groups
 from unicron_elastic.megatron.layout import Layout
-from unicron_elastic.training.assembly import BROKEN, MismatchError
+from unicron_elastic.training.assembly import BROKEN
 from unicron_elastic.training.collective import AbandonedError, Waiter, wait_let_go
-from unicron_elastic.training.meeting import Meeting, Superseded
+from unicron_elastic.training.connecting import Superseded
+from unicron_elastic.training.meeting import Meeting
 from unicron_elastic.training.membership import Membership
 from unicron_elastic.training.shares import from_ranges, to_ranges
+from unicron_elastic.training.speech import MismatchError
 from unicron_elastic.worker.collectives import break_collectives
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import MEET, SPARE
 from unicron_elastic.world import World
-
-__all__ = ["Members", "device_of"]
 
 SPARE_LOOK_S = 0.2
 _OVER = "over"

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from unicron_elastic.megatron.shards import Cut, Range
 
-__all__ = ["Part", "begin_state", "like"]
-
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 

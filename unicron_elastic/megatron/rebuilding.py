@@ -17,8 +17,6 @@ from torch import Tensor
 from unicron_elastic.megatron.part import like
 from unicron_elastic.megatron.shards import Span
 
-__all__ = ["find_groups", "rebuild", "spans_of"]
-
 
 def spans_of(chunks: Sequence[Any], numbers: Mapping[Tensor, int]) -> list[tuple[list[Span], int]]:
     """Of each bucket, where its parameters are in it, by their numbers; and its length without padding."""

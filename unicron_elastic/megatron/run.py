@@ -28,8 +28,6 @@ from unicron_elastic.training.collective import AbandonedError, is_of_script
 from unicron_elastic.training.joining import about_taken, give_state, take_state
 from unicron_elastic.worker.steps import made_before
 
-__all__ = ["Call", "Run"]
-
 Call = Callable[[list[int]], tuple[list[Any], int]]  # passes for these micro-batches: what they gave, and their tokens
 
 

@@ -24,8 +24,6 @@ from unicron_elastic.megatron.part import Part, like
 from unicron_elastic.megatron.rebuilding import find_groups, rebuild, spans_of
 from unicron_elastic.megatron.shards import Cut, Range, Transfer, holders, shard, transfers
 
-__all__ = ["Settings", "Sharded"]
-
 
 class Sharded:
     """Of one process. ``on_rebuilt`` is called when the gradient buffers were made anew."""

@@ -11,8 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Cut", "NoShardLeft", "Range", "Span", "Transfer", "shard", "transfers"]
-
 Range = tuple[int, int, int]
 Cut = tuple[int, int]  # into how many parts, and which of them
 

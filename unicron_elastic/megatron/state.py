@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-__all__ = ["State", "load_into"]
-
 
 class State:
     """Model chunks, the optimizer, and whatever else has ``state_dict`` and ``load_state_dict``, by name."""

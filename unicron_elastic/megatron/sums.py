@@ -14,8 +14,6 @@ from torch import Tensor
 
 from unicron_elastic.training.collective import keep_for_ever
 
-__all__ = ["Sums"]
-
 
 class Sums:
     """Of all model chunks of one process. ``is_wide``: gradients are summed up and reduced in fp64.

@@ -10,8 +10,6 @@ from typing import Any
 from unicron_elastic.planning.configurations_parse import parse_workload
 from unicron_elastic.planning.decoder import NORMALIZATIONS
 
-__all__ = ["flops_per_step", "workload_of"]
-
 # With anything else in these fields a model has other parameters, FLOPs or stages than a decoder of equal layers. A
 # field that this version of Megatron does not have is as good as unset.
 DESCRIBED: dict[str, tuple[object, ...]] = {

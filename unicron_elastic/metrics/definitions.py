@@ -10,8 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["JOB_PHASES", "METRICS", "NODE_STATES", "RECOVERY_BUCKETS_S", "Kind", "Metric", "reference"]
-
 Kind = Literal["gauge", "counter", "histogram", "info"]
 
 JOB_PHASES = ("idle", "running", "stopping", "leaving", "finished")  # recovery.state.Phase

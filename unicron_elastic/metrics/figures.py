@@ -5,17 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = [
-    "CoordinationFigures",
-    "Distribution",
-    "IncidentFigures",
-    "JobFigures",
-    "NodeFigures",
-    "PlanFigures",
-    "PlannedJobFigures",
-    "WorkerFigures",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Distribution:

@@ -15,8 +15,6 @@ from unicron_elastic.incident import PHASES, Incident
 from unicron_elastic.metrics.definitions import RECOVERY_BUCKETS_S
 from unicron_elastic.metrics.figures import Distribution, IncidentFigures
 
-__all__ = ["IncidentTotals"]
-
 _OBSERVED = "observe"  # nothing was done, as the job goes on
 
 

@@ -17,8 +17,6 @@ from unicron_elastic.metrics.figures import (
     WorkerFigures,
 )
 
-__all__ = ["Sample", "coordination_samples", "job_samples", "node_samples", "plan_samples", "process_samples"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:

@@ -11,8 +11,6 @@ from unicron_elastic.metrics.definitions import METRICS, RECOVERY_BUCKETS_S, Met
 from unicron_elastic.metrics.figures import Distribution
 from unicron_elastic.metrics.samples import Sample
 
-__all__ = ["parse_samples", "samples_text"]
-
 _NUMBER_MAX = sys.float_info.max  # a whole number of JSON may be larger, which no figure is
 _KNOWN = {metric.name: metric for metric in METRICS}
 

@@ -12,30 +12,8 @@ from dataclasses import dataclass, replace
 from signal import SIGKILL, SIGTERM
 
 from unicron_elastic.planning.jobs import JobSpec
-from unicron_elastic.planning.nodes import REFUSED_S
-from unicron_elastic.planning.snapshot import NodeState, NodeStatus, Phase, Refusal, is_within
-
-__all__ = [
-    "AgentState",
-    "ChildEnded",
-    "ChildWorks",
-    "Claimed",
-    "Command",
-    "EndJob",
-    "Event",
-    "JobSeen",
-    "Ordered",
-    "RecallChild",
-    "SayStatus",
-    "StartChild",
-    "StopChild",
-    "Stopped",
-    "Tell",
-    "TellJob",
-    "TimePassed",
-    "WatchJob",
-    "handle",
-]
+from unicron_elastic.planning.nodes import REFUSED_S, NodeState, NodeStatus, Refusal, is_within
+from unicron_elastic.planning.snapshot import Phase
 
 RECALL_S = 60.0  # so long a job may take to let a node go
 STOP_S = 10.0  # ... when its agent is to end

@@ -9,8 +9,6 @@ from unicron_elastic.planning.configurations import Configuration
 from unicron_elastic.planning.jobs import JobSpec, Modelled
 from unicron_elastic.planning.throughput import ThroughputModel, estimates
 
-__all__ = ["configurations_of"]
-
 NODES_MAX = 256  # beyond which a job that sets no maximum is told nothing
 
 

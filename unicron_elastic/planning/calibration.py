@@ -22,8 +22,6 @@ from typing import NamedTuple
 from unicron_elastic.planning.checks import require
 from unicron_elastic.planning.configurations import Configuration, Workload
 
-__all__ = ["Fit", "Overheads", "Point", "correction", "fit", "slowdown", "weighted_median"]
-
 # The smallest micro-batch, where nobody says how many tokens a sample has.
 MICRO_BATCH_TOKENS = 4096.0
 RECOMPUTED = 4.0 / 3.0  # forward, forward again and backward, which takes twice as long as forward

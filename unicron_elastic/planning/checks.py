@@ -7,8 +7,6 @@ from difflib import get_close_matches
 
 from unicron_elastic.faults.text import one_line
 
-__all__ = ["require", "require_count", "require_keys"]
-
 
 def require(is_met: bool, text: str) -> None:
     """Raises ``ValueError`` with ``text`` unless the condition is met; what it cites is made printable."""

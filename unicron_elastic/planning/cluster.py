@@ -10,18 +10,6 @@ from unicron_elastic.planning.checks import require, require_count
 from unicron_elastic.planning.faulting import FaultRate
 from unicron_elastic.planning.tasks import Task
 
-__all__ = [
-    "Cluster",
-    "Event",
-    "NodesJoined",
-    "NodesLost",
-    "NothingChanged",
-    "TaskFinished",
-    "TaskSubmitted",
-    "after",
-    "next_events",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:

@@ -9,8 +9,6 @@ from typing import Literal
 from unicron_elastic.planning.checks import require, require_count
 from unicron_elastic.planning.throughput_shape import Transformer, require_counts
 
-__all__ = ["SHARDINGS", "Configuration", "Sharding", "Workload"]
-
 Sharding = Literal["none", "optimizer", "full"]
 SHARDINGS: tuple[Sharding, ...] = ("none", "optimizer", "full")
 

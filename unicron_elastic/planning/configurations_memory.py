@@ -9,8 +9,6 @@ from __future__ import annotations
 from unicron_elastic.planning.configurations import Configuration, Workload
 from unicron_elastic.planning.throughput_shape import Transformer
 
-__all__ = ["fits", "host_bytes", "memory_bytes", "parameters"]
-
 # Mixed precision with Adam, bytes per parameter: weight in bf16 (2) and gradient in fp32 (4); weight in fp32, mean and
 # variance (12). These are Megatron-LM's numbers (theoretical_memory_usage.py): 18, and 6 + 12/DP with ZeRO-1.
 WEIGHT_AND_GRADIENT_BYTES = 6.0

@@ -11,8 +11,6 @@ from unicron_elastic.planning.configurations import Workload
 from unicron_elastic.planning.decoder import Decoder
 from unicron_elastic.planning.throughput_shape import Transformer
 
-__all__ = ["parse_workload"]
-
 NUMBERS = ("flops_per_sample",)
 FLAGS = ("uneven", "recompute", "sequence_parallel")
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from unicron_elastic.planning.configurations import Configuration, Workload
 from unicron_elastic.planning.configurations_memory import fits, memory_bytes
 
-__all__ = ["configurations", "is_allowed", "why_none"]
-
 
 def configurations(workload: Workload, units: int, proven_bytes: float = 0.0) -> tuple[Configuration, ...]:
     """The configurations that use all GPUs of ``units``; none if there is no such, or too few or too many units.

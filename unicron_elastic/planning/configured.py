@@ -10,16 +10,6 @@ from typing import Any
 from unicron_elastic.planning.checks import require, require_keys
 from unicron_elastic.planning.configurations import Configuration
 
-__all__ = [
-    "CONFIGURATION",
-    "CONFIGURATIONS",
-    "configuration_text",
-    "configurations_text",
-    "parse_configuration",
-    "parse_configurations",
-    "why_begin_again",
-]
-
 CONFIGURATION = "UNICRON_CONFIGURATION"  # of a worker: the one with which it starts
 CONFIGURATIONS = "UNICRON_CONFIGURATIONS"  # of the launcher: those of its job, by number of nodes
 

@@ -20,26 +20,14 @@ from dataclasses import dataclass, replace
 
 from unicron_elastic.planning.cluster import Cluster
 from unicron_elastic.planning.holding import DWELL_S
+from unicron_elastic.planning.nodes import NodeState, is_within
 from unicron_elastic.planning.proposal import Looked, comes_to_the_same, propose, why_overtaken
 from unicron_elastic.planning.published import Published
 from unicron_elastic.planning.reconcile import Movement, reconcile
 from unicron_elastic.planning.situation import Bounds, Changes, expected_tasks, situation_of
-from unicron_elastic.planning.snapshot import JobStatus, NodeState, Snapshot, is_within
+from unicron_elastic.planning.snapshot import JobStatus, Snapshot
 from unicron_elastic.planning.table import Table
 from unicron_elastic.planning.tasks import Task
-
-__all__ = [
-    "AdoptRates",
-    "BuildTable",
-    "Command",
-    "CoordinatorState",
-    "Event",
-    "PublishPlan",
-    "SnapshotSeen",
-    "TableBuilt",
-    "TimePassed",
-    "handle",
-]
 
 REPEAT_S = 5.0  # after which a command that had no effect is given again
 # The model of rates is off by 1 to 2 % in the median, by 10 % in bad cases (docs/throughput.md): less than this is no

@@ -18,8 +18,6 @@ import numpy as np
 from unicron_elastic.planning.prices import Choice, Problem, choice_at, priced
 from unicron_elastic.planning.tasks import Ints
 
-__all__ = ["optimum"]
-
 FAR = 2**62
 GROWTH = 16  # of the budget, when nothing was found within it
 PAIRS = 2**12  # so many combinations are made at once; with more, one option after the other is faster

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from unicron_elastic.planning.checks import require, require_count
 from unicron_elastic.planning.throughput_shape import Transformer, require_counts
 
-__all__ = ["NORMALIZATIONS", "Decoder"]
-
 NORMALIZATIONS = ("LayerNorm", "RMSNorm")
 
 

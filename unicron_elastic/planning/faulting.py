@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from unicron_elastic.planning.checks import require, require_count
 
-__all__ = ["FaultRate"]
-
 DAY_S = 86_400.0
 # 6.50 faults in 1,000 node-days: RSC-1, 16,000 GPUs in nodes of 8, eleven months ("Revisiting Reliability in
 # Large-Scale Machine Learning Research Clusters", arXiv 2410.21680). Others report from 2 to 50.

@@ -12,22 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from unicron_elastic.planning.nodes import is_within
 from unicron_elastic.planning.plan import Plan
 from unicron_elastic.planning.published import Loss
 from unicron_elastic.planning.situation import Changes, usable_nodes
-from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot, is_within
-
-__all__ = [
-    "DWELL_LEAST_S",
-    "DWELL_S",
-    "GIVE_BACK_S",
-    "dwell_s",
-    "dwelling_of",
-    "have_room",
-    "losses_of",
-    "moved_of",
-    "returned_to",
-]
+from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
 
 # Moves without need cost a job a fifth of its time at most. A transition is taken to last a minute until it was
 # measured, and so a job rests for five; one that moves in a second rests for as long as it takes to see how fast it is.

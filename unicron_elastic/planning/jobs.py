@@ -16,8 +16,6 @@ from unicron_elastic.planning.checks import require, require_count, require_keys
 from unicron_elastic.planning.configurations import Workload
 from unicron_elastic.planning.configurations_parse import parse_workload
 
-__all__ = ["GivenRates", "JobSpec", "MeasuredSteps", "Modelled", "Throughput", "parse_job", "parse_jobs"]
-
 NAME_CHARACTERS = 200  # as in the store's records
 GPU_FLOPS = 125e12  # 40 % of an A100's peak, as in the model of throughput
 

@@ -22,18 +22,6 @@ from unicron_elastic.planning.measured_fit import filled
 from unicron_elastic.planning.tasks import Transition
 from unicron_elastic.planning.throughput import ThroughputModel, assumed_flops_per_sample, observed, rates
 
-__all__ = [
-    "Kind",
-    "MeasuredJob",
-    "Now",
-    "OnNodes",
-    "Stay",
-    "achieved_flops_now",
-    "first_rates",
-    "newest_rates",
-    "transition_of",
-]
-
 Kind = Literal["grow", "shrink", "replace"]
 
 NUMBERS_MAX = 64  # of nodes, of which the record knows

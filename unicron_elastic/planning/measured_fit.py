@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-__all__ = ["filled"]
-
 # The part that units do not share has to explain a fifth of itself. Measurements of 7 and of 8 units that differ by
 # noise would give any share otherwise, and those of 4 and of 8 still say what it is.
 SHARE_WEIGHT = 0.2

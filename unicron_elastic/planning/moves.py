@@ -9,8 +9,6 @@ from unicron_elastic.planning.cluster import Cluster
 from unicron_elastic.planning.plan import Move, Share, Wait
 from unicron_elastic.planning.tasks import Task
 
-__all__ = ["moves_of", "shares_of", "waits_of"]
-
 
 def shares_of(cluster: Cluster, counts: Mapping[str, int]) -> tuple[Share, ...]:
     """Before and after, of every task."""

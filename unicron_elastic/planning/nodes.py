@@ -11,8 +11,6 @@ from enum import Enum
 
 from unicron_elastic.planning.checks import require
 
-__all__ = ["REFUSED_S", "Health", "NodeState", "NodeStatus", "Refusal", "is_within"]
-
 REFUSED_S = 600.0  # so long a job that a node has refused is not offered to it again
 
 

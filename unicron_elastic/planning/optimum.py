@@ -14,8 +14,6 @@ from unicron_elastic.planning.prices import Block, Problem
 from unicron_elastic.planning.tasks import Floats, Task
 from unicron_elastic.planning.waf import IMPOSSIBLE, gains, keys
 
-__all__ = ["Solver", "best_counts", "exponent_of"]
-
 VALUE_BITS = 38  # of the sum of all G: differences below 4e-12 of it are none, as are sums of 64 bits without overflow
 
 CHANGED_MAX = 8  # tasks; with more, little is shared

@@ -12,8 +12,6 @@ import numpy as np
 from unicron_elastic.planning.tasks import Ints
 from unicron_elastic.planning.waf import IMPOSSIBLE
 
-__all__ = ["plain_optimum"]
-
 
 def plain_optimum(rows: Sequence[Ints], nodes: int) -> list[int]:
     """How many nodes each task gets: the largest sum of keys with at most ``nodes`` in all.

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple, NoReturn
 from unicron_elastic.faults.text import one_line
 from unicron_elastic.planning.checks import require, require_count
 
-__all__ = ["Move", "Plan", "Share", "Wait"]
-
 
 class Share(NamedTuple):
     """One task's nodes: ``before`` the event, ``lost`` in it, and ``after`` the plan."""

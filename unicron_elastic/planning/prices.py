@@ -15,8 +15,6 @@ import numpy as np
 
 from unicron_elastic.planning.tasks import Ints
 
-__all__ = ["Block", "Choice", "Problem", "choice_at", "priced"]
-
 COST_MAX = 2**60  # of all nodes: what is impossible stays worse than anything else, and all within 64 bits
 ROUNDS = 60  # of the search; it takes 5 to 15, and any price is good enough
 

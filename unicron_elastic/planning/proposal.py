@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from unicron_elastic.planning.holding import DWELL_S, dwell_s, dwelling_of, have_room, losses_of, moved_of, returned_to
+from unicron_elastic.planning.nodes import Health
 from unicron_elastic.planning.plan import Plan, Wait
 from unicron_elastic.planning.published import Loss, Published, Seat
 from unicron_elastic.planning.seating import seated
 from unicron_elastic.planning.situation import Bounds, Changes, changes_of, situation_of
-from unicron_elastic.planning.snapshot import Health, Phase, Snapshot
+from unicron_elastic.planning.snapshot import Phase, Snapshot
 from unicron_elastic.planning.table import Table, plan_for
-
-__all__ = ["Looked", "comes_to_the_same", "propose", "why_overtaken"]
 
 UNCHANGED = "Nothing has changed"  # as the planner says it of what is no event to it
 ROUNDING_S = 1.0  # a sum of moments is rounded

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 from unicron_elastic.planning.checks import require, require_count
 from unicron_elastic.planning.plan import Plan
 
-__all__ = ["Loss", "Published", "Seat"]
-
 
 class Seat(NamedTuple):
     """A node that the plan knew, and the job that it is for, "" for none. ``is_draining``: as it was then."""

@@ -19,8 +19,6 @@ from unicron_elastic.planning.plan import Move, Share
 from unicron_elastic.planning.tasks import Task
 from unicron_elastic.planning.waf import standstill_s, waf_flops
 
-__all__ = ["reason_of"]
-
 NAMED = 3  # so many tasks or moves are named; of more it is said how many they are
 
 

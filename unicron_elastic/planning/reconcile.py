@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from itertools import compress
 from operator import ne
 
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
 from unicron_elastic.planning.published import Published
-from unicron_elastic.planning.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Snapshot
-
-__all__ = ["LendNode", "Movement", "ReturnNode", "StartJob", "StopJob", "movements", "reconcile"]
+from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,6 @@ from statistics import median
 from unicron_elastic.planning.jobs import GPU_FLOPS, GivenRates, JobSpec, MeasuredSteps
 from unicron_elastic.planning.measured import MeasuredJob, newest_rates
 
-__all__ = ["known_gpu_flops"]
-
 STEPS_PER_DECADE = 20  # 12 % each: what a GPU is taken to achieve must not change with every measurement
 
 

@@ -13,11 +13,10 @@ from functools import partial
 from itertools import compress, count, repeat
 from operator import attrgetter, itemgetter, ne
 
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
 from unicron_elastic.planning.published import Loss, Seat
 from unicron_elastic.planning.situation import usable_nodes
-from unicron_elastic.planning.snapshot import Health, NodeState, NodeStatus, Snapshot
-
-__all__ = ["seated"]
+from unicron_elastic.planning.snapshot import Snapshot
 
 # Who keeps its place first: one that works costs most to replace, one on its way to the job least.
 _KEEPS = (NodeState.WORKING, NodeState.JOINING, NodeState.LEAVING)

@@ -22,11 +22,10 @@ from unicron_elastic.planning.cluster import (
     TaskFinished,
     TaskSubmitted,
 )
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
 from unicron_elastic.planning.published import Published, Seat
-from unicron_elastic.planning.snapshot import Health, JobStatus, NodeState, NodeStatus, Snapshot
+from unicron_elastic.planning.snapshot import JobStatus, Snapshot
 from unicron_elastic.planning.tasks import Floats, Task
-
-__all__ = ["Bounds", "Changes", "changes_of", "expected_tasks", "held_nodes", "situation_of", "usable_nodes"]
 
 TASKS_KEPT = 4096
 _tasks: dict[tuple[object, ...], tuple[JobStatus, Task]] = {}  # by what they follow from

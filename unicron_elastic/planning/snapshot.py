@@ -19,11 +19,9 @@ from typing import Any
 from unicron_elastic.planning.checks import require_count
 from unicron_elastic.planning.faulting import FaultRate
 from unicron_elastic.planning.jobs import GPU_FLOPS, JobSpec
-from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus, Refusal, is_within
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
 from unicron_elastic.planning.published import Published
 from unicron_elastic.planning.tasks import Transition
-
-__all__ = ["Health", "JobStatus", "NodeState", "NodeStatus", "Phase", "Refusal", "Snapshot", "is_within"]
 
 _ID = attrgetter("node_id")
 _HEADS_FOR = attrgetter("heads_for")

@@ -18,8 +18,6 @@ from unicron_elastic.planning.reason import reason_of
 from unicron_elastic.planning.tasks import Task
 from unicron_elastic.planning.waf import penalty_flop, waf_flops
 
-__all__ = ["Table", "applied", "build_table", "plan_for"]
-
 
 @dataclass(frozen=True, slots=True)
 class Table:

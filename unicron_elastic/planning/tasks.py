@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from unicron_elastic.planning.checks import require, require_count
 
-__all__ = ["Floats", "Ints", "Task", "Transition", "require_count"]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

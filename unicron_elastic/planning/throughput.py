@@ -16,19 +16,6 @@ from unicron_elastic.planning.configurations_memory import memory_bytes
 from unicron_elastic.planning.configurations_search import configurations, is_allowed, why_none
 from unicron_elastic.planning.throughput_shape import require_counts
 
-__all__ = [
-    "Estimate",
-    "Measurement",
-    "ThroughputModel",
-    "achieved_flops",
-    "assumed_flops_per_sample",
-    "estimate",
-    "estimates",
-    "observed",
-    "rates",
-    "ruled_out",
-]
-
 # Per GPU, before anything is measured: 40 % of an A100's 312 TFLOP/s in bf16. Another GPU needs another value.
 GPU_FLOPS = 125e12
 DEFAULTS = Overheads()

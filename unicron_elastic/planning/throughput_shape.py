@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields
 
 from unicron_elastic.planning.checks import require, require_count
 
-__all__ = ["Transformer", "require_counts"]
-
 # Activations of a layer, bytes per token and hidden unit (kept_bytes).
 REPLICATED_BYTES = 10.0  # on every rank of the tensor group
 DIVIDED_BYTES = 24.0  # shared by the tensor group

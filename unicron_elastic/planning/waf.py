@@ -11,8 +11,6 @@ import numpy as np
 
 from unicron_elastic.planning.tasks import Floats, Ints, Task
 
-__all__ = ["IMPOSSIBLE", "MOVES", "gains", "keys", "penalty_flop", "standstill_s", "waf_flops"]
-
 # The key of what is no option. All real keys of a situation together are within 2**59 (see ``optimum.VALUE_BITS``), and
 # a price times the nodes within 2**60 (see ``prices``): an option loses less than 2**61, and what is impossible more.
 IMPOSSIBLE = -(2**62)

@@ -9,30 +9,6 @@ from unicron_elastic.faults import RootCause
 from unicron_elastic.incident import Incident
 from unicron_elastic.world import Member
 
-__all__ = [
-    "AskToLeave",
-    "AwaitStep",
-    "ChangeWorld",
-    "Command",
-    "DepartWell",
-    "FailJob",
-    "FinishJob",
-    "GatherEvidence",
-    "HoldJoins",
-    "InviteMember",
-    "KillWorkers",
-    "LeaveJob",
-    "MeetNodes",
-    "RecordIncident",
-    "ReplaceWorker",
-    "StartWorkers",
-    "StopWorkers",
-    "Tell",
-    "TellPeers",
-    "TellWorld",
-    "WakeAt",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopWorkers:

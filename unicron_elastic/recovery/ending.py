@@ -15,8 +15,6 @@ from unicron_elastic.recovery.members import is_anyone_elsewhere, is_over, membe
 from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
 from unicron_elastic.world import World
 
-__all__ = ["end_newcomers", "is_unneeded", "left_to_the_others", "member_ended", "parted", "why_not_over"]
-
 OVER = "The training is over: newcomers end."
 
 

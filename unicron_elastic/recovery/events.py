@@ -12,39 +12,6 @@ from typing import TypeAlias
 from unicron_elastic.faults import Failure, HangKind, Severity, Status
 from unicron_elastic.world import World
 
-__all__ = [
-    "Event",
-    "EvidenceGathered",
-    "FirstStepDone",
-    "LeaveAnswered",
-    "MemberEntered",
-    "MemberLeft",
-    "MemberParted",
-    "MemberWentOn",
-    "MembershipChanged",
-    "NodeRecalled",
-    "NodeUnhealthy",
-    "NodesDepart",
-    "NodesLost",
-    "PeerFailed",
-    "StartedWorker",
-    "StateFetched",
-    "StepEnded",
-    "TakenForLost",
-    "TimePassed",
-    "WatchBegan",
-    "WorkerEnding",
-    "WorkerExited",
-    "WorkerOutOfStep",
-    "WorkerRaised",
-    "WorkerReplaced",
-    "WorkersGoOn",
-    "WorkersHung",
-    "WorkersStarted",
-    "WorldBroke",
-    "WorldChanged",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedWorker:

@@ -12,18 +12,6 @@ from unicron_elastic.recovery.policy import Policy
 from unicron_elastic.recovery.records import open_incident
 from unicron_elastic.recovery.state import Hang, JobState, Phase, Worker
 
-__all__ = [
-    "METHOD",
-    "about_hang",
-    "hang_after",
-    "hang_fault",
-    "kill_hung",
-    "observed",
-    "told_if_due",
-    "went_on",
-    "why_act",
-]
-
 METHOD = "online statistics"
 DATA_FACTOR = 10.0  # so much longer may workers make others wait that may themselves wait, for data
 

@@ -41,8 +41,6 @@ from unicron_elastic.recovery.members import (
 from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
 from unicron_elastic.world import World
 
-__all__ = ["AboutWorld", "about_world"]
-
 AboutWorld = (
     WorkerReplaced | MemberEntered | MemberLeft | StateFetched | WorldChanged | WorldBroke | MemberWentOn | MemberParted
 )

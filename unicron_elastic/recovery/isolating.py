@@ -17,9 +17,6 @@ from unicron_elastic.recovery.policy import Verdict
 from unicron_elastic.recovery.records import open_incident
 from unicron_elastic.recovery.state import Departure, JobState, Phase, Recall, RecallStage
 
-__all__ = ["METHOD", "ask", "left", "may_leave", "must_stay", "why_not_ask"]
-
-
 METHOD = "process supervision"
 
 

@@ -16,8 +16,6 @@ from unicron_elastic.recovery.members import has_anyone_parted
 from unicron_elastic.recovery.state import JobState, Join, Phase
 from unicron_elastic.recovery.stopping import summon
 
-__all__ = ["JOIN_DELAY_S", "meet_if_due", "node_departs", "nodes_join", "trains_again"]
-
 JOIN_DELAY_S = 0.2  # more than nodes take to hear the same word, from a watch or at intervals of 0.1 s
 HELD = "it is let in when all workers train again, as they have made their last step for now."
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from unicron_elastic.faults import Fault, Severity, Status
 from unicron_elastic.recovery.policy import Policy
 
-__all__ = ["Attempt", "Rung", "climb"]
-
 # Of these the script is suspected, not the node: on any other node the same would happen. What the list leaves out may
 # be a script's fault too (an illegal memory access often is); who repeats it at the same step fails before, see judge.
 _SCRIPTS_OWN = frozenset(

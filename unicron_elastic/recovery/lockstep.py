@@ -14,8 +14,6 @@ from unicron_elastic.recovery.events import WorkerOutOfStep
 from unicron_elastic.recovery.records import open_incident
 from unicron_elastic.recovery.state import JobState, Worker
 
-__all__ = ["left_alone", "out_of_step_fault"]
-
 DECISION = "Nothing was done: only the script knows whether it was meant."
 
 

@@ -41,27 +41,6 @@ from unicron_elastic.recovery.policy import Verdict, count_repeats, judge, why_n
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
 
-__all__ = [
-    "BREAK_GRACE_S",
-    "BROKE_METHOD",
-    "REPLACE_AFTER_S",
-    "begin_again",
-    "cause_of_breaks",
-    "end_lost",
-    "go_on",
-    "go_on_without",
-    "is_being_answered",
-    "is_in_place",
-    "is_nobody_left",
-    "lost_ended",
-    "reattempt_if_due",
-    "replace_if_due",
-    "replace_lost",
-    "tells_itself",
-    "why_not_in_place",
-    "world_broke",
-]
-
 REPLACE_AFTER_S = 0.25  # the survivors step first, if they do within this time: they need the processors
 BROKE_METHOD = "exception propagation"
 NOBODY_LEFT = "All who had the training state are lost: all workers begin again."

@@ -13,8 +13,6 @@ from unicron_elastic.recovery.events import NodesLost
 from unicron_elastic.recovery.node import open_loss_incident
 from unicron_elastic.recovery.state import JobState, Phase
 
-__all__ = ["booked", "ended", "follows"]
-
 
 def booked(state: JobState, event: NodesLost) -> tuple[JobState, list[Command]]:
     """Opens the incident, unless something else is the matter here, too."""

@@ -79,8 +79,6 @@ from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Phase, Worker
 from unicron_elastic.recovery.stopping import end_of_teardown, named, not_told, stop, stop_ending, summon
 
-__all__ = ["JobState", "Phase", "Worker", "handle"]
-
 
 def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
     """The state after ``event`` and what the agent is to do now. Events that come too late change nothing."""

@@ -5,21 +5,6 @@ from __future__ import annotations
 from unicron_elastic.recovery.state import JobState, Part, Worker
 from unicron_elastic.world import Member
 
-__all__ = [
-    "first_members",
-    "has_anyone_a_part",
-    "has_anyone_parted",
-    "is_anyone_elsewhere",
-    "is_newcomer",
-    "is_over",
-    "living_members",
-    "member_of",
-    "members_here",
-    "name_of",
-    "named",
-    "trains_here",
-]
-
 
 def name_of(state: JobState, worker: Worker) -> str:
     """Of the member that a worker is or will be; nobody else in this job has it, as nodes are called differently."""

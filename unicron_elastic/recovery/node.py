@@ -14,21 +14,6 @@ from unicron_elastic.recovery.policy import Verdict, restart, why_none_left
 from unicron_elastic.recovery.records import EXPLAINS_S
 from unicron_elastic.recovery.state import Departure, JobState, Phase
 
-__all__ = [
-    "LEAVES",
-    "SUSPECT_S",
-    "explained",
-    "is_only_on_its_way",
-    "leave_answered",
-    "leave_job",
-    "left",
-    "may_leave",
-    "node_unhealthy",
-    "open_loss_incident",
-    "turn_back",
-    "weigh",
-]
-
 METHOD = "node health"
 LEAVES = "This node leaves the job."
 KEPT_S = 600.0

@@ -8,17 +8,6 @@ from dataclasses import dataclass, field
 from unicron_elastic.faults import Failure, RootCause, Severity, signature
 from unicron_elastic.planning.configurations import Configuration
 
-__all__ = [
-    "Policy",
-    "Repeats",
-    "Verdict",
-    "count_repeats",
-    "judge",
-    "restart",
-    "restarts_after_progress",
-    "why_none_left",
-]
-
 DO_NOT_RESTART_EXIT_CODE = 93  # nvidia-resiliency-ext's convention for "do not requeue"
 # Signals a program raises by its own fault. SIGKILL and SIGTERM come from outside and prove no bug in the script.
 _OWN_FAULT_EXIT_CODES = frozenset({-4, -6, -7, -8, -11})  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV

@@ -13,23 +13,6 @@ from typing import Any
 
 from unicron_elastic.faults.text import one_line
 
-__all__ = [
-    "LAUNCHER",
-    "TOO_LATE_UNIX_S",
-    "VERSION",
-    "Quarantined",
-    "active",
-    "add",
-    "check_node",
-    "find",
-    "from_document",
-    "is_active",
-    "lift",
-    "parse_duration",
-    "sentence",
-    "to_document",
-]
-
 LAUNCHER = "unicron-run"  # who put a node into quarantine, if no operator did
 VERSION = 1  # of the document; a later one may mean something else by the same fields
 TOO_LATE_UNIX_S = 253_402_128_000.0  # two days before the year 10000, which no calendar here reaches in any time zone

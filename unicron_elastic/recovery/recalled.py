@@ -26,20 +26,6 @@ from unicron_elastic.recovery.members import has_anyone_parted, is_anyone_elsewh
 from unicron_elastic.recovery.state import JobState, Phase, Recall, RecallStage
 from unicron_elastic.recovery.stopping import stop
 
-__all__ = [
-    "ASK_AGAIN_S",
-    "LEAVES",
-    "LEFT_OUT_WITHIN_S",
-    "act_if_due",
-    "answered",
-    "end_workers",
-    "go_on_without",
-    "is_left_out",
-    "left",
-    "node_recalled",
-    "step_ended",
-]
-
 LEAVES = "This node leaves the job, which goes on."
 ASK_AGAIN_S = 1.0  # after it had to stay, although nothing was heard to have changed
 STOP_AFTER_S = 1.0  # the others stop first, also who hears of it late; what fails for that here is told to nobody

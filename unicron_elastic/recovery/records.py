@@ -10,8 +10,6 @@ from unicron_elastic.incident import Incident
 from unicron_elastic.recovery.policy import Verdict
 from unicron_elastic.recovery.state import JobState
 
-__all__ = ["EXPLAINS_S", "judged", "open_incident"]
-
 EXPLAINS_S = 30.0  # a worker's failure so long after a finding on its node is taken for its effect
 
 

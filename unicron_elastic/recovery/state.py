@@ -13,8 +13,6 @@ from unicron_elastic.recovery.ladder import Attempt
 from unicron_elastic.recovery.policy import Policy, Repeats, Verdict
 from unicron_elastic.world import World
 
-__all__ = ["Departure", "Hang", "JobState", "Join", "Part", "Phase", "Recall", "RecallStage", "Start", "Worker"]
-
 
 class Phase(Enum):
     """Where the job stands on this node."""

@@ -10,8 +10,6 @@ from unicron_elastic.recovery.hangs import kill_hung
 from unicron_elastic.recovery.policy import Policy
 from unicron_elastic.recovery.state import JobState, Phase, Worker
 
-__all__ = ["end_at_once", "end_of_teardown", "named", "not_told", "stop", "stop_ending", "summon"]
-
 
 def stop(state: JobState, at: float, reason: str, *, is_anyone_gone: bool = True) -> tuple[JobState, list[Command]]:
     """Tells all workers to stop but those who end by themselves, and ends at once those who hang."""

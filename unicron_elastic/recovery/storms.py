@@ -16,8 +16,6 @@ from unicron_elastic.recovery.members import has_anyone_parted, is_over
 from unicron_elastic.recovery.node import SUSPECT_S
 from unicron_elastic.recovery.state import JobState, Phase, Start, Worker
 
-__all__ = ["may_start_at", "overrun", "pace", "started", "stepped", "why_later"]
-
 WINDOW_S = 60.0
 AT_ONCE = 5  # starts of one worker within the window
 LATER_S = 1.0  # so long after the last one comes the next, and twice as long after that the one after it

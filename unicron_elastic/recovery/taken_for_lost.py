@@ -15,8 +15,6 @@ from unicron_elastic.recovery.state import JobState, Part
 from unicron_elastic.recovery.stopping import end_at_once
 from unicron_elastic.world import World
 
-__all__ = ["begin_anew", "do_others_go_on", "is_left_out"]
-
 ENDS = "The others go on without this node, which they took for lost: its workers end."
 JOINS_AGAIN = "This node joins the others again."
 

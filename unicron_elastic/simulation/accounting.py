@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from unicron_elastic.faults import Severity, Status
 from unicron_elastic.simulation.results import CurvePoint, LostIn, SimulatedIncident
 
-__all__ = ["Books", "Entry", "Stall"]
-
 
 @dataclass(slots=True, eq=False)
 class Entry:

@@ -15,8 +15,6 @@ from unicron_elastic.planning.configurations import Workload
 from unicron_elastic.planning.jobs import JobSpec, Modelled
 from unicron_elastic.planning.throughput_shape import Transformer
 
-__all__ = ["JOB_SETS", "default_jobs", "gpt", "job_set"]
-
 GIB = 2**30
 VOCABULARY, SEQUENCE = 51200, 2048
 # Layers, hidden, heads, samples of a global batch, and the fewest nodes of 8 A100-80GB that have the memory. From table

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Interval", "interval"]
-
 # The 97.5th percentile of Student's t for 1, 2, ... 30 degrees of freedom, then for as many as stand with it.
 _T = (
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),

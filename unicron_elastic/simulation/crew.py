@@ -26,8 +26,6 @@ from unicron_elastic.simulation.strikes import Surroundings
 from unicron_elastic.simulation.training import Training
 from unicron_elastic.world import Member, World
 
-__all__ = ["POLICY", "Crew"]
-
 # The defaults of unicron-run, but for --max-restarts: a job of months has more faults than anybody would set there.
 POLICY = Policy(max_restarts=1_000_000)
 

@@ -17,8 +17,6 @@ from unicron_elastic.planning.optimum import best_counts
 from unicron_elastic.planning.tasks import Task
 from unicron_elastic.simulation.shape import Shape
 
-__all__ = ["RULES", "best_division", "division", "waf_of"]
-
 Jobs = Sequence[tuple[JobSpec, Shape]]
 RULES = ("planned", "equal", "weighted", "sized")
 

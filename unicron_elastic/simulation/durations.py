@@ -16,8 +16,6 @@ from unicron_elastic.planning.checks import require, require_keys
 from unicron_elastic.simulation.history import Method
 from unicron_elastic.simulation.published import COSTS, FIGURES, Figure, Sized, Tag
 
-__all__ = ["DURATIONS", "OWN", "PAPER_DETECTION", "STATE_BYTES", "Durations", "all_durations", "with_own"]
-
 STATE_BYTES = 14.0  # per parameter: bf16 weight (2), fp32 weight, mean and variance (12): as in configurations_memory
 _OURS = "docs/benchmark-{}.md of this repository, 2 cores, CPU, gloo"
 _MEGASCALE = "MegaScale (NSDI'24): initialization under 5 s on 2,048 GPUs, under 30 s on more than 10,000, from memory"

@@ -8,8 +8,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-__all__ = ["Engine", "Planned"]
-
 
 @dataclass(order=True, slots=True)
 class Planned:

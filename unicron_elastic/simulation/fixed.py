@@ -15,8 +15,6 @@ from unicron_elastic.simulation.engine import Engine
 from unicron_elastic.simulation.shape import Shape
 from unicron_elastic.simulation.training import Training
 
-__all__ = ["FixedCluster", "OracleCluster"]
-
 Joins = Callable[[Training, int, Entry | None], None]
 
 

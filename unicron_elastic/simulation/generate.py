@@ -19,8 +19,6 @@ from unicron_elastic.faults import Severity, Status
 from unicron_elastic.simulation.history import KINDS, Fault, History
 from unicron_elastic.simulation.presets import DAY_S, PRESETS, Preset, Repair
 
-__all__ = ["Racks", "generate"]
-
 _NEVER = 1e-12  # faults expected in the whole history, below which there are none
 
 

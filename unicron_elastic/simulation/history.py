@@ -16,21 +16,6 @@ from typing import TypeAlias
 
 from unicron_elastic.faults import SEVERITY_OF, Severity, Status
 
-__all__ = [
-    "KINDS",
-    "Event",
-    "Fault",
-    "History",
-    "JobArrives",
-    "JobEnds",
-    "Kind",
-    "Measured",
-    "Method",
-    "NodeJoins",
-    "NodeLeaves",
-    "order",
-]
-
 
 class Method(str, Enum):
     """How a fault is noticed: the four methods of the Unicron paper, in the words of the incident ledger."""

@@ -49,8 +49,6 @@ from unicron_elastic.simulation.strikes import Strike, Surroundings
 from unicron_elastic.simulation.training import Training
 from unicron_elastic.world import Member
 
-__all__ = ["GONE", "OTHERS", "Ladder"]
-
 OTHERS = Member(name="others", node="others#1", local_rank=0)
 GONE = Member(name="gone", node="gone#1", local_rank=0)  # the node whose loss a survivor hears of
 # A broken node whose job cannot spare it fails again at each restart. The live system never takes it out by itself

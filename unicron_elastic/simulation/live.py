@@ -14,17 +14,16 @@ from dataclasses import replace
 from unicron_elastic.planning import agent, coordinator
 from unicron_elastic.planning.coordinator import AdoptRates, BuildTable, CoordinatorState, PublishPlan, SnapshotSeen
 from unicron_elastic.planning.faulting import FaultRate
+from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
 from unicron_elastic.planning.published import Published
 from unicron_elastic.planning.reconcile import LendNode, ReturnNode, StartJob, StopJob
-from unicron_elastic.planning.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Snapshot
+from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
 from unicron_elastic.simulation.accounting import Entry
 from unicron_elastic.simulation.durations import Durations
 from unicron_elastic.simulation.engine import Engine, Planned
 from unicron_elastic.simulation.live_jobs import LiveJob
 from unicron_elastic.simulation.live_places import Places
 from unicron_elastic.simulation.training import Training
-
-__all__ = ["START_UNIX_S", "LiveCluster"]
 
 START_UNIX_S = 1_704_067_200.0  # when a history begins, by the coordinator's clock: 2024-01-01
 LEAVES_S = 0.1  # that a node takes to leave, after the end of the step in progress

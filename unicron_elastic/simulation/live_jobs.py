@@ -11,8 +11,6 @@ from unicron_elastic.simulation.durations import Durations
 from unicron_elastic.simulation.placing import fetch_s, joined, regroup_s, settle
 from unicron_elastic.simulation.training import Training
 
-__all__ = ["LiveJob"]
-
 
 @dataclass(slots=True)
 class LiveJob:

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 from itertools import compress
 from operator import ne
 
+from unicron_elastic.planning.nodes import NodeStatus
 from unicron_elastic.planning.published import Published
-from unicron_elastic.planning.snapshot import JobStatus, NodeStatus, Phase, Snapshot
-
-__all__ = ["Places"]
+from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
 
 
 class Places:

@@ -7,8 +7,6 @@ from unicron_elastic.simulation.durations import Durations
 from unicron_elastic.simulation.shape import Shape
 from unicron_elastic.simulation.training import Training
 
-__all__ = ["fetch_s", "joined", "regroup_s", "settle"]
-
 
 def regroup_s(training: Training, durations: Durations) -> float:
     """Survivors, or all with newcomers, make a world."""

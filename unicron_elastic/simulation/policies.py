@@ -13,8 +13,6 @@ from types import MappingProxyType
 from unicron_elastic.simulation.durations import DURATIONS, PAPER_DETECTION, Durations
 from unicron_elastic.simulation.published import COSTS, FIGURES, Costs
 
-__all__ = ["ABLATION", "COMPARED", "POLICIES", "Policy"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:

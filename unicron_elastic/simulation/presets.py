@@ -14,8 +14,6 @@ from types import MappingProxyType
 from unicron_elastic.faults import Severity, Status
 from unicron_elastic.simulation.history import KINDS
 
-__all__ = ["DAY_S", "LLAMA_3", "PAPER_MIX", "PRESETS", "Preset", "Repair"]
-
 DAY_S = 86400.0
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}
 

@@ -14,8 +14,6 @@ from types import MappingProxyType
 
 from unicron_elastic.simulation.history import Method
 
-__all__ = ["COSTS", "FIGURES", "Costs", "Figure", "Part", "Sized", "Tag", "all_figures"]
-
 
 class Tag(str, Enum):
     """How sure a figure is."""

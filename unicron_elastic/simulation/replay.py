@@ -29,8 +29,6 @@ from unicron_elastic.simulation.history import (
 )
 from unicron_elastic.simulation.replay_ledger import read_ledgers
 
-__all__ = ["COLUMNS", "read_bamboo", "read_csv", "read_history", "write_csv"]
-
 COLUMNS = ("at_s", "event", "node", "kind", "repair_s", "notice_s", "job")
 _DIRECTIVES = ("name", "duration_s", "nodes", "source")
 _MOST_NODES = 1_000_000

@@ -20,8 +20,6 @@ from unicron_elastic.incident import Incident
 from unicron_elastic.launcher.incidents.ledger import find_ledgers, read_ledger
 from unicron_elastic.simulation.history import Fault, History, Measured
 
-__all__ = ["read_ledgers"]
-
 _LOST = re.compile(r"(\S+) is lost\b")
 # A rank that complains of its peer, and the notice that the peer's node is gone: at most so long between them, which is
 # how long the lease of a silent node lasts, and a second for the notice to come.

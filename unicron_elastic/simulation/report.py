@@ -14,8 +14,6 @@ from unicron_elastic.simulation.confidence import Interval
 from unicron_elastic.simulation.results import LOST_PHASES, SeedResult, SimulatedIncident, StudyResult
 from unicron_elastic.simulation.summary import PolicySummary, summarise
 
-__all__ = ["FORMAT", "incidents_csv", "to_csv", "to_json"]
-
 FORMAT = 1  # grows when a field changes its meaning or goes
 
 

@@ -18,8 +18,6 @@ from unicron_elastic.simulation.signs import Shows, shows
 from unicron_elastic.simulation.strikes import Strike
 from unicron_elastic.simulation.training import Training
 
-__all__ = ["Restarts"]
-
 _WAITS = "waits"  # why a job stands still that cannot go on with fewer nodes
 Takes = Callable[[Strike, float | None], None]  # the strike's node is away for so many seconds; None: for good
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["LOST_PHASES", "CurvePoint", "LostIn", "PolicyResult", "SeedResult", "SimulatedIncident", "StudyResult"]
-
 LOST_PHASES = ("detection", "transition", "sub_healthy", "overhead")
 
 

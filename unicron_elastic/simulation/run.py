@@ -27,8 +27,6 @@ from unicron_elastic.simulation.signs import Shows, shows
 from unicron_elastic.simulation.strikes import Strike
 from unicron_elastic.simulation.training import Training
 
-__all__ = ["Simulation", "simulate"]
-
 # A script's own errors would come on any node: no other one is the cure, and the live system does not look for one.
 _SCRIPTS = frozenset(
     {

@@ -16,8 +16,6 @@ from unicron_elastic.simulation.history import History
 from unicron_elastic.simulation.presets import PRESETS, Repair
 from unicron_elastic.simulation.replay import read_history
 
-__all__ = ["Generated", "Replayed", "Scenario", "Source"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:

@@ -16,8 +16,6 @@ from unicron_elastic.simulation.generate import Racks
 from unicron_elastic.simulation.presets import PRESETS, Repair
 from unicron_elastic.simulation.scenario import Generated, Replayed, Scenario, Source
 
-__all__ = ["parse_jobs_told", "parse_scenario", "preset_scenario", "read_scenario", "replay_scenario"]
-
 KEYS = (
     "name",
     "nodes",

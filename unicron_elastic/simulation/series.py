@@ -11,8 +11,6 @@ from unicron_elastic.simulation.history import Fault, History, NodeJoins, NodeLe
 from unicron_elastic.simulation.results import StudyResult
 from unicron_elastic.simulation.summary import summarise
 
-__all__ = ["Point", "Sensitivity", "healthy_nodes", "sensitivities"]
-
 _VARIED = re.compile(r"(?P<name>.*?)\s*(?P<value>\d+(?:\.\d+)?)\s*(?P<unit>\D*)")
 
 

@@ -11,8 +11,6 @@ from unicron_elastic.planning.jobs import GivenRates, JobSpec, MeasuredSteps, Mo
 from unicron_elastic.planning.measured import first_rates
 from unicron_elastic.planning.throughput import Estimate, ThroughputModel, estimates
 
-__all__ = ["Shape", "shape_of"]
-
 STEP_S = 10.0  # of a job whose rates are given: nothing is known of its steps; those of GPT-3 sizes take 3 to 30 s
 PARAMETERS = 7e9  # of such a job, for the bytes that it moves
 

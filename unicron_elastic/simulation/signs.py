@@ -8,8 +8,6 @@ from types import MappingProxyType
 
 from unicron_elastic.faults import Failure, Status
 
-__all__ = ["Shows", "failure_of", "shows"]
-
 _BACKEND = "torch.distributed.DistBackendError"
 _ACCELERATOR = "torch.AcceleratorError"
 

@@ -10,8 +10,6 @@ from unicron_elastic.recovery.node import SUSPECT_S
 from unicron_elastic.simulation.accounting import Entry
 from unicron_elastic.simulation.history import KINDS, Method
 
-__all__ = ["Strike", "Surroundings"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:

@@ -18,8 +18,6 @@ from unicron_elastic.simulation.results import PolicyResult, SeedResult, StudyRe
 from unicron_elastic.simulation.run import simulate
 from unicron_elastic.simulation.scenario import Generated, Scenario
 
-__all__ = ["VARIED", "study", "study_count", "varied"]
-
 Done = Callable[[], None]
 
 # What can be varied, with values that bracket what the sources have.

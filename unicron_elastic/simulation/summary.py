@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from unicron_elastic.simulation.confidence import Interval, interval
 from unicron_elastic.simulation.results import LOST_PHASES, PolicyResult, SeedResult, StudyResult
 
-__all__ = ["PolicySummary", "summarise"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySummary:

@@ -11,8 +11,6 @@ from unicron_elastic.simulation.confidence import Interval
 from unicron_elastic.simulation.results import LOST_PHASES, StudyResult
 from unicron_elastic.simulation.summary import PolicySummary, summarise
 
-__all__ = ["study_table"]
-
 _PREFIXES = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1.0, ""))
 _HEADS = {
     "detection": "detection",

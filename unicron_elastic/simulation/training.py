@@ -10,8 +10,6 @@ from unicron_elastic.simulation.accounting import Books, Entry, Stall
 from unicron_elastic.simulation.engine import Engine
 from unicron_elastic.simulation.shape import Shape
 
-__all__ = ["Training"]
-
 
 class Training:
     """``checkpoint_s``: the interval of checkpoints, None: there are none; ``overhead``: a part of its rate."""

@@ -13,8 +13,6 @@ import zlib
 
 import torch
 
-__all__ = ["PIECE_BYTES", "SUM_BYTES", "Checksum"]
-
 SUM_BYTES = 16
 _ROW_WORDS = 520  # whole lines of a processor's cache
 _ROW_BYTES = 8 * _ROW_WORDS

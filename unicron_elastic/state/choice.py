@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Offer", "choose", "why_not"]
-
 
 @dataclass(frozen=True, slots=True)
 class Offer:

@@ -10,8 +10,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["CHUNK_BYTES", "Chunks", "Run", "Segment"]
-
 CHUNK_BYTES = 8 * 1024 * 1024
 ALIGNMENT_BYTES = 64
 SEGMENTS_MAX = 64  # in a chunk that is sent tensor by tensor

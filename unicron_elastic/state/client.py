@@ -22,8 +22,6 @@ from unicron_elastic.state.server import own_address
 from unicron_elastic.state.session import Session, SourceUse
 from unicron_elastic.state.wire import Gone, WireError
 
-__all__ = ["Pulled", "SourcesLost", "pull"]
-
 RELEASE_S = 1.0  # for a source to end its hold
 SOURCES_MAX = 16  # of the nearest that are asked
 

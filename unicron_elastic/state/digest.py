@@ -17,8 +17,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-__all__ = ["digests"]
-
 ROWS, COLUMNS = 63, 520  # one odd, so that what changes in a whole column shows; columns in whole lines of a cache
 BLOCK_BYTES = 8 * ROWS * COLUMNS  # fewer elements than those from which torch would sum with several threads
 SMALL_BYTES = 64 * 1024  # below this, torch's calls cost more than the work: such tensors are taken together

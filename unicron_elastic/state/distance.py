@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-__all__ = ["Address", "Distance", "distance", "is_local", "nearest_first", "stripe"]
-
 TEXT_CHARACTERS_MAX = 300
 KINDS = ("replica", "snapshot")
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from unicron_elastic.state.nested import place_of
 
-__all__ = ["bits", "check_same", "load_exactly", "tensors_of"]
-
 CHUNK_BYTES = 64 * 2**20  # of a tensor, compared at once
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from unicron_elastic.state.chunks import Run, Segment
 from unicron_elastic.state.memory import Block, TensorMemory
 
-__all__ = ["Landing"]
-
 
 class Landing:
     """The place of one chunk from one source.

@@ -19,8 +19,6 @@ import torch
 from unicron_elastic.state import skeleton as skeletons
 from unicron_elastic.state.nested import Assembler, Dismantler
 
-__all__ = ["Layout", "TensorSpec", "empty_tensors", "flatten", "rebuild"]
-
 TEXT_CHARACTERS_MAX = 64 * 1024 * 1024
 TENSORS_MAX = 1_000_000
 DIMENSIONS_MAX = 64

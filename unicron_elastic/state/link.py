@@ -20,8 +20,6 @@ from unicron_elastic.state.process_memory import read_memory
 from unicron_elastic.state.serving import F_GET_SEALS, LANES_MAX, SEALS
 from unicron_elastic.state.wire import LAYOUT_BYTES_MAX, Gone, Stream, WireError, greet_server, number, text
 
-__all__ = ["Link"]
-
 CONNECT_S = 2.0
 STALL_S = 10.0  # without a byte, after which a source counts as lost
 _ADDRESS_MAX = 2**64 - 1

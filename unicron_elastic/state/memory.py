@@ -10,8 +10,6 @@ import torch
 
 from unicron_elastic.state.chunks import Chunks, Run, Segment
 
-__all__ = ["Block", "TensorMemory", "view_of"]
-
 
 def view_of(address: int, size: int) -> memoryview:
     """Writable bytes at an address of this process, which whoever calls keeps alive."""

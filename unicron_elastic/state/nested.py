@@ -12,8 +12,6 @@ import torch
 
 from unicron_elastic.state import skeleton as skeletons
 
-__all__ = ["Assembler", "Dismantler", "flat_like", "memory_order", "place_of", "shaped_like", "turned"]
-
 SUPPORTED = (
     "None, bool, int, float, str, bytes, torch.Tensor, torch.Size, NumPy arrays and scalars of numbers, "
     "and lists, tuples and dicts of these with keys that are str or int"

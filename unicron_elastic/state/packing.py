@@ -10,8 +10,6 @@ from torch import Tensor
 
 from unicron_elastic.state.layout import Layout, flatten, rebuild
 
-__all__ = ["pack", "unpack"]
-
 _LENGTH_BYTES = 8
 
 

@@ -6,8 +6,6 @@ import ctypes
 import os
 from collections.abc import Sequence
 
-__all__ = ["allow_readers", "read_memory"]
-
 # From Linux's include/uapi/linux/prctl.h.
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)

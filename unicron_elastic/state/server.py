@@ -20,8 +20,6 @@ from unicron_elastic.state.layout import Layout, check_tensors
 from unicron_elastic.state.serving import Serving
 from unicron_elastic.state.wire import FRAME_BYTES_MAX, Gone, Stream, WireError, greet_client
 
-__all__ = ["Held", "NotAtRest", "Provider", "StateServer", "own_address"]
-
 CONNECTIONS_MAX = 64
 GREETING_S = 5.0
 PATIENCE_S = 30.0  # for a client that does not read what it asked for

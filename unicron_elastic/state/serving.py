@@ -23,8 +23,6 @@ from unicron_elastic.state.memory import Block, TensorMemory
 from unicron_elastic.state.process_memory import allow_readers
 from unicron_elastic.state.wire import FRAME_BYTES_MAX, Stream, WireError, number
 
-__all__ = ["LANES_MAX", "SEALS", "Serving"]
-
 LANES_MAX = 4
 # From Linux's include/uapi/linux/fcntl.h: the other side may rely on the size, and so on reading without SIGBUS.
 F_ADD_SEALS, F_GET_SEALS = 1033, 1034

@@ -27,8 +27,6 @@ from unicron_elastic.state.transfer import (
 )
 from unicron_elastic.state.wire import WireError
 
-__all__ = ["Session", "SourceUse"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -13,8 +13,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["DEPTH_MAX", "INLINE_BYTES_MAX", "check", "float_of", "float_text", "is_plain", "wide_int"]
-
 DEPTH_MAX = 100
 INLINE_BYTES_MAX = 4096  # longer ones travel as a tensor, as JSON would take a third more room for them
 WIDE_INT_DIGITS_MAX = 4096

@@ -7,8 +7,6 @@ from typing import Protocol, TypeVar
 
 from unicron_elastic.state.snapshot_header import Header
 
-__all__ = ["best_for", "newest_common", "outdated", "victim", "why_back"]
-
 Key = tuple[int, ...]  # it begins with the step
 
 

@@ -23,8 +23,6 @@ from unicron_elastic.state.snapshot_file import SnapshotFile
 from unicron_elastic.state.snapshot_header import Header
 from unicron_elastic.state.snapshot_offers import Remote, pull_into
 
-__all__ = ["Exchange", "Servers"]
-
 REMOTES_MAX = 4096  # snapshots that one node tells of: a few for each of its workers, and copies
 LOOK_S = 0.5  # between two looks for a newer snapshot of the neighbour
 OTHERS_TIMEOUT_S = 15.0  # so long the others are waited for, whose workers ask at about the same time

@@ -24,8 +24,6 @@ from unicron_elastic.state.memory import view_of
 from unicron_elastic.state.snapshot_gpu import GpuCopier
 from unicron_elastic.state.snapshot_header import HEADER_BYTES, Header
 
-__all__ = ["SnapshotFile", "read_header"]
-
 ALIGNMENT_BYTES = 64  # of each tensor
 COPY_BYTES = 4 * 1024 * 1024  # at once, without the interpreter
 _F_ADD_SEALS, _F_GET_SEALS, _F_SEAL_SHRINK = 1033, 1034, 0x2  # from Linux's include/uapi/linux/fcntl.h

@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
-__all__ = ["gathering", "own_rank"]
-
 TIMEOUT_S = 600.0  # ranks start at different times, and one may copy for a long while
 _stores: list[Store] = []  # a store that a rank hosts lives as long as this
 

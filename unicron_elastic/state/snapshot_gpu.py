@@ -7,8 +7,6 @@ import ctypes
 import torch
 from torch import Tensor
 
-__all__ = ["GpuCopier"]
-
 BLOCK_BYTES = 32 * 1024 * 1024
 
 

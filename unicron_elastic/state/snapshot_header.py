@@ -10,8 +10,6 @@ import zlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["HEADER_BYTES", "Header"]
-
 HEADER_BYTES = 4096  # of every file, before the layout
 MAGIC = b"unisnap1"
 _FIXED = len(MAGIC) + 8  # and the length and the CRC-32 of the text, 4 bytes each

@@ -16,8 +16,6 @@ from unicron_elastic.state.snapshot_file import SnapshotFile, read_header
 from unicron_elastic.state.snapshot_header import Header
 from unicron_elastic.worker.channel import close_all
 
-__all__ = ["Local", "Offers", "Remote", "pull_into"]
-
 PULL_TIMEOUT_S = 300.0
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Shards", "has_shards", "map_leaves"]
-
 MARK = "unicron:shard"
 
 

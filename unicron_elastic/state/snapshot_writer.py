@@ -21,8 +21,6 @@ from unicron_elastic.state.snapshot_choice import victim
 from unicron_elastic.state.snapshot_file import SnapshotFile
 from unicron_elastic.state.snapshot_gpu import GpuCopier
 
-__all__ = ["SnapshotWriter"]
-
 EXIT_TIMEOUT_S = 120.0  # a copy that takes longer waits for a GPU that hangs
 
 Tell = Callable[[dict[str, Any], Sequence[int]], None]

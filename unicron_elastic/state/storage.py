@@ -27,8 +27,6 @@ from unicron_elastic.state import storage_manifest as manifest
 from unicron_elastic.state.layout import Layout, empty_tensors, flatten, rebuild
 from unicron_elastic.state.snapshot_shards import Shards, has_shards
 
-__all__ = ["Storage", "Stored", "cause_of", "why_not_written"]
-
 # torch warns of what is meant: that one process writes for itself.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", module=r"torch\.distributed\.checkpoint")
 

@@ -16,8 +16,6 @@ from types import MappingProxyType
 
 from unicron_elastic.state.checksum import Checksum
 
-__all__ = ["check", "described", "finish", "folder_of", "remove", "steps_in", "sync", "to_remove"]
-
 MANIFEST = "unicron.json"
 Description = dict[str, int | str]
 READ_BYTES = 4 * 1024 * 1024

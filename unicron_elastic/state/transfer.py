@@ -12,21 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from unicron_elastic.state.distance import Distance, is_local, stripe
 
-__all__ = [
-    "Accept",
-    "ChunkArrived",
-    "ChunkWrong",
-    "Command",
-    "Event",
-    "Fail",
-    "Fetch",
-    "Finish",
-    "SourceLost",
-    "SourceReady",
-    "Transfer",
-    "handle",
-]
-
 SERVING_MAX = 4  # sources that send at the same time; the others wait in reserve
 WRONG_MAX = 3  # chunks with a wrong checksum until a source is no longer asked
 

@@ -21,8 +21,6 @@ from typing import Any
 from unicron_elastic.faults.text import one_line
 from unicron_elastic.seal import SEAL_BYTES, Seal
 
-__all__ = ["FRAME_BYTES_MAX", "Gone", "Stream", "WireError", "greet_client", "greet_server"]
-
 FRAME_BYTES_MAX = 16 * 1024
 LAYOUT_BYTES_MAX = 65 * 1024 * 1024
 VERSION = 2

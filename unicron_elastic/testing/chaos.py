@@ -19,8 +19,6 @@ from unicron_elastic.testing.chaos_words import deed
 from unicron_elastic.worker.imports import after_import
 from unicron_elastic.worker.steps import count_steps
 
-__all__ = ["VARIABLE", "install", "install_from_environment"]
-
 VARIABLE = "UNICRON_CHAOS"
 
 

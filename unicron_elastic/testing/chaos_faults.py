@@ -16,8 +16,6 @@ from typing import NoReturn
 from unicron_elastic.testing.chaos_plan import Fault, How, Kind
 from unicron_elastic.testing.chaos_words import NEEDS_TEST_LIBRARY
 
-__all__ = ["Leak", "Slow", "do", "say"]
-
 MEGABYTE = 2**20
 _CHUNK_BYTES = 64 * MEGABYTE
 _SMALLEST_CHUNK_BYTES = 4096

@@ -23,8 +23,6 @@ from unicron_elastic.compat.loaded import C10D
 from unicron_elastic.testing.chaos_inflight import wait_until_moving
 from unicron_elastic.testing.chaos_plan import Phase
 
-__all__ = ["REDUCTIONS", "Reductions", "Watch"]
-
 REDUCTIONS = frozenset({Phase.BEFORE_REDUCE, Phase.DURING_REDUCE, Phase.AFTER_REDUCE})
 _FUNCTIONS = ("all_reduce", "reduce_scatter_tensor")
 

@@ -9,8 +9,6 @@ import struct
 import time
 from typing import Any
 
-__all__ = ["wait_until_moving"]
-
 # struct tcp_info of include/uapi/linux/tcp.h: tcpi_bytes_acked and tcpi_bytes_received, Linux 4.1 and newer.
 _BYTES_OFFSET = 120
 _INFO_BYTES = _BYTES_OFFSET + 16

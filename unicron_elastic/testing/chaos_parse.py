@@ -16,8 +16,6 @@ from urllib.parse import unquote
 
 from unicron_elastic.testing.chaos_plan import PHASED, UNDRAWABLE, UNTIMED, Fault, How, Kind, Phase, Plan, RandomFaults
 
-__all__ = ["parse"]
-
 
 def parse(text: str) -> Plan:
     """The plan in ``text``. Raises ValueError, whose one sentence names what is wrong and what would be right."""

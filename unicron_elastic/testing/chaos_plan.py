@@ -10,8 +10,6 @@ from random import Random
 from typing import Any
 from urllib.parse import quote
 
-__all__ = ["PHASED", "PROCESS_WIDE", "UNDRAWABLE", "UNTIMED", "Fault", "How", "Kind", "Phase", "Plan", "RandomFaults"]
-
 
 class Kind(Enum):
     """What a worker does to itself."""

@@ -17,8 +17,6 @@ from urllib.parse import unquote
 
 from unicron_elastic.worker.mark import MARK, token_of
 
-__all__ = ["LiveWorker", "find_workers", "send"]
-
 _RANK, _LOCAL_RANK, _RUN_ID = "RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"
 _PAGE = re.compile(r"/memfd:unicron-pulse:(\d+):(\d+):(\S*)")  # as worker.pulse.page_name has it
 

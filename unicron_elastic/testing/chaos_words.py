@@ -6,8 +6,6 @@ from math import inf
 
 from unicron_elastic.testing.chaos_plan import PHASED, Fault, How, Kind, Phase, Plan, RandomFaults
 
-__all__ = ["NEEDS_TEST_LIBRARY", "deed", "explain"]
-
 NEEDS_TEST_LIBRARY = "needs the test library that stands in for NVML"
 
 _MOMENTS = {

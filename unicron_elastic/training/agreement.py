@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from unicron_elastic.training.shares import deal
 
-__all__ = ["Agreement", "NoStateLeft", "Report", "Said", "agree"]
-
 
 class NoStateLeft(Exception):
     """No member of the world has the training state in its memory."""

@@ -16,8 +16,6 @@ from unicron_elastic.training.joining import about_fetched, fetch_state
 from unicron_elastic.training.membership import Membership
 from unicron_elastic.training.speech import MismatchError
 
-__all__ = ["Arrival", "Newcomer"]
-
 ASK_AGAIN_S = 0.1  # after a newcomer found no source of the state, or was too early
 FETCHES_MAX = 2  # of one process; for each that is too slow the others wait in vain, and then while it copies from them
 

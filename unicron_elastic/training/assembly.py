@@ -15,15 +15,14 @@ from torch.distributed import Work
 
 from unicron_elastic.training.agreement import Agreement, Said, agree
 from unicron_elastic.training.collective import AbandonedError, Waiter, keep_for_ever
+from unicron_elastic.training.connecting import Superseded
 from unicron_elastic.training.gradients import Gradients
-from unicron_elastic.training.meeting import Meeting, MissingError, Superseded
+from unicron_elastic.training.meeting import Meeting, MissingError
 from unicron_elastic.training.membership import Membership
 from unicron_elastic.training.speech import MismatchError, read, written
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import MEET, SPARE
 from unicron_elastic.world import World
-
-__all__ = ["BROKEN", "Assembly", "MismatchError", "OverError"]
 
 BROKEN = (RuntimeError, ValueError)  # as which torch raises what befalls a collective; DistError is a RuntimeError
 

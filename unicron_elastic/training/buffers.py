@@ -22,9 +22,6 @@ from unicron_elastic.state.exact import bits, check_same
 from unicron_elastic.state.packing import pack, unpack
 from unicron_elastic.training.statistics import Statistics
 
-__all__ = ["Buffers", "device_of", "given", "named_buffers", "take"]
-
-
 _Seen = tuple[int, int]  # the id of a tensor, and how often it was changed
 
 

@@ -23,8 +23,6 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-__all__ = ["AbandonedError", "Waiter", "as_real", "is_of_script", "keep_for_ever", "wait_let_go"]
-
 LOOK_S = 0.05  # between two looks at whether it is broken
 LAST_LOOK_S = 0.001  # at one for which there is no patience left
 PATIENCE_S = 0.1  # for the broken ones to fail: most do within milliseconds

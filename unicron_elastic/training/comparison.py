@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["MODEL", "NOTES", "ReplicasDifferError", "Told", "Verdict", "differ", "judge", "written"]
-
 MODEL = "model."  # with which the names of the model's own tensors begin
 
 _DIGITS, _BITS = 16, 4  # whose squares, of 50,000 ranks, sum up to less than 2**24, which is exact in fp32

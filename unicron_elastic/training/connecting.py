@@ -14,8 +14,6 @@ from typing import Any
 
 from unicron_elastic.compat.groups import gloo_made_by
 
-__all__ = ["Superseded", "given_up_when"]
-
 LOOK_S = 0.01
 GRACE_S = 0.1  # for connections that are nearly made
 

@@ -32,8 +32,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-__all__ = ["MicroBatchError", "MicroBatches", "ReadAhead", "Shuffle"]
-
 Key = tuple[int, int]  # step and index of a micro-batch
 
 _WORD = (1 << 64) - 1

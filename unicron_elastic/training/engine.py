@@ -36,8 +36,6 @@ from unicron_elastic.training.tree import shares
 from unicron_elastic.training.tree_gradients import TreeGradients
 from unicron_elastic.worker.steps import made_before
 
-__all__ = ["Engine", "MissedStepError"]
-
 DIFFERENT_GOES_S = 120.0  # so long a rank whose state is wrong has to end
 
 

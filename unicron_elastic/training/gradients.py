@@ -25,8 +25,6 @@ from unicron_elastic.state.nested import shaped_like
 from unicron_elastic.training.comparison import written
 from unicron_elastic.training.notes import NOTES_DTYPE, Notes, digest_notes, made_bytes
 
-__all__ = ["BUCKET_BYTES", "Bucket", "Gradients"]
-
 BUCKET_BYTES = 25 * 2**20  # as DDP's
 
 

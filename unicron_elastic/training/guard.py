@@ -10,8 +10,6 @@ from torch.optim import Optimizer, SparseAdam
 
 from unicron_elastic.compat.tensors import unscaled_by
 
-__all__ = ["Guard"]
-
 
 class Guard:
     """Of the registered ``optimizers`` and GradScaler (or None) of a run that trains these parameters of its model.

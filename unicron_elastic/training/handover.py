@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 from unicron_elastic.training.joining import HasState
 from unicron_elastic.training.trainable import Trainable
 
-__all__ = ["Handover"]
-
 Groups = list[list[int]]  # of one optimizer: in each group the positions of its parameters in the model
 
 

@@ -13,8 +13,6 @@ from unicron_elastic.state.layout import Layout, empty_tensors, flatten, rebuild
 from unicron_elastic.state.server import Held, NotAtRest, StateServer
 from unicron_elastic.training.rest import Rest
 
-__all__ = ["Servant", "about_fetched", "about_taken", "fetch_state", "give_state", "receive_state", "take_state"]
-
 REST_TIMEOUT_S = 60.0  # a step may take long, and its end is not at rest
 PULL_TIMEOUT_S = 600.0
 

@@ -32,7 +32,6 @@ from unicron_elastic.worker.worlds import link
 if TYPE_CHECKING:
     from unicron_elastic.state.storage import Storage
 
-__all__ = ["Keeper"]
 
 ANSWER_TIMEOUT_S = 60.0
 

@@ -22,8 +22,6 @@ from unicron_elastic.store_link import break_when_silent
 from unicron_elastic.training.connecting import Superseded, given_up_when
 from unicron_elastic.world import World
 
-__all__ = ["Meeting", "MissingError", "Superseded", "connect_store"]
-
 LOOK_MIN_S, LOOK_MAX_S = 0.0005, 0.05  # between two looks, a tenth of the time that has passed
 STORE_TIMEOUT_S = 30.0
 PROBE_S = 1.0  # so long a host has to answer a connection

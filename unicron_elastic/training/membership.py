@@ -16,8 +16,6 @@ from unicron_elastic.worker.collectives import break_collectives
 from unicron_elastic.worker.worlds import Link, link
 from unicron_elastic.world import Member, World
 
-__all__ = ["AgentMembership", "FixedMembership", "Invitation", "Membership", "membership"]
-
 ANSWER_TIMEOUT_S = 60.0
 NEXT_WORLD_TIMEOUT_S = 120.0  # after a collective failed: the agent decides within milliseconds, if it lives
 

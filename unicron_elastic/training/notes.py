@@ -15,8 +15,6 @@ from torch import Tensor
 
 from unicron_elastic.training.comparison import NOTES as DIGEST_NOTES
 
-__all__ = ["NOTES_DTYPE", "Notes", "digest_notes", "made_bytes"]
-
 NOTES_DTYPE = torch.float32
 _STAMP = 4  # bytes
 _DIGITS, _BASE = 2, 2**20  # in which a number of bytes is written

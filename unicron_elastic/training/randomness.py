@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Randomness"]
-
 _STEP_FACTOR, _INDEX_FACTOR = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F  # odd, so that different pairs differ
 
 

@@ -22,8 +22,6 @@ from unicron_elastic.training.buffers import Buffers
 from unicron_elastic.training.collective import is_of_script
 from unicron_elastic.training.comparison import MODEL, Told, Verdict
 
-__all__ = ["Replicas"]
-
 _SCALER = ("_scale", "_growth_tracker")
 
 

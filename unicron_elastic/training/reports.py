@@ -19,9 +19,6 @@ from torch import Tensor
 from unicron_elastic.training.agreement import Report, Said
 from unicron_elastic.world import World
 
-__all__ = ["Reports"]
-
-
 Place: TypeAlias = tuple[int, int]
 FIRST: Place = (-1, -1)  # where no step has ended yet in this process
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-__all__ = ["Rest"]
-
 _LOOK_S = 0.02
 
 

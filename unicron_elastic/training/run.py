@@ -21,8 +21,6 @@ from unicron_elastic.training.randomness import Randomness
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.step import Step
 
-__all__ = ["Run", "Stateful"]
-
 _OWN_NAMES = frozenset({"model", "optimizer", "scheduler", "scaler"})
 
 

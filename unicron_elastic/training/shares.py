@@ -6,8 +6,6 @@ import heapq
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["deal", "from_ranges", "to_ranges"]
-
 
 def deal(lost: Collection[int], held: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """By rank, what it takes over of the ``lost`` micro-batches; ``held`` is how many each rank has already.

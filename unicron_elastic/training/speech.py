@@ -10,8 +10,6 @@ from typing import Any
 from unicron_elastic.training.agreement import Report, Said
 from unicron_elastic.training.shares import from_ranges, to_ranges
 
-__all__ = ["MismatchError", "read", "written"]
-
 
 class MismatchError(RuntimeError):
     """The members do not run the same training."""

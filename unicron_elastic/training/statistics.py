@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from unicron_elastic.compat.tensors import NormBase
 
-__all__ = ["Statistics"]
-
 _AVERAGED = ("running_mean", "running_var")
 
 

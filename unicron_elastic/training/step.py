@@ -10,8 +10,6 @@ from torch import Tensor
 
 from unicron_elastic.training.engine import Engine
 
-__all__ = ["Step"]
-
 
 class Step:
     """Iterate over it for the micro-batches that this rank is to compute; when that ends, ``p.grad`` is reduced."""

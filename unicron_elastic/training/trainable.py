@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from unicron_elastic.compat.tensors import walked
 from unicron_elastic.training.shares import from_ranges, to_ranges
 
-__all__ = ["Trainable"]
-
 _NAMES_MAX = 3
 
 

@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Addition", "Node", "combine_plan", "covers", "maximal", "merge", "root", "shares"]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Node:

@@ -12,8 +12,6 @@ from unicron_elastic.training.gradients import Gradients
 from unicron_elastic.training.tree import Node, maximal
 from unicron_elastic.training.tree_sum import TreeSum
 
-__all__ = ["TreeGradients"]
-
 
 class TreeGradients(Gradients):
     """What this rank has summed up are sums of whole subtrees; the flat buffers are for the reduced gradients alone."""

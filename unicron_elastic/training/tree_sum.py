@@ -26,8 +26,6 @@ from unicron_elastic.state.nested import flat_like
 from unicron_elastic.training.collective import as_real
 from unicron_elastic.training.tree import Addition, Node, combine_plan, merge, root
 
-__all__ = ["TreeSum"]
-
 Gradients = list[Tensor | None]  # one for each parameter; None where no micro-batch of the node gave it any
 Held = tuple[tuple[Node, ...], ...]
 

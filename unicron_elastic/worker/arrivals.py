@@ -13,8 +13,6 @@ from unicron_elastic.compat.loaded import default_group
 from unicron_elastic.worker import recorder
 from unicron_elastic.worker.channel import Message
 
-__all__ = ["arrivals"]
-
 LATEST = 2000  # collectives that are told of: as many as torch records
 
 

@@ -26,8 +26,6 @@ from unicron_elastic.worker.stacks import offer_stacks
 from unicron_elastic.worker.steps import count_steps
 from unicron_elastic.worker.worlds import offer
 
-__all__ = ["attach", "start"]
-
 # Set by the agent, removed here: the script's environment is torchrun's.
 CONTROL_FD = "UNICRON_CONTROL_FD"
 PULSE_FD = "UNICRON_PULSE_FD"

@@ -14,8 +14,6 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Channel", "ChannelClosed", "Message"]
-
 Message = dict[str, Any]
 
 INLINE_BYTES_MAX = 32 * 1024  # well under the default socket buffer (net.core.wmem_default, 208 KiB)

@@ -25,8 +25,6 @@ from unicron_elastic.compat.loaded import C10D, all_groups, first_registering, h
 from unicron_elastic.worker.gloo_sockets import shut_gloo_connections
 from unicron_elastic.worker.imports import after_import
 
-__all__ = ["Broken", "break_collectives", "free_to_stop", "groups_made", "watch_groups"]
-
 _made: list[None] = []  # one for each group: appending is one step, whichever thread does it
 
 

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
 
-__all__ = ["Control"]
-
 SEND_TIMEOUT_S = 0.5  # the agent reads at once; a stopped agent must not hold up a script for longer
 
 

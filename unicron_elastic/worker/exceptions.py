@@ -13,8 +13,6 @@ from typing import Any
 from unicron_elastic.worker.channel import ChannelClosed, Message
 from unicron_elastic.worker.control import Control
 
-__all__ = ["describe", "propagate"]
-
 MESSAGE_CHARS_MAX = 4_000
 STACK_CHARS_MAX = 20_000
 _PACKAGES = frozenset({"site-packages", "dist-packages"})

@@ -7,8 +7,6 @@ from typing import SupportsFloat
 
 from unicron_elastic.worker.rank_monitor.link import AGENT
 
-__all__ = ["flops_per_step"]
-
 
 def flops_per_step(value: SupportsFloat) -> None:
     """Tells the agent the model FLOPs of one optimizer step of the whole job, of all ranks together.

@@ -16,8 +16,6 @@ import socket
 import stat
 from collections.abc import Iterator
 
-__all__ = ["shut_gloo_connections"]
-
 _TIMEVAL_BYTES = 16  # struct timeval on a 64-bit Linux
 
 

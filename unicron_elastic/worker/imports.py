@@ -10,8 +10,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["after_import"]
-
 
 def after_import(name: str, callback: Callable[[ModuleType], object]) -> None:
     """Calls ``callback`` with the module: now, if it is imported already, else right after its import.

@@ -18,8 +18,6 @@ from typing import Any
 
 from unicron_elastic.compat.loaded import DYNAMO
 
-__all__ = ["hold_back"]
-
 _held_groups: list[object] = []
 
 

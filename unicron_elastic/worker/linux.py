@@ -6,8 +6,6 @@ import ctypes
 import os
 import signal
 
-__all__ = ["become_subreaper", "die_with_parent", "set_thread_name"]
-
 # From Linux's include/uapi/linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

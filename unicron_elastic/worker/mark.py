@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["MARK", "mark_of", "show_mark", "token_of"]
-
 MARK = "UNICRON_RUN_TOKEN"  # the variable; whatever a worker starts inherits it
 
 

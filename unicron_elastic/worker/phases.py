@@ -18,8 +18,6 @@ from typing import Any
 from unicron_elastic.worker.imports import after_import
 from unicron_elastic.worker.pulse import TRAIN, Pulse
 
-__all__ = ["announce_phases", "phase"]
-
 # Who does what: {module: {function: phase}}. The names are those that users would choose.
 _NAMED = {
     "torch.serialization": {"save": "checkpoint", "load": "restore"},

@@ -21,8 +21,6 @@ from unicron_elastic.worker.collectives import break_collectives, free_to_stop
 from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.worlds import hear
 
-__all__ = ["THREAD_NAME", "answer_questions", "position"]
-
 THREAD_NAME = "unicron-answers"  # for the kernel: who asks whether a worker is at work does not mean this thread
 
 GROUPS_MAX = 256  # in an answer; Megatron makes dozens

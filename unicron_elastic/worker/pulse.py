@@ -19,8 +19,6 @@ import time
 from dataclasses import dataclass
 from operator import le
 
-__all__ = ["BEATS_MAX", "MEET", "PHASE_BYTES_MAX", "SPARE", "TRAIN", "Pulse", "PulsePage", "PulseReading", "page_name"]
-
 PAGE_BYTES = 4096
 MAGIC = 0x554E4943_50554C34  # "UNICPUL4"
 STEP_MAX = 2**53  # beyond this a counter is garbage, not a step

@@ -14,8 +14,6 @@ from typing import Any
 from unicron_elastic.compat.loaded import recorded, recorded_status, recorders
 from unicron_elastic.worker.collectives import groups_made
 
-__all__ = ["collectives", "counts", "learn", "needs_to_learn"]
-
 
 class _Numbers:
     """Of the groups, by recorder and name, and how many groups had been made when they were learned."""

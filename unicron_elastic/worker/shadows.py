@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib.machinery import PathFinder
 
-__all__ = ["hidden_modules", "script_folder", "show_hidden"]
-
 
 def script_folder(orig_argv: Sequence[str]) -> str | None:
     """The folder that Python is about to put in front of ``sys.path``; None if it puts none there."""

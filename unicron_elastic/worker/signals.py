@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection
 
-__all__ = ["ignore_instead", "ignored_signals", "inherit"]
-
 _NEVER_CAUGHT = {signal.SIGKILL, signal.SIGSTOP}
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}  # each interpreter ignores them, and subprocess restores them
 

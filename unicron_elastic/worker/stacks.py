@@ -10,8 +10,6 @@ import faulthandler
 import os
 import signal
 
-__all__ = ["FILE_NAME", "STACK_SIGNAL", "offer_stacks"]
-
 STACK_SIGNAL = signal.SIGRTMAX - 2
 FILE_NAME = "unicron-stacks"
 

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 from unicron_elastic.worker.imports import after_import
 
-__all__ = ["Beating", "count_steps", "made_before"]
-
 _before = [0]  # steps that this process has not made itself
 
 

@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from unicron_elastic.compat.loaded import C10D
 
-__all__ = ["Glance", "end_if_stuck", "is_stuck"]
-
 STUCK_S = 5.0
 LOOK_S = 0.5
 _CPU_S = 0.001  # that a thread may use while it waits

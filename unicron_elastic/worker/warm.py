@@ -28,8 +28,6 @@ from unicron_elastic.worker.mark import MARK, show_mark
 from unicron_elastic.worker.shadows import hidden_modules, script_folder
 from unicron_elastic.worker.signals import ignore_instead, ignored_signals
 
-__all__ = ["serve"]
-
 PRELOAD = "UNICRON_PRELOAD"
 TRIAL_DEADLINE_S = 10.0
 REPARENT_DEADLINE_S = 5.0

@@ -17,8 +17,6 @@ from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.stuck import end_if_stuck
 from unicron_elastic.world import World
 
-__all__ = ["Link", "hear", "link", "offer"]
-
 
 class Link:
     """Speaks with the agent about worlds; used by the training loop and by the thread that hears the agent."""

@@ -18,8 +18,6 @@ from unicron_elastic.worker.rank_monitor.link import AGENT
 from unicron_elastic.worker.rank_monitor.measured import Measured
 from unicron_elastic.worker.rank_monitor.sections import Sections
 
-__all__ = ["RankMonitorClient"]
-
 # NVIDIA's Lightning callback insists on finding just these in the configuration. No limit: detection has its own.
 _EXPECTED_SECTIONS = {"setup": None, "step": None, "checkpointing": None}
 _TOO_LITTLE = "not enough was measured to calculate time-outs"

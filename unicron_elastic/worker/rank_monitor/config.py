@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-__all__ = ["CONFIG_PATHS", "FaultToleranceConfig"]
-
 # The variables that hold the file's path: NeMo-Run's, and that of ``ft_launcher --ft-cfg-path``.
 CONFIG_PATHS = ("FAULT_TOL_CFG_PATH", "PET_FT_CFG_PATH")
 _SECTION = "fault_tolerance"

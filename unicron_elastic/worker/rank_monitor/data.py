@@ -6,14 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = [
-    "HeartbeatTimeouts",
-    "RankMonitorClientError",
-    "SectionTimeouts",
-    "WorkloadAction",
-    "WorkloadControlRequest",
-]
-
 
 class RankMonitorClientError(Exception):
     """The client was used wrongly, or has not seen enough yet."""

@@ -19,8 +19,6 @@ from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.rank_monitor.link import AGENT
 from unicron_elastic.worker.steps import Beating
 
-__all__ = ["offer_rank_monitor"]
-
 PACKAGE = "nvidia_resiliency_ext"
 FACADE = f"{PACKAGE}.fault_tolerance"
 CLIENT = f"{FACADE}.rank_monitor_client"

@@ -18,8 +18,6 @@ from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import TRAIN
 from unicron_elastic.worker.steps import Beating
 
-__all__ = ["AGENT", "Heartbeats"]
-
 # Scripts send their first before an optimizer has stepped: NVIDIA's own example in its loop, Lightning in its trial
 # evaluation. NVIDIA too leaves so many iterations out of account (``num_warmup_iterations``).
 HEARTBEATS_WAITED_FOR = 5

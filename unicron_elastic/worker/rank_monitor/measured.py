@@ -13,8 +13,6 @@ from typing import Any
 
 from unicron_elastic.worker.rank_monitor.data import HeartbeatTimeouts, SectionTimeouts
 
-__all__ = ["Measured"]
-
 NEW_SHARE = 0.5
 # Where the longest is kept of what is not a section; no section has such a name, since names are text.
 _FIRST_HEARTBEAT, _HEARTBEAT, _OUTSIDE = 0, 1, 2

@@ -10,8 +10,6 @@ from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import TRAIN
 from unicron_elastic.worker.rank_monitor.data import RankMonitorClientError
 
-__all__ = ["Overdue", "Sections"]
-
 # Sections around a training step are training: its steps are timed one by one, and better than any section.
 STEP_SECTIONS = frozenset({"step", "train", "train_step", "training", "training_step", "iteration"})
 
