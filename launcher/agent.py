@@ -32,7 +32,7 @@ from unicron_elastic.compat.expectations import Part, lacks
 from unicron_elastic.compat.rendezvous import RendezvousClosedError, RendezvousGracefulExitError
 from unicron_elastic.compat.workers import LogsSpecs, PContext
 from unicron_elastic.faults import RootCause
-from unicron_elastic.launcher import failures, isolation, stepping_aside
+from unicron_elastic.launcher import failures, isolation
 from unicron_elastic.launcher.description import describe_workers
 from unicron_elastic.launcher.functions import FunctionWatch
 from unicron_elastic.launcher.hangs.elsewhere import Elsewhere
@@ -252,7 +252,7 @@ class Agent(TorchAgent):
             node=node,
             nodes=group.group_world_size,
         )
-        stepping_aside.workers_began()
+        Runtime.workers_began = True
         self._handle(begun)
         self._join_worlds(node)
         self._start_watches()

@@ -20,6 +20,7 @@ from unicron_elastic.launcher.cluster import cli as cluster_cli
 from unicron_elastic.launcher.cluster import services as cluster_services
 from unicron_elastic.launcher.config import cli as config_cli
 from unicron_elastic.launcher.config.commands import ConfiguredGroup
+from unicron_elastic.launcher.config.table import declare_commands
 from unicron_elastic.launcher.incidents.ledger import find_ledgers, read_ledger
 from unicron_elastic.launcher.plan import cli as plan_cli
 from unicron_elastic.launcher.state_folder import state_folder
@@ -179,3 +180,4 @@ app.command("web")(web_cli.web)
 app.command("simulate")(simulate_cli.simulate)
 for command in (cluster_cli.nodes, cluster_cli.drain, cluster_cli.undrain, cluster_cli.cancel):
     app.command()(command)
+declare_commands(lambda: app)

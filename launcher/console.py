@@ -6,11 +6,10 @@ import os
 import sys
 from typing import Protocol, TextIO
 
-from unicron_elastic.launcher.output import Output, stamped
+from unicron_elastic.launcher.output import PANEL_MIN_ROWS, Output, is_foreground, stamped
 from unicron_elastic.launcher.view import JobView
 
 MODES = ("auto", "panel", "plain", "off")
-PANEL_MIN_ROWS = 12  # below this the panel would take more than half of the screen
 
 
 class Console(Protocol):
@@ -102,11 +101,3 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return stream is not None and stream.isatty()
     except (OSError, ValueError):  # ValueError: closed
         return False
-
-
-def is_foreground(fd: int) -> bool:
-    """False for a job the shell runs in the background: the terminal then belongs to somebody else."""
-    try:
-        return os.tcgetpgrp(fd) == os.getpgrp()
-    except OSError:
-        return True  # not our controlling terminal: nobody else can claim it

@@ -22,6 +22,7 @@ from unicron_elastic.launcher.checks import BadArgument, check
 from unicron_elastic.launcher.cluster.lending import shared_arguments
 from unicron_elastic.launcher.command import warm_command
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, BadConfig, located
+from unicron_elastic.launcher.kept_back import AGENT_VARIABLE
 from unicron_elastic.launcher.metrics.link import take_teller
 from unicron_elastic.launcher.processes import KeeperLost
 from unicron_elastic.launcher.runtime import Runtime
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["config_from_args", "console_script", "get_args_parser", "main", "parse_args", "run"]
 
-AGENT_VARIABLE = "UNICRON_AGENT_PID"  # of the cluster's agent that started this one, and ends it
 
 _TORCHS_OWN = (
     "config_from_args",
@@ -72,11 +72,19 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
     path = os.environ.get(CONFIG_VARIABLE, "").strip() if args.config is None else args.config
     if path or args.config is not None:
         from unicron_elastic.launcher.config.run import with_file
+        from unicron_elastic.launcher.config.table import declare_commands
 
+        declare_commands(_commands)
         argv = with_file(argv, len(args.training_script_args), path)
         args = parser.parse_args(argv)
     arguments.take_variables(args)
     return args, argv
+
+
+def _commands() -> Any:
+    from unicron_elastic.launcher.cli import app
+
+    return app
 
 
 def run(args: argparse.Namespace, runtime: Runtime | None = None) -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from datetime import datetime
 from typing import TextIO
 
+PANEL_MIN_ROWS = 12  # of a terminal; below this a panel would take more than half of the screen
 _MOST_KEPT_BYTES = 1 << 20
 _PATIENCE_S = 0.05  # once per stall, so that what others write to the same place comes after what we wrote first
 _PATIENCE_AT_CLOSE_S = 1.0
@@ -136,3 +137,11 @@ def _own_descriptor(stream: TextIO) -> int | None:
         return os.dup(stream.fileno())
     except (OSError, ValueError, AttributeError):
         return None
+
+
+def is_foreground(fd: int) -> bool:
+    """False for a job the shell runs in the background: the terminal then belongs to somebody else."""
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return True  # not our controlling terminal: nobody else can claim it

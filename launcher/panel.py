@@ -19,8 +19,7 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 
 from unicron_elastic.faults.text import one_line
-from unicron_elastic.launcher.console import PANEL_MIN_ROWS, is_foreground
-from unicron_elastic.launcher.output import Output, stamped
+from unicron_elastic.launcher.output import PANEL_MIN_ROWS, Output, is_foreground, stamped
 from unicron_elastic.launcher.view import JobView, WorkerView
 
 REFRESH_INTERVAL_S = 0.5

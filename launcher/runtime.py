@@ -18,6 +18,8 @@ from unicron_elastic.launcher.warm import WarmProcess, why_not
 class Runtime:
     """Begun before torch is imported, so that the warm process imports it at the same time as the agent."""
 
+    workers_began = False  # of any in this process: from then on a job does not begin again under another agent
+
     def __init__(self, options: Options) -> None:
         self.options = options
         self.loop = Loop()

@@ -15,6 +15,7 @@ from functools import cache
 from unicron_elastic.compat import KNOWN
 from unicron_elastic.compat.expectations import Part, lacks
 from unicron_elastic.launcher.options import OPTIONS
+from unicron_elastic.launcher.runtime import Runtime
 
 # What comes of a torch that is not as expected, whatever it is that was not.
 STRANGE = (AttributeError, ImportError, NameError, TypeError, argparse.ArgumentError)
@@ -26,7 +27,6 @@ class _State:
     """Of this process."""
 
     told = ""
-    has_begun = False  # whether workers of our agent were started
 
 
 @cache
@@ -51,15 +51,10 @@ def tell(why_not_ours_after_all: str = "") -> None:
             print(f"unicron-run: {line}", file=sys.stderr)
 
 
-def workers_began() -> None:
-    """From now on a job does not begin again under another agent."""
-    _State.has_begun = True
-
-
 def may_step_aside() -> bool:
     """Return whether what was raised may be laid to a torch that is not known, with nothing begun."""
     oldest, newest = map(_minor, KNOWN)
-    return not _State.has_begun and not oldest <= _minor(_version()) <= newest
+    return not Runtime.workers_began and not oldest <= _minor(_version()) <= newest
 
 
 def run_as_torchrun(argv: Sequence[str], error: Exception) -> None:

@@ -18,8 +18,6 @@ from unicron_elastic.worker.mark import MARK, mark_of
 from unicron_elastic.worker.signals import ignored_signals
 
 READY_DEADLINE_S = 120.0  # importing torch from a cold network file system
-# torch._dynamo is imported by the first optimizer a script creates: 0.7 s of each start otherwise.
-PRELOAD_DEFAULT = "?numpy,torch,torch.distributed,torch.nn.parallel,torch.utils.data,?torch._dynamo"
 
 
 def injected(env: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from unicron_elastic.compat.command_line import TorchMissing
 from unicron_elastic.launcher.arguments import get_args_parser
 from unicron_elastic.launcher.cluster.lending import OF_SUBMISSION, without_options
-from unicron_elastic.launcher.main import AGENT_VARIABLE
+from unicron_elastic.launcher.kept_back import AGENT_VARIABLE
 from unicron_elastic.planning.best_configurations import configurations_of
 from unicron_elastic.planning.configured import CONFIGURATIONS, configurations_text
 from unicron_elastic.planning.jobs import JobSpec

@@ -71,14 +71,23 @@ def _endpoint(value: str) -> str:
 # -- unicron -------------------------------------------------------------------------------------------------------
 
 
+class _Declared:
+    """What was said of the commands, which stand above this room and import it."""
+
+    load: Callable[[], Any]
+
+
+def declare_commands(load: Callable[[], Any]) -> None:
+    """Say where the typer application with the commands of ``unicron`` comes from; ``load`` is called when needed."""
+    _Declared.load = load
+
+
 @cache
 def commands() -> dict[Words, Any]:
     """Each command of ``unicron`` by its words."""
     import typer
 
-    from unicron_elastic.launcher.cli import app
-
-    return dict(walk(typer.main.get_command(app)))
+    return dict(walk(typer.main.get_command(_Declared.load())))
 
 
 def walk(command: Any, words: Words = ()) -> Iterator[tuple[Words, Any]]:
