@@ -6,9 +6,9 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-from unicron_elastic.planning.calibration import Point
-from unicron_elastic.planning.configurations import Configuration, Sharding, Workload
-from unicron_elastic.planning.throughput_shape import Transformer
+from unicron_elastic.planning.model.calibration import Point
+from unicron_elastic.planning.model.configurations import Configuration, Sharding, Workload
+from unicron_elastic.planning.model.shape import Transformer
 
 MOSAICML = Path(__file__).parent / "data" / "mosaicml_mfu_seq2048.csv"
 GIB = 2**30

@@ -12,13 +12,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from unicron_elastic.planning import agent
-from unicron_elastic.planning.agent import AgentState, handle
-from unicron_elastic.planning.jobs import JobSpec
-from unicron_elastic.planning.nodes import NodeState, NodeStatus
-from unicron_elastic.planning.published import Published
-from unicron_elastic.planning.snapshot import Phase
-from unicron_elastic.rendezvous.plan_keys import (
+from unicron_elastic.planning.coordinate import agent
+from unicron_elastic.planning.coordinate.agent import AgentState, handle
+from unicron_elastic.planning.coordinate.nodes import NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.published import Published
+from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.model.jobs import JobSpec
+from unicron_elastic.rendezvous.plan.mirror import PlanMirror
+from unicron_elastic.rendezvous.records.plan import (
+    PhaseRecord,
+    parse_node_status,
+    parse_order,
+    parse_phase,
+    parse_spec,
+    status_text,
+)
+from unicron_elastic.rendezvous.records.plan_keys import (
     CURRENT,
     FAULTS,
     JOB_RECORDS,
@@ -30,16 +39,7 @@ from unicron_elastic.rendezvous.plan_keys import (
     order_key,
     status_key,
 )
-from unicron_elastic.rendezvous.plan_mirror import PlanMirror
-from unicron_elastic.rendezvous.plan_records import (
-    PhaseRecord,
-    parse_node_status,
-    parse_order,
-    parse_phase,
-    parse_spec,
-    status_text,
-)
-from unicron_elastic.rendezvous.store import Change, Changes, Entry, LeaseGoneError, Put, Store, WatchItem
+from unicron_elastic.rendezvous.store.interface import Change, Changes, Entry, LeaseGoneError, Put, Store, WatchItem
 
 WRITERS = 4  # threads, each with a connection; an agent always has the same one
 LEASE_TTL_S = 300.0

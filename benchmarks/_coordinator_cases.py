@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 from _planning_cases import cluster
 
-from unicron_elastic.planning.jobs import GivenRates, JobSpec
-from unicron_elastic.planning.measured import MeasuredJob
-from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
-from unicron_elastic.planning.proposal import propose
-from unicron_elastic.planning.snapshot import Snapshot
-from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys
-from unicron_elastic.rendezvous.plan_mirror import PlanMirror
-from unicron_elastic.rendezvous.plan_records import spec_text
-from unicron_elastic.rendezvous.store import Put
+from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.proposal import propose
+from unicron_elastic.planning.coordinate.snapshot import Snapshot
+from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
+from unicron_elastic.planning.model.measured import MeasuredJob
+from unicron_elastic.rendezvous.plan.mirror import PlanMirror
+from unicron_elastic.rendezvous.records.plan import spec_text
+from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
+from unicron_elastic.rendezvous.store.interface import Put
 
 STANDS_STILL_S = 0.5  # a job, whenever its nodes change: then it rests for DWELL_LEAST_S
 MOST = 1.5  # times its equal share: so much the largest job can use

@@ -8,14 +8,14 @@ from dataclasses import replace
 from statistics import median
 from typing import TypeVar
 
-from unicron_elastic.planning.coordinator import CoordinatorState, SnapshotSeen, handle
-from unicron_elastic.planning.nodes import Health, NodeStatus
-from unicron_elastic.planning.proposal import propose, why_overtaken
-from unicron_elastic.planning.published import Published
-from unicron_elastic.planning.reconcile import reconcile
-from unicron_elastic.planning.situation import Bounds, Changes, situation_of
-from unicron_elastic.planning.table import build_table
-from unicron_elastic.rendezvous.plan_mirror import PlanMirror
+from unicron_elastic.planning.allocate.table import build_table
+from unicron_elastic.planning.coordinate.coordinator import CoordinatorState, SnapshotSeen, handle
+from unicron_elastic.planning.coordinate.nodes import Health, NodeStatus
+from unicron_elastic.planning.coordinate.proposal import propose, why_overtaken
+from unicron_elastic.planning.coordinate.published import Published
+from unicron_elastic.planning.coordinate.reconcile import reconcile
+from unicron_elastic.planning.coordinate.situation import Bounds, Changes, situation_of
+from unicron_elastic.rendezvous.plan.mirror import PlanMirror
 
 TIMES = 9
 T = TypeVar("T")

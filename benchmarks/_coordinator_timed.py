@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.planning import coordinator, proposal
-from unicron_elastic.planning.published import Published
-from unicron_elastic.rendezvous.plan_mirror import PlanMirror
-from unicron_elastic.rendezvous.plan_term import Term
+from unicron_elastic.planning.coordinate import coordinator, proposal
+from unicron_elastic.planning.coordinate.published import Published
+from unicron_elastic.rendezvous.plan.mirror import PlanMirror
+from unicron_elastic.rendezvous.plan.term import Term
 
 PARTS: tuple[tuple[str, object, str], ...] = (
     ("look, the rest", Term, "look"),

@@ -114,7 +114,11 @@ class Strikes:
 
     def install(self) -> None:
         """Wraps what it takes; before the run is made, which gets small buckets."""
-        from unicron_elastic.training import assembly, engine, gradients, joining, meeting, tree_gradients, tree_sum
+        from unicron_elastic.training import engine
+        from unicron_elastic.training.group import assembly, joining
+        from unicron_elastic.training.group import regroup as meeting
+        from unicron_elastic.training.step import gradients, tree_gradients
+        from unicron_elastic.training.step import tree as tree_sum
 
         for kind in (gradients.Gradients, tree_gradients.TreeGradients):
             kind.__init__.__kwdefaults__["bucket_bytes"] = SEVERAL_BUCKETS_BYTES

@@ -12,13 +12,13 @@ from functools import cache
 
 import numpy as np
 
-from unicron_elastic.planning.cluster import Cluster
-from unicron_elastic.planning.configurations import Workload
-from unicron_elastic.planning.configurations_memory import parameters
-from unicron_elastic.planning.faulting import PRIOR_NODE_S, FaultRate
-from unicron_elastic.planning.tasks import Task, Transition
-from unicron_elastic.planning.throughput import GPU_FLOPS, ThroughputModel, rates
-from unicron_elastic.planning.throughput_shape import Transformer
+from unicron_elastic.planning.allocate.cluster import Cluster
+from unicron_elastic.planning.model.configurations import Workload
+from unicron_elastic.planning.model.faulting import PRIOR_NODE_S, FaultRate
+from unicron_elastic.planning.model.memory import parameters
+from unicron_elastic.planning.model.shape import Transformer
+from unicron_elastic.planning.model.tasks import Task, Transition
+from unicron_elastic.planning.model.throughput import GPU_FLOPS, ThroughputModel, rates
 
 GPUS = 128
 NODE_GPUS = 8

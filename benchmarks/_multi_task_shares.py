@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 from _multi_task_cases import GPUS, Job, cluster_of
 
-from unicron_elastic.planning.optimum import best_counts
-from unicron_elastic.planning.tasks import Task
-from unicron_elastic.planning.waf import waf_flops
+from unicron_elastic.planning.allocate.optimum import best_counts
+from unicron_elastic.planning.model.tasks import Task
+from unicron_elastic.planning.model.waf import waf_flops
 
 Counts = dict[str, int]
 

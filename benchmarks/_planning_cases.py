@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from unicron_elastic.planning.cluster import Cluster
-from unicron_elastic.planning.tasks import Floats, Task, Transition
+from unicron_elastic.planning.allocate.cluster import Cluster
+from unicron_elastic.planning.model.tasks import Floats, Task, Transition
 
 NODE_FLOPS = 8 * 125e12
 FEASIBLE = ("any", "any", "multiples", "divisors")

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from unicron_elastic.planning.cluster import Cluster
-from unicron_elastic.planning.tasks import Floats, Ints, Task
-from unicron_elastic.planning.waf import waf_flops
+from unicron_elastic.planning.allocate.cluster import Cluster
+from unicron_elastic.planning.model.tasks import Floats, Ints, Task
+from unicron_elastic.planning.model.waf import waf_flops
 
 NODE_WORKERS = 8  # Pollux places replicas on machines; here a worker is a GPU of one
 SIA_POWER, SIA_WAITING = -0.5, 1.1  # p and lambda_n as Sia's artifacts have them

@@ -25,8 +25,8 @@ sys.path.insert(0, str(EXAMPLE))
 from run import DEVICE_MS, HOSTS, MICRO_BATCH_FLOPS, MICRO_BATCHES, NODES, WEIGHTS, Cluster  # noqa: E402
 from waf import Job  # noqa: E402
 
-from unicron_elastic.launcher.incidents.ledger import FILE_NAME  # noqa: E402
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd  # noqa: E402
+from unicron_elastic.base.ledger import FILE_NAME  # noqa: E402
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd  # noqa: E402
 from unicron_elastic.testing.chaos_processes import LiveWorker, find_workers  # noqa: E402
 
 KINDS = ("kill", "kill", "kill", "kill", "lose", "lose", "raise", "raise")  # in an order that the seed says

@@ -15,19 +15,19 @@ from _prediction_sums import integral, seated, steps_between
 from waf import Job, made_at
 
 from unicron_elastic.faults import Status
-from unicron_elastic.planning.configurations import Workload
-from unicron_elastic.planning.jobs import JobSpec, Modelled
-from unicron_elastic.planning.throughput import assumed_flops_per_sample
-from unicron_elastic.recovery.losses import REPLACE_AFTER_S
-from unicron_elastic.simulation.durations import DURATIONS, Durations
-from unicron_elastic.simulation.history import Fault, History, Method
-from unicron_elastic.simulation.policies import POLICIES
-from unicron_elastic.simulation.published import Figure, Tag
-from unicron_elastic.simulation.replay_ledger import read_ledgers
-from unicron_elastic.simulation.results import SeedResult
-from unicron_elastic.simulation.run import simulate
-from unicron_elastic.simulation.scenario import Replayed, Scenario
-from unicron_elastic.simulation.shape import shape_of
+from unicron_elastic.planning.model.configurations import Workload
+from unicron_elastic.planning.model.jobs import JobSpec, Modelled
+from unicron_elastic.planning.model.throughput import assumed_flops_per_sample
+from unicron_elastic.recovery.worker_loss import REPLACE_AFTER_S
+from unicron_elastic.simulation.history.events import Fault, History, Method
+from unicron_elastic.simulation.history.ledgers import read_ledgers
+from unicron_elastic.simulation.model.durations import DURATIONS, Durations
+from unicron_elastic.simulation.model.published import Figure, Tag
+from unicron_elastic.simulation.model.results import SeedResult
+from unicron_elastic.simulation.model.scenario import Replayed, Scenario
+from unicron_elastic.simulation.model.shape import shape_of
+from unicron_elastic.simulation.policies.policies import POLICIES
+from unicron_elastic.simulation.study.run import simulate
 
 PARAMETERS = 172_416  # of the model in examples/two_jobs/train.py
 MEETS_S = DURATIONS.meets.value

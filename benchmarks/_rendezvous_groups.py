@@ -26,10 +26,10 @@ from _rendezvous_jobs import TUNED_C10D
 from _rendezvous_names import without_name_server
 from _scenarios import Run
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.store import StoreError
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import StoreError
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 AGENTS = Path(__file__).parent / "_rendezvous_agents.py"
 OURS, C10D = "unicron", "c10d"

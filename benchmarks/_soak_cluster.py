@@ -20,13 +20,13 @@ from _soak_processes import count_files, look_at
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "cluster"))
 import hosts
 
-from unicron_elastic.planning.nodes import NodeState
-from unicron_elastic.rendezvous.cluster_records import LEADER, parse_leader
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.plan_keys import PLAN
-from unicron_elastic.rendezvous.plan_mirror import PlanMirror
+from unicron_elastic.planning.coordinate.nodes import NodeState
+from unicron_elastic.rendezvous.plan.mirror import PlanMirror
+from unicron_elastic.rendezvous.records.cluster import LEADER, parse_leader
+from unicron_elastic.rendezvous.records.plan_keys import PLAN
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 from unicron_elastic.testing.chaos_processes import LiveWorker, find_workers
 
 __all__ = ["COORDINATOR", "HOSTS", "JOBS", "SPARED", "Cluster", "Spec", "kill"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from _soak_chaos import Struck
 
-from unicron_elastic.incident import Incident
+from unicron_elastic.base.incident import Incident
 
 __all__ = ["Told", "open_incidents", "outcomes", "unexplained"]
 

@@ -18,8 +18,8 @@ from _soak_incidents import Told, open_incidents, outcomes, unexplained
 from _soak_steps import Drift, Made, compare, moments, read_steps, went_back
 from _soak_trends import BOUNDS, Series, Trend, climb, second_half, slopes, trend
 
-from unicron_elastic.incident import Incident
-from unicron_elastic.launcher.incidents.ledger import find_ledgers, read_ledger
+from unicron_elastic.base.incident import Incident
+from unicron_elastic.base.ledger import find_ledgers, read_ledger
 
 __all__ = ["Kept", "lasting_leases", "lines"]
 

@@ -15,9 +15,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from unicron_elastic.rendezvous.heartbeat_wire import Nonces, line, read, read_sealed, seal_of, sealed_line
-from unicron_elastic.seal import Seal
-from unicron_elastic.state.checksum import Checksum
+from unicron_elastic.base.seal import Seal
+from unicron_elastic.rendezvous.cluster.heartbeat_wire import Nonces, line, read, read_sealed, seal_of, sealed_line
+from unicron_elastic.state.digest import Checksum
 
 SECRET = "5e" * 32
 FAULT = {"fault": {"job": "chat", "round": 3, "reason": "Rank 3 was killed by SIGKILL (exit code -9)."}}

@@ -26,10 +26,10 @@ from _calibration_data import (
     mosaicml,
 )
 
-from unicron_elastic.planning.calibration import Overheads, Point, correction, fit, slowdown
-from unicron_elastic.planning.configurations import Configuration, Workload
-from unicron_elastic.planning.configurations_memory import fits, memory_bytes
-from unicron_elastic.planning.throughput import GPU_FLOPS, ThroughputModel, observed, rates
+from unicron_elastic.planning.model.calibration import Overheads, Point, correction, fit, slowdown
+from unicron_elastic.planning.model.configurations import Configuration, Workload
+from unicron_elastic.planning.model.memory import fits, memory_bytes
+from unicron_elastic.planning.model.throughput import GPU_FLOPS, ThroughputModel, observed, rates
 
 Predict = Callable[[Sequence[Point], Point], float]
 

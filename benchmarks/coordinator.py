@@ -33,13 +33,13 @@ from _coordinator_report import Result, machine_line, parts_table, steps_table, 
 from _coordinator_steps import steps
 from _report import describe_machine
 
-from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
-from unicron_elastic.rendezvous.cluster_records import LEADER
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.plan_records import parse_node_status, parse_order
-from unicron_elastic.rendezvous.store import Store
+from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus
+from unicron_elastic.rendezvous.records.cluster import LEADER
+from unicron_elastic.rendezvous.records.plan import parse_node_status, parse_order
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import Store
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 TIMED = Path(__file__).parent / "_coordinator_timed.py"
 SETTLE_S = 300.0

@@ -22,8 +22,7 @@ from _report import confidence
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizer_module
 
-from unicron_elastic.worker.pulse import Pulse, PulsePage
-from unicron_elastic.worker.steps import count_steps
+from unicron_elastic.worker.pulse import Pulse, PulsePage, count_steps
 
 
 def main() -> None:

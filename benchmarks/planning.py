@@ -29,12 +29,12 @@ from _planning_peers import (
     unweighted,
 )
 
-from unicron_elastic.planning.cluster import Cluster, NodesLost, after
-from unicron_elastic.planning.optimum import best_counts, exponent_of
-from unicron_elastic.planning.plain import plain_optimum
-from unicron_elastic.planning.table import Table, build_table
-from unicron_elastic.planning.tasks import Ints
-from unicron_elastic.planning.waf import IMPOSSIBLE, gains, keys
+from unicron_elastic.planning.allocate.cluster import Cluster, NodesLost, after
+from unicron_elastic.planning.allocate.optimum import best_counts, exponent_of
+from unicron_elastic.planning.allocate.paper import plain_optimum
+from unicron_elastic.planning.allocate.table import Table, build_table
+from unicron_elastic.planning.model.tasks import Ints
+from unicron_elastic.planning.model.waf import IMPOSSIBLE, gains, keys
 
 SIZES = ((128, 6), (2048, 64), (12_500, 100))
 LOOKUPS = 20_000

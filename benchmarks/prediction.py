@@ -29,7 +29,7 @@ from _prediction_live import Struck, live
 from _prediction_model import DOCUMENTED, Calibration, Kept, Prediction, calibrate, faults_of, predict
 from _report import describe_machine
 
-from unicron_elastic.simulation.history import Measured
+from unicron_elastic.simulation.history.events import Measured
 
 QUIET_S = 6.0  # before a fault, when all train: how much the rate there differs from that of the beginning is noise
 WHAT = {"kill": "SIGKILL", "raise": "raises", "lose": "host lost"}

@@ -29,7 +29,7 @@ from _rendezvous_report import failures, progress, table, write_json
 from _report import describe_machine
 from _scenarios import Run
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 T = TypeVar("T")
 

@@ -19,16 +19,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unicron_elastic.planning import coordinator
-from unicron_elastic.planning.coordinator import CoordinatorState, PublishPlan, handle
-from unicron_elastic.simulation.builtin import gpt
-from unicron_elastic.simulation.policies import COMPARED, POLICIES
-from unicron_elastic.simulation.report import to_json
-from unicron_elastic.simulation.results import SeedResult
-from unicron_elastic.simulation.run import Simulation
-from unicron_elastic.simulation.scenario import Generated, Scenario
-from unicron_elastic.simulation.scenario_parse import preset_scenario
-from unicron_elastic.simulation.studies import study
+from unicron_elastic.planning.coordinate import coordinator
+from unicron_elastic.planning.coordinate.coordinator import CoordinatorState, PublishPlan, handle
+from unicron_elastic.simulation.model.results import SeedResult
+from unicron_elastic.simulation.model.scenario import Generated, Scenario
+from unicron_elastic.simulation.policies.policies import COMPARED, POLICIES
+from unicron_elastic.simulation.study.report import to_json
+from unicron_elastic.simulation.study.run import Simulation
+from unicron_elastic.simulation.study.scenario_file import gpt, preset_scenario
+from unicron_elastic.simulation.study.studies import study
 
 NODE_GPUS = 8
 SIZES = ("70B", "175B", "175B", "70B")

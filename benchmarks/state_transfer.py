@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
-from unicron_elastic.state.client import pull
 from unicron_elastic.state.layout import flatten
-from unicron_elastic.state.memory import view_of
-from unicron_elastic.state.server import Held, StateServer
+from unicron_elastic.state.pull.client import pull
+from unicron_elastic.state.pull.memory import view_of
+from unicron_elastic.state.pull.server import Held, StateServer
 
 KEY = b"benchmark"
 TENSORS = 40

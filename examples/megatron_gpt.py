@@ -44,7 +44,7 @@ from torch import Tensor
 
 import unicron_elastic.megatron
 from unicron_elastic.megatron import cpu_stand_in
-from unicron_elastic.planning.configurations import Configuration
+from unicron_elastic.planning.model.configurations import Configuration
 
 VOCABULARY = 256  # the tokens are bytes
 MICRO_BATCH = 4

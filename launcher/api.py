@@ -13,11 +13,11 @@ from unicron_elastic.compat.expectations import Part, lacks
 from unicron_elastic.compat.launch import LaunchConfig, agent_launcher, torch_api
 from unicron_elastic.compat.signatures import only_accepted
 from unicron_elastic.launcher import stepping_aside
-from unicron_elastic.launcher.runtime import Runtime
+from unicron_elastic.launcher.agent.process.runtime import Runtime
 
 if not stepping_aside.why_not_ours():
-    from unicron_elastic.launcher.agent import Agent as LocalElasticAgent
-    from unicron_elastic.rendezvous.choose import rendezvous_handler
+    from unicron_elastic.launcher.agent.core.agent import Agent as LocalElasticAgent
+    from unicron_elastic.rendezvous.torch.choose import rendezvous_handler
 
 __all__ = ["LaunchConfig", "_get_addr_and_port", "_get_entrypoint_name", "elastic_launch", "launch_agent"]
 

@@ -13,19 +13,22 @@ from typing import Annotated
 import typer
 
 from unicron_elastic import __version__
-from unicron_elastic.incident import Incident
-from unicron_elastic.launcher import chaos_cli, etcd_cli, quarantine_cli, simulate_cli
-from unicron_elastic.launcher.answers import BAD_USAGE, NOTHING_FOUND, fail
-from unicron_elastic.launcher.cluster import cli as cluster_cli
-from unicron_elastic.launcher.cluster import services as cluster_services
-from unicron_elastic.launcher.config import cli as config_cli
+from unicron_elastic.base.incident import Incident
+from unicron_elastic.base.ledger import find_ledgers, read_ledger
+from unicron_elastic.base.state_folder import state_folder
+from unicron_elastic.launcher.commands import chaos as chaos_cli
+from unicron_elastic.launcher.commands import cluster as cluster_cli
+from unicron_elastic.launcher.commands import config as config_cli
+from unicron_elastic.launcher.commands import etcd as etcd_cli
+from unicron_elastic.launcher.commands import plan as plan_cli
+from unicron_elastic.launcher.commands import quarantine as quarantine_cli
+from unicron_elastic.launcher.commands import services as cluster_services
+from unicron_elastic.launcher.commands import simulate as simulate_cli
+from unicron_elastic.launcher.commands import status as status_cli
+from unicron_elastic.launcher.commands import web as web_cli
+from unicron_elastic.launcher.config.answers import BAD_USAGE, NOTHING_FOUND, fail
 from unicron_elastic.launcher.config.commands import ConfiguredGroup
 from unicron_elastic.launcher.config.table import declare_commands
-from unicron_elastic.launcher.incidents.ledger import find_ledgers, read_ledger
-from unicron_elastic.launcher.plan import cli as plan_cli
-from unicron_elastic.launcher.state_folder import state_folder
-from unicron_elastic.launcher.status import cli as status_cli
-from unicron_elastic.launcher.web import cli as web_cli
 
 _EVIDENCE_BYTES = 20_000  # of a report that are looked at
 
@@ -126,7 +129,7 @@ def _read(path: Path) -> list[Incident]:
 
 def _of_newest_run(found: list[Incident], run_id: str | None, number: int) -> list[Incident]:
     """The incidents with this number in the newest run that has it: one for each host, as each node counts its own."""
-    from unicron_elastic.launcher.incidents.story import moment_of
+    from unicron_elastic.launcher.view.incidents.story import moment_of
 
     same = [each for each in found if each.number == number and run_id in (None, each.run_id)]
     same.sort(key=moment_of)
@@ -145,7 +148,7 @@ def _print_json(found: list[Incident], *, one: bool) -> None:
 
 def _print_text(found: list[Incident], known: list[Incident] | None) -> None:
     """The table, or with ``known``, to compare with, the story of each."""
-    from unicron_elastic.launcher.incidents.story import story, table
+    from unicron_elastic.launcher.view.incidents.story import story, table
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     if known is None:

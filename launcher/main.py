@@ -17,16 +17,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from unicron_elastic.compat.command_line import TorchMissing
-from unicron_elastic.launcher import arguments, options, stepping_aside
-from unicron_elastic.launcher.checks import BadArgument, check
-from unicron_elastic.launcher.cluster.lending import shared_arguments
-from unicron_elastic.launcher.command import warm_command
+from unicron_elastic.launcher import stepping_aside
+from unicron_elastic.launcher.agent.process.processes import KeeperLost
+from unicron_elastic.launcher.agent.process.runtime import Runtime
+from unicron_elastic.launcher.common.streams import hold_closed
+from unicron_elastic.launcher.config import arguments, options
+from unicron_elastic.launcher.config.checks import BadArgument, check
+from unicron_elastic.launcher.config.command import warm_command
+from unicron_elastic.launcher.config.forwarded import AGENT_VARIABLE, shared_arguments
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, BadConfig, located
-from unicron_elastic.launcher.kept_back import AGENT_VARIABLE
-from unicron_elastic.launcher.metrics.link import take_teller
-from unicron_elastic.launcher.processes import KeeperLost
-from unicron_elastic.launcher.runtime import Runtime
-from unicron_elastic.launcher.streams import hold_closed
+from unicron_elastic.launcher.export.metrics.link import take_teller
 from unicron_elastic.worker.linux import die_with_parent
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _check_is_for_here(args: argparse.Namespace) -> None:
 
 
 def _submit(args: argparse.Namespace, argv: Sequence[str], cluster: str) -> int:
-    from unicron_elastic.launcher.cluster import submission
+    from unicron_elastic.launcher.node import submission
 
     environ = os.environ
     detach = (
@@ -209,7 +209,7 @@ def _submit(args: argparse.Namespace, argv: Sequence[str], cluster: str) -> int:
 
 def _may_join(args: argparse.Namespace, chosen: options.Options) -> bool:
     """Whether this node may take part. One that has its job to itself harms nobody, and nobody could replace it."""
-    from unicron_elastic.launcher.isolation import node_name, why_kept_out
+    from unicron_elastic.launcher.agent.core.isolation import node_name, why_kept_out
 
     why = why_kept_out(node_name(), _say)
     if why:

@@ -14,8 +14,8 @@ from functools import cache
 
 from unicron_elastic.compat import KNOWN
 from unicron_elastic.compat.expectations import Part, lacks
-from unicron_elastic.launcher.options import OPTIONS
-from unicron_elastic.launcher.runtime import Runtime
+from unicron_elastic.launcher.agent.process.runtime import Runtime
+from unicron_elastic.launcher.config.options import OPTIONS
 
 # What comes of a torch that is not as expected, whatever it is that was not.
 STRANGE = (AttributeError, ImportError, NameError, TypeError, argparse.ArgumentError)
@@ -35,8 +35,8 @@ def why_not_ours() -> str:
     if missing := lacks(Part.AGENT):
         return missing[0]
     try:
-        import unicron_elastic.launcher.agent
-        import unicron_elastic.rendezvous.choose  # noqa: F401
+        import unicron_elastic.launcher.agent.core.agent
+        import unicron_elastic.rendezvous.torch.choose  # noqa: F401
     except STRANGE as error:
         return f"{type(error).__name__}: {error}"
     return ""

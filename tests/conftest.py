@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import hypothesis
 import pytest
 
-from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.processes import Exit, Processes
+from unicron_elastic.launcher.agent.process.processes import Exit, Processes
+from unicron_elastic.launcher.common.loop import Loop
 
 DEADLINE_S = 30.0
 

@@ -27,16 +27,16 @@ DECISIONS = (
     "unicron_elastic.detection",
     "unicron_elastic.faults",
     "unicron_elastic.recovery",
-    "unicron_elastic.incident",
+    "unicron_elastic.base.incident",
     "unicron_elastic.metrics",
     "unicron_elastic.planning",
     "unicron_elastic.testing.chaos_parse",
     "unicron_elastic.testing.chaos_plan",
-    "unicron_elastic.testing.chaos_words",
-    "unicron_elastic.training.agreement",
-    "unicron_elastic.training.shares",
-    "unicron_elastic.training.tree",
-    "unicron_elastic.world",
+    "unicron_elastic.testing.chaos_plan",
+    "unicron_elastic.training.group.agreement",
+    "unicron_elastic.training.step.shares",
+    "unicron_elastic.training.step.tree",
+    "unicron_elastic.base.world",
 )
 CALCULATES = "unicron_elastic.planning"  # with NumPy
 HEAVY = {"megatron", "numpy", "psutil", "pynvml", "rich", "torch", "typer"}
@@ -163,15 +163,18 @@ def test_what_starts_early_loads_nothing_heavy(module: str) -> None:
 
 
 def test_the_keeper_loads_little() -> None:
-    own = {name for name in _loaded_by("import unicron_elastic.launcher.keeper") if name.startswith("unicron_elastic")}
+    own = {
+        name
+        for name in _loaded_by("import unicron_elastic.launcher.agent.process.supervisor")
+        if name.startswith("unicron_elastic")
+    }
     assert own == {
         "unicron_elastic",
         "unicron_elastic.launcher",
-        "unicron_elastic.launcher.keeper",
-        "unicron_elastic.launcher.sweeping",
+        "unicron_elastic.launcher.agent.process.supervisor",
+        "unicron_elastic.launcher.agent.process.sweeping",
         "unicron_elastic.worker",
         "unicron_elastic.worker.channel",
         "unicron_elastic.worker.linux",
-        "unicron_elastic.worker.mark",
         "unicron_elastic.worker.signals",
     }

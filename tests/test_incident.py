@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.incident import PHASES, Incident
+from unicron_elastic.base.incident import PHASES, Incident
 
 
 def _incident(**known: Any) -> Incident:

@@ -8,7 +8,7 @@ import hmac
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.seal import SEAL_BYTES, Seal
+from unicron_elastic.base.seal import SEAL_BYTES, Seal
 
 SECRET, THROWN = b"secret", ("one", "other")
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from unicron_elastic.training.randomness import Randomness  # how the documented seeding is done
+from unicron_elastic.training.step.randomness import Randomness  # how the documented seeding is done
 
 __all__ = ["PlainRun"]
 

@@ -14,7 +14,7 @@ from differential.reference import alone, plain, restored
 from differential.report import Result
 from differential.script import SAVE_AT
 from differential.verdict import judge
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 __all__ = ["Trials"]
 

@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from waf import Job, integral, picture, series
 
-from unicron_elastic.planning.nodes import NodeState
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.plan_keys import PLAN
-from unicron_elastic.rendezvous.plan_mirror import PlanMirror
+from unicron_elastic.planning.coordinate.nodes import NodeState
+from unicron_elastic.rendezvous.plan.mirror import PlanMirror
+from unicron_elastic.rendezvous.records.plan_keys import PLAN
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 HERE = Path(__file__).parent
 HOSTS = ("a", "b", "c", "d")

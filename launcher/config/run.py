@@ -11,7 +11,7 @@ import os
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
-from unicron_elastic.launcher.arguments import get_args_parser
+from unicron_elastic.launcher.config.arguments import get_args_parser
 from unicron_elastic.launcher.config.file import read_config
 from unicron_elastic.launcher.config.origin import NO_FILE, BadConfig, remember
 from unicron_elastic.launcher.config.resolve import from_file

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import pytest
 from hosts import Host, Network
 
-from unicron_elastic.rendezvous.embedded_etcd import find_binary
+from unicron_elastic.rendezvous.store.server import find_binary
 
 T = TypeVar("T")
 

@@ -22,8 +22,8 @@ HARMLESS_S = 0.15
 # The connections of one agent. Who is lost is probed, as the coordinator would; all that happens is written down.
 AGENT = """
 import json, sys, time
-from unicron_elastic.rendezvous.heartbeat_wire import Hello
-from unicron_elastic.rendezvous.links import Links
+from unicron_elastic.rendezvous.cluster.heartbeat_wire import Hello
+from unicron_elastic.rendezvous.cluster.links import Links
 
 name, *boss = sys.argv[1:]
 addresses = {"boss/1": boss[0]} if boss else {}

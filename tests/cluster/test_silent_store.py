@@ -11,14 +11,14 @@ from hosts import Network
 from jobs import until
 from torch.distributed import DistError
 
-from unicron_elastic.rendezvous import round_store
-from unicron_elastic.store_link import SILENT_S
-from unicron_elastic.training.meeting import connect_store
+from unicron_elastic.base.store_link import SILENT_S
+from unicron_elastic.rendezvous.job import rounds as round_store
+from unicron_elastic.training.group.regroup import connect_store
 
 SERVER = """
 import sys, time
 from datetime import timedelta
-from unicron_elastic.rendezvous.bound_store import bound_store
+from unicron_elastic.rendezvous.job.bound_store import bound_store
 store = bound_store(sys.argv[1], timedelta(seconds=600), 29500)
 print(store.port, flush=True)
 time.sleep(600)

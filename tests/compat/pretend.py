@@ -51,7 +51,7 @@ def break_what_is_not_in_the_table(what: str) -> None:
         raise TypeError("got an unexpected keyword argument 'gpu_index'")
 
     if what == "start":  # of a worker
-        from unicron_elastic.launcher import workers
+        from unicron_elastic.launcher.agent.process import workers
 
         workers.bound_to_numa = strange  # type: ignore[assignment]
     elif what == "agent":
@@ -59,7 +59,7 @@ def break_what_is_not_in_the_table(what: str) -> None:
 
         del server.DEFAULT_ROLE
     elif what == "parser":
-        from unicron_elastic.launcher import arguments
+        from unicron_elastic.launcher.config import arguments
 
         arguments.torchrun_parser = strange  # type: ignore[assignment]
 

@@ -47,7 +47,7 @@ SWAP = (
     ('"torch.distributed.launcher.api.LocalElasticAgent', '"unicron_elastic.launcher.api.LocalElasticAgent'),
     (
         '"torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent',
-        '"unicron_elastic.launcher.agent.Agent',
+        '"unicron_elastic.launcher.agent.core.agent.Agent',
     ),
     (
         '"torch.distributed.elastic.rendezvous.registry.get_rendezvous_handler"',
@@ -58,7 +58,7 @@ SWAP = (
 NAMES = (
     (
         ("torch.distributed.elastic.agent.server.local_elastic_agent", "LocalElasticAgent"),
-        ("unicron_elastic.launcher.agent", "Agent"),
+        ("unicron_elastic.launcher.agent.core.agent", "Agent"),
     ),
 )
 

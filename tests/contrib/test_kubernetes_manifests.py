@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from unicron_elastic.compat.command_line import torchrun_parser
-from unicron_elastic.launcher.arguments import get_args_parser
-from unicron_elastic.launcher.options import OPTIONS
+from unicron_elastic.launcher.config.arguments import get_args_parser
+from unicron_elastic.launcher.config.options import OPTIONS
 
 FOLDER = Path(__file__).parents[2] / "contrib" / "kubernetes"
 FILES = ("etcd", "jobset", "statefulset", "trainjob")

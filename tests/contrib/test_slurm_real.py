@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from slurm_lab import SlurmLab, find_slurm
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.launcher.arguments import get_args_parser
+from unicron_elastic.launcher.config.arguments import get_args_parser
 
 FOLDER = Path(__file__).parents[2] / "contrib" / "slurm"
 SCRIPTS = sorted(FOLDER.glob("*.sbatch"))

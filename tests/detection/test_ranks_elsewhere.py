@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import ASLEEP, BUSY, FOREVER, STOPPED, Job, Script, Trouble
 
-from unicron_elastic.detection.elsewhere import (
+from unicron_elastic.detection.evidence import suspects
+from unicron_elastic.detection.policy import PacePolicy
+from unicron_elastic.detection.remote_ranks import (
     FRESH_S,
     GROUPS_MAX,
     RANKS_MAX,
@@ -22,13 +24,11 @@ from unicron_elastic.detection.elsewhere import (
     parse_report,
     report_text,
 )
-from unicron_elastic.detection.evidence import suspects
-from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import GroupPosition, RankSample, RemoteRank, Sample
 from unicron_elastic.detection.state import PaceState
+from unicron_elastic.detection.telling import who
 from unicron_elastic.detection.verdicts import Hung, Slow, Verdict, Waiting
 from unicron_elastic.detection.watch import needs_elsewhere, needs_evidence, next_look_at, observe
-from unicron_elastic.detection.words import who
 from unicron_elastic.faults import HangKind
 
 POLICY = PacePolicy()

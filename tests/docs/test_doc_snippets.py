@@ -15,7 +15,7 @@ import pytest
 import yaml
 from doc_pages import REPOSITORY, Page, pages, tool
 
-from unicron_elastic.launcher.arguments import get_args_parser
+from unicron_elastic.launcher.config.arguments import get_args_parser
 
 REFERENCE = tool("reference")
 SHELL = ("", "bash", "sh", "console")

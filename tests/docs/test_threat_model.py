@@ -6,10 +6,12 @@ import re
 
 from doc_pages import REPOSITORY, Page
 
-from unicron_elastic.launcher.cluster import lending, output_receiver
-from unicron_elastic.launcher.metrics import server as metrics_server
-from unicron_elastic.rendezvous import cluster_records, heartbeat_wire, links
-from unicron_elastic.state import server, wire
+from unicron_elastic.launcher.config import forwarded as lending
+from unicron_elastic.launcher.export.metrics import server as metrics_server
+from unicron_elastic.launcher.node import output_receiver
+from unicron_elastic.rendezvous.cluster import heartbeat_wire, links
+from unicron_elastic.rendezvous.records import cluster as cluster_records
+from unicron_elastic.state.pull import server, wire
 from unicron_elastic.worker import channel
 
 PAGE = Page("docs/security.md").text
@@ -20,15 +22,15 @@ SOURCES = {str(path.relative_to(REPOSITORY)): path.read_text(encoding="utf-8") f
 
 # Who opens a listening socket, and what of "What listens" it is.
 LISTENERS = {
-    "rendezvous/heartbeat_wire.py": "heartbeats",
-    "launcher/cluster/output_receiver.py": "output of a submitted job",
-    "rendezvous/links.py": "heartbeats",
-    "unicron_elastic/state/server.py": "state for newcomers",
-    "launcher/metrics/server.py": "metrics, if asked for",
-    "launcher/web/server.py": "the web page, if asked for",
-    "rendezvous/bound_store.py": "stores of rounds and worlds",
-    "rendezvous/round_store.py": "stores of rounds and worlds",
-    "unicron_elastic/training/meeting.py": "stores of rounds and worlds",  # a client of them
+    "rendezvous/cluster/heartbeat_wire.py": "heartbeats",
+    "launcher/node/output_receiver.py": "output of a submitted job",
+    "rendezvous/cluster/links.py": "heartbeats",
+    "unicron_elastic/state/pull/server.py": "state for newcomers",
+    "launcher/export/metrics/server.py": "metrics, if asked for",
+    "launcher/export/web/server.py": "the web page, if asked for",
+    "rendezvous/job/bound_store.py": "stores of rounds and worlds",
+    "rendezvous/job/rounds.py": "stores of rounds and worlds",
+    "unicron_elastic/training/group/regroup.py": "stores of rounds and worlds",  # a client of them
 }
 
 

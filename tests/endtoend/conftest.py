@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.launcher.arguments import get_args_parser
+from unicron_elastic.launcher.config.arguments import get_args_parser
 
 DEADLINE_S = 60.0
 HAS_SHUTDOWN_TIMEOUT = "--shutdown-timeout" in get_args_parser().format_usage()

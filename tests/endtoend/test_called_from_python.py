@@ -14,7 +14,7 @@ CALLER = """
 import gc, json, sys
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from unicron_elastic.launcher.api import LaunchConfig, elastic_launch
-from unicron_elastic.launcher.agent import Agent
+from unicron_elastic.launcher.agent.core.agent import Agent
 
 def job():
     return 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 DEADLINE_S = 60.0
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.planning.configurations import Configuration
-from unicron_elastic.planning.configured import (
+from unicron_elastic.planning.model.configurations import Configuration
+from unicron_elastic.planning.model.configured import (
     CONFIGURATION,
     CONFIGURATIONS,
     configuration_text,
     configurations_text,
     parse_configuration,
 )
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.job_records import JobKeys
+from unicron_elastic.rendezvous.records.job import JobKeys
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 IN_PLACE = str(Path(__file__).with_name("train_in_place.py"))
 SCRIPT = f"""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 Start = Callable[..., Any]
 # When the worker of a late node asks for its part.

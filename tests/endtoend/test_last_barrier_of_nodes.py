@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 SCRIPT = """
 import os, time

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.planning.measured import MeasuredJob
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys
+from unicron_elastic.planning.model.measured import MeasuredJob
+from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 STEP_S = 0.02
 IN_PLACE = str(Path(__file__).with_name("train_in_place.py"))

@@ -11,7 +11,7 @@ pytest.importorskip("prometheus_client")
 
 from scraping import asked, free_port, scraped
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 pytestmark = pytest.mark.slow
 

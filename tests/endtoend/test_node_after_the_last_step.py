@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 STEPS = 20
 HAS_TO_WAIT = "This node has to wait. 1 node waits to join: it is let in when all workers train again"
@@ -18,7 +18,7 @@ import os, sys, time
 from pathlib import Path
 import torch
 import unicron_elastic
-from unicron_elastic.training.membership import AgentMembership
+from unicron_elastic.training.group.membership import AgentMembership
 
 folder, node, tell = Path(os.environ["PROBE"]), os.environ["UNICRON_NODE_NAME"], AgentMembership.tell
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.planning.nodes import NodeState, NodeStatus
-from unicron_elastic.planning.snapshot import Phase
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.plan_keys import NODE_RECORDS, PlannedJobKeys
-from unicron_elastic.rendezvous.plan_records import PhaseRecord, parse_node_status, parse_phase
-from unicron_elastic.rendezvous.store import StoreError
+from unicron_elastic.planning.coordinate.nodes import NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_node_status, parse_phase
+from unicron_elastic.rendezvous.records.plan_keys import NODE_RECORDS, PlannedJobKeys
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import StoreError
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 DEADLINE_S = 60.0
 MARK = "UNICRON_TEST_AGENT"  # the host, in the environment of all that its agent starts

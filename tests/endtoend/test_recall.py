@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.job_records import JobKeys
+from unicron_elastic.rendezvous.records.job import JobKeys
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 DEADLINE_S = 60.0
 IN_PLACE = str(Path(__file__).with_name("train_in_place.py"))

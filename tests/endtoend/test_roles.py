@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.rendezvous.cluster_records import LEADER, SECRET
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.plan_keys import CURRENT, order_key, status_key
-from unicron_elastic.rendezvous.store import StoreDeniedError
+from unicron_elastic.rendezvous.records.cluster import LEADER, SECRET
+from unicron_elastic.rendezvous.records.plan_keys import CURRENT, order_key, status_key
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import StoreDeniedError
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 BIN = Path(sys.executable).parent
 PAGE = Path(__file__).parent.parent.parent / "docs" / "security.md"

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.rendezvous.cluster_records import SECRET
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
+from unicron_elastic.rendezvous.records.cluster import SECRET
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 PASSWORD, LATER = "correct-horse-battery", "a-secret-of-a-later-version"
 DEADLINE_S = 60.0

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.state.snapshot_file import SnapshotFile, read_header
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
+from unicron_elastic.state.snapshot.file import SnapshotFile, read_header
 
 STEPS = 30
 EVERY = 5

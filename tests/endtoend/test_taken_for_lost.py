@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cable import Cable
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 IN_PLACE = str(Path(__file__).with_name("train_in_place.py"))
 LEASE_S = 1.0  # etcd grants somewhat more

@@ -24,7 +24,7 @@ LONG = 10**6
 def cluster(tmp_path: Path) -> Iterator[Any]:
     from run import Cluster
 
-    from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+    from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
     with EmbeddedEtcd() as etcd:
         found = Cluster(etcd.endpoint, tmp_path)

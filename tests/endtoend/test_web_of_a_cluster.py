@@ -16,10 +16,10 @@ pytest.importorskip("prometheus_client")  # of scraping
 
 from scraping import free_port
 
-from unicron_elastic.rendezvous.cluster_records import SECRET
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
+from unicron_elastic.rendezvous.records.cluster import SECRET
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 pytestmark = pytest.mark.slow
 

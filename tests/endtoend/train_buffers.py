@@ -18,7 +18,8 @@ from train_in_place import Strikes, arm, batch, wait_for_world, wrapped
 
 import unicron_elastic
 from unicron_elastic.state.exact import bits, tensors_of
-from unicron_elastic.training import arrival, gradients, tree_gradients
+from unicron_elastic.training.group import arrival
+from unicron_elastic.training.step import gradients, tree_gradients
 
 FOLDER = Path(os.environ["PROBE"])
 RANK = int(os.environ.get("RANK", "0"))

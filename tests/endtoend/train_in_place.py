@@ -23,7 +23,10 @@ import torch
 from torch import nn
 
 import unicron_elastic
-from unicron_elastic.training import engine, gradients, joining, meeting, membership, tree_gradients
+from unicron_elastic.training import engine
+from unicron_elastic.training.group import joining, membership
+from unicron_elastic.training.group import regroup as meeting
+from unicron_elastic.training.step import gradients, tree_gradients
 
 FOLDER = Path(os.environ["PROBE"])
 RANK = int(os.environ.get("RANK", "0"))

@@ -34,11 +34,11 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 import unicron_elastic.megatron
+from unicron_elastic.base.world import World
 from unicron_elastic.megatron import buckets, cpu_stand_in, groups, members
 from unicron_elastic.megatron import run as running
-from unicron_elastic.training import meeting
+from unicron_elastic.training.group import regroup as meeting
 from unicron_elastic.worker.worlds import link
-from unicron_elastic.world import World
 
 FOLDER = Path(os.environ["PROBE"])
 RANK = int(os.environ.get("RANK", "0"))

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unicron_elastic.faults import SEVERITY_OF, Failure, Severity, Status, classify, signature
-from unicron_elastic.faults.classify import ROWS
-from unicron_elastic.faults.exits import describe_exit
+from unicron_elastic.faults.classify import ROWS, describe_exit
 
 DATA = Path(__file__).parent / "data"
 

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from fuzz_parsers import SECRET, Parser
 
-from unicron_elastic.launcher.cluster.output_receiver import END, HEADER, OutputReceiver, key_for_output
-from unicron_elastic.launcher.cluster.output_sender import _greet
-from unicron_elastic.rendezvous.heartbeat_wire import Hello, line, read, seal_of
-from unicron_elastic.rendezvous.links import Links
+from unicron_elastic.launcher.node.output_receiver import END, HEADER, OutputReceiver, key_for_output
+from unicron_elastic.launcher.node.output_sender import _greet
+from unicron_elastic.rendezvous.cluster.heartbeat_wire import Hello, line, read, seal_of
+from unicron_elastic.rendezvous.cluster.links import Links
 from unicron_elastic.state.layout import flatten
-from unicron_elastic.state.server import Held, StateServer
-from unicron_elastic.state.wire import Gone, Stream, WireError, greet_server
+from unicron_elastic.state.pull.server import Held, StateServer
+from unicron_elastic.state.pull.wire import Gone, Stream, WireError, greet_server
 from unicron_elastic.worker.channel import Channel
 
 __all__ = ["connections"]
@@ -217,10 +217,10 @@ def connections() -> Iterator[dict[str, Parser]]:
     output = HEADER.pack(1, 4) + b"one\n" + HEADER.pack(2, 3) + b"two" + HEADER.pack(END, 0)
     asked = b'{"do": "hold"}\n{"do": "layout"}\n{"do": "get", "chunk": 0, "slot": 0}'
     made = [
-        Parser("connection-stranger", "rendezvous/links.py", coordinator.stranger, (hello, told), ()),
-        Parser("connection-heartbeats", "rendezvous/links.py", coordinator.peer, (told + told,), ()),
-        Parser("connection-output", "launcher/cluster/output_receiver.py", terminal.peer, (output,), ()),
-        Parser("connection-state", "unicron_elastic/state/serving.py", state.peer, (asked,), (Refused,)),
+        Parser("connection-stranger", "rendezvous/cluster/links.py", coordinator.stranger, (hello, told), ()),
+        Parser("connection-heartbeats", "rendezvous/cluster/links.py", coordinator.peer, (told + told,), ()),
+        Parser("connection-output", "launcher/node/output_receiver.py", terminal.peer, (output,), ()),
+        Parser("connection-state", "unicron_elastic/state/pull/server.py", state.peer, (asked,), (Refused,)),
         Parser("channel", "unicron_elastic/worker/channel.py", pair.packet, (b'i{"hello": 1}', b"f"), (ValueError,)),
     ]
     try:

@@ -16,39 +16,46 @@ from unittest.mock import MagicMock
 
 import torch
 
-from unicron_elastic.detection.elsewhere import Report, parse_report, report_text
+from unicron_elastic.base import ledger
+from unicron_elastic.base.incident import Incident
+from unicron_elastic.base.quarantine import Quarantined, to_document
+from unicron_elastic.base.world import World
+from unicron_elastic.detection.remote_ranks import Report, parse_report, report_text
 from unicron_elastic.detection.sample import GroupPosition, RankSample
-from unicron_elastic.incident import Incident
-from unicron_elastic.launcher import failures, quarantine
-from unicron_elastic.launcher.cluster import submission
-from unicron_elastic.launcher.hangs import whereabouts
-from unicron_elastic.launcher.happenings import Happenings
-from unicron_elastic.launcher.incidents import ledger
-from unicron_elastic.launcher.plan import what_if
-from unicron_elastic.metrics.wire import parse_samples
-from unicron_elastic.planning.configured import parse_configurations
-from unicron_elastic.planning.jobs import parse_job
-from unicron_elastic.planning.measured import MeasuredJob
-from unicron_elastic.planning.nodes import NodeStatus
-from unicron_elastic.planning.plan import Plan
-from unicron_elastic.planning.proposal import propose
-from unicron_elastic.planning.published import Published
-from unicron_elastic.planning.snapshot import JobStatus, Snapshot
-from unicron_elastic.recovery.quarantine import Quarantined, to_document
-from unicron_elastic.rendezvous import cluster_records, heartbeat_wire, job_records, news, plan_keys, plan_records
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.heartbeat_wire import Hello, Lines, Nonces, WireError
-from unicron_elastic.rendezvous.membership import Member, Place, Round
-from unicron_elastic.rendezvous.store import Entry
-from unicron_elastic.simulation import replay, scenario_parse
-from unicron_elastic.state import snapshot_exchange, storage_manifest
-from unicron_elastic.state import wire as state_wire
-from unicron_elastic.state.distance import Address
+from unicron_elastic.launcher.agent.core import failures
+from unicron_elastic.launcher.agent.core import isolation as quarantine
+from unicron_elastic.launcher.agent.core.worker_messages import Happenings
+from unicron_elastic.launcher.agent.process import whereabouts
+from unicron_elastic.launcher.node import submission
+from unicron_elastic.launcher.view.cluster import what_if
+from unicron_elastic.membership.rounds import Member, Place, Round
+from unicron_elastic.metrics.samples import parse_samples
+from unicron_elastic.planning.allocate.plan import Plan
+from unicron_elastic.planning.coordinate.nodes import NodeStatus
+from unicron_elastic.planning.coordinate.proposal import propose
+from unicron_elastic.planning.coordinate.published import Published
+from unicron_elastic.planning.coordinate.snapshot import JobStatus, Snapshot
+from unicron_elastic.planning.model.configured import parse_configurations
+from unicron_elastic.planning.model.jobs import parse_job
+from unicron_elastic.planning.model.measured import MeasuredJob
+from unicron_elastic.rendezvous.cluster import heartbeat_wire
+from unicron_elastic.rendezvous.cluster.heartbeat_wire import Hello, Lines, Nonces, WireError
+from unicron_elastic.rendezvous.records import cluster as cluster_records
+from unicron_elastic.rendezvous.records import job as job_records
+from unicron_elastic.rendezvous.records import news, plan_keys
+from unicron_elastic.rendezvous.records import plan as plan_records
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.interface import Entry
+from unicron_elastic.simulation.history import replay
+from unicron_elastic.simulation.study import scenario_file as scenario_parse
 from unicron_elastic.state.layout import Layout, flatten
-from unicron_elastic.state.snapshot_header import Header
+from unicron_elastic.state.pull import wire as state_wire
+from unicron_elastic.state.pull.sources import Address
+from unicron_elastic.state.snapshot import exchange as snapshot_exchange
+from unicron_elastic.state.snapshot.file import Header
+from unicron_elastic.state.storage import manifest as storage_manifest
 from unicron_elastic.testing import chaos_parse
-from unicron_elastic.worker.rank_monitor.config import FaultToleranceConfig
-from unicron_elastic.world import World
+from unicron_elastic.worker.rank_monitor.data import FaultToleranceConfig
 
 __all__ = ["PARSERS", "Parser"]
 
@@ -257,7 +264,7 @@ def _records() -> Iterator[Parser]:
 def _of_sockets() -> Iterator[Parser]:
     nonces = Nonces("c", "n")
     hello, _ = Hello("n1", "n1", "job").line(SECRET, {"nonce": "c"})
-    wire = "rendezvous/heartbeat_wire.py"
+    wire = "rendezvous/cluster/heartbeat_wire.py"
     wrong = (WireError,)
     told = heartbeat_wire.welcome(SECRET, nonces, 0.25)
     yield Parser("hello", wire, lambda data: Hello.parse(heartbeat_wire.read(data), SECRET, "c"), (hello,), wrong)
@@ -278,7 +285,7 @@ def _of_sockets() -> Iterator[Parser]:
     yield Parser("lines", wire, _lines, (b"\n\n{}\n" + sealed,), wrong)
     yield Parser(
         "state-frame",
-        "unicron_elastic/state/wire.py",
+        "unicron_elastic/state/pull/wire.py",
         state_wire.read,
         (_json({"do": "hold"}),),
         (state_wire.WireError,),
@@ -286,26 +293,26 @@ def _of_sockets() -> Iterator[Parser]:
     yield Parser(
         "state-layout", "unicron_elastic/state/layout.py", lambda data: Layout.parse(_text(data)), (_layout(),)
     )
-    yield Parser("state-address", "unicron_elastic/state/distance.py", _parse_address, (_json(ADDRESS),))
+    yield Parser("state-address", "unicron_elastic/state/pull/sources.py", _parse_address, (_json(ADDRESS),))
     yield Parser(
-        "remote-snapshot", "unicron_elastic/state/snapshot_exchange.py",
+        "remote-snapshot", "unicron_elastic/state/snapshot/exchange.py",
         snapshot_exchange.parse_remotes,
         (_json([{"header": asdict(HEADER), "address": ADDRESS, "key": "ab" * 32}]),),
     )  # fmt: skip
     yield Parser(
-        "snapshot-header", "unicron_elastic/state/snapshot_header.py",
+        "snapshot-header", "unicron_elastic/state/snapshot/file.py",
         lambda data: Header.parse(_with_its_checksum(data)), (_json(asdict(HEADER)),),
     )  # fmt: skip
-    yield Parser("snapshot-page", "unicron_elastic/state/snapshot_header.py", Header.parse, (HEADER.pack(),))
-    yield Parser("worker", "launcher/happenings.py", _hear, tuple(map(_json, WORKER_MESSAGES)))
-    yield Parser("world", "unicron_elastic/world.py", World.parse, (_json(WORLD),))
+    yield Parser("snapshot-page", "unicron_elastic/state/snapshot/file.py", Header.parse, (HEADER.pack(),))
+    yield Parser("worker", "launcher/agent/core/worker_messages.py", _hear, tuple(map(_json, WORKER_MESSAGES)))
+    yield Parser("world", "unicron_elastic/base/world.py", World.parse, (_json(WORLD),))
     rank = RankSample(rank=0, step=3, groups=(GroupPosition(name="g", begun=3, ended=2),))
     yield Parser(
-        "report-of-ranks", "unicron_elastic/detection/elsewhere.py", parse_report,
+        "report-of-ranks", "unicron_elastic/detection/remote_ranks.py", parse_report,
         (report_text(Report(asked=1, node="n1", at=1.0, ranks=(rank,))).encode(),),
     )  # fmt: skip
     samples = (b'[["unicron_step", ["job"], 5]]', b"[]")
-    yield Parser("metrics-of-a-job", "unicron_elastic/metrics/wire.py", parse_samples, samples)
+    yield Parser("metrics-of-a-job", "unicron_elastic/metrics/samples.py", parse_samples, samples)
 
 
 def _parse_address(data: bytes) -> Address:
@@ -319,31 +326,32 @@ def _of_files() -> Iterator[Parser]:
     bamboo = b"0,add,a\n0,add,b\n100,remove,a\n200,add,c\n"
     scenario = _json({"name": "s", "nodes": 4, "history": {"preset": "trace-a"}, "checkpoint_s": 60})
     yield Parser(
-        "ledger", "launcher/incidents/ledger.py", _in_file(_ledger, "incidents.jsonl"), (record + b"\n" + record,)
+        "ledger", "unicron_elastic/base/ledger.py", _in_file(_ledger, "incidents.jsonl"), (record + b"\n" + record,)
     )
     yield Parser(
-        "quarantine", "launcher/quarantine.py", _in_file(quarantine.read, "quarantine.json"),
+        "quarantine", "launcher/agent/core/isolation.py", _in_file(quarantine.read, "quarantine.json"),
         (_json(to_document([entry])),), (quarantine.QuarantineFileError,),
     )  # fmt: skip
-    yield Parser("history", "unicron_elastic/simulation/replay.py", _in_file(replay.read_history, "history.csv"),
+    yield Parser("history", "unicron_elastic/simulation/history/replay.py",
+                 _in_file(replay.read_history, "history.csv"),
                  (csv, bamboo, record))  # fmt: skip
-    yield Parser("scenario", "unicron_elastic/simulation/scenario_parse.py",
+    yield Parser("scenario", "unicron_elastic/simulation/study/scenario_file.py",
                  _in_file(scenario_parse.read_scenario, "scenario.json"), (scenario,))  # fmt: skip
-    yield Parser("job-file", "launcher/plan/what_if.py",
+    yield Parser("job-file", "launcher/view/cluster/what_if.py",
                  _in_file(lambda path: what_if.read_job_file(str(path)), "job.json"), (_json(SPEC),))  # fmt: skip
-    yield Parser("job-spec-file", "launcher/cluster/submission.py",
+    yield Parser("job-spec-file", "launcher/node/submission.py",
                  _in_file(lambda path: submission._from_file(str(path)), "spec.json"),
                  (b'{"unit_nodes": 2, "weight": 1.5}',))  # fmt: skip
     yield Parser(
-        "manifest", "unicron_elastic/state/storage_manifest.py",
+        "manifest", "unicron_elastic/state/storage/manifest.py",
         _in_file(lambda path: storage_manifest.check(path.parent), storage_manifest.MANIFEST), (_json({"files": {}}),),
     )  # fmt: skip
     yield Parser(
-        "error-file", "launcher/failures.py", _in_file(_error_file, "error.json"),
+        "error-file", "launcher/agent/core/failures.py", _in_file(_error_file, "error.json"),
         (_json({"message": {"message": "E: text", "extraInfo": {"py_callstack": "s", "timestamp": "1"}}}),), (),
     )  # fmt: skip
     yield Parser(
-        "ft-launcher-yaml", "unicron_elastic/worker/rank_monitor/config.py",
+        "ft-launcher-yaml", "unicron_elastic/worker/rank_monitor/data.py",
         _in_file(lambda path: FaultToleranceConfig.from_yaml_file(str(path)), "ft.yaml"),
         (b"fault_tolerance:\n  initial_rank_heartbeat_timeout: 10\n  safety_factor: 3.0\n",),
         took_max_s=60.0,  # PyYAML takes the square of the depth; the file is the user's own
@@ -351,13 +359,15 @@ def _of_files() -> Iterator[Parser]:
 
 
 def _of_texts() -> Iterator[Parser]:
-    yield Parser("etcd-endpoint", "rendezvous/etcd_address.py", lambda data: EtcdAddress.parse(_text(data)),
+    yield Parser("etcd-endpoint", "rendezvous/store/address.py", lambda data: EtcdAddress.parse(_text(data)),
                  (b"http://10.0.0.1:2379,[::1]:2379,etcd",))  # fmt: skip
     yield Parser("chaos-plan", "unicron_elastic/testing/chaos_parse.py", lambda data: chaos_parse.parse(_text(data)),
                  (b"kill:rank=0,step=3;hang:rank=1,after=2.5",))  # fmt: skip
-    yield Parser("plan", "unicron_elastic/planning/plan.py", Plan.from_json, (_plan().plan.to_json().encode(),))
-    yield Parser("measured", "unicron_elastic/planning/measured.py", MeasuredJob.from_json, (_json(MEASURED),))
-    yield Parser("configurations", "unicron_elastic/planning/configured.py",
+    yield Parser(
+        "plan", "unicron_elastic/planning/allocate/plan.py", Plan.from_json, (_plan().plan.to_json().encode(),)
+    )
+    yield Parser("measured", "unicron_elastic/planning/model/measured.py", MeasuredJob.from_json, (_json(MEASURED),))
+    yield Parser("configurations", "unicron_elastic/planning/model/configured.py",
                  lambda data: parse_configurations(_text(data)), (b'{"2": {"replicas": 2, "tensor": 1}}',))  # fmt: skip
 
 

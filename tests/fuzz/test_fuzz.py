@@ -25,20 +25,20 @@ EXAMPLES, MANY = 4, 1500
 
 # What reads bytes and is no parser of its own here, and why.
 ELSEWHERE = {
-    "launcher/cluster/output_sender.py": "counts of the receiver, of 8 sealed bytes; a size that the kernel tells",
-    "launcher/worlds.py": "what the agents of a round tell each other in its store, whose loss is the round's",
-    "launcher/web/server.py": "tests/launcher/test_web_server.py",
-    "rendezvous/embedded_etcd.py": "what our own etcd process says",
+    "launcher/node/output_sender.py": "counts of the receiver, of 8 sealed bytes; a size that the kernel tells",
+    "launcher/agent/worlds/worlds.py": "what a round's agents tell each other in its store, whose loss is theirs",
+    "launcher/export/web/server.py": "tests/launcher/test_web_server.py",
+    "rendezvous/store/server.py": "what our own etcd process says",
     "unicron_elastic/megatron/members.py": "what the ranks of one job tell each other by a collective",
-    "unicron_elastic/training/speech.py": "the same",
-    "unicron_elastic/training/comparison.py": "the same",
-    "unicron_elastic/training/keeping.py": "the same",
-    "unicron_elastic/training/joining.py": "a key that the agent gives over the worker's channel",
-    "unicron_elastic/state/link.py": "credentials that the kernel tells",
-    "unicron_elastic/state/snapshot_offers.py": "a key that was read by snapshot_exchange",
+    "unicron_elastic/training/group/speech.py": "the same",
+    "unicron_elastic/training/step/comparison.py": "the same",
+    "unicron_elastic/training/snapshot/manager.py": "the same",
+    "unicron_elastic/training/group/joining.py": "a key that the agent gives over the worker's channel",
+    "unicron_elastic/state/pull/link.py": "credentials that the kernel tells",
+    "unicron_elastic/state/snapshot/offers.py": "a key that was read by snapshot_exchange",
     "unicron_elastic/compat/loaded.py": "what torch says in the same process",
-    "unicron_elastic/testing/chaos_inflight.py": "what the kernel says of a socket",
-    "unicron_elastic/simulation/replay_ledger.py": "a ledger, through replay.py",
+    "unicron_elastic/testing/chaos_hooks.py": "what the kernel says of a socket",
+    "unicron_elastic/simulation/history/ledgers.py": "a ledger, through replay.py",
 }
 
 
@@ -127,12 +127,15 @@ def test_all_that_reads_bytes_is_fuzzed_or_said_why_not() -> None:
         for path in (REPOSITORY / folder).rglob("*.py"):
             if re.search(pattern, path.read_text(encoding="utf-8")):
                 found.add(str(path.relative_to(REPOSITORY)))
-    named = {"rendezvous/reading.py", "unicron_elastic/planning/published.py"}  # through the records of the store
+    named = {
+        "rendezvous/store/records.py",
+        "unicron_elastic/planning/coordinate/published.py",
+    }  # through the records of the store
     for parser in PARSERS.values():
         module = parser.where.removeprefix("unicron_elastic.").replace(".", "/")
         named.add(parser.where if parser.where.endswith(".py") else f"{module}.py")
     named |= {
-        "launcher/cluster/output_receiver.py",
+        "launcher/node/output_receiver.py",
         "unicron_elastic/worker/channel.py",
     }  # with connections behind them
     assert sorted(found - named - set(ELSEWHERE)) == [], "fuzz them, or say here why not"

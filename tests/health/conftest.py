@@ -12,7 +12,7 @@ import pytest
 from fake_nvml import FakeNvml
 from health_lab import DEADLINE_S, Findings, Tree
 
-from unicron_elastic.health.nvml import GpuProbe
+from unicron_elastic.health.gpu.nvml import GpuProbe
 
 
 @pytest.fixture

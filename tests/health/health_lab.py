@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from unicron_elastic.health.finding import Finding
+from unicron_elastic.base.finding import Finding
 from unicron_elastic.health.watch import Roots
 
 DEADLINE_S = 20.0

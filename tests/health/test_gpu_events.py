@@ -16,9 +16,9 @@ import pytest
 from fake_nvml import DOUBLE_BIT_ECC, XID, FakeNvml
 from health_lab import DEADLINE_S, Findings
 
-from unicron_elastic.faults.vocabulary import Severity, Status
-from unicron_elastic.health.finding import Finding, Level
-from unicron_elastic.health.nvml import GpuProbe
+from unicron_elastic.base.fault import Severity, Status
+from unicron_elastic.base.finding import Finding, Level
+from unicron_elastic.health.gpu.nvml import GpuProbe
 
 MakeProbe = Callable[..., GpuProbe]
 
@@ -215,7 +215,7 @@ def test_a_probe_can_be_stopped_before_it_was_started(make_probe: MakeProbe) -> 
 
 _SCRIPT = """
 import json, sys, threading, time
-from unicron_elastic.health.nvml import GpuProbe
+from unicron_elastic.health.gpu.nvml import GpuProbe
 heard = threading.Event()
 def on_finding(found):
     print(json.dumps([found.reason, found.at]), flush=True)

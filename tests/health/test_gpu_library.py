@@ -15,9 +15,9 @@ import pytest
 from fake_nvml import FakeNvml
 from health_lab import DEADLINE_S, Findings, only
 
-from unicron_elastic.faults.vocabulary import Severity, Status
-from unicron_elastic.health.finding import Level
-from unicron_elastic.health.nvml import GpuProbe
+from unicron_elastic.base.fault import Severity, Status
+from unicron_elastic.base.finding import Level
+from unicron_elastic.health.gpu.nvml import GpuProbe
 
 MakeProbe = Callable[..., GpuProbe]
 
@@ -132,7 +132,7 @@ def test_after_stop_nothing_is_opened_again(fake: FakeNvml, make_probe: MakeProb
 
 _SCRIPT = """
 import json, sys
-from unicron_elastic.health.nvml import GpuProbe
+from unicron_elastic.health.gpu.nvml import GpuProbe
 assert "pynvml" not in sys.modules and "torch" not in sys.modules
 probe = GpuProbe(say=lambda sentence: print(json.dumps(sentence)))
 for found in probe.check(1.0):

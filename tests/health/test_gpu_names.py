@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unicron_elastic.health.nvml_session import cuda_ordinals
+from unicron_elastic.health.gpu.session import cuda_ordinals
 
 UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]
 

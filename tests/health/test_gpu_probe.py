@@ -9,9 +9,9 @@ import pytest
 from fake_nvml import FakeNvml
 from health_lab import DEADLINE_S, Findings, only
 
-from unicron_elastic.faults.vocabulary import Severity, Status
-from unicron_elastic.health.finding import Level
-from unicron_elastic.health.nvml import GpuProbe
+from unicron_elastic.base.fault import Severity, Status
+from unicron_elastic.base.finding import Level
+from unicron_elastic.health.gpu.nvml import GpuProbe
 
 MakeProbe = Callable[..., GpuProbe]
 

@@ -11,12 +11,13 @@ import pytest
 from fake_nvml import FakeNvml
 from health_lab import DEADLINE_S, wait_until
 
-from unicron_elastic.health.nvml import GpuProbe
-from unicron_elastic.health.nvml_session import Gpu
-from unicron_elastic.health.nvml_state import GpuState, MemoryHolder
-from unicron_elastic.launcher import gpu_memory, node
-from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.node import NodeWatch
+from unicron_elastic.health.gpu.nvml import GpuProbe
+from unicron_elastic.health.gpu.session import Gpu
+from unicron_elastic.health.gpu.state import GpuState, MemoryHolder
+from unicron_elastic.launcher.agent.core import node
+from unicron_elastic.launcher.agent.core.node import NodeWatch
+from unicron_elastic.launcher.agent.process import gpu_memory
+from unicron_elastic.launcher.common.loop import Loop
 
 MakeProbe = Callable[..., GpuProbe]
 

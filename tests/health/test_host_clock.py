@@ -7,8 +7,8 @@ import time
 import pytest
 from health_lab import only
 
-from unicron_elastic.health.clock import ClockProbe, Clocks, read_clocks
-from unicron_elastic.health.finding import CLOCK_JUMPED, Finding, Level
+from unicron_elastic.base.finding import CLOCK_JUMPED, Finding, Level
+from unicron_elastic.health.host.clock import ClockProbe, Clocks, read_clocks
 
 
 class Times:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from health_lab import Findings, only
 
-from unicron_elastic.faults.vocabulary import Severity, Status
-from unicron_elastic.health import disk
-from unicron_elastic.health.disk import DiskProbe
-from unicron_elastic.health.finding import Level, Notes
+from unicron_elastic.base.fault import Severity, Status
+from unicron_elastic.base.finding import Level, Notes
+from unicron_elastic.health.host import disk
+from unicron_elastic.health.host.disk import DiskProbe
 
 
 class FakeStatvfs:

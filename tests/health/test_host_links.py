@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from health_lab import Findings, Tree, only, wait_until
 
-from unicron_elastic.faults.vocabulary import Severity, Status
-from unicron_elastic.health.finding import LINK_DOWN, Level, Notes
-from unicron_elastic.health.infiniband import PortProbe
-from unicron_elastic.health.links import LinkProbe, Window
+from unicron_elastic.base.fault import Severity, Status
+from unicron_elastic.base.finding import LINK_DOWN, Level, Notes
+from unicron_elastic.health.host.network import LinkProbe, PortProbe, Window
 
 
 def make(tree: Tree, findings: Findings | None = None, only_these: tuple[str, ...] | None = None) -> LinkProbe:

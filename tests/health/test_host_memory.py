@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from health_lab import Findings, Tree, only
 
-from unicron_elastic.faults.vocabulary import Severity, Status
-from unicron_elastic.health.cgroup import find_memory_cgroup
-from unicron_elastic.health.finding import Level, Notes
-from unicron_elastic.health.memory import MemoryProbe
+from unicron_elastic.base.fault import Severity, Status
+from unicron_elastic.base.finding import Level, Notes
+from unicron_elastic.health.host.memory import MemoryProbe, find_memory_cgroup
 
 JOB = "sys/fs/cgroup/slurm/job_1"
 

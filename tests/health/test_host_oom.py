@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from health_lab import DEADLINE_S, Findings, Tree, only
 
-from unicron_elastic.faults.vocabulary import Status
-from unicron_elastic.health.finding import Level, Notes
-from unicron_elastic.health.oom import OomWatch
+from unicron_elastic.base.fault import Status
+from unicron_elastic.base.finding import Level, Notes
+from unicron_elastic.health.host.oom import OomWatch
 
 JOB = "sys/fs/cgroup/slurm/job_1"
 

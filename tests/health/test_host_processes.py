@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from health_lab import Tree, only, wait_until
 
-from unicron_elastic.faults.vocabulary import Severity, Status
-from unicron_elastic.health.finding import Finding, Level
-from unicron_elastic.health.processes import ProcessProbe
+from unicron_elastic.base.fault import Severity, Status
+from unicron_elastic.base.finding import Finding, Level
+from unicron_elastic.health.host.processes import ProcessProbe
 
 
 def stat(state: str, started: int = 777) -> str:

@@ -14,10 +14,10 @@ import pytest
 from fake_nvml import FakeNvml
 from health_lab import DEADLINE_S, Findings, Tree, wait_until
 
-from unicron_elastic.faults.vocabulary import Status
-from unicron_elastic.health import disk
-from unicron_elastic.health.command import CommandProbe
-from unicron_elastic.health.finding import Finding, Level, Notes
+from unicron_elastic.base.fault import Status
+from unicron_elastic.base.finding import Finding, Level, Notes
+from unicron_elastic.health.host import disk
+from unicron_elastic.health.host.command import CommandProbe
 from unicron_elastic.health.lane import Lane
 from unicron_elastic.health.watch import Intervals, NodeHealth
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from health_lab import DEADLINE_S, only, wait_until
 
-from unicron_elastic.faults.vocabulary import Severity
-from unicron_elastic.health import command
-from unicron_elastic.health.command import CommandProbe
-from unicron_elastic.health.finding import CHECK_FAILED, Level
+from unicron_elastic.base.fault import Severity
+from unicron_elastic.base.finding import CHECK_FAILED, Level
+from unicron_elastic.health.host import command
+from unicron_elastic.health.host.command import CommandProbe
 
 
 def reason(command: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from health_lab import only
 
-from unicron_elastic.faults.vocabulary import Severity, Status
-from unicron_elastic.health.finding import Finding, Level, finding
+from unicron_elastic.base.fault import Severity, Status
+from unicron_elastic.base.finding import Finding, Level, finding
 from unicron_elastic.health.ledger import Ledger
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.faults.vocabulary import Severity, Status
-from unicron_elastic.health.finding import Level
-from unicron_elastic.health.xid import XIDS, explain_xid, xid_finding
+from unicron_elastic.base.fault import Severity, Status
+from unicron_elastic.base.finding import Level
+from unicron_elastic.health.gpu.xid import XIDS, explain_xid, xid_finding
 
 # Immediate actions of NVIDIA's catalogue ("Analyzing Xid Errors with the Xid Catalog"), as they stand there.
 RESTART_APP = {8, 11, 13, 25, 31, 32, 39, 40, 41, 60, *range(68, 73), 75, 76, 77, 80, *range(82, 87), 88, 89, 94}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from unicron_elastic.launcher.status.overview import (
+from unicron_elastic.launcher.view.cluster.overview import (
     CoordinatorLine,
     IncidentLine,
     JobLine,
@@ -15,7 +15,7 @@ from unicron_elastic.launcher.status.overview import (
     PlanLine,
     Verdict,
 )
-from unicron_elastic.launcher.status.verdict import verdict_of
+from unicron_elastic.launcher.view.cluster.verdict import verdict_of
 
 NOW = 1_800_000_000.0  # 2027-01-15 08:00 UTC
 COORDINATOR = CoordinatorLine(host="n1", node_id="n1/1", is_dedicated=False, since_unix_s=NOW - 3600)

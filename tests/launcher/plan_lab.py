@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from unicron_elastic.planning.jobs import GivenRates, JobSpec
-from unicron_elastic.planning.nodes import NodeState, NodeStatus
-from unicron_elastic.planning.proposal import propose
-from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
-from unicron_elastic.rendezvous.plan_keys import CURRENT, PlannedJobKeys, status_key
-from unicron_elastic.rendezvous.plan_records import PhaseRecord, phase_text, spec_text, status_text
-from unicron_elastic.rendezvous.store import Store
+from unicron_elastic.planning.coordinate.nodes import NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.proposal import propose
+from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
+from unicron_elastic.rendezvous.records.plan import PhaseRecord, phase_text, spec_text, status_text
+from unicron_elastic.rendezvous.records.plan_keys import CURRENT, PlannedJobKeys, status_key
+from unicron_elastic.rendezvous.store.interface import Store
 
 NOW = 1_800_000_000.0  # unix seconds
 TERA = 1e12

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.launcher.hangs import activity as module
-from unicron_elastic.launcher.hangs.activity import Activity, activity, cpu_time_s, is_ending, threads
+from unicron_elastic.launcher.agent.process import activity as module
+from unicron_elastic.launcher.agent.process.activity import Activity, activity, cpu_time_s, is_ending, threads
 
 DEADLINE_S = 30.0
 SLEEP = "import time; print(flush=True); time.sleep(600)"

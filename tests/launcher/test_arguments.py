@@ -12,7 +12,7 @@ import pytest
 import torch.distributed.run as torch_run
 
 from unicron_elastic.compat import command_line
-from unicron_elastic.launcher import arguments
+from unicron_elastic.launcher.config import arguments
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.launcher.arguments import get_args_parser
-from unicron_elastic.launcher.checks import BadArgument, check
+from unicron_elastic.launcher.config.arguments import get_args_parser
+from unicron_elastic.launcher.config.checks import BadArgument, check
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from unicron_elastic import __version__
-from unicron_elastic.incident import Incident
+from unicron_elastic.base.incident import Incident
+from unicron_elastic.base.ledger import Ledger, default_ledger
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.incidents.ledger import Ledger, default_ledger
-from unicron_elastic.launcher.incidents.story import story, table
+from unicron_elastic.launcher.view.incidents.story import story, table
 
 LONG_REASON = "rank 3 was ended by signal 9 (SIGKILL), which often means that the host ran out of memory, at step 12."
 INCIDENT = Incident(
@@ -225,6 +225,6 @@ def test_the_version_is_printed():
 
 
 def test_torch_is_not_imported():
-    imported = "unicron_elastic.launcher.cli, unicron_elastic.launcher.incidents.story"
+    imported = "unicron_elastic.launcher.cli, unicron_elastic.launcher.view.incidents.story"
     code = f"import sys, {imported}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

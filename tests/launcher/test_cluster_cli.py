@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from unicron_elastic.launcher.answers import local_time
+from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.cluster.view import (
+from unicron_elastic.launcher.config.answers import local_time
+from unicron_elastic.launcher.view.cluster.members import (
     ClusterView,
     JobStatus,
     job_status,
@@ -27,8 +28,8 @@ from unicron_elastic.launcher.cluster.view import (
     nodes_table,
     read_cluster,
 )
-from unicron_elastic.recovery.quarantine import Quarantined
-from unicron_elastic.rendezvous.cluster_records import (
+from unicron_elastic.membership.rounds import JobView, Member, Place, Round
+from unicron_elastic.rendezvous.records.cluster import (
     LEADER,
     JobSpec,
     LeaderRecord,
@@ -41,13 +42,12 @@ from unicron_elastic.rendezvous.cluster_records import (
     quarantine_text,
     spec_text,
 )
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_options import OPTIONS
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.job_records import JobKeys, member_text, round_text
-from unicron_elastic.rendezvous.membership import JobView, Member, Place, Round
-from unicron_elastic.rendezvous.store import Entry, Snapshot, Store
+from unicron_elastic.rendezvous.records.job import JobKeys, member_text, round_text
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import Entry, Snapshot, Store
+from unicron_elastic.rendezvous.store.options import OPTIONS
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 NAMED_BINARY = os.environ.get("UNICRON_TEST_ETCD")
 DEADLINE_S = 30.0

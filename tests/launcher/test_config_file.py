@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 
 from unicron_elastic.launcher import main
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.cluster import lending, submission
-from unicron_elastic.launcher.cluster.planned_command import shared_options
-from unicron_elastic.launcher.config import cli as config_cli
+from unicron_elastic.launcher.commands import config as config_cli
+from unicron_elastic.launcher.config import forwarded as lending
 from unicron_elastic.launcher.config import origin as config_origin
 from unicron_elastic.launcher.config import table as config_table
 from unicron_elastic.launcher.config.file import Entries, read_config
+from unicron_elastic.launcher.config.options import BadOption
 from unicron_elastic.launcher.config.origin import BadConfig, located
 from unicron_elastic.launcher.config.run import with_file, without_config
-from unicron_elastic.launcher.options import BadOption
+from unicron_elastic.launcher.node import submission
+from unicron_elastic.launcher.node.planned_command import shared_options
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,10 @@ import yaml
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.launcher import main, options
+from unicron_elastic.launcher import main
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.config import cli as config_cli
+from unicron_elastic.launcher.commands import config as config_cli
+from unicron_elastic.launcher.config import options
 from unicron_elastic.launcher.config import origin as config_origin
 from unicron_elastic.launcher.config import table as config_table
 from unicron_elastic.launcher.config.file import Entry
@@ -275,7 +276,7 @@ def test_no_command_has_the_name_of_a_section() -> None:
 
 
 def test_the_table_has_every_option() -> None:
-    from unicron_elastic.launcher.arguments import get_args_parser
+    from unicron_elastic.launcher.config.arguments import get_args_parser
 
     flags = {flag for use in config_table.run_uses() for flag in use.flags}
     assert flags == {flag for each in get_args_parser()._actions for flag in each.option_strings} - {

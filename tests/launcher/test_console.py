@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from unicron_elastic.launcher.console import PlainConsole, SilentConsole, open_console
-from unicron_elastic.launcher.output import Output, stamped
-from unicron_elastic.launcher.panel import PanelConsole
-from unicron_elastic.launcher.view import JobView, WorkerView
+from unicron_elastic.launcher.common.output import Output, stamped
+from unicron_elastic.launcher.view.job.console import PlainConsole, SilentConsole, open_console
+from unicron_elastic.launcher.view.job.panel import PanelConsole
+from unicron_elastic.launcher.view.job.view import JobView, WorkerView
 
 
 @pytest.fixture

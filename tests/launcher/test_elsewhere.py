@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, Store
 
-from unicron_elastic.detection.elsewhere import FRESH_S
 from unicron_elastic.detection.policy import PacePolicy
+from unicron_elastic.detection.remote_ranks import FRESH_S
 from unicron_elastic.detection.sample import GroupPosition, RankSample
-from unicron_elastic.launcher.hangs import elsewhere
-from unicron_elastic.launcher.hangs.elsewhere import NEWS_KEY, ROUND_S, WISH_S, Elsewhere, question_in
-from unicron_elastic.launcher.peers import PeerWatch, tell_peers
+from unicron_elastic.launcher.agent.core.peers import PeerWatch, tell_peers
+from unicron_elastic.launcher.agent.hangs import remote_ranks as elsewhere
+from unicron_elastic.launcher.agent.hangs.remote_ranks import NEWS_KEY, ROUND_S, WISH_S, Elsewhere, question_in
 
 DEADLINE_S = 30.0
 POLICY = PacePolicy()

@@ -14,7 +14,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ErrorHandler, ProcessFailure, record
 
 from unicron_elastic.faults import Failure, RootCause, classify, root_cause
-from unicron_elastic.launcher.failures import process_failures, recorded_exception, write_error_file
+from unicron_elastic.launcher.agent.core.failures import process_failures, recorded_exception, write_error_file
 from unicron_elastic.worker.exceptions import describe
 
 

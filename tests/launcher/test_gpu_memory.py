@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.health.nvml_session import Gpu
-from unicron_elastic.health.nvml_state import MemoryHolder
-from unicron_elastic.launcher import gpu_memory
-from unicron_elastic.launcher.gpu_memory import Leftover, MemoryWait, describe, leftovers
-from unicron_elastic.launcher.loop import Loop
+from unicron_elastic.health.gpu.session import Gpu
+from unicron_elastic.health.gpu.state import MemoryHolder
+from unicron_elastic.launcher.agent.process import gpu_memory
+from unicron_elastic.launcher.agent.process.gpu_memory import Leftover, MemoryWait, describe, leftovers
+from unicron_elastic.launcher.common.loop import Loop
 
 DEADLINE_S = 30.0
 GPU = Gpu(index=0, uuid="", pci="", model="", label="GPU 0", handle=None)

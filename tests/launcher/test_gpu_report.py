@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from unicron_elastic.health.nvml_session import Gpu
-from unicron_elastic.health.nvml_state import GpuState, MemoryHolder
-from unicron_elastic.launcher.hangs.gpu_report import Asker, gpu_lines
+from unicron_elastic.health.gpu.session import Gpu
+from unicron_elastic.health.gpu.state import GpuState, MemoryHolder
+from unicron_elastic.launcher.agent.hangs.gpu_report import Asker, gpu_lines
 
 DEADLINE_S = 30.0
 

@@ -12,11 +12,11 @@ import pytest
 from unicron_elastic.detection.sample import GroupPosition
 from unicron_elastic.detection.verdicts import Degraded, Hung, Recovered, Slow, Verdict, Waiting
 from unicron_elastic.faults import HangKind
-from unicron_elastic.launcher.hangs import watch as hangs
-from unicron_elastic.launcher.hangs.evidence import Evidence, Subject
-from unicron_elastic.launcher.hangs.watch import HangWatch
-from unicron_elastic.launcher.hangs.whereabouts import Whereabouts
-from unicron_elastic.launcher.loop import Loop
+from unicron_elastic.launcher.agent.hangs import watch as hangs
+from unicron_elastic.launcher.agent.hangs.evidence import Evidence, Subject
+from unicron_elastic.launcher.agent.hangs.watch import HangWatch
+from unicron_elastic.launcher.agent.process.whereabouts import Whereabouts
+from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.recovery.commands import GatherEvidence
 from unicron_elastic.recovery.events import Event, EvidenceGathered, WatchBegan, WorkersGoOn, WorkersHung
 from unicron_elastic.worker.pulse import PulseReading

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from unicron_elastic.incident import Incident
+from unicron_elastic.base.incident import Incident
+from unicron_elastic.base.ledger import Ledger
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.incidents.ledger import Ledger
-from unicron_elastic.launcher.incidents.picture import amount_of, picture, shown_ms
-from unicron_elastic.launcher.incidents.saved import what_was_saved
-from unicron_elastic.launcher.incidents.story import story
+from unicron_elastic.launcher.view.incidents.picture import amount_of, picture, shown_ms
+from unicron_elastic.launcher.view.incidents.saved import what_was_saved
+from unicron_elastic.launcher.view.incidents.story import story
 
 INCIDENT = Incident(
     number=2,

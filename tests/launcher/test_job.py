@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.launcher.job import policy_of
-from unicron_elastic.launcher.options import Options
+from unicron_elastic.launcher.agent.core.job import policy_of
+from unicron_elastic.launcher.config.options import Options
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from test_incident_picture import INCIDENT
 
-from unicron_elastic.launcher.job_teller import JobTeller, news_of
-from unicron_elastic.launcher.view import JobView, WorkerView
-from unicron_elastic.rendezvous.news import JobNews
-from unicron_elastic.world import Member, World
+from unicron_elastic.base.world import Member, World
+from unicron_elastic.launcher.agent.core.job_teller import JobTeller, news_of
+from unicron_elastic.launcher.view.job.view import JobView, WorkerView
+from unicron_elastic.rendezvous.records.news import JobNews
 
 DEADLINE_S = 10.0
 VIEW = JobView(

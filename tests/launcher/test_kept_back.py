@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
-from unicron_elastic.launcher import kept_back
-from unicron_elastic.launcher.cluster import lending
-from unicron_elastic.launcher.cluster.spare import Claim, Spare
-from unicron_elastic.launcher.options import Options
-from unicron_elastic.launcher.runtime import Runtime
-from unicron_elastic.launcher.workers import WorkersContext
-from unicron_elastic.rendezvous.cluster_records import JobSpec
-from unicron_elastic.worker.mark import MARK
+from unicron_elastic.launcher.agent.process.runtime import Runtime
+from unicron_elastic.launcher.agent.process.workers import WorkersContext
+from unicron_elastic.launcher.config import forwarded as kept_back
+from unicron_elastic.launcher.config import forwarded as lending
+from unicron_elastic.launcher.config.options import Options
+from unicron_elastic.launcher.node.spare import Claim, Spare
+from unicron_elastic.rendezvous.records.cluster import JobSpec
+from unicron_elastic.worker.linux import MARK
 
 SECRETS = {
     "UNICRON_ETCD_PASSWORD": "hunter2",

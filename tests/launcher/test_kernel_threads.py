@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from unicron_elastic.launcher.hangs import kernel_threads
-from unicron_elastic.launcher.hangs.kernel_threads import is_in_io, kernel_lines, summary_lines
+from unicron_elastic.launcher.agent.process import activity as kernel_threads
+from unicron_elastic.launcher.agent.process.activity import is_in_io, kernel_lines, summary_lines
 
 DEADLINE_S = 30.0
 THREADS = "import threading as t\nfor _ in range(3): t.Thread(target=t.Event().wait, daemon=True).start()\n"

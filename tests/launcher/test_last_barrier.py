@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from torch.distributed import TCPStore
 from torch.distributed.elastic.utils.store import barrier
 
-from unicron_elastic.launcher.last_barrier import wait_unless
+from unicron_elastic.launcher.agent.core.job import wait_unless
 
 DEADLINE_S = 30.0
 

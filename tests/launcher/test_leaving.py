@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.launcher import isolation
+from unicron_elastic.launcher.agent.core import isolation
 from unicron_elastic.recovery.commands import LeaveJob
 
 LEAVE = LeaveJob(cause=None, reason="GPU 3 has fallen off the bus. This node leaves the job.", quarantine_s=None)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.incident import Incident
-from unicron_elastic.launcher.incidents.ledger import Ledger, default_ledger, find_ledgers, read_ledger
+from unicron_elastic.base.incident import Incident
+from unicron_elastic.base.ledger import Ledger, default_ledger, find_ledgers, read_ledger
 
 INCIDENT = Incident(
     number=1,
@@ -66,7 +66,7 @@ def test_all_records_of_an_incident_carry_the_time_of_the_first(path, monkeypatc
         def now(cls):
             return next(moments)
 
-    monkeypatch.setattr("unicron_elastic.launcher.incidents.ledger.datetime", Clock)
+    monkeypatch.setattr("unicron_elastic.base.ledger.datetime", Clock)
     ledger = Ledger(path)
     first, second = ledger.record(INCIDENT), ledger.record(INCIDENT)
     assert first.time == second.time
@@ -108,7 +108,7 @@ def test_a_record_is_one_write(path, monkeypatch):
 def test_launchers_of_several_nodes_share_a_file(path):
     code = (
         "import sys; from dataclasses import replace; from pathlib import Path\n"
-        "from unicron_elastic.incident import Incident; from unicron_elastic.launcher.incidents.ledger import Ledger\n"
+        "from unicron_elastic.base.incident import Incident; from unicron_elastic.base.ledger import Ledger\n"
         "import json; incident = Incident.from_json(json.loads(sys.argv[2])); ledger = Ledger(Path(sys.argv[3]))\n"
         "for n in range(100): ledger.record(replace(incident, host=sys.argv[1], number=n, stack='x' * 5000))\n"
     )

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from unicron_elastic.launcher.loop import Loop
+from unicron_elastic.launcher.common.loop import Loop
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.launcher.hangs import evidence, py_spy
-from unicron_elastic.launcher.hangs.activity import activity
-from unicron_elastic.launcher.hangs.evidence import Evidence, Subject, gather
-from unicron_elastic.launcher.hangs.stacks import native_stack
+from unicron_elastic.launcher.agent.hangs import evidence
+from unicron_elastic.launcher.agent.hangs import stacks as py_spy
+from unicron_elastic.launcher.agent.hangs.evidence import Evidence, Subject, gather
+from unicron_elastic.launcher.agent.hangs.stacks import native_stack
+from unicron_elastic.launcher.agent.process.activity import activity
 
 DEADLINE_S = 30.0
 REASON = "rank 0 hangs: no step for 3 s."

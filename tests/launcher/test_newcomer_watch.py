@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.launcher.hangs import newcomers
-from unicron_elastic.launcher.hangs.activity import state
-from unicron_elastic.launcher.hangs.newcomers import NewcomerWatch
-from unicron_elastic.launcher.loop import Loop
+from unicron_elastic.launcher.agent.hangs import newcomers
+from unicron_elastic.launcher.agent.hangs.newcomers import NewcomerWatch
+from unicron_elastic.launcher.agent.process.activity import state
+from unicron_elastic.launcher.common.loop import Loop
 
 DEADLINE_S = 30.0
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from unicron_elastic.base.finding import Finding, Level, finding
 from unicron_elastic.faults import Severity, Status
-from unicron_elastic.health.finding import Finding, Level, finding
-from unicron_elastic.launcher.node import NodeWatch
+from unicron_elastic.launcher.agent.core.node import NodeWatch
 
 GPU = "GPU 3 (0000:3b:00.0)"
 OURS = "GPU 3 (cuda:0, 0000:3b:00.0)"

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from unicron_elastic.launcher.options import (
+from unicron_elastic.launcher.config.options import (
     OPTIONS,
     BadOption,
     Options,

@@ -17,8 +17,9 @@ from typing import BinaryIO
 
 import pytest
 
-from unicron_elastic.launcher.cluster import output_receiver
-from unicron_elastic.launcher.cluster.output_receiver import (
+from unicron_elastic.base.seal import SEAL_BYTES, Seal
+from unicron_elastic.launcher.node import output_receiver
+from unicron_elastic.launcher.node.output_receiver import (
     COUNT,
     END,
     FRAME_BYTES_MAX,
@@ -27,9 +28,16 @@ from unicron_elastic.launcher.cluster.output_receiver import (
     OutputReceiver,
     key_for_output,
 )
-from unicron_elastic.launcher.cluster.output_sender import OutputSender
-from unicron_elastic.rendezvous.heartbeat_wire import Hello, Nonces, WireError, challenge, read, seal_of, welcome
-from unicron_elastic.seal import SEAL_BYTES, Seal
+from unicron_elastic.launcher.node.output_sender import OutputSender
+from unicron_elastic.rendezvous.cluster.heartbeat_wire import (
+    Hello,
+    Nonces,
+    WireError,
+    challenge,
+    read,
+    seal_of,
+    welcome,
+)
 
 DEADLINE_S = 20.0
 SECRET = "5e" * 32
@@ -43,7 +51,7 @@ while not select.select([0], [], [], 0.001)[0]:
 """
 RECEIVER = """
 import sys, threading
-from unicron_elastic.launcher.cluster.output_receiver import OutputReceiver
+from unicron_elastic.launcher.node.output_receiver import OutputReceiver
 receiver = OutputReceiver(sys.argv[1], sys.stdout.buffer, sys.stderr.buffer, host="127.0.0.1", beat_s=0.1)
 print(receiver.address_for("127.0.0.1"), flush=True)
 threading.Event().wait()

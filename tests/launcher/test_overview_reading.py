@@ -10,15 +10,16 @@ import pytest
 from plan_lab import NOW, node, publish, put_cluster, spec, two_jobs
 from test_incident_picture import INCIDENT
 
-from unicron_elastic.launcher.plan.view import read_plan
-from unicron_elastic.launcher.status.overview import Overview
-from unicron_elastic.launcher.status.reading import read_overview
-from unicron_elastic.planning.measured import MeasuredJob, Now, Stay
-from unicron_elastic.planning.nodes import NodeState
-from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
-from unicron_elastic.recovery.quarantine import Quarantined
-from unicron_elastic.rendezvous import news
-from unicron_elastic.rendezvous.cluster_records import (
+from unicron_elastic.base.quarantine import Quarantined
+from unicron_elastic.launcher.view.cluster.overview import Overview
+from unicron_elastic.launcher.view.cluster.plan import read_plan
+from unicron_elastic.launcher.view.cluster.reading import read_overview
+from unicron_elastic.membership.rounds import Member, Place, Round
+from unicron_elastic.planning.coordinate.nodes import NodeState
+from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay
+from unicron_elastic.rendezvous.records import news
+from unicron_elastic.rendezvous.records.cluster import (
     LEADER,
     JobSpec,
     LeaderRecord,
@@ -30,12 +31,11 @@ from unicron_elastic.rendezvous.cluster_records import (
     quarantine_text,
     spec_text,
 )
-from unicron_elastic.rendezvous.job_records import JobKeys, lost_text, member_text, round_text
-from unicron_elastic.rendezvous.membership import Member, Place, Round
-from unicron_elastic.rendezvous.memory_store import MemoryServer, MemoryStore
-from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys
-from unicron_elastic.rendezvous.plan_records import PhaseRecord, phase_text
-from unicron_elastic.rendezvous.store import Store
+from unicron_elastic.rendezvous.records.job import JobKeys, lost_text, member_text, round_text
+from unicron_elastic.rendezvous.records.plan import PhaseRecord, phase_text
+from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
+from unicron_elastic.rendezvous.store.interface import Store
+from unicron_elastic.testing.memory_store import MemoryServer, MemoryStore
 
 LEFT_S = 4.0
 NEWS = news.JobNews(

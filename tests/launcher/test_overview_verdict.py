@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from overview_lab import NOW, incident, job, node, overview
 
-from unicron_elastic.launcher.status.overview import CRITICAL, DEGRADED, FINE, LEVELS, IncidentLine
-from unicron_elastic.launcher.status.verdict import OPEN_S, STANDS_S
+from unicron_elastic.launcher.view.cluster.overview import CRITICAL, DEGRADED, FINE, LEVELS, IncidentLine
+from unicron_elastic.launcher.view.cluster.verdict import OPEN_S, STANDS_S
 
 WAITS = "The job waits for 2 more nodes."
 

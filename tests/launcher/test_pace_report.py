@@ -12,12 +12,21 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.launcher import pace_report
-from unicron_elastic.launcher.pace import OVERDUE_MIN_S, STEPS_KEPT, STILL_S, Pace, Report, Seen, after, reported
-from unicron_elastic.launcher.pace_report import PLANNED_JOB, PaceReport, merged, seen_of
-from unicron_elastic.planning.measured import MeasuredJob
+from unicron_elastic.base.world import Member, World
+from unicron_elastic.launcher.agent.core import pace_report
+from unicron_elastic.launcher.agent.core.pace import (
+    OVERDUE_MIN_S,
+    STEPS_KEPT,
+    STILL_S,
+    Pace,
+    Report,
+    Seen,
+    after,
+    reported,
+)
+from unicron_elastic.launcher.agent.core.pace_report import PLANNED_JOB, PaceReport, merged, seen_of
+from unicron_elastic.planning.model.measured import MeasuredJob
 from unicron_elastic.worker.pulse import BEATS_MAX, PulseReading
-from unicron_elastic.world import Member, World
 
 STEP_S = 0.02
 DEADLINE_S = 20.0

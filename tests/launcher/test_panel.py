@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 from emulated_terminal import MARK, Terminal
 
-from unicron_elastic.launcher import output
-from unicron_elastic.launcher.panel import RESTORE_SEQUENCE, PanelConsole, panel_lines
-from unicron_elastic.launcher.view import JobView, WorkerView
+from unicron_elastic.launcher.common import output
+from unicron_elastic.launcher.view.job.panel import RESTORE_SEQUENCE, PanelConsole, panel_lines
+from unicron_elastic.launcher.view.job.view import JobView, WorkerView
 
 
 def _worker(rank, state="running", step=1200, step_time_s=0.25):

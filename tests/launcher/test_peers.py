@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, Store
 
-from unicron_elastic.launcher.peers import PeerWatch, tell_peers
+from unicron_elastic.launcher.agent.core.peers import PeerWatch, tell_peers
 
 DEADLINE_S = 30.0
 INTERVAL_S = 0.01

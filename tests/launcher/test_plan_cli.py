@@ -16,25 +16,25 @@ import pytest
 from plan_lab import job, node, publish, put_cluster, spec, two_jobs
 from typer.testing import CliRunner
 
-from unicron_elastic.launcher.answers import local_time
+from unicron_elastic.base.quarantine import LAUNCHER, Quarantined
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.plan.text import amount, plan_text, span
-from unicron_elastic.launcher.plan.view import PlanReading, proposal_view, published_view, read_plan
-from unicron_elastic.planning.jobs import JobSpec
-from unicron_elastic.planning.nodes import NodeState
-from unicron_elastic.planning.proposal import propose
-from unicron_elastic.planning.snapshot import Phase, Snapshot
-from unicron_elastic.recovery.quarantine import LAUNCHER, Quarantined
-from unicron_elastic.rendezvous.cluster_records import NodeRecord, node_key, node_text, quarantine_key, quarantine_text
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_options import OPTIONS
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.job_records import JobKeys, member_text, round_text
-from unicron_elastic.rendezvous.membership import Member, Place, Round
-from unicron_elastic.rendezvous.plan_keys import CURRENT, PLAN, PlannedJobKeys, run_of_start
-from unicron_elastic.rendezvous.plan_records import PhaseRecord, parse_phase, parse_spec, phase_text, spec_text
-from unicron_elastic.rendezvous.store import Store
+from unicron_elastic.launcher.config.answers import local_time
+from unicron_elastic.launcher.view.cluster.plan import PlanReading, proposal_view, published_view, read_plan
+from unicron_elastic.launcher.view.cluster.plan_text import amount, plan_text, span
+from unicron_elastic.membership.rounds import Member, Place, Round
+from unicron_elastic.planning.coordinate.nodes import NodeState
+from unicron_elastic.planning.coordinate.proposal import propose
+from unicron_elastic.planning.coordinate.snapshot import Phase, Snapshot
+from unicron_elastic.planning.model.jobs import JobSpec
+from unicron_elastic.rendezvous.records.cluster import NodeRecord, node_key, node_text, quarantine_key, quarantine_text
+from unicron_elastic.rendezvous.records.job import JobKeys, member_text, round_text
+from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_phase, parse_spec, phase_text, spec_text
+from unicron_elastic.rendezvous.records.plan_keys import CURRENT, PLAN, PlannedJobKeys, run_of_start
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import Store
+from unicron_elastic.rendezvous.store.options import OPTIONS
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 NAMED_BINARY = os.environ.get("UNICRON_TEST_ETCD")
 DEADLINE_S = 60.0

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.launcher.arguments import get_args_parser
-from unicron_elastic.launcher.cluster import children
-from unicron_elastic.launcher.cluster.children import Child
-from unicron_elastic.launcher.cluster.planned_command import (
+from unicron_elastic.launcher.config.arguments import get_args_parser
+from unicron_elastic.launcher.node import children
+from unicron_elastic.launcher.node.children import Child
+from unicron_elastic.launcher.node.planned_command import (
     JOB_VARIABLE,
     MOST_NODES,
     child_command,
@@ -24,10 +24,10 @@ from unicron_elastic.launcher.cluster.planned_command import (
     shared_options,
     why_not_here,
 )
-from unicron_elastic.planning.configurations import Configuration, Workload
-from unicron_elastic.planning.configured import CONFIGURATIONS, parse_configurations
-from unicron_elastic.planning.jobs import JobSpec, Modelled
-from unicron_elastic.planning.throughput_shape import Transformer
+from unicron_elastic.planning.model.configurations import Configuration, Workload
+from unicron_elastic.planning.model.configured import CONFIGURATIONS, parse_configurations
+from unicron_elastic.planning.model.jobs import JobSpec, Modelled
+from unicron_elastic.planning.model.shape import Transformer
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from unicron_elastic.launcher.processes import KeeperLost
-from unicron_elastic.worker.mark import MARK, token_of
+from unicron_elastic.launcher.agent.process.processes import KeeperLost
+from unicron_elastic.worker.linux import MARK, token_of
 
 if TYPE_CHECKING:
     from conftest import Lab
@@ -207,8 +207,8 @@ def test_empty_folders_go_and_full_ones_stay(lab: Lab, tmp_path: Path) -> None:
 
 OWNER = """
 import os, sys
-from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.processes import Processes
+from unicron_elastic.launcher.common.loop import Loop
+from unicron_elastic.launcher.agent.process.processes import Processes
 loop = Loop()
 processes = Processes(loop, lambda ended: None)
 processes.begin()
@@ -249,8 +249,8 @@ def test_workers_die_with_the_keeper_when_nobody_can_act(lab: Lab) -> None:
 def test_an_owner_that_ends_at_once_leaves_no_word_on_the_terminal() -> None:
     code = """
 import os
-from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.processes import Processes
+from unicron_elastic.launcher.common.loop import Loop
+from unicron_elastic.launcher.agent.process.processes import Processes
 processes = Processes(Loop(), lambda ended: None)
 processes.begin()
 os._exit(0)

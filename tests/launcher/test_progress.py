@@ -17,10 +17,10 @@ from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import GroupPosition, RankSample, RemoteRank
 from unicron_elastic.detection.verdicts import Hung, Recovered, Verdict, Waiting
 from unicron_elastic.faults import HangKind
-from unicron_elastic.launcher import progress
-from unicron_elastic.launcher.hangs.activity import Activity
-from unicron_elastic.launcher.hangs.whereabouts import Whereabouts
-from unicron_elastic.launcher.progress import ProgressWatch, is_silent
+from unicron_elastic.launcher.agent.hangs import progress
+from unicron_elastic.launcher.agent.hangs.progress import ProgressWatch, is_silent
+from unicron_elastic.launcher.agent.process.activity import Activity
+from unicron_elastic.launcher.agent.process.whereabouts import Whereabouts
 from unicron_elastic.worker.pulse import PulseReading
 
 STEP_S = 0.02

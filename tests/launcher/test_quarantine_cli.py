@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from unicron_elastic.launcher import quarantine_cli
+from unicron_elastic.base.quarantine import Quarantined
+from unicron_elastic.launcher.agent.core.isolation import add, default_path, read
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.quarantine import add, default_path, read
-from unicron_elastic.launcher.quarantine_cli import table
-from unicron_elastic.recovery.quarantine import Quarantined
+from unicron_elastic.launcher.commands import quarantine as quarantine_cli
+from unicron_elastic.launcher.commands.quarantine import table
 
 LONG_REASON = "GPU 3 fell off the bus (Xid 79), which needs a reboot of the node, and it has done so twice this week."
 SINCE = 1_800_000_000.0  # 2027-01-15 08:00 UTC
@@ -211,5 +211,5 @@ def test_a_user_without_a_name_is_known_by_number(path: Path, monkeypatch: pytes
 
 
 def test_torch_is_not_imported() -> None:
-    code = "import sys, unicron_elastic.launcher.quarantine_cli; sys.exit('torch' in sys.modules)"
+    code = "import sys, unicron_elastic.launcher.commands.quarantine; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.launcher import quarantine
-from unicron_elastic.launcher.quarantine import QuarantineFileError, add, default_path, find, lift, read
-from unicron_elastic.recovery.quarantine import Quarantined
+from unicron_elastic.base.quarantine import Quarantined
+from unicron_elastic.launcher.agent.core import isolation as quarantine
+from unicron_elastic.launcher.agent.core.isolation import QuarantineFileError, add, default_path, find, lift, read
 
 ENTRY = Quarantined(node="gpu-7", reason="GPU 3 fell off the bus.", since=1000.0, until=2000.0, by="unicron-run")
 OTHER = replace(ENTRY, node="gpu-8", until=None)
@@ -31,8 +31,8 @@ ADDER = """
 import sys
 from pathlib import Path
 from unicron_elastic.launcher import quarantine
-from unicron_elastic.launcher.quarantine import add
-from unicron_elastic.recovery.quarantine import Quarantined
+from unicron_elastic.launcher.agent.core.isolation import add
+from unicron_elastic.base.quarantine import Quarantined
 quarantine.LOCK_TIMEOUT_S = 60.0  # whatever the disk of this machine takes
 print("ready", flush=True)
 sys.stdin.read()
@@ -45,7 +45,7 @@ STOPPER = """
 import os, signal, sys
 from pathlib import Path
 from unicron_elastic.launcher import quarantine
-from unicron_elastic.recovery.quarantine import Quarantined
+from unicron_elastic.base.quarantine import Quarantined
 def stop(*call, **options):
     if sys.argv[3] == "after":
         real(*call, **options)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from unicron_elastic.launcher.options import Options
-from unicron_elastic.launcher.processes import Exit, KeeperLost
-from unicron_elastic.launcher.runtime import Runtime
+from unicron_elastic.launcher.agent.process.processes import Exit, KeeperLost
+from unicron_elastic.launcher.agent.process.runtime import Runtime
+from unicron_elastic.launcher.config.options import Options
 
 if TYPE_CHECKING:
     from conftest import Lab

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from unicron_elastic.detection.verdicts import Degraded
-from unicron_elastic.launcher import slowness
-from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.slowness import FORGET_S, MILD_FACTOR, PATIENCE_MAX_S, PATIENCE_S, Slowness
+from unicron_elastic.launcher.agent.hangs import slowness
+from unicron_elastic.launcher.agent.hangs.slowness import FORGET_S, MILD_FACTOR, PATIENCE_MAX_S, PATIENCE_S, Slowness
+from unicron_elastic.launcher.common.loop import Loop
 
 NOW = [0.0]
 

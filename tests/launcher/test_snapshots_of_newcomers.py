@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.snapshots import Snapshots
+from unicron_elastic.launcher.agent.worlds.snapshots import Snapshots
+from unicron_elastic.launcher.common.loop import Loop
 
 DEADLINE_S = 10.0  # less than an agent waits for another one's snapshots
 

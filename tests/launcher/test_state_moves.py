@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from test_incident_picture import INCIDENT
 
-from unicron_elastic.launcher.incidents.state_moves import StateMove, StateMoves, parse_move
+from unicron_elastic.launcher.view.incidents.state_moves import StateMove, StateMoves, parse_move
 
 MOVE = StateMove(at=103.0, took_s=0.5, bytes=1000, source="n1 (TCP)")
 

@@ -22,25 +22,25 @@ from rich.console import Console
 from test_overview_reading import NEWS
 from typer.testing import CliRunner
 
+from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.cluster.cli import Cluster
-from unicron_elastic.launcher.plan.view import read_plan
-from unicron_elastic.launcher.status import cli as status_cli
-from unicron_elastic.launcher.status import show as status_show
-from unicron_elastic.recovery.quarantine import Quarantined
-from unicron_elastic.rendezvous import news
-from unicron_elastic.rendezvous.cluster_records import (
+from unicron_elastic.launcher.commands import show as status_show
+from unicron_elastic.launcher.commands import status as status_cli
+from unicron_elastic.launcher.commands.cluster import Cluster
+from unicron_elastic.launcher.view.cluster.plan import read_plan
+from unicron_elastic.rendezvous.records import news
+from unicron_elastic.rendezvous.records.cluster import (
     LEADER,
     LeaderRecord,
     leader_text,
     quarantine_key,
     quarantine_text,
 )
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.memory_store import MemoryServer, MemoryStore
-from unicron_elastic.rendezvous.store import Store
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import Store
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
+from unicron_elastic.testing.memory_store import MemoryServer, MemoryStore
 
 NAMED_BINARY = os.environ.get("UNICRON_TEST_ETCD")
 

@@ -9,12 +9,11 @@ import pytest
 from overview_lab import NOW, incident, job, node, overview, plan, to_utc
 from rich.text import Text
 
-from unicron_elastic.launcher.host_ranges import ranges
-from unicron_elastic.launcher.status.changes import changes
-from unicron_elastic.launcher.status.incidents import seen_together
-from unicron_elastic.launcher.status.layout import Section, fitted
-from unicron_elastic.launcher.status.overview import Overview
-from unicron_elastic.launcher.status.text import status_lines
+from unicron_elastic.launcher.common.tables import ranges
+from unicron_elastic.launcher.view.cluster.changes import changes
+from unicron_elastic.launcher.view.cluster.incidents import seen_together
+from unicron_elastic.launcher.view.cluster.overview import Overview
+from unicron_elastic.launcher.view.cluster.text import Section, fitted, status_lines
 
 WIDTHS = (60, 80, 120, 200)
 HEIGHTS = (1, 5, 12, 24, 50, None)

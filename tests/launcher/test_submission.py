@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 import torch.distributed.run as torch_run
 
-from unicron_elastic.launcher import arguments, main
-from unicron_elastic.launcher.cluster import submission
-from unicron_elastic.launcher.cluster.submission import CannotSubmit, spec_of
-from unicron_elastic.planning.jobs import GivenRates, JobSpec
-from unicron_elastic.planning.snapshot import Phase
-from unicron_elastic.rendezvous.memory_store import MemoryServer, MemoryStore
-from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys
-from unicron_elastic.rendezvous.plan_records import PhaseRecord, parse_phase, parse_spec, phase_text
-from unicron_elastic.rendezvous.store import Store
+from unicron_elastic.launcher import main
+from unicron_elastic.launcher.config import arguments
+from unicron_elastic.launcher.node import submission
+from unicron_elastic.launcher.node.submission import CannotSubmit, spec_of
+from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
+from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_phase, parse_spec, phase_text
+from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
+from unicron_elastic.rendezvous.store.interface import Store
+from unicron_elastic.testing.memory_store import MemoryServer, MemoryStore
 
 
 @pytest.fixture(autouse=True)

@@ -16,22 +16,22 @@ from plan_lab import NOW, publish, put_cluster, two_jobs
 from typer.testing import CliRunner
 
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.cluster.cli import Cluster
-from unicron_elastic.launcher.web import arguments as web_arguments
-from unicron_elastic.launcher.web import cli as web_cli
-from unicron_elastic.launcher.web import server as web_server
-from unicron_elastic.launcher.web import sign_in as web_sign_in
-from unicron_elastic.launcher.web import source as web_source
-from unicron_elastic.launcher.web import watcher as web_watcher
-from unicron_elastic.launcher.web.arguments import serve_web, web_place
-from unicron_elastic.launcher.web.history import SPANS
-from unicron_elastic.launcher.web.place import Place, Whereabouts
-from unicron_elastic.launcher.web.source import ClusterSource, read_state
-from unicron_elastic.rendezvous.cluster_records import LEADER, SECRET, LeaderRecord, leader_text, web_key
-from unicron_elastic.rendezvous.coordination import Leader
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.memory_store import MemoryServer, MemoryStore
-from unicron_elastic.rendezvous.store import Store
+from unicron_elastic.launcher.commands import web as web_cli
+from unicron_elastic.launcher.commands.cluster import Cluster
+from unicron_elastic.launcher.export.web import arguments as web_arguments
+from unicron_elastic.launcher.export.web import server as web_server
+from unicron_elastic.launcher.export.web import sign_in as web_sign_in
+from unicron_elastic.launcher.export.web import source as web_source
+from unicron_elastic.launcher.export.web import watcher as web_watcher
+from unicron_elastic.launcher.export.web.arguments import serve_web, web_place
+from unicron_elastic.launcher.export.web.history import SPANS
+from unicron_elastic.launcher.export.web.place import Place, Whereabouts
+from unicron_elastic.launcher.export.web.source import ClusterSource, read_state
+from unicron_elastic.membership.coordination import Leader
+from unicron_elastic.rendezvous.records.cluster import LEADER, SECRET, LeaderRecord, leader_text, web_key
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.interface import Store
+from unicron_elastic.testing.memory_store import MemoryServer, MemoryStore
 
 ROOT = Path(__file__).parents[2]
 WORD = web_sign_in.password("5e" * 32)

@@ -12,10 +12,10 @@ import pytest
 from web_browser import WHY_NOT, Browser
 from web_lab import HOSTILE, SECRET, Shown, cluster, hostile_cluster
 
-from unicron_elastic.launcher.bounded_http import LOOPBACK
-from unicron_elastic.launcher.web.place import Place, Whereabouts
-from unicron_elastic.launcher.web.server import WebServer
-from unicron_elastic.launcher.web.sign_in import password
+from unicron_elastic.launcher.common.http import LOOPBACK
+from unicron_elastic.launcher.export.web.place import Place, Whereabouts
+from unicron_elastic.launcher.export.web.server import WebServer
+from unicron_elastic.launcher.export.web.sign_in import password
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 

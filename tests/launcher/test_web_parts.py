@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.launcher.web import sign_in as web_sign_in
-from unicron_elastic.launcher.web import watcher as web_watcher
-from unicron_elastic.launcher.web.history import SAMPLE_S, SPANS, History
-from unicron_elastic.launcher.web.place import Place, Whereabouts
-from unicron_elastic.launcher.web.sign_in import (
+from unicron_elastic.launcher.export.web import sign_in as web_sign_in
+from unicron_elastic.launcher.export.web import watcher as web_watcher
+from unicron_elastic.launcher.export.web.history import SAMPLE_S, SPANS, History
+from unicron_elastic.launcher.export.web.place import Place, Whereabouts
+from unicron_elastic.launcher.export.web.sign_in import (
     ADDRESSES_MOST,
     GUESS_AGAIN_S,
     GUESSES_MOST,
@@ -29,11 +29,11 @@ from unicron_elastic.launcher.web.sign_in import (
     new_session,
     password,
 )
-from unicron_elastic.launcher.web.watcher import Watcher
+from unicron_elastic.launcher.export.web.watcher import Watcher
 from unicron_elastic.metrics.figures import PlanFigures, PlannedJobFigures
-from unicron_elastic.rendezvous.heartbeat_wire import welcome
-from unicron_elastic.rendezvous.memory_store import MemoryServer, MemoryStore
-from unicron_elastic.rendezvous.store import Store, StoreUnreachableError
+from unicron_elastic.rendezvous.cluster.heartbeat_wire import welcome
+from unicron_elastic.rendezvous.store.interface import Store, StoreUnreachableError
+from unicron_elastic.testing.memory_store import MemoryServer, MemoryStore
 
 SECRET, OTHER = "5e" * 32, "ab" * 32
 DEADLINE_S = 20.0

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.launcher import bounded_http
-from unicron_elastic.launcher.bounded_http import LOOPBACK
-from unicron_elastic.launcher.web import server as web_server
-from unicron_elastic.launcher.web.place import Place, Whereabouts
-from unicron_elastic.launcher.web.server import FORM_BYTES_MAX, REQUESTS_MOST, Source, WebServer
-from unicron_elastic.launcher.web.sign_in import GUESSES_MOST, password
-from unicron_elastic.launcher.web.watcher import Body, body
+from unicron_elastic.launcher.common import http as bounded_http
+from unicron_elastic.launcher.common.http import LOOPBACK
+from unicron_elastic.launcher.export.web import server as web_server
+from unicron_elastic.launcher.export.web.place import Place, Whereabouts
+from unicron_elastic.launcher.export.web.server import FORM_BYTES_MAX, REQUESTS_MOST, Source, WebServer
+from unicron_elastic.launcher.export.web.sign_in import GUESSES_MOST, password
+from unicron_elastic.launcher.export.web.watcher import Body, body
 
 SECRET = "5e" * 32
 LONG = {"state": {"sentence": "All jobs train. " * 400}, "trouble": ""}

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_lab import NOW, job, node, spec, two_jobs
 
-from unicron_elastic.launcher.plan.view import proposal_view, published_view
-from unicron_elastic.launcher.plan.what_if import FORMS, what_if, with_spec
-from unicron_elastic.planning.jobs import JobSpec, MeasuredSteps
-from unicron_elastic.planning.nodes import Health, NodeState
-from unicron_elastic.planning.proposal import propose
-from unicron_elastic.planning.snapshot import Phase, Snapshot
+from unicron_elastic.launcher.view.cluster.plan import proposal_view, published_view
+from unicron_elastic.launcher.view.cluster.what_if import FORMS, what_if, with_spec
+from unicron_elastic.planning.coordinate.nodes import Health, NodeState
+from unicron_elastic.planning.coordinate.proposal import propose
+from unicron_elastic.planning.coordinate.snapshot import Phase, Snapshot
+from unicron_elastic.planning.model.jobs import JobSpec, MeasuredSteps
 
 FOUND = two_jobs()
 PLANNED = replace(FOUND, published=replace(propose(FOUND, NOW - 9999.0), revision=7))

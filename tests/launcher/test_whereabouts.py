@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from unicron_elastic.detection.sample import GroupPosition
-from unicron_elastic.launcher.hangs.whereabouts import (
+from unicron_elastic.launcher.agent.process.whereabouts import (
     ANSWER_DEADLINE_S,
     ARRIVALS_MAX,
     LIMITS_MAX,

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
-from unicron_elastic.launcher.options import Options
-from unicron_elastic.launcher.processes import Exit
-from unicron_elastic.launcher.runtime import Runtime
-from unicron_elastic.launcher.workers import WorkerProcess, WorkersContext
+from unicron_elastic.launcher.agent.process.processes import Exit
+from unicron_elastic.launcher.agent.process.runtime import Runtime
+from unicron_elastic.launcher.agent.process.workers import WorkerProcess, WorkersContext
+from unicron_elastic.launcher.config.options import Options
 from unicron_elastic.worker.channel import Message
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import socket
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.worlds import Round, Worlds, _own_address
+from unicron_elastic.launcher.agent.worlds.worlds import Round, Worlds, _own_address
+from unicron_elastic.launcher.common.loop import Loop
 
 
 @pytest.fixture

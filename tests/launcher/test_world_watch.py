@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from unicron_elastic.launcher.world_log import WorldWatch
+from unicron_elastic.base.world import Member, World
+from unicron_elastic.launcher.agent.worlds.log import WorldWatch
 from unicron_elastic.recovery.commands import ChangeWorld
-from unicron_elastic.world import Member, World
 
 DEADLINE_S = 30.0
 A, B, C = (Member(name=name, node=name, local_rank=0) for name in "abc")

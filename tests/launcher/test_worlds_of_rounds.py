@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.world_log import StoreLog, WorldLog
-from unicron_elastic.launcher.worlds import Round, Worlds
+from unicron_elastic.base.world import Member, World
+from unicron_elastic.launcher.agent.worlds.log import StoreLog, WorldLog
+from unicron_elastic.launcher.agent.worlds.worlds import Round, Worlds
+from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.recovery.commands import ChangeWorld
 from unicron_elastic.recovery.events import Event, WorldChanged
-from unicron_elastic.world import Member, World
 
 DEADLINE_S = 30.0
 A0, A1 = (Member(name=f"{rank}.0#a", node="a#a", local_rank=rank) for rank in (0, 1))

@@ -8,7 +8,10 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from unicron_elastic.launcher.status.overview import (
+from unicron_elastic.launcher.export.web.place import Whereabouts
+from unicron_elastic.launcher.export.web.server import Source
+from unicron_elastic.launcher.export.web.watcher import Body, body
+from unicron_elastic.launcher.view.cluster.overview import (
     CoordinatorLine,
     IncidentLine,
     JobLine,
@@ -17,10 +20,7 @@ from unicron_elastic.launcher.status.overview import (
     PlanLine,
     Verdict,
 )
-from unicron_elastic.launcher.status.verdict import verdict_of
-from unicron_elastic.launcher.web.place import Whereabouts
-from unicron_elastic.launcher.web.server import Source
-from unicron_elastic.launcher.web.watcher import Body, body
+from unicron_elastic.launcher.view.cluster.verdict import verdict_of
 
 SECRET = "5e" * 32
 TERA = 1e12

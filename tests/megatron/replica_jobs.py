@@ -11,9 +11,9 @@ import torch
 from replicas import Case, Connection, Died, Rank, Violation, Work, here
 from torch import Tensor
 
+from unicron_elastic.base.world import Member, World
 from unicron_elastic.megatron.agreement import Agreement, Said
 from unicron_elastic.megatron.layout import Shape
-from unicron_elastic.world import Member, World
 
 DECISIONS_MAX = 30_000
 

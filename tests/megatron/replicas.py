@@ -18,9 +18,9 @@ import torch
 from replica_buckets import BucketGroup, total
 from torch import Tensor
 
+from unicron_elastic.base.world import Member, World
 from unicron_elastic.megatron import agreement, buckets, members, run
-from unicron_elastic.training.connecting import Superseded
-from unicron_elastic.world import Member, World
+from unicron_elastic.training.group.interruptible_init import Superseded
 
 if TYPE_CHECKING:
     from replica_jobs import Job

@@ -18,7 +18,7 @@ from typing import Any
 from megatron_processes import EXAMPLE
 
 from unicron_elastic.megatron import checkpoint
-from unicron_elastic.state import storage_manifest
+from unicron_elastic.state.storage import manifest as storage_manifest
 
 
 def main() -> None:

@@ -6,9 +6,10 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
-from unicron_elastic.megatron import alone, configured
-from unicron_elastic.planning.configurations import Configuration
-from unicron_elastic.planning.configured import CONFIGURATION, configuration_text
+from unicron_elastic.megatron import groups as alone
+from unicron_elastic.megatron import workload as configured
+from unicron_elastic.planning.model.configurations import Configuration
+from unicron_elastic.planning.model.configured import CONFIGURATION, configuration_text
 
 TOLD = Configuration(replicas=2, tensor=2, pipeline=2, micro_batch=4, recompute=True)
 

@@ -29,9 +29,8 @@ from gpt_models import (
 )
 
 from unicron_elastic.megatron.workload import flops_per_step, workload_of
-from unicron_elastic.planning.configurations import Workload
-from unicron_elastic.planning.configurations_parse import parse_workload
-from unicron_elastic.planning.decoder import Decoder
+from unicron_elastic.planning.model.configurations import Workload, parse_workload
+from unicron_elastic.planning.model.decoder import Decoder
 
 pytest.importorskip("megatron.core")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from unicron_elastic.incident import Incident
+from unicron_elastic.base.incident import Incident
 from unicron_elastic.metrics.figures import (
     CoordinationFigures,
     JobFigures,

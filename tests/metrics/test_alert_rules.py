@@ -13,8 +13,8 @@ import yaml
 from expressions import LABELS, check, grouped_by, selectors
 from metric_values import every_sample
 
-from unicron_elastic.launcher.bounded_http import LOOPBACK
-from unicron_elastic.launcher.metrics.server import Answers, MetricsServer
+from unicron_elastic.launcher.common.http import LOOPBACK
+from unicron_elastic.launcher.export.metrics.server import Answers, MetricsServer
 
 FOLDER = Path(__file__).parents[2] / "contrib" / "prometheus"
 RULES = yaml.safe_load((FOLDER / "unicron.rules.yml").read_text(encoding="utf-8"))

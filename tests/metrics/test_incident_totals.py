@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from metric_values import CLOSED, DECIDED, INCIDENT, REGROUPED, totals
 
+from unicron_elastic.base.incident import PHASES, Incident
 from unicron_elastic.faults import SEVERITY_OF, Status
-from unicron_elastic.incident import PHASES, Incident
 from unicron_elastic.metrics.definitions import RECOVERY_BUCKETS_S
 from unicron_elastic.metrics.figures import IncidentFigures
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from metric_values import CLOSED, DECIDED, every_sample
 
-from unicron_elastic.launcher.incidents.ledger import Ledger
-from unicron_elastic.launcher.loop import Loop
-from unicron_elastic.launcher.metrics import job as job_metrics
-from unicron_elastic.launcher.metrics.job import JobMetrics
-from unicron_elastic.launcher.metrics.link import VARIABLE, ChildMetrics, Teller, take_teller
-from unicron_elastic.launcher.view import JobView, WorkerView
-from unicron_elastic.metrics.wire import parse_samples, samples_text
+from unicron_elastic.base.ledger import Ledger
+from unicron_elastic.launcher.common.loop import Loop
+from unicron_elastic.launcher.export.metrics import job as job_metrics
+from unicron_elastic.launcher.export.metrics.job import JobMetrics
+from unicron_elastic.launcher.export.metrics.link import VARIABLE, ChildMetrics, Teller, take_teller
+from unicron_elastic.launcher.view.job.view import JobView, WorkerView
+from unicron_elastic.metrics.samples import parse_samples, samples_text
 from unicron_elastic.recovery.state import Phase
 
 VIEW = JobView(

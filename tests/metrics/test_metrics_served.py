@@ -15,10 +15,10 @@ from metric_values import ODD, every_sample
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from unicron_elastic.launcher import bounded_http
-from unicron_elastic.launcher.bounded_http import LOOPBACK
-from unicron_elastic.launcher.metrics import server as metrics_server
-from unicron_elastic.launcher.metrics.server import REQUESTS_MOST, Answers, MetricsServer, open_server
+from unicron_elastic.launcher.common import http as bounded_http
+from unicron_elastic.launcher.common.http import LOOPBACK
+from unicron_elastic.launcher.export.metrics import server as metrics_server
+from unicron_elastic.launcher.export.metrics.server import REQUESTS_MOST, Answers, MetricsServer, open_server
 from unicron_elastic.metrics.definitions import METRICS
 from unicron_elastic.metrics.samples import Sample
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from unicron_elastic.planning.coordinator import (
+from unicron_elastic.planning.allocate.table import build_table
+from unicron_elastic.planning.coordinate.coordinator import (
     AdoptRates,
     BuildTable,
     Command,
@@ -19,13 +20,12 @@ from unicron_elastic.planning.coordinator import (
     TableBuilt,
     handle,
 )
-from unicron_elastic.planning.jobs import GivenRates, JobSpec
-from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus, Refusal
-from unicron_elastic.planning.published import Published
-from unicron_elastic.planning.reconcile import LendNode, ReturnNode, StartJob, StopJob
-from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
-from unicron_elastic.planning.table import build_table
-from unicron_elastic.planning.tasks import Transition
+from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus, Refusal
+from unicron_elastic.planning.coordinate.published import Published
+from unicron_elastic.planning.coordinate.reconcile import LendNode, ReturnNode, StartJob, StopJob
+from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
+from unicron_elastic.planning.model.tasks import Transition
 
 MOVING = (NodeState.JOINING, NodeState.LEAVING)
 START_UNIX_S = 1.7e9

@@ -8,11 +8,11 @@ from itertools import product
 import numpy as np
 from hypothesis import strategies as st
 
-from unicron_elastic.planning.cluster import Cluster
-from unicron_elastic.planning.optimum import exponent_of
-from unicron_elastic.planning.plain import plain_optimum
-from unicron_elastic.planning.tasks import Ints, Task, Transition
-from unicron_elastic.planning.waf import IMPOSSIBLE, gains, keys
+from unicron_elastic.planning.allocate.cluster import Cluster
+from unicron_elastic.planning.allocate.optimum import exponent_of
+from unicron_elastic.planning.allocate.paper import plain_optimum
+from unicron_elastic.planning.model.tasks import Ints, Task, Transition
+from unicron_elastic.planning.model.waf import IMPOSSIBLE, gains, keys
 
 NAMES = "abcdefgh"
 

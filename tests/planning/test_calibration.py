@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.planning.calibration import Overheads, Point, correction, fit, slowdown, weighted_median
-from unicron_elastic.planning.configurations import Configuration, Workload
-from unicron_elastic.planning.throughput import ThroughputModel, observed, rates
-from unicron_elastic.planning.throughput_shape import Transformer
+from unicron_elastic.planning.model.calibration import Overheads, Point, correction, fit, slowdown, weighted_median
+from unicron_elastic.planning.model.configurations import Configuration, Workload
+from unicron_elastic.planning.model.shape import Transformer
+from unicron_elastic.planning.model.throughput import ThroughputModel, observed, rates
 
 # MosaicML llm-foundry, scripts/train/benchmarking (https://github.com/mosaicml/llm-foundry, Apache License 2.0): 1.3e9
 # parameters on 8 A100-40GB, 154171 tokens/s are 175 TFLOP/s per GPU (56.23 % of 312).

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.planning.configurations import Configuration, Workload
-from unicron_elastic.planning.configurations_memory import memory_bytes
-from unicron_elastic.planning.configurations_search import configurations, why_none
-from unicron_elastic.planning.throughput_shape import Transformer
+from unicron_elastic.planning.model.configurations import Configuration, Workload
+from unicron_elastic.planning.model.memory import memory_bytes
+from unicron_elastic.planning.model.search import configurations, why_none
+from unicron_elastic.planning.model.shape import Transformer
 
 GIB = 2**30
 GPT_7B = Transformer(layers=32, hidden=4096, heads=32, sequence=2048, vocabulary=51200)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from unicron_elastic.planning.configurations import Workload
-from unicron_elastic.planning.configurations_parse import parse_workload
-from unicron_elastic.planning.throughput_shape import Transformer
+from unicron_elastic.planning.model.configurations import Workload, parse_workload
+from unicron_elastic.planning.model.shape import Transformer
 
 SIZES = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 100}
 

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from unicron_elastic.planning.best_configurations import NODES_MAX, configurations_of
-from unicron_elastic.planning.configurations import Configuration, Workload
-from unicron_elastic.planning.configured import (
+from unicron_elastic.planning.model.best import NODES_MAX, configurations_of
+from unicron_elastic.planning.model.configurations import Configuration, Workload
+from unicron_elastic.planning.model.configured import (
     configuration_text,
     configurations_text,
     parse_configuration,
     parse_configurations,
     why_begin_again,
 )
-from unicron_elastic.planning.jobs import JobSpec, Modelled
-from unicron_elastic.planning.throughput import ThroughputModel, estimate
-from unicron_elastic.planning.throughput_shape import Transformer
+from unicron_elastic.planning.model.jobs import JobSpec, Modelled
+from unicron_elastic.planning.model.shape import Transformer
+from unicron_elastic.planning.model.throughput import ThroughputModel, estimate
 
 LARGE = Workload(
     global_batch=1024,

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from fake_cluster import B, job, two_jobs
 
-from unicron_elastic.planning import proposal
-from unicron_elastic.planning.cluster import NodesLost, TaskSubmitted
-from unicron_elastic.planning.coordinator import (
+from unicron_elastic.planning.allocate.cluster import NodesLost, TaskSubmitted
+from unicron_elastic.planning.allocate.table import build_table
+from unicron_elastic.planning.coordinate import proposal
+from unicron_elastic.planning.coordinate.coordinator import (
     REPEAT_S,
     AdoptRates,
     BuildTable,
@@ -20,11 +21,10 @@ from unicron_elastic.planning.coordinator import (
     TimePassed,
     handle,
 )
-from unicron_elastic.planning.proposal import propose
-from unicron_elastic.planning.reconcile import reconcile
-from unicron_elastic.planning.situation import Bounds, changes_of, situation_of
-from unicron_elastic.planning.snapshot import Phase, Snapshot
-from unicron_elastic.planning.table import build_table
+from unicron_elastic.planning.coordinate.proposal import propose
+from unicron_elastic.planning.coordinate.reconcile import reconcile
+from unicron_elastic.planning.coordinate.situation import Bounds, changes_of, situation_of
+from unicron_elastic.planning.coordinate.snapshot import Phase, Snapshot
 
 
 def test_nothing_is_said_of_nothing() -> None:

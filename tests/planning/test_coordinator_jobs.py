@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.planning.jobs import GivenRates, JobSpec, MeasuredSteps, Modelled, parse_job, parse_jobs
+from unicron_elastic.planning.model.jobs import GivenRates, JobSpec, MeasuredSteps, Modelled, parse_job, parse_jobs
 
 LEAST: dict[str, Any] = {"name": "llama", "command": ["python", "train.py"], "directory": "/home/me"}
 WORKLOAD = {

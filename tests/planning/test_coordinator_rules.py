@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 from fake_cluster import FakeCluster, job, two_jobs
 
-from unicron_elastic.planning.coordinator import (
+from unicron_elastic.planning.coordinate.coordinator import (
     CoordinatorState,
     PublishPlan,
     SnapshotSeen,
     TimePassed,
     handle,
 )
-from unicron_elastic.planning.holding import DWELL_S, GIVE_BACK_S
-from unicron_elastic.planning.nodes import NodeState, is_within
-from unicron_elastic.planning.proposal import propose, why_overtaken
-from unicron_elastic.planning.snapshot import Phase
+from unicron_elastic.planning.coordinate.holding import DWELL_S, GIVE_BACK_S
+from unicron_elastic.planning.coordinate.nodes import NodeState, is_within
+from unicron_elastic.planning.coordinate.proposal import propose, why_overtaken
+from unicron_elastic.planning.coordinate.snapshot import Phase
 
 
 def test_a_host_that_flaps_disturbs_one_job() -> None:

@@ -10,15 +10,15 @@ from fake_cluster import MOVING, FakeCluster, job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.planning.cluster import NothingChanged
-from unicron_elastic.planning.coordinator import Command, CoordinatorState, PublishPlan
-from unicron_elastic.planning.nodes import Health, NodeState
-from unicron_elastic.planning.proposal import why_overtaken
-from unicron_elastic.planning.reconcile import LendNode, ReturnNode, reconcile
-from unicron_elastic.planning.situation import Bounds, Changes, situation_of
-from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
-from unicron_elastic.planning.table import plan_for
-from unicron_elastic.planning.tasks import Transition
+from unicron_elastic.planning.allocate.cluster import NothingChanged
+from unicron_elastic.planning.allocate.table import plan_for
+from unicron_elastic.planning.coordinate.coordinator import Command, CoordinatorState, PublishPlan
+from unicron_elastic.planning.coordinate.nodes import Health, NodeState
+from unicron_elastic.planning.coordinate.proposal import why_overtaken
+from unicron_elastic.planning.coordinate.reconcile import LendNode, ReturnNode, reconcile
+from unicron_elastic.planning.coordinate.situation import Bounds, Changes, situation_of
+from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.model.tasks import Transition
 
 HOSTS = [f"h{place}" for place in range(8)]
 UNEVEN = st.sampled_from([0.0, 1.0, 2.0, 3.0, 3.0, 5.0, 7.0, 8.5, 1e-3, 20.0])  # neither concave nor monotone

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fake_cluster import FakeCluster, job, two_jobs
 
-from unicron_elastic.planning.cluster import (
+from unicron_elastic.planning.allocate.cluster import (
     Cluster,
     Event,
     NodesJoined,
@@ -17,10 +17,10 @@ from unicron_elastic.planning.cluster import (
     TaskSubmitted,
     after,
 )
-from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
-from unicron_elastic.planning.proposal import propose
-from unicron_elastic.planning.situation import Bounds, changes_of, situation_of
-from unicron_elastic.planning.snapshot import Phase
+from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.proposal import propose
+from unicron_elastic.planning.coordinate.situation import Bounds, changes_of, situation_of
+from unicron_elastic.planning.coordinate.snapshot import Phase
 
 
 def seen(cluster: FakeCluster) -> tuple[Cluster, Event]:

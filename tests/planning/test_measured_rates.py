@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.planning.configurations import Workload
-from unicron_elastic.planning.jobs import GivenRates, JobSpec, MeasuredSteps, Modelled, Throughput
-from unicron_elastic.planning.measured import (
+from unicron_elastic.planning.model.configurations import Workload
+from unicron_elastic.planning.model.jobs import GivenRates, JobSpec, MeasuredSteps, Modelled, Throughput
+from unicron_elastic.planning.model.measured import (
     ENOUGH_STEPS,
     NUMBERS_MAX,
     STAYS_MAX,
@@ -23,13 +23,13 @@ from unicron_elastic.planning.measured import (
     OnNodes,
     Stay,
     achieved_flops_now,
+    filled,
     first_rates,
     newest_rates,
     transition_of,
 )
-from unicron_elastic.planning.measured_fit import filled
-from unicron_elastic.planning.tasks import Transition
-from unicron_elastic.planning.throughput import ThroughputModel, observed, rates
+from unicron_elastic.planning.model.tasks import Transition
+from unicron_elastic.planning.model.throughput import ThroughputModel, observed, rates
 
 WORKLOAD = Workload(global_batch=64, gpus_per_unit=2, flops_per_sample=1e12)
 

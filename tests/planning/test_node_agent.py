@@ -11,7 +11,7 @@ from fake_cluster import spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.planning.agent import (
+from unicron_elastic.planning.coordinate.agent import (
     END_S,
     RECALL_S,
     STOP_S,
@@ -35,8 +35,8 @@ from unicron_elastic.planning.agent import (
     WatchJob,
     handle,
 )
-from unicron_elastic.planning.nodes import REFUSED_S, NodeState, NodeStatus
-from unicron_elastic.planning.snapshot import Phase
+from unicron_elastic.planning.coordinate.nodes import REFUSED_S, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import Phase
 
 IDLE, JOINING, WORKING, LEAVING = NodeState.IDLE, NodeState.JOINING, NodeState.WORKING, NodeState.LEAVING
 

@@ -9,15 +9,22 @@ import pytest
 from hypothesis import given, settings
 from situations import clusters, exhaustively, linear, plainly, random_cluster, task
 
-from unicron_elastic.planning.cluster import Cluster, NodesLost, NothingChanged, TaskSubmitted, after, next_events
-from unicron_elastic.planning.core import optimum
-from unicron_elastic.planning.faulting import FaultRate
-from unicron_elastic.planning.optimum import VALUE_BITS, Solver, best_counts, exponent_of
-from unicron_elastic.planning.plain import plain_optimum
-from unicron_elastic.planning.prices import Block, Problem
-from unicron_elastic.planning.table import applied, plan_for
-from unicron_elastic.planning.tasks import Transition
-from unicron_elastic.planning.waf import IMPOSSIBLE, gains
+from unicron_elastic.planning.allocate.cluster import (
+    Cluster,
+    NodesLost,
+    NothingChanged,
+    TaskSubmitted,
+    after,
+    next_events,
+)
+from unicron_elastic.planning.allocate.core import optimum
+from unicron_elastic.planning.allocate.optimum import VALUE_BITS, Solver, best_counts, exponent_of
+from unicron_elastic.planning.allocate.paper import plain_optimum
+from unicron_elastic.planning.allocate.prices import Block, Problem
+from unicron_elastic.planning.allocate.table import applied, plan_for
+from unicron_elastic.planning.model.faulting import FaultRate
+from unicron_elastic.planning.model.tasks import Transition
+from unicron_elastic.planning.model.waf import IMPOSSIBLE, gains
 
 
 @settings(max_examples=1000, deadline=None)

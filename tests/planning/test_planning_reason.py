@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from situations import linear, task
 
-from unicron_elastic.planning.cluster import (
+from unicron_elastic.planning.allocate.cluster import (
     Cluster,
     Event,
     NodesJoined,
@@ -16,9 +16,9 @@ from unicron_elastic.planning.cluster import (
     TaskFinished,
     TaskSubmitted,
 )
-from unicron_elastic.planning.faulting import FaultRate
-from unicron_elastic.planning.table import plan_for
-from unicron_elastic.planning.tasks import Transition
+from unicron_elastic.planning.allocate.table import plan_for
+from unicron_elastic.planning.model.faulting import FaultRate
+from unicron_elastic.planning.model.tasks import Transition
 
 A = task("a", [0, 1, 2, 3, 6.6, 8.4], nodes=5)
 B = task("b", [0, 1, 2, 3, 4, 5], nodes=5, transition=Transition.of(40.0))

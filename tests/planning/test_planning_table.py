@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from situations import NAMES, clusters, linear, plainly, random_cluster, task
 
-from unicron_elastic.planning.cluster import (
+from unicron_elastic.planning.allocate.cluster import (
     Cluster,
     Event,
     NodesJoined,
@@ -21,8 +21,8 @@ from unicron_elastic.planning.cluster import (
     after,
     next_events,
 )
-from unicron_elastic.planning.table import Table, applied, build_table, plan_for
-from unicron_elastic.planning.waf import penalty_flop, waf_flops
+from unicron_elastic.planning.allocate.table import Table, applied, build_table, plan_for
+from unicron_elastic.planning.model.waf import penalty_flop, waf_flops
 
 NEW = task("new", [0, 2, 3, 8])
 THREE = Cluster(tasks=tuple(task(name, linear(9), nodes=3) for name in "abc"), nodes=10)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from situations import linear, task
 
-from unicron_elastic.planning.cluster import (
+from unicron_elastic.planning.allocate.cluster import (
     Cluster,
     NodesJoined,
     NodesLost,
@@ -20,8 +20,8 @@ from unicron_elastic.planning.cluster import (
     after,
     next_events,
 )
-from unicron_elastic.planning.faulting import FaultRate
-from unicron_elastic.planning.tasks import Task, Transition
+from unicron_elastic.planning.model.faulting import FaultRate
+from unicron_elastic.planning.model.tasks import Task, Transition
 
 A = task("a", linear(4), nodes=2)
 B = task("b", linear(4), nodes=2)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from situations import linear, task
 
-from unicron_elastic.planning.tasks import Transition
-from unicron_elastic.planning.waf import IMPOSSIBLE, MOVES, gains, keys, penalty_flop, standstill_s, waf_flops
+from unicron_elastic.planning.model.tasks import Transition
+from unicron_elastic.planning.model.waf import IMPOSSIBLE, MOVES, gains, keys, penalty_flop, standstill_s, waf_flops
 
 KINDS = Transition(grow_s=1.0, shrink_s=2.0, replace_s=3.0, stop_s=4.0)
 TASK = task("a", [0, 1, 5, 4, 9], weight=2.0, min_nodes=2, nodes=3, transition=KINDS)

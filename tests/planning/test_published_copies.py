@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fake_cluster import two_jobs
 
-from unicron_elastic.planning.published import Published
+from unicron_elastic.planning.coordinate.published import Published
 
 
 def plan() -> Published:

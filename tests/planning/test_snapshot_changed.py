@@ -9,10 +9,10 @@ from fake_cluster import spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.planning import snapshot as module
-from unicron_elastic.planning.faulting import FaultRate
-from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus, Refusal
-from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate import snapshot as module
+from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus, Refusal
+from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.model.faulting import FaultRate
 
 JOBS = ("a", "b", "c")
 HOSTS = [f"n{number}" for number in range(8)]

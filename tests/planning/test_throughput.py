@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.planning.configurations import Configuration, Workload
-from unicron_elastic.planning.throughput import (
+from unicron_elastic.planning.model.configurations import Configuration, Workload
+from unicron_elastic.planning.model.shape import Transformer
+from unicron_elastic.planning.model.throughput import (
     KEPT,
     ThroughputModel,
     achieved_flops,
@@ -22,7 +23,6 @@ from unicron_elastic.planning.throughput import (
     rates,
     ruled_out,
 )
-from unicron_elastic.planning.throughput_shape import Transformer
 
 GIB = 2**30
 GPT_7B = Transformer(layers=32, hidden=4096, heads=32, sequence=2048, vocabulary=51200)

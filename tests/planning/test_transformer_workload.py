@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.planning.calibration import Overheads, slowdown
-from unicron_elastic.planning.configurations import Configuration, Workload
-from unicron_elastic.planning.configurations_memory import host_bytes, memory_bytes
-from unicron_elastic.planning.configurations_parse import parse_workload
-from unicron_elastic.planning.configurations_search import configurations
-from unicron_elastic.planning.decoder import Decoder
-from unicron_elastic.planning.throughput import ThroughputModel, estimates
-from unicron_elastic.planning.throughput_shape import Transformer
+from unicron_elastic.planning.model.calibration import Overheads, slowdown
+from unicron_elastic.planning.model.configurations import Configuration, Workload, parse_workload
+from unicron_elastic.planning.model.decoder import Decoder
+from unicron_elastic.planning.model.memory import host_bytes, memory_bytes
+from unicron_elastic.planning.model.search import configurations
+from unicron_elastic.planning.model.shape import Transformer
+from unicron_elastic.planning.model.throughput import ThroughputModel, estimates
 
 GIB = 2**30
 LLAMA: dict[str, Any] = {

@@ -12,9 +12,8 @@ import torch
 from fake_agent import Agent
 
 from unicron_elastic import phase
-from unicron_elastic.worker.pulse import TRAIN
-from unicron_elastic.worker.rank_monitor.link import AGENT, HEARTBEATS_WAITED_FOR
-from unicron_elastic.worker.steps import count_steps
+from unicron_elastic.worker.link import AGENT, HEARTBEATS_WAITED_FOR
+from unicron_elastic.worker.pulse import TRAIN, count_steps
 
 
 @pytest.fixture(autouse=True)

@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 
 from unicron_elastic.worker.channel import Channel
+from unicron_elastic.worker.link import HEARTBEATS_WAITED_FOR
 from unicron_elastic.worker.pulse import TRAIN, PulsePage, PulseReading
-from unicron_elastic.worker.rank_monitor.link import HEARTBEATS_WAITED_FOR
 
 DEADLINE_S = 60.0
 
 # What the bootstrap does in a worker.
 PRELUDE = """
 import sys
-from unicron_elastic.worker.control import Control
+from unicron_elastic.worker.channel import Control
 from unicron_elastic.worker.phases import announce_phases
 from unicron_elastic.worker.pulse import Pulse
 from unicron_elastic.worker.rank_monitor.finder import offer_rank_monitor
-from unicron_elastic.worker.steps import count_steps
+from unicron_elastic.worker.pulse import count_steps
 control, pulse = Control(int(sys.argv[1])), Pulse(int(sys.argv[2]))
 count_steps(pulse, lambda step: control.send({"first_step": step}))
 announce_phases(pulse)

@@ -15,8 +15,8 @@ from typing import Any
 from random_cluster_node import Node
 from random_cluster_store import EtcdStore, Executor, RoundStore
 
+from unicron_elastic.membership.rounds import Round, Settings
 from unicron_elastic.recovery.policy import Policy
-from unicron_elastic.rendezvous.membership import Round, Settings
 
 __all__ = ["Cluster", "Executor", "Violation"]
 

@@ -20,8 +20,8 @@ from random_cluster_store import (
     RoundStore,
 )
 
-from unicron_elastic.rendezvous import membership
-from unicron_elastic.rendezvous.membership import Formed, JobView, Member, Round
+from unicron_elastic.membership import rounds as membership
+from unicron_elastic.membership.rounds import Formed, JobView, Member, Round
 
 if TYPE_CHECKING:
     from random_cluster import Cluster

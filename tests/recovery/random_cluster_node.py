@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from random_cluster_store import CLOSED, FAILED, ROUND
 from random_cluster_watch import POLL_S, Watching
 
+from unicron_elastic.base.incident import Incident
 from unicron_elastic.faults import Failure, HangKind, Severity, Status
-from unicron_elastic.incident import Incident
+from unicron_elastic.membership.rounds import Round
 from unicron_elastic.recovery import commands, events, machine
 from unicron_elastic.recovery.state import JobState, Phase
-from unicron_elastic.rendezvous.membership import Round
 
 if TYPE_CHECKING:
     from random_cluster import Cluster
@@ -25,7 +25,7 @@ SIGKILL, SIGTERM = -9, -15
 
 
 class Node(Watching):
-    """One agent: what launcher/agent.py does on one host."""
+    """One agent: what launcher/agent/core/agent.py does on one host."""
 
     def __init__(self, cluster: Cluster, node_id: str, host: str) -> None:
         super().__init__(cluster, node_id, host)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from random_cluster_store import CLOSED, DEPARTING, LEASE_TTL_S, MEMBER, REMOVED, ROUND, Key, Removal
 
-from unicron_elastic.rendezvous.membership import JobView
+from unicron_elastic.membership.rounds import JobView
 
 if TYPE_CHECKING:
     from random_cluster import Cluster

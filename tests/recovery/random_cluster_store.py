@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from unicron_elastic.rendezvous.membership import Member, Round
+from unicron_elastic.membership.rounds import Member, Round
 
 if TYPE_CHECKING:
     from random_cluster import Cluster

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from random_cluster_meeting import Meeting
 from random_cluster_store import FAILED, RECALLED
 
+from unicron_elastic.membership import rounds as membership
+from unicron_elastic.membership.disconnected import Decision, why_not
+from unicron_elastic.membership.rounds import Round
 from unicron_elastic.recovery import events
-from unicron_elastic.rendezvous import membership
-from unicron_elastic.rendezvous.blindness import Decision, why_not
-from unicron_elastic.rendezvous.membership import Round
 
 if TYPE_CHECKING:
     from random_cluster import Cluster

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from typing import Any, TypeVar
 
+from unicron_elastic.base.incident import Incident
 from unicron_elastic.faults import Failure, HangKind, Severity, Status
-from unicron_elastic.incident import Incident
 from unicron_elastic.recovery.commands import Command, RecordIncident, StartWorkers
 from unicron_elastic.recovery.events import (
     Event,

@@ -9,7 +9,7 @@ from scenario import Job, none, only
 from test_in_place import InPlace
 from test_recalled import ELSEWHERE, OTHER_RECALLED, departs
 
-from unicron_elastic.planning.configurations import Configuration
+from unicron_elastic.planning.model.configurations import Configuration
 from unicron_elastic.recovery.commands import ChangeWorld, MeetNodes, StartWorkers, StopWorkers, WakeAt
 from unicron_elastic.recovery.events import NodesLost, StartedWorker, WorkersStarted
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from scenario import CRASHED, KILLED, none, only
 from test_in_place import InPlace, LateNode
 
+from unicron_elastic.base.world import Member
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -18,9 +19,8 @@ from unicron_elastic.recovery.commands import (
     TellWorld,
 )
 from unicron_elastic.recovery.events import NodesLost, WorldChanged
-from unicron_elastic.recovery.losses import BREAK_GRACE_S, REPLACE_AFTER_S
 from unicron_elastic.recovery.state import Part
-from unicron_elastic.world import Member
+from unicron_elastic.recovery.worker_loss import BREAK_GRACE_S, REPLACE_AFTER_S
 
 
 def with_newcomer(workers: int = 3, *, is_ready: bool = True) -> InPlace:

@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scenario import CRASHED, FIRST_RANK, GLOO_CLOSED, HANGS, KILLED, Job, none, only
 
+from unicron_elastic.base.world import Member, World
 from unicron_elastic.faults import Failure, HangKind
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
@@ -42,10 +43,8 @@ from unicron_elastic.recovery.events import (
     WorldBroke,
     WorldChanged,
 )
-from unicron_elastic.recovery.losses import BREAK_GRACE_S, REPLACE_AFTER_S
-from unicron_elastic.recovery.members import first_members, member_of
-from unicron_elastic.recovery.state import Part, Phase
-from unicron_elastic.world import Member, World
+from unicron_elastic.recovery.state import Part, Phase, first_members, member_of
+from unicron_elastic.recovery.worker_loss import BREAK_GRACE_S, REPLACE_AFTER_S
 
 
 class InPlace(Job):
@@ -536,7 +535,7 @@ def test_who_has_joined_only_such_as_lost_the_state_does_not_begin_anew_beside_w
     job.time(job.now + REPLACE_AFTER_S)
     job.entered(0)
     job.fetched(0)
-    commands = job.raised(0, "nobody has it", kind="unicron_elastic.training.agreement.NoStateLeft")
+    commands = job.raised(0, "nobody has it", kind="unicron_elastic.training.group.agreement.NoStateLeft")
     assert job.state.phase is Phase.STOPPING
     assert none(commands, ReplaceWorker, ChangeWorld)
     assert only(job.exited(0, 1), StartWorkers).restarts_used == 2

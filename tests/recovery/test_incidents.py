@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scenario import CRASHED, GLOO_CLOSED, KILLED, TERMINATED, Job, none, only
 
-from unicron_elastic.incident import PHASES
+from unicron_elastic.base.incident import PHASES
 from unicron_elastic.recovery.commands import (
     FinishJob,
     RecordIncident,

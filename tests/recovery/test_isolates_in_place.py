@@ -11,7 +11,7 @@ from test_in_place import InPlace
 from test_lost_at_once import ELSEWHERE, TwoLogs
 from test_recalled import left_out
 
-from unicron_elastic.planning.configurations import Configuration
+from unicron_elastic.planning.model.configurations import Configuration
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     ChangeWorld,
@@ -26,9 +26,9 @@ from unicron_elastic.recovery.commands import (
     Tell,
     TellPeers,
 )
-from unicron_elastic.recovery.losses import REPLACE_AFTER_S
-from unicron_elastic.recovery.recalled import LEFT_OUT_WITHIN_S
+from unicron_elastic.recovery.departure import LEFT_OUT_WITHIN_S
 from unicron_elastic.recovery.state import Phase
+from unicron_elastic.recovery.worker_loss import REPLACE_AFTER_S
 
 THRICE = "Worker 1 has failed 3 times within 60 min."
 NEEDED = "the job needs all 2 of its nodes."

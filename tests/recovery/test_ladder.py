@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from unicron_elastic.faults import Failure, Fault, Severity, classify
-from unicron_elastic.recovery.ladder import Attempt, climb
-from unicron_elastic.recovery.policy import Policy
+from unicron_elastic.recovery.policy import Attempt, Policy, climb
 
 POLICY = Policy(retries=2, isolate_after=3, attempts_window_s=600.0)
 KILLED = {"exit_code": -9}

@@ -8,6 +8,7 @@ import pytest
 from scenario import CRASHED, KILLED, PEERS_FAULT, none, only
 from test_in_place import InPlace, LateNode, short
 
+from unicron_elastic.base.world import Member, World
 from unicron_elastic.faults import HangKind
 from unicron_elastic.recovery.commands import (
     AskToLeave,
@@ -25,10 +26,8 @@ from unicron_elastic.recovery.commands import (
     TellPeers,
 )
 from unicron_elastic.recovery.events import WorldChanged
-from unicron_elastic.recovery.losses import REPLACE_AFTER_S
-from unicron_elastic.recovery.members import first_members, is_newcomer, living_members
-from unicron_elastic.recovery.state import Phase
-from unicron_elastic.world import Member, World
+from unicron_elastic.recovery.state import Phase, first_members, is_newcomer, living_members
+from unicron_elastic.recovery.worker_loss import REPLACE_AFTER_S
 
 ELSEWHERE = Member(name="0.0#z", node="n2#z", local_rank=0)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from scenario import CRASHED, GLOO_CLOSED, KILLED, TERMINATED, Job, none, only
 
-from unicron_elastic.incident import Incident
+from unicron_elastic.base.incident import Incident
 from unicron_elastic.recovery.commands import Command, FailJob, RecordIncident, StartWorkers, StopWorkers, Tell
 from unicron_elastic.recovery.events import NodesLost
 from unicron_elastic.recovery.state import Phase

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.recovery.quarantine import (
+from unicron_elastic.base.quarantine import (
     LAUNCHER,
     Quarantined,
     active,

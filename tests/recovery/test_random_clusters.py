@@ -18,11 +18,11 @@ from random_cluster import Cluster, Executor, Violation
 from random_cluster_node import Node
 from random_cluster_store import RECALLED
 
+from unicron_elastic.membership import rounds as membership
+from unicron_elastic.membership.rounds import Formed, JobView, NotYet, Settings
 from unicron_elastic.recovery import commands, events, machine
 from unicron_elastic.recovery.policy import Policy
 from unicron_elastic.recovery.state import JobState
-from unicron_elastic.rendezvous import membership
-from unicron_elastic.rendezvous.membership import Formed, JobView, NotYet, Settings
 
 SCHEDULES = int(os.environ.get("UNICRON_SCHEDULES", "10000"))
 SEED = os.environ.get("UNICRON_SEED")

@@ -8,6 +8,7 @@ import pytest
 from scenario import CRASHED, FELL_OFF, GLOO_CLOSED, KILLED, PEERS_FAULT, TERMINATED, Job, none, only
 from test_in_place import InPlace
 
+from unicron_elastic.base.world import Member
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     AwaitStep,
@@ -26,6 +27,7 @@ from unicron_elastic.recovery.commands import (
     TellPeers,
     WakeAt,
 )
+from unicron_elastic.recovery.departure import ASK_AGAIN_S, LEFT_OUT_WITHIN_S, STOP_AFTER_S
 from unicron_elastic.recovery.events import (
     MembershipChanged,
     NodeRecalled,
@@ -34,9 +36,7 @@ from unicron_elastic.recovery.events import (
     WorldChanged,
 )
 from unicron_elastic.recovery.joins import JOIN_DELAY_S
-from unicron_elastic.recovery.recalled import ASK_AGAIN_S, LEFT_OUT_WITHIN_S, STOP_AFTER_S
 from unicron_elastic.recovery.state import Phase
-from unicron_elastic.world import Member
 
 RECALLED = "Node n1 is recalled: job b gains more."
 OTHER_RECALLED = "Node n2 is recalled: job b gains more."

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scenario import GLOO_CLOSED, KILLED, TERMINATED, Job, none, only
 from test_in_place import InPlace
 
+from unicron_elastic.base.world import Member
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     Command,
@@ -38,7 +39,6 @@ from unicron_elastic.recovery.events import (
 )
 from unicron_elastic.recovery.state import Phase
 from unicron_elastic.recovery.storms import AT_ONCE, FRUITLESS_MAX, WINDOW_S
-from unicron_elastic.world import Member
 
 ELSEWHERE = Member(name="0.0#z", node="n2#z", local_rank=0)
 A_MINUTE_MAX = 12  # starts of one worker, beside restarts of all that count

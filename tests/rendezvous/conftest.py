@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from store_lab import BINARY
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from unicron_elastic.rendezvous import coordination as c
-from unicron_elastic.rendezvous.coordination import Answer, CoordinationState, Leader, Node
+from unicron_elastic.membership import coordination as c
+from unicron_elastic.membership.coordination import Answer, CoordinationState, Leader, Node
 
 TTL_S = 3.0
 TICK_S = 0.1

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from cable import Cable
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_library import grpc, messages
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.memory_store import MemoryServer, MemoryStore
-from unicron_elastic.rendezvous.store import Change, Changes, Store, WatchItem
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import Change, Changes, Store, WatchItem
+from unicron_elastic.rendezvous.store.library import grpc, messages
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
+from unicron_elastic.testing.memory_store import MemoryServer, MemoryStore
 
 DEADLINE_S = 20.0
 BLIND_AFTER_S = 0.4

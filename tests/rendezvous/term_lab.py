@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unicron_elastic.planning.jobs import GivenRates, JobSpec
-from unicron_elastic.planning.nodes import NodeState, NodeStatus, Refusal
-from unicron_elastic.planning.published import Published
-from unicron_elastic.planning.snapshot import Phase
-from unicron_elastic.recovery.quarantine import Quarantined
-from unicron_elastic.rendezvous.cluster_records import LEADER, quarantine_key, quarantine_text
-from unicron_elastic.rendezvous.memory_store import MemoryServer, MemoryStore
-from unicron_elastic.rendezvous.plan_keys import CURRENT, ORDERS, PlannedJobKeys, order_key, status_key
-from unicron_elastic.rendezvous.plan_records import (
+from unicron_elastic.base.quarantine import Quarantined
+from unicron_elastic.planning.coordinate.nodes import NodeState, NodeStatus, Refusal
+from unicron_elastic.planning.coordinate.published import Published
+from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
+from unicron_elastic.rendezvous.plan.term import Term
+from unicron_elastic.rendezvous.records.cluster import LEADER, quarantine_key, quarantine_text
+from unicron_elastic.rendezvous.records.plan import (
     Order,
     PhaseRecord,
     parse_node_status,
@@ -23,8 +22,9 @@ from unicron_elastic.rendezvous.plan_records import (
     spec_text,
     status_text,
 )
-from unicron_elastic.rendezvous.plan_term import Term
-from unicron_elastic.rendezvous.store import Put, Store
+from unicron_elastic.rendezvous.records.plan_keys import CURRENT, ORDERS, PlannedJobKeys, order_key, status_key
+from unicron_elastic.rendezvous.store.interface import Put, Store
+from unicron_elastic.testing.memory_store import MemoryServer, MemoryStore
 
 NOW = 1.7e9
 LONG_S = 86_400.0

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from torch.distributed import DistNetworkError, TCPStore
 
-from unicron_elastic.rendezvous.bound_store import bound_store
-from unicron_elastic.rendezvous.local import LocalRendezvous
+from unicron_elastic.rendezvous.job.bound_store import bound_store
+from unicron_elastic.rendezvous.torch.local import LocalRendezvous
 
 TIMEOUT = timedelta(seconds=10)
 

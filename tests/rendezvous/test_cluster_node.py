@@ -18,10 +18,15 @@ from typing import Any
 import pytest
 from store_lab import BINARY, wait_until
 
-from unicron_elastic.recovery.quarantine import Quarantined
-from unicron_elastic.rendezvous.cluster_node import ClusterNode
-from unicron_elastic.rendezvous.cluster_presence import ClusterPresence
-from unicron_elastic.rendezvous.cluster_records import (
+from unicron_elastic.base.quarantine import Quarantined
+from unicron_elastic.membership.coordination import BecomeCoordinator
+from unicron_elastic.membership.rounds import Member
+from unicron_elastic.rendezvous.cluster.heartbeat_wire import Hello
+from unicron_elastic.rendezvous.cluster.heartbeats import Heartbeats
+from unicron_elastic.rendezvous.cluster.node import ClusterNode
+from unicron_elastic.rendezvous.cluster.presence import ClusterPresence
+from unicron_elastic.rendezvous.job.presence import JobPresence
+from unicron_elastic.rendezvous.records.cluster import (
     CLUSTER,
     LEADER,
     SECRET,
@@ -30,16 +35,11 @@ from unicron_elastic.rendezvous.cluster_records import (
     node_key,
     parse_leader,
 )
-from unicron_elastic.rendezvous.coordination import BecomeCoordinator
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.heartbeat_wire import Hello
-from unicron_elastic.rendezvous.heartbeats import Heartbeats
-from unicron_elastic.rendezvous.job_presence import JobPresence
-from unicron_elastic.rendezvous.job_records import JobKeys
-from unicron_elastic.rendezvous.membership import Member
-from unicron_elastic.rendezvous.store import Store, StoreUnreachableError
+from unicron_elastic.rendezvous.records.job import JobKeys
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import Store, StoreUnreachableError
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 DEADLINE_S = 20.0
 LEASE_TTL_S = 10.0  # so long that no test can take a lease that runs out for a heartbeat
@@ -49,13 +49,13 @@ WAKEUPS_PER_S_MAX = 100
 # An agent that a test can kill: a node and a member of its job.
 AGENT = """
 import sys
-from unicron_elastic.rendezvous.cluster_node import ClusterNode
-from unicron_elastic.rendezvous.cluster_records import NodeRecord
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.job_presence import JobPresence
-from unicron_elastic.rendezvous.job_records import JobKeys
-from unicron_elastic.rendezvous.membership import Member
+from unicron_elastic.rendezvous.cluster.node import ClusterNode
+from unicron_elastic.rendezvous.records.cluster import NodeRecord
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.job.presence import JobPresence
+from unicron_elastic.rendezvous.records.job import JobKeys
+from unicron_elastic.membership.rounds import Member
 endpoint, namespace, host, ttl_s = sys.argv[1:]
 open_store = lambda: EtcdStore(EtcdAddress.parse(endpoint), namespace)
 record = NodeRecord(node_id=host + "/1", host=host, job="job", label="", pid=0)

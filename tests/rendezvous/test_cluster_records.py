@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_lab import DEADLINE_S
 
-from unicron_elastic.recovery.quarantine import TOO_LATE_UNIX_S, Quarantined
-from unicron_elastic.rendezvous.cluster_records import (
+from unicron_elastic.base.quarantine import TOO_LATE_UNIX_S, Quarantined
+from unicron_elastic.rendezvous.records.cluster import (
     LEADER,
     NODES,
     QUARANTINE,
@@ -35,11 +35,11 @@ from unicron_elastic.rendezvous.cluster_records import (
     quarantine_text,
     spec_text,
 )
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.job_records import JobKeys
-from unicron_elastic.rendezvous.store import Entry
+from unicron_elastic.rendezvous.records.job import JobKeys
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import Entry
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 NODE = NodeRecord(node_id="gpu-7/3f2a", host="gpu-7", job="job 1/2", label="rack7", pid=4711)
 LEADING = LeaderRecord(node_id="gpu-7/3f2a", host="gpu-7", address="10.0.0.7:4321")
@@ -206,6 +206,6 @@ def test_the_environment_is_not_shown() -> None:
 
 def test_neither_torch_nor_grpc_is_imported() -> None:
     code = (
-        "import sys, unicron_elastic.rendezvous.cluster_records; sys.exit(bool({'torch', 'grpc'} & set(sys.modules)))"
+        "import sys, unicron_elastic.rendezvous.records.cluster; sys.exit(bool({'torch', 'grpc'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=DEADLINE_S).returncode == 0

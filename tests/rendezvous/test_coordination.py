@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from heartbeat_lab import FAULT_S_MAX, Agent, Cluster
 
-from unicron_elastic.rendezvous.coordination import (
+from unicron_elastic.membership.coordination import (
     Accuse,
     Accused,
     Answer,

@@ -17,17 +17,17 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
 )
 
-from unicron_elastic.recovery.quarantine import Quarantined
-from unicron_elastic.rendezvous.cluster_records import quarantine_key, quarantine_text
-from unicron_elastic.rendezvous.create import create_handler
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.handler import ClusterRendezvous
-from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror, Lost, departing_text, parse_lost
-from unicron_elastic.rendezvous.membership import Place, Round
-from unicron_elastic.rendezvous.round_watch import RoundListener, RoundWatch
-from unicron_elastic.rendezvous.store import Change, Entry, Snapshot
+from unicron_elastic.base.quarantine import Quarantined
+from unicron_elastic.membership.rounds import Place, Round
+from unicron_elastic.rendezvous.job.rounds import RoundListener, RoundWatch
+from unicron_elastic.rendezvous.records.cluster import quarantine_key, quarantine_text
+from unicron_elastic.rendezvous.records.job import JobKeys, JobMirror, Lost, departing_text, parse_lost
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import Change, Entry, Snapshot
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
+from unicron_elastic.rendezvous.torch.create import create_handler
+from unicron_elastic.rendezvous.torch.handler import ClusterRendezvous
 
 DEADLINE_S = 30.0
 DRAINED = "Node a is drained by ada: a loud fan."

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from store_lab import BINARY, DEADLINE_S, wait_until
 
-from unicron_elastic.rendezvous import embedded_etcd
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd, EmbeddedEtcdError
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
+from unicron_elastic.rendezvous.store import server as embedded_etcd
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd, EmbeddedEtcdError
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_a_server_that_does_not_listen_is_killed() -> None:
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "sys.exit(0)", "os._exit(0)"])
 def test_the_server_dies_with_its_starter(end: str) -> None:
     code = (
-        "import os, sys, threading\nfrom unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd\n"
+        "import os, sys, threading\nfrom unicron_elastic.rendezvous.store.server import EmbeddedEtcd\n"
         "server = EmbeddedEtcd()\n"
         # The thread that starts it ends at once, which must not end the server.
         "starter = threading.Thread(target=server.start)\nstarter.start()\nstarter.join()\n"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress, TlsFiles, own_address
-from unicron_elastic.rendezvous.towards import address_towards
+from unicron_elastic.rendezvous.store.address import EtcdAddress, TlsFiles, own_address
+from unicron_elastic.rendezvous.store.route import address_towards
 
 
 def test_endpoints_are_understood() -> None:
@@ -24,7 +24,7 @@ def test_endpoints_are_understood() -> None:
 def test_a_host_whose_names_can_be_none_is_found_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.getfqdn", lambda: "node1..cluster")
     monkeypatch.setattr(
-        "unicron_elastic.rendezvous.etcd_address.address_towards",
+        "unicron_elastic.rendezvous.store.address.address_towards",
         lambda host, _port: "10.1.2.3" if host == "etcd1" else address_towards("a..b", 1),
     )
     assert own_address(EtcdAddress.parse("a..b:1,etcd1:2379")) == "10.1.2.3"

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from store_lab import BINARY, BLIND_AFTER_S, DEADLINE_S, Told
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress, TlsFiles
-from unicron_elastic.rendezvous.etcd_library import grpc, messages
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.store import (
+from unicron_elastic.rendezvous.store.address import EtcdAddress, TlsFiles
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import (
     Blind,
     Changes,
     Sighted,
@@ -22,6 +20,8 @@ from unicron_elastic.rendezvous.store import (
     StoreError,
     StoreUnreachableError,
 )
+from unicron_elastic.rendezvous.store.library import grpc, messages
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 
 def _enable_users(server: EmbeddedEtcd, namespace: str) -> None:

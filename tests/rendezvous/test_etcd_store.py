@@ -18,10 +18,9 @@ import pytest
 from cable import Cable
 from store_lab import BINARY, BLIND_AFTER_S, DEADLINE_S, Told, compact, wait_until
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd, find_binary
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.store import (
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import (
     Blind,
     Changes,
     Put,
@@ -32,6 +31,7 @@ from unicron_elastic.rendezvous.store import (
     StoreUnclearError,
     StoreUnreachableError,
 )
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd, find_binary
 
 
 @pytest.fixture
@@ -273,9 +273,9 @@ def test_a_proxy_for_downloads_is_not_used(server: EmbeddedEtcd, monkeypatch: py
 def _run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     head = """
         import os, sys, threading, time
-        from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-        from unicron_elastic.rendezvous.etcd_store import EtcdStore
-        from unicron_elastic.rendezvous.store import Changes, StoreClosedError
+        from unicron_elastic.rendezvous.store.address import EtcdAddress
+        from unicron_elastic.rendezvous.store.etcd import EtcdStore
+        from unicron_elastic.rendezvous.store.interface import Changes, StoreClosedError
         store = EtcdStore(EtcdAddress.parse(sys.argv[1]))
         store.put("a", b"1")
         told = threading.Event()
@@ -329,7 +329,7 @@ def test_a_forked_child_is_told_and_ends_and_its_parent_goes_on(shared_etcd: Emb
 
 @pytest.mark.parametrize("missing", ["grpc", "pyetcd", "google.protobuf"])
 def test_without_the_extra_one_sentence_says_what_to_install(missing: str) -> None:
-    code = f"import sys; sys.modules[{missing!r}] = None; import unicron_elastic.rendezvous.etcd_store"
+    code = f"import sys; sys.modules[{missing!r}] = None; import unicron_elastic.rendezvous.store.etcd"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: ")

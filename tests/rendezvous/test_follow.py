@@ -5,8 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.rendezvous.follow import Follower
-from unicron_elastic.rendezvous.store import Blind, Change, Changes, Entry, Replaced, Sighted, Snapshot, WatchItem
+from unicron_elastic.rendezvous.store.follow import Follower
+from unicron_elastic.rendezvous.store.interface import (
+    Blind,
+    Change,
+    Changes,
+    Entry,
+    Replaced,
+    Sighted,
+    Snapshot,
+    WatchItem,
+)
 
 
 def _entry(key: str, revision: int) -> Entry:

@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from unicron_elastic.rendezvous.fresh import FreshStoreRendezvous
+from unicron_elastic.rendezvous.torch.fresh_store import FreshStoreRendezvous
 
 TIMEOUT = timedelta(seconds=20)
 

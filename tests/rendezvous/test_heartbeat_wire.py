@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.rendezvous.heartbeat_wire import (
+from unicron_elastic.rendezvous.cluster.heartbeat_wire import (
     BEAT,
     LINE_BYTES_MAX,
     Hello,

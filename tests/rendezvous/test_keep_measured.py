@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.job_presence import JobPresence
-from unicron_elastic.rendezvous.job_records import JobKeys
-from unicron_elastic.rendezvous.membership import Member
-from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys
+from unicron_elastic.membership.rounds import Member
+from unicron_elastic.rendezvous.job.presence import JobPresence
+from unicron_elastic.rendezvous.records.job import JobKeys
+from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 DEADLINE_S = 30.0
 KEY = PlannedJobKeys("chat").measured

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.rendezvous import links as links_module
-from unicron_elastic.rendezvous.coordination import Answer
-from unicron_elastic.rendezvous.heartbeat_wire import LINE_BYTES_MAX, Hello, line, read, seal_of, sealed_line
-from unicron_elastic.rendezvous.links import Links
-from unicron_elastic.seal import Seal
+from unicron_elastic.base.seal import Seal
+from unicron_elastic.membership.coordination import Answer
+from unicron_elastic.rendezvous.cluster import links as links_module
+from unicron_elastic.rendezvous.cluster.heartbeat_wire import LINE_BYTES_MAX, Hello, line, read, seal_of, sealed_line
+from unicron_elastic.rendezvous.cluster.links import Links
 
 DEADLINE_S = 20.0
 SECRET = "5e" * 32

@@ -11,9 +11,9 @@ from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousConnectionError
 
-from unicron_elastic.rendezvous.choose import rendezvous_handler
-from unicron_elastic.rendezvous.fresh import FreshStoreRendezvous
-from unicron_elastic.rendezvous.local import LocalRendezvous
+from unicron_elastic.rendezvous.torch.choose import rendezvous_handler
+from unicron_elastic.rendezvous.torch.fresh_store import FreshStoreRendezvous
+from unicron_elastic.rendezvous.torch.local import LocalRendezvous
 
 
 def _free_port() -> int:

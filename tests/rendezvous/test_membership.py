@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.rendezvous.membership import (
+from unicron_elastic.membership.rounds import (
     Formed,
     JobView,
     Member,

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from unicron_elastic.incident import Incident
-from unicron_elastic.rendezvous.memory_store import MemoryServer, MemoryStore
-from unicron_elastic.rendezvous.news import (
+from unicron_elastic.base.incident import Incident
+from unicron_elastic.rendezvous.records.news import (
     INCIDENTS_FOR_S,
     INCIDENTS_MOST,
     JOB_NEWS_FOR_S,
     JobNews,
+    NewsWriter,
     incidents_key,
     incidents_text,
     job_news_key,
@@ -23,8 +23,8 @@ from unicron_elastic.rendezvous.news import (
     run_of_news,
     with_incident,
 )
-from unicron_elastic.rendezvous.news_writer import NewsWriter
-from unicron_elastic.rendezvous.store import Entry, StoreError
+from unicron_elastic.rendezvous.store.interface import Entry, StoreError
+from unicron_elastic.testing.memory_store import MemoryServer, MemoryStore
 
 NEWS = JobNews(
     at_unix_s=1.8e9,

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from term_lab import NOW, Cluster, spec, two_jobs
 
+from unicron_elastic.membership.coordination import CoordinationState, Leader
 from unicron_elastic.metrics.figures import PlanFigures
-from unicron_elastic.planning.measured import MeasuredJob, Now, Stay
-from unicron_elastic.planning.snapshot import Phase
-from unicron_elastic.rendezvous import cluster_answers
-from unicron_elastic.rendezvous.cluster_answers import ClusterAnswers
-from unicron_elastic.rendezvous.coordination import CoordinationState, Leader
-from unicron_elastic.rendezvous.plan_keys import PlannedJobKeys
-from unicron_elastic.rendezvous.plan_records import PhaseRecord, phase_text
-from unicron_elastic.rendezvous.planner import Planner
+from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay
+from unicron_elastic.rendezvous.cluster import answers as cluster_answers
+from unicron_elastic.rendezvous.cluster.answers import ClusterAnswers
+from unicron_elastic.rendezvous.plan.planner import Planner
+from unicron_elastic.rendezvous.records.plan import PhaseRecord, phase_text
+from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
 
 LEADER = Leader("n1/agent", "n1", "n1:1", revision=7)
 

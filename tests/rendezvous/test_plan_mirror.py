@@ -11,19 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.planning.configurations import Workload
-from unicron_elastic.planning.coordinator import CoordinatorState, PublishPlan, SnapshotSeen, handle
-from unicron_elastic.planning.faulting import FaultRate
-from unicron_elastic.planning.jobs import GPU_FLOPS, GivenRates, JobSpec, MeasuredSteps, Modelled
-from unicron_elastic.planning.measured import MeasuredJob, Now, Stay
-from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
-from unicron_elastic.planning.proposal import propose
-from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
-from unicron_elastic.planning.tasks import Transition
-from unicron_elastic.recovery.quarantine import LAUNCHER, Quarantined
-from unicron_elastic.rendezvous.plan_keys import CURRENT, FAULTS, ORDERS, PLAN, PlannedJobKeys, order_key, status_key
-from unicron_elastic.rendezvous.plan_mirror import MOST_UNITS, PlanMirror, health_of
-from unicron_elastic.rendezvous.plan_records import (
+from unicron_elastic.base.quarantine import LAUNCHER, Quarantined
+from unicron_elastic.planning.coordinate.coordinator import CoordinatorState, PublishPlan, SnapshotSeen, handle
+from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.proposal import propose
+from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.model.configurations import Workload
+from unicron_elastic.planning.model.faulting import FaultRate
+from unicron_elastic.planning.model.jobs import GPU_FLOPS, GivenRates, JobSpec, MeasuredSteps, Modelled
+from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay
+from unicron_elastic.planning.model.tasks import Transition
+from unicron_elastic.rendezvous.plan.mirror import MOST_UNITS, PlanMirror, health_of
+from unicron_elastic.rendezvous.records.plan import (
     PhaseRecord,
     faults_text,
     phase_text,
@@ -31,8 +30,17 @@ from unicron_elastic.rendezvous.plan_records import (
     spec_text,
     status_text,
 )
-from unicron_elastic.rendezvous.store import Change, Entry
-from unicron_elastic.rendezvous.store import Snapshot as StoreSnapshot
+from unicron_elastic.rendezvous.records.plan_keys import (
+    CURRENT,
+    FAULTS,
+    ORDERS,
+    PLAN,
+    PlannedJobKeys,
+    order_key,
+    status_key,
+)
+from unicron_elastic.rendezvous.store.interface import Change, Entry
+from unicron_elastic.rendezvous.store.interface import Snapshot as StoreSnapshot
 
 RATES = (0.0, 1e12, 1.9e12)
 CHAT = PlannedJobKeys("chat")

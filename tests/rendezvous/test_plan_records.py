@@ -12,27 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.planning.configurations import Workload
-from unicron_elastic.planning.faulting import FaultRate
-from unicron_elastic.planning.jobs import GivenRates, JobSpec, MeasuredSteps, Modelled, Throughput
-from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus, Refusal
-from unicron_elastic.planning.proposal import propose
-from unicron_elastic.planning.snapshot import JobStatus, Phase, Snapshot
-from unicron_elastic.rendezvous.job_records import NAME_CHARACTERS, REASON_CHARACTERS
-from unicron_elastic.rendezvous.plan_keys import (
-    CURRENT,
-    FAULTS,
-    JOB_RECORDS,
-    NODE_RECORDS,
-    ORDERS,
-    PLAN,
-    PlannedJobKeys,
-    job_of_key,
-    order_key,
-    run_of_start,
-    status_key,
-)
-from unicron_elastic.rendezvous.plan_records import (
+from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus, Refusal
+from unicron_elastic.planning.coordinate.proposal import propose
+from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.model.configurations import Workload
+from unicron_elastic.planning.model.faulting import FaultRate
+from unicron_elastic.planning.model.jobs import GivenRates, JobSpec, MeasuredSteps, Modelled, Throughput
+from unicron_elastic.rendezvous.records.job import NAME_CHARACTERS, REASON_CHARACTERS
+from unicron_elastic.rendezvous.records.plan import (
     SPEC_MAX_BYTES,
     Order,
     PhaseRecord,
@@ -50,7 +37,20 @@ from unicron_elastic.rendezvous.plan_records import (
     spec_text,
     status_text,
 )
-from unicron_elastic.rendezvous.store import MAX_COMMIT_BYTES, Entry, Put, check_commit, check_key
+from unicron_elastic.rendezvous.records.plan_keys import (
+    CURRENT,
+    FAULTS,
+    JOB_RECORDS,
+    NODE_RECORDS,
+    ORDERS,
+    PLAN,
+    PlannedJobKeys,
+    job_of_key,
+    order_key,
+    run_of_start,
+    status_key,
+)
+from unicron_elastic.rendezvous.store.interface import MAX_COMMIT_BYTES, Entry, Put, check_commit, check_key
 
 NODE = NodeStatus(
     node_id="h1/agent",

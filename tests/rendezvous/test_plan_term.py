@@ -12,19 +12,16 @@ import pytest
 from store_lab import wait_until
 from term_lab import LONG_S, NOW, Cluster, TermStore, read_order, read_published, spec, two_jobs
 
-from unicron_elastic.planning.coordinator import REPEAT_S, TableBuilt
-from unicron_elastic.planning.faulting import FaultRate
-from unicron_elastic.planning.jobs import MeasuredSteps
-from unicron_elastic.planning.measured import MeasuredJob, Now, Stay
-from unicron_elastic.planning.nodes import Health, NodeState, NodeStatus
-from unicron_elastic.planning.snapshot import Phase, Snapshot
-from unicron_elastic.recovery.quarantine import LAUNCHER
-from unicron_elastic.rendezvous.cluster_records import LEADER, QUARANTINE, quarantine_key
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.plan_keys import CURRENT, FAULTS, NODE_RECORDS, ORDERS, PLAN, PlannedJobKeys, status_key
-from unicron_elastic.rendezvous.plan_records import (
+from unicron_elastic.base.quarantine import LAUNCHER
+from unicron_elastic.planning.coordinate.coordinator import REPEAT_S, TableBuilt
+from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import Phase, Snapshot
+from unicron_elastic.planning.model.faulting import FaultRate
+from unicron_elastic.planning.model.jobs import MeasuredSteps
+from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay
+from unicron_elastic.rendezvous.plan.term import FAULTS_EVERY_S, Term, lost_nodes
+from unicron_elastic.rendezvous.records.cluster import LEADER, QUARANTINE, quarantine_key
+from unicron_elastic.rendezvous.records.plan import (
     PhaseRecord,
     faults_text,
     parse_faults,
@@ -34,8 +31,18 @@ from unicron_elastic.rendezvous.plan_records import (
     spec_text,
     status_text,
 )
-from unicron_elastic.rendezvous.plan_term import FAULTS_EVERY_S, Term, lost_nodes
-from unicron_elastic.rendezvous.store import (
+from unicron_elastic.rendezvous.records.plan_keys import (
+    CURRENT,
+    FAULTS,
+    NODE_RECORDS,
+    ORDERS,
+    PLAN,
+    PlannedJobKeys,
+    status_key,
+)
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import (
     MAX_OPERATIONS,
     Blind,
     Deliver,
@@ -44,7 +51,8 @@ from unicron_elastic.rendezvous.store import (
     StoreUnreachableError,
     Watch,
 )
-from unicron_elastic.rendezvous.store import Snapshot as StoreSnapshot
+from unicron_elastic.rendezvous.store.interface import Snapshot as StoreSnapshot
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 CHAT, CODE = PlannedJobKeys("chat"), PlannedJobKeys("code")
 
@@ -182,7 +190,7 @@ def test_measured_rates_are_adopted_once() -> None:
 
 
 def test_rates_of_many_jobs_at_once_are_adopted_in_several_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unicron_elastic.rendezvous.plan_mirror.MOST_UNITS", 4000)
+    monkeypatch.setattr("unicron_elastic.rendezvous.plan.mirror.MOST_UNITS", 4000)
     cluster = Cluster()
     cluster.start("h1")
     names = [f"job{place:02}" for place in range(50)]

@@ -12,17 +12,23 @@ import pytest
 from store_lab import BINARY, wait_until
 from term_lab import read_published, spec
 
-from unicron_elastic.planning.nodes import NodeState, NodeStatus
-from unicron_elastic.planning.snapshot import Phase
-from unicron_elastic.rendezvous.cluster_node import ClusterNode
-from unicron_elastic.rendezvous.cluster_records import LEADER, NodeRecord
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.plan_keys import CURRENT, ORDERS, PLAN, PlannedJobKeys, order_key, status_key
-from unicron_elastic.rendezvous.plan_records import PhaseRecord, phase_text, spec_text, status_text
-from unicron_elastic.rendezvous.planner import RETRY_S, TICK_S, Planner
-from unicron_elastic.rendezvous.store import Changes, Store, StoreDeniedError, StoreUnreachableError, WatchItem
+from unicron_elastic.planning.coordinate.nodes import NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.rendezvous.cluster.node import ClusterNode
+from unicron_elastic.rendezvous.plan.planner import RETRY_S, TICK_S, Planner
+from unicron_elastic.rendezvous.records.cluster import LEADER, NodeRecord
+from unicron_elastic.rendezvous.records.plan import PhaseRecord, phase_text, spec_text, status_text
+from unicron_elastic.rendezvous.records.plan_keys import CURRENT, ORDERS, PLAN, PlannedJobKeys, order_key, status_key
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import (
+    Changes,
+    Store,
+    StoreDeniedError,
+    StoreUnreachableError,
+    WatchItem,
+)
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 DEADLINE_S = 20.0
 LATENCY_MS_MAX = 1000.0  # 10 ms on an idle machine
@@ -152,7 +158,7 @@ def test_who_is_elected_plans_at_once(cluster: Cluster) -> None:
 def test_another_right_is_taken_up_at_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """By which what the planner has begun with is worth nothing any more; no news comes from the store."""
     for name in ("TICK_S", "RETRY_S"):
-        monkeypatch.setattr(f"unicron_elastic.rendezvous.planner.{name}", 10 * DEADLINE_S)
+        monkeypatch.setattr(f"unicron_elastic.rendezvous.plan.planner.{name}", 10 * DEADLINE_S)
     cluster.say("h1")
     planner = cluster.planner()
     planner.lead(cluster.elect())
@@ -259,7 +265,7 @@ def test_who_may_not_use_the_store_says_so_once(cluster: Cluster, caplog: pytest
 
 
 def test_a_store_that_does_not_answer_is_not_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unicron_elastic.rendezvous.planner.CLOSE_S", 0.2)
+    monkeypatch.setattr("unicron_elastic.rendezvous.plan.planner.CLOSE_S", 0.2)
     answers, is_asked = threading.Event(), threading.Event()
 
     def open_store() -> Store:

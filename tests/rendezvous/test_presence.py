@@ -11,14 +11,14 @@ from functools import partial
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from unicron_elastic.rendezvous.create import create_handler
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.job_presence import JobPresence
-from unicron_elastic.rendezvous.job_records import JobKeys, JobMirror, member_text
-from unicron_elastic.rendezvous.membership import Member, Place, Round
-from unicron_elastic.rendezvous.store import Change, Entry, Put, Snapshot, StoreError
+from unicron_elastic.membership.rounds import Member, Place, Round
+from unicron_elastic.rendezvous.job.presence import JobPresence
+from unicron_elastic.rendezvous.records.job import JobKeys, JobMirror, member_text
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import Change, Entry, Put, Snapshot, StoreError
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
+from unicron_elastic.rendezvous.torch.create import create_handler
 
 DEADLINE_S = 30.0
 Join = Callable[[str], JobPresence]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from unicron_elastic.rendezvous.membership import Place, Round
-from unicron_elastic.rendezvous.round_watch import RoundListener, RoundWatch
+from unicron_elastic.membership.rounds import Place, Round
+from unicron_elastic.rendezvous.job.rounds import RoundListener, RoundWatch
 
 
 class Rounds:

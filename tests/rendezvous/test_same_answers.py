@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_lab import Told
 
-from unicron_elastic.rendezvous.embedded_etcd import EmbeddedEtcd
-from unicron_elastic.rendezvous.etcd_address import EtcdAddress
-from unicron_elastic.rendezvous.etcd_store import EtcdStore
-from unicron_elastic.rendezvous.memory_store import MemoryServer, MemoryStore
-from unicron_elastic.rendezvous.store import Changes, Entry, LeaseGoneError, Put, Store
+from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.interface import Changes, Entry, LeaseGoneError, Put, Store
+from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
+from unicron_elastic.testing.memory_store import MemoryServer, MemoryStore
 
 KEYS = st.sampled_from(["a", "a/1", "a/2", "b"])
 VALUES = st.binary(max_size=3)

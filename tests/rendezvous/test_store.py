@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from store_lab import EtcdLab, MemoryLab, Told
 
-from unicron_elastic.rendezvous.store import (
+from unicron_elastic.rendezvous.store.interface import (
     MAX_COMMIT_BYTES,
     MAX_OPERATIONS,
     Blind,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from unicron_elastic.simulation.history import History
-from unicron_elastic.simulation.results import (
+from unicron_elastic.simulation.history.events import History
+from unicron_elastic.simulation.model.results import (
     CurvePoint,
     LostIn,
     PolicyResult,

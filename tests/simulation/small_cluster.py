@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from unicron_elastic.faults import Status
-from unicron_elastic.planning.jobs import GivenRates, JobSpec
-from unicron_elastic.simulation.history import Event, Fault, History
-from unicron_elastic.simulation.policies import POLICIES
-from unicron_elastic.simulation.results import SeedResult
-from unicron_elastic.simulation.run import simulate
-from unicron_elastic.simulation.scenario import Generated, Scenario
+from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
+from unicron_elastic.simulation.history.events import Event, Fault, History
+from unicron_elastic.simulation.model.results import SeedResult
+from unicron_elastic.simulation.model.scenario import Generated, Scenario
+from unicron_elastic.simulation.policies.policies import POLICIES
+from unicron_elastic.simulation.study.run import simulate
 
 DAY_S = 86_400.0
 TERA = 1e12

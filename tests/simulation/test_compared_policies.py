@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from small_cluster import cluster, job, linear
 
-from unicron_elastic.simulation.policies import ABLATION, COMPARED, POLICIES
-from unicron_elastic.simulation.report import to_json
-from unicron_elastic.simulation.scenario import Generated, Replayed, Scenario
-from unicron_elastic.simulation.scenario_parse import preset_scenario
-from unicron_elastic.simulation.studies import VARIED, study, study_count, varied
+from unicron_elastic.simulation.model.scenario import Generated, Replayed, Scenario
+from unicron_elastic.simulation.policies.policies import ABLATION, COMPARED, POLICIES
+from unicron_elastic.simulation.study.report import to_json
+from unicron_elastic.simulation.study.scenario_file import preset_scenario
+from unicron_elastic.simulation.study.studies import VARIED, study, study_count, varied
 
 UNEVEN = [0.0, 1.0, 2.0, 2.5, 4.0, 4.0, 5.0]
 BUSY = replace(

@@ -11,17 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unicron_elastic.faults import Status
-from unicron_elastic.simulation.generate import generate
-from unicron_elastic.simulation.history import (
-    Event,
-    Fault,
-    History,
-    JobArrives,
-    JobEnds,
-    NodeJoins,
-    NodeLeaves,
-)
-from unicron_elastic.simulation.replay import read_bamboo, read_csv, read_history, write_csv
+from unicron_elastic.simulation.history.events import Event, Fault, History, JobArrives, JobEnds, NodeJoins, NodeLeaves
+from unicron_elastic.simulation.history.generate import generate
+from unicron_elastic.simulation.history.replay import read_bamboo, read_csv, read_history, write_csv
 
 HEAD = "# nodes: 4\n# duration_s: 100\nat_s,event,node,kind,repair_s,notice_s,job\n"
 DOCS = Path(__file__).parent.parent.parent / "docs" / "simulation.md"

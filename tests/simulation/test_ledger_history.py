@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from unicron_elastic.base.incident import Incident
 from unicron_elastic.faults import Status
-from unicron_elastic.incident import Incident
-from unicron_elastic.simulation.replay import read_history
-from unicron_elastic.simulation.replay_ledger import read_ledgers
+from unicron_elastic.simulation.history.ledgers import read_ledgers
+from unicron_elastic.simulation.history.replay import read_history
 
 NOON = 1_795_348_800.0  # 2026-11-22T12:00:00+00:00
 BOOT = {"a": 1000.0, "b": 5000.0, "c": 20.0, "d": 70.0}  # each host's monotonic clock at noon

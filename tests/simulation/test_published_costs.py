@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.simulation.history import Method
-from unicron_elastic.simulation.presets import DAY_S, PRESETS
-from unicron_elastic.simulation.published import COSTS, FIGURES, Costs, Figure, Sized, Tag, all_figures
+from unicron_elastic.simulation.history.events import Method
+from unicron_elastic.simulation.history.presets import DAY_S, PRESETS
+from unicron_elastic.simulation.model.published import COSTS, FIGURES, Costs, Figure, Sized, Tag, all_figures
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = (ROOT / "docs" / "simulation.md").read_text(encoding="utf-8")

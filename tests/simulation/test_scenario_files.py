@@ -8,12 +8,19 @@ from pathlib import Path
 import pytest
 from small_cluster import DAY_S, cluster, linear
 
-from unicron_elastic.planning.jobs import GivenRates, Modelled
-from unicron_elastic.simulation.builtin import JOB_SETS, default_jobs, gpt, job_set
-from unicron_elastic.simulation.presets import PRESETS
-from unicron_elastic.simulation.scenario import Generated, Replayed, Scenario
-from unicron_elastic.simulation.scenario_parse import preset_scenario, read_scenario, replay_scenario
-from unicron_elastic.simulation.shape import shape_of
+from unicron_elastic.planning.model.jobs import GivenRates, Modelled
+from unicron_elastic.simulation.history.presets import PRESETS
+from unicron_elastic.simulation.model.scenario import Generated, Replayed, Scenario
+from unicron_elastic.simulation.model.shape import shape_of
+from unicron_elastic.simulation.study.scenario_file import (
+    JOB_SETS,
+    default_jobs,
+    gpt,
+    job_set,
+    preset_scenario,
+    read_scenario,
+    replay_scenario,
+)
 
 JOB = {"name": "a", "throughput": {"rates_flops": [0.0, 1e12, 2e12]}}
 TOLD = {
@@ -150,7 +157,7 @@ def test_a_lost_rank_takes_its_replica_with_it() -> None:
 def test_a_job_that_would_have_to_be_measured_cannot_be_simulated() -> None:
     from dataclasses import replace
 
-    from unicron_elastic.planning.jobs import MeasuredSteps
+    from unicron_elastic.planning.model.jobs import MeasuredSteps
 
     with pytest.raises(ValueError, match="its throughput is to be measured, which a simulation cannot"):
         shape_of(replace(linear("a", 2), throughput=MeasuredSteps()), 2, uneven=False)

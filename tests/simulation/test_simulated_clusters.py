@@ -6,12 +6,12 @@ import pytest
 from small_cluster import DAY_S, TERA, cluster, fault, history, job, linear, ran
 
 from unicron_elastic.faults import Status
-from unicron_elastic.simulation.durations import DURATIONS
-from unicron_elastic.simulation.history import JobArrives, JobEnds, NodeJoins, NodeLeaves
-from unicron_elastic.simulation.policies import POLICIES
-from unicron_elastic.simulation.published import COSTS
-from unicron_elastic.simulation.results import SeedResult
-from unicron_elastic.simulation.run import Simulation
+from unicron_elastic.simulation.history.events import JobArrives, JobEnds, NodeJoins, NodeLeaves
+from unicron_elastic.simulation.model.durations import DURATIONS
+from unicron_elastic.simulation.model.published import COSTS
+from unicron_elastic.simulation.model.results import SeedResult
+from unicron_elastic.simulation.policies.policies import POLICIES
+from unicron_elastic.simulation.study.run import Simulation
 
 GONE = Status.LOST_CONNECTION
 IN_PLACE = ("unicron", "no-plan")
@@ -149,7 +149,7 @@ def test_a_fault_on_a_node_that_is_away_or_idle_disturbs_nobody() -> None:
 
 def test_nobody_stands_still_for_good_whatever_happens() -> None:
     """Every policy, two days of faults sixteen times as often as in trace-b, and a quiet day after them."""
-    from unicron_elastic.simulation.generate import generate
+    from unicron_elastic.simulation.history.generate import generate
 
     faults = generate("trace-b", 3, nodes=6, duration_s=2 * DAY_S, fault_factor=16.0).events
     rates = [0.0, 1.0, 2.0, 2.5, 4.0, 4.0, 5.0]

@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unicron_elastic.faults import Severity, Status
-from unicron_elastic.simulation.generate import Racks, generate
-from unicron_elastic.simulation.history import KINDS, Fault, History
-from unicron_elastic.simulation.presets import DAY_S, LLAMA_3, PAPER_MIX, PRESETS, Preset, Repair
-from unicron_elastic.simulation.replay import write_csv
+from unicron_elastic.simulation.history.events import KINDS, Fault, History
+from unicron_elastic.simulation.history.generate import Racks, generate
+from unicron_elastic.simulation.history.presets import DAY_S, LLAMA_3, PAPER_MIX, PRESETS, Preset, Repair
+from unicron_elastic.simulation.history.replay import write_csv
 
 SEEDS = 300
 

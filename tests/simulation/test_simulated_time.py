@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unicron_elastic.simulation.engine import Engine
+from unicron_elastic.simulation.model.engine import Engine
 
 
 def test_things_happen_at_their_moment_and_in_the_order_of_planning() -> None:

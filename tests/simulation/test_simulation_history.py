@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unicron_elastic.faults import SEVERITY_OF, Severity, Status
-from unicron_elastic.simulation.history import (
+from unicron_elastic.simulation.history.events import (
     KINDS,
     Event,
     Fault,
@@ -17,7 +17,7 @@ from unicron_elastic.simulation.history import (
     NodeJoins,
     NodeLeaves,
 )
-from unicron_elastic.simulation.series import healthy_nodes
+from unicron_elastic.simulation.study.series import healthy_nodes
 
 
 def history(*events: Event, nodes: int = 4, absent: frozenset[int] = frozenset()) -> History:

@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 import pytest
 from made_studies import seed_result, study
 
-from unicron_elastic.simulation.generate import generate
-from unicron_elastic.simulation.plots import draw
-from unicron_elastic.simulation.results import PolicyResult
-from unicron_elastic.simulation.series import Point, sensitivities
-from unicron_elastic.simulation.summary import summarise
+from unicron_elastic.simulation.history.generate import generate
+from unicron_elastic.simulation.model.results import PolicyResult
+from unicron_elastic.simulation.study.plots import draw
+from unicron_elastic.simulation.study.series import Point, sensitivities
+from unicron_elastic.simulation.study.summary import summarise
 
 needs_matplotlib = pytest.mark.skipif(
     "matplotlib" not in sys.modules and __import__("importlib.util").util.find_spec("matplotlib") is None,

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from made_studies import DURATION_S, FLOPS, GPUS, seed_result, study
 from rich.console import Console
 
-from unicron_elastic.simulation.confidence import interval
-from unicron_elastic.simulation.generate import generate
-from unicron_elastic.simulation.report import incidents_csv, to_csv, to_json
-from unicron_elastic.simulation.results import PolicyResult, StudyResult
-from unicron_elastic.simulation.summary import summarise
-from unicron_elastic.simulation.table import study_table
+from unicron_elastic.simulation.history.generate import generate
+from unicron_elastic.simulation.model.results import PolicyResult, StudyResult
+from unicron_elastic.simulation.study.report import incidents_csv, to_csv, to_json
+from unicron_elastic.simulation.study.summary import interval, summarise
+from unicron_elastic.simulation.study.table import study_table
 
 
 def test_the_interval_is_students() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from unicron_elastic.state.layout import flatten
-from unicron_elastic.state.server import Held, NotAtRest, StateServer
+from unicron_elastic.state.pull.server import Held, NotAtRest, StateServer
 
 
 def make_state(seed: int = 0, words: int = 1000, extra: int = 0) -> dict[str, Any]:

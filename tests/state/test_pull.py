@@ -16,12 +16,12 @@ import pytest
 import torch
 from state_source import make_state
 
-from unicron_elastic.state import link as links
-from unicron_elastic.state import transfer
-from unicron_elastic.state.chunks import CHUNK_BYTES
-from unicron_elastic.state.client import Pulled, SourcesLost, pull
 from unicron_elastic.state.layout import flatten, rebuild
-from unicron_elastic.state.server import Held, StateServer
+from unicron_elastic.state.pull import link as links
+from unicron_elastic.state.pull import transfer
+from unicron_elastic.state.pull.chunks import CHUNK_BYTES
+from unicron_elastic.state.pull.client import Pulled, SourcesLost, pull
+from unicron_elastic.state.pull.server import Held, StateServer
 
 Start = Callable[..., Any]
 Steady = list[Any]
@@ -86,7 +86,7 @@ def test_memory_that_may_not_be_read_is_copied_by_the_source(steady: Steady, mon
 def test_another_users_memory_is_copied_by_the_source(steady: Steady) -> None:
     source = steady[0]
     code = (
-        "import os, sys, json; from unicron_elastic.state.client import pull; os.setgid(65534); os.setuid(65534);"
+        "import os, sys, json; from unicron_elastic.state.pull.client import pull; os.setgid(65534); os.setuid(65534);"
         "p = pull([json.loads(sys.argv[1])], b'key', step=7, timeout_s=60); print(*{use.way for use in p.sources})"
     )
     argv = [sys.executable, "-c", code, json.dumps(source.address)]
@@ -290,7 +290,7 @@ def test_nobody_there() -> None:
 def test_a_client_that_dies_releases_its_hold(start_source: Start) -> None:
     source = start_source()
     code = (
-        "import os, sys, json; from unicron_elastic.state.client import pull;"
+        "import os, sys, json; from unicron_elastic.state.pull.client import pull;"
         "pull([json.loads(sys.argv[1])], b'key', timeout_s=60); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, json.dumps(source.address)], timeout=100, check=False)

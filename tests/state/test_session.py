@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from unicron_elastic.state.chunks import Chunks
-from unicron_elastic.state.distance import Address, Distance
-from unicron_elastic.state.landing import Landing
-from unicron_elastic.state.memory import TensorMemory
-from unicron_elastic.state.session import Session
-from unicron_elastic.state.transfer import Fetch
+from unicron_elastic.state.pull.chunks import Chunks
+from unicron_elastic.state.pull.memory import Landing, TensorMemory
+from unicron_elastic.state.pull.session import Session
+from unicron_elastic.state.pull.sources import Address, Distance
+from unicron_elastic.state.pull.transfer import Fetch
 
 DEADLINE_S = 20.0
 CHUNK_BYTES = 64

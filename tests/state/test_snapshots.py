@@ -20,14 +20,13 @@ from typing import Any
 import pytest
 import torch
 
-from unicron_elastic.state import snapshot_file
 from unicron_elastic.state.layout import flatten, rebuild
-from unicron_elastic.state.snapshot_choice import best_for, newest_common, victim, why_back
-from unicron_elastic.state.snapshot_exchange import Exchange, Servers, copy_of, parse_remotes
-from unicron_elastic.state.snapshot_file import SnapshotFile, read_header
-from unicron_elastic.state.snapshot_header import HEADER_BYTES, Header
-from unicron_elastic.state.snapshot_offers import Local, Offers, Remote
-from unicron_elastic.state.snapshot_writer import SnapshotWriter
+from unicron_elastic.state.snapshot import file as snapshot_file
+from unicron_elastic.state.snapshot.choice import best_for, newest_common, victim, why_back
+from unicron_elastic.state.snapshot.exchange import Exchange, Servers, copy_of, parse_remotes
+from unicron_elastic.state.snapshot.file import HEADER_BYTES, Header, SnapshotFile, read_header
+from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
+from unicron_elastic.state.snapshot.writer import SnapshotWriter
 
 DEADLINE_S = 30.0
 ABOUT = {"lineage": 7, "rank": 1, "world_size": 4, "is_replicated": False, "is_for_peer": False}
@@ -247,7 +246,7 @@ def test_a_script_that_ends_while_a_copy_is_made_ends_well_and_has_it(tmp_path: 
     script.write_text(
         "import os, torch\n"
         "from unicron_elastic.state.layout import flatten\n"
-        "from unicron_elastic.state.snapshot_writer import SnapshotWriter\n"
+        "from unicron_elastic.state.snapshot.writer import SnapshotWriter\n"
         "layout, tensors = flatten({'weight': torch.ones(20_000_000)})\n"
         "writer = SnapshotWriter(files=2)\n"
         f"writer.begin(layout, tensors, {ABOUT | {'step': 3}}, lambda message, fds: print(message, flush=True))\n"

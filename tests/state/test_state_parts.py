@@ -17,12 +17,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.state.checksum import PIECE_BYTES, Checksum
-from unicron_elastic.state.choice import Offer, choose, why_not
-from unicron_elastic.state.chunks import SEGMENTS_MAX, Chunks
-from unicron_elastic.state.distance import Address, Distance, distance, nearest_first, stripe
-from unicron_elastic.state.memory import TensorMemory
-from unicron_elastic.state.wire import Gone, Stream, WireError, greet_client, greet_server
+from unicron_elastic.state.digest import PIECE_BYTES, Checksum
+from unicron_elastic.state.pull.chunks import SEGMENTS_MAX, Chunks
+from unicron_elastic.state.pull.memory import TensorMemory
+from unicron_elastic.state.pull.sources import (
+    Address,
+    Distance,
+    Offer,
+    choose,
+    distance,
+    nearest_first,
+    stripe,
+    why_not,
+)
+from unicron_elastic.state.pull.wire import Gone, Stream, WireError, greet_client, greet_server
 
 HERE = Address("a", "boot", 1, ("a", 1), "name", "rack")
 OTHERS = {

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import unicron_elastic
-from unicron_elastic.state import storage_manifest as manifest
+from unicron_elastic.state.storage import manifest
 
 
 def make(seed: int = 0, width: int = 16, **more: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.state.distance import Distance
-from unicron_elastic.state.transfer import (
+from unicron_elastic.state.pull.sources import Distance
+from unicron_elastic.state.pull.transfer import (
     Accept,
     ChunkArrived,
     ChunkWrong,

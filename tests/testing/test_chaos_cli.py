@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from unicron_elastic.launcher.chaos_cli import app
+from unicron_elastic.launcher.commands.chaos import app
 from unicron_elastic.testing.chaos_processes import find_workers, send
 from unicron_elastic.worker.pulse import page_name
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unicron_elastic.testing.chaos_parse import parse
-from unicron_elastic.testing.chaos_plan import UNDRAWABLE, Kind, RandomFaults
-from unicron_elastic.testing.chaos_words import explain
+from unicron_elastic.testing.chaos_plan import UNDRAWABLE, Kind, RandomFaults, explain
 
 _RANDOMS = st.builds(
     RandomFaults,

@@ -19,8 +19,8 @@ from unicron_elastic.testing.chaos_plan import (
     Phase,
     Plan,
     RandomFaults,
+    explain,
 )
-from unicron_elastic.testing.chaos_words import explain
 
 
 def test_a_plan_of_everything() -> None:

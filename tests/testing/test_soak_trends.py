@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.incident import Incident
+from unicron_elastic.base.incident import Incident
 
 sys.path.append(str(Path(__file__).parent.parent.parent / "benchmarks"))
 

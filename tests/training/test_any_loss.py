@@ -6,9 +6,12 @@ import pytest
 import threads_as_ranks
 from threads_as_ranks import Changes, Distributed, Job, fetch_state
 
-from unicron_elastic.training import agreement, arrival, assembly, engine, gradients, meeting
-from unicron_elastic.training.agreement import NoStateLeft
-from unicron_elastic.world import Member, World
+from unicron_elastic.base.world import Member, World
+from unicron_elastic.training import engine
+from unicron_elastic.training.group import agreement, arrival, assembly
+from unicron_elastic.training.group import regroup as meeting
+from unicron_elastic.training.group.agreement import NoStateLeft
+from unicron_elastic.training.step import gradients
 
 STEPS, MICRO_BATCHES = 4, 8
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from unicron_elastic import Run
-from unicron_elastic.training.buffers import Buffers, take
+from unicron_elastic.training.step.buffers import Buffers, take
 
 MICRO_BATCHES = 2
 

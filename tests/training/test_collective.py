@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from unicron_elastic.training.collective import (
+from unicron_elastic.training.step.collective import (
     LOOK_S,
     PATIENCE_S,
     AbandonedError,

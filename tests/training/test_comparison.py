@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from unicron_elastic.training import replicas as replicas_module
-from unicron_elastic.training.buffers import Buffers
-from unicron_elastic.training.comparison import MODEL, Told, Verdict, differ, judge, written
 from unicron_elastic.training.replicas import Replicas
+from unicron_elastic.training.step.buffers import Buffers
+from unicron_elastic.training.step.comparison import MODEL, Told, Verdict, differ, judge, written
 
 digests = st.integers(0, 2**64 - 1)
 

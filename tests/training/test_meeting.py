@@ -12,9 +12,9 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import DistStoreError, HashStore
 
-from unicron_elastic.training.connecting import Superseded
-from unicron_elastic.training.meeting import Meeting, MissingError, _Interruptible
-from unicron_elastic.world import Member, World
+from unicron_elastic.base.world import Member, World
+from unicron_elastic.training.group.interruptible_init import Superseded
+from unicron_elastic.training.group.regroup import Meeting, MissingError, _Interruptible
 
 DEADLINE_S = 10.0
 
@@ -22,8 +22,8 @@ DEADLINE_S = 10.0
 MEMBER = """
 import sys, time
 import torch, torch.distributed as dist
-from unicron_elastic.training.meeting import Meeting, Superseded
-from unicron_elastic.world import Member, World
+from unicron_elastic.training.group.regroup import Meeting, Superseded
+from unicron_elastic.base.world import Member, World
 
 rank, path = int(sys.argv[1]), sys.argv[2]
 members = tuple(Member(name=str(each), node="n", local_rank=each) for each in range(2))

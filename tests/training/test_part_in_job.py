@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from unicron_elastic.training.membership import AgentMembership
+from unicron_elastic.base.world import Member, World
+from unicron_elastic.training.group.membership import AgentMembership
 from unicron_elastic.worker.worlds import Link
-from unicron_elastic.world import Member, World
 
 WORLD = {
     "world": World(number=2, members=(Member(name="1.0#n", node="n", local_rank=0),), store="h:1").to_message(),

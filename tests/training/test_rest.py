@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from unicron_elastic.training.rest import Rest
+from unicron_elastic.training.snapshot.gate import Rest
 
 DEADLINE_S = 10.0
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from unicron_elastic import Run
-from unicron_elastic.training.step import Step
+from unicron_elastic.training.optimizer_step import Step
 
 MICRO_BATCHES = 4
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from unicron_elastic import Run
 from unicron_elastic.compat.tensors import walked
-from unicron_elastic.training import arrival, engine
-from unicron_elastic.training.agreement import Said
-from unicron_elastic.training.handover import Handover
-from unicron_elastic.training.trainable import Trainable
+from unicron_elastic.training import engine
+from unicron_elastic.training.group import arrival
+from unicron_elastic.training.group.agreement import Said
+from unicron_elastic.training.group.joining import Handover
+from unicron_elastic.training.step.trainable import Trainable
 
 MICRO_BATCHES = 4
 STEPS = 8

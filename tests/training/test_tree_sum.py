@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unicron_elastic.training.shares import deal
-from unicron_elastic.training.tree import Node, maximal, shares
-from unicron_elastic.training.tree_sum import TreeSum
+from unicron_elastic.training.step.shares import deal
+from unicron_elastic.training.step.tree import Node, TreeSum, maximal, shares
 
 DEADLINE_S = 60.0
 SHAPES = ((5,), (2, 3), (), (0,), (4, 1))
@@ -259,9 +258,9 @@ SURVIVOR = """
 import os, signal, sys
 from datetime import timedelta
 import torch, torch.distributed as dist
-from unicron_elastic.training.shares import deal
-from unicron_elastic.training.tree import maximal, shares
-from unicron_elastic.training.tree_sum import TreeSum
+from unicron_elastic.training.step.shares import deal
+from unicron_elastic.training.step.tree import maximal, shares
+from unicron_elastic.training.step.tree import TreeSum
 sys.path.insert(0, sys.argv[3])
 from test_tree_sum import SHAPES, compute, parameters
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.world import Member, World
+from unicron_elastic.base.world import Member, World
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 JSON = st.recursive(

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import HashStore
 
-from unicron_elastic.training.connecting import Superseded
+from unicron_elastic.base.world import Member, World
 from unicron_elastic.training.engine import MissedStepError
-from unicron_elastic.training.joining import HasState
+from unicron_elastic.training.group.interruptible_init import Superseded
+from unicron_elastic.training.group.joining import HasState
 from unicron_elastic.training.run import Run
-from unicron_elastic.world import Member, World
 
 DEADLINE_S = 30.0
 FEATURES = 5

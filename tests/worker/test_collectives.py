@@ -31,12 +31,11 @@ from torch.distributed import distributed_c10d
 from unicron_elastic.compat import loaded
 from unicron_elastic.faults import Failure, Status, classify
 from unicron_elastic.worker import collectives
-from unicron_elastic.worker.channel import Channel
+from unicron_elastic.worker.channel import Channel, Control
 from unicron_elastic.worker.collectives import Broken, break_collectives, watch_groups
-from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.gloo_sockets import shut_gloo_connections
-from unicron_elastic.worker.position import answer_questions
 from unicron_elastic.worker.pulse import PulsePage
+from unicron_elastic.worker.recorder import answer_questions
 
 DEADLINE_S = 30.0
 GROUP_TIMEOUT = timedelta(seconds=600)  # what raises before long was not ended by it
@@ -534,7 +533,7 @@ def test_a_worker_starts_its_thread_with_its_first_group_and_only_once() -> None
     """All of the bootstrap, with a script that makes a group and steps."""
     code = """
         import os, sys
-        from unicron_elastic.worker.bootstrap import attach
+        from unicron_elastic.worker.start.bootstrap import attach
         attach(int(sys.argv[1]), int(sys.argv[2]))
         def ours():
             names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]

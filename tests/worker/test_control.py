@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.worker.channel import Channel, ChannelClosed
-from unicron_elastic.worker.control import SEND_TIMEOUT_S, Control
+from unicron_elastic.worker.channel import SEND_TIMEOUT_S, Channel, ChannelClosed, Control
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from unicron_elastic.worker import exceptions
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
 
-ATTACH = "import unicron_elastic.worker.bootstrap as b, sys; b.attach(int(sys.argv.pop()), None); del b\n"
+ATTACH = "import unicron_elastic.worker.start.bootstrap as b, sys; b.attach(int(sys.argv.pop()), None); del b\n"
 
 
 class Ended:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import unicron_elastic
-from unicron_elastic.launcher.hangs.whereabouts import FLOPS_MAX, parse_flops
-from unicron_elastic.worker.channel import Channel
-from unicron_elastic.worker.control import Control
-from unicron_elastic.worker.rank_monitor.link import AGENT
+from unicron_elastic.launcher.agent.process.whereabouts import FLOPS_MAX, parse_flops
+from unicron_elastic.worker.channel import Channel, Control
+from unicron_elastic.worker.link import AGENT
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from unicron_elastic.launcher.hangs.whereabouts import parse_groups
-from unicron_elastic.worker import position, recorder
-from unicron_elastic.worker.channel import INLINE_BYTES_MAX, Channel, ChannelClosed
-from unicron_elastic.worker.control import Control
-from unicron_elastic.worker.position import GROUPS_MAX, answer_questions
+from unicron_elastic.launcher.agent.process.whereabouts import parse_groups
+from unicron_elastic.worker import recorder
+from unicron_elastic.worker import recorder as position
+from unicron_elastic.worker.channel import INLINE_BYTES_MAX, Channel, ChannelClosed, Control
+from unicron_elastic.worker.recorder import GROUPS_MAX, answer_questions
 
 DEADLINE_S = 30.0
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from unicron_elastic.worker.pulse import Pulse, PulsePage
-from unicron_elastic.worker.steps import count_steps
+from unicron_elastic.worker.pulse import Pulse, PulsePage, count_steps
 
 
 class Counting:
@@ -104,7 +103,7 @@ def test_the_hook_goes_in_when_torch_is_imported_later() -> None:
     code = """
 import json, os, sys
 from unicron_elastic.worker.pulse import Pulse, PulsePage
-from unicron_elastic.worker.steps import count_steps
+from unicron_elastic.worker.pulse import count_steps
 before = list(sys.meta_path)
 page, first = PulsePage(), []
 count_steps(Pulse(os.dup(page.fd)), first.append)

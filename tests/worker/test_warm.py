@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from unicron_elastic.launcher.warm import WarmProcess
+from unicron_elastic.launcher.agent.process.warm import WarmProcess
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
-from unicron_elastic.worker.mark import MARK, token_of
+from unicron_elastic.worker.linux import MARK, token_of
 from unicron_elastic.worker.pulse import PulsePage
 
 if TYPE_CHECKING:

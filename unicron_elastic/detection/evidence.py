@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from unicron_elastic.base.text import one_line, shorten
 from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import MEET, SPARE, GroupPosition, RankSample
 from unicron_elastic.faults import HangKind
-from unicron_elastic.faults.text import one_line, shorten
 
 _NAME_CHARACTERS = 64  # of a process group, in a sentence
 

@@ -12,12 +12,10 @@ from unicron_elastic.detection.allowance import Allowance, allowance
 from unicron_elastic.detection.drift import ANSWER_S, drift_judged, drifted
 from unicron_elastic.detection.lockstep import followed, skip
 from unicron_elastic.detection.sample import MEET, TRAIN, RankSample, Sample
-from unicron_elastic.detection.signals import learned
-from unicron_elastic.detection.standstill import SLACK_S, judged, look_s, suspected_at
+from unicron_elastic.detection.standstill import SLACK_S, judged, learned, look_s, suspected_at
 from unicron_elastic.detection.state import Habits, PaceState, RankPace
-from unicron_elastic.detection.stride import stride
 from unicron_elastic.detection.telling import out_of_step
-from unicron_elastic.detection.tempo import learn
+from unicron_elastic.detection.tempo import learn, stride
 from unicron_elastic.detection.verdicts import Verdict
 
 

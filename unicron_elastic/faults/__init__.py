@@ -3,10 +3,10 @@
 Pure: no sockets, processes, threads, clocks or torch.
 """
 
+from unicron_elastic.base.fault import SEVERITY_OF, Failure, Fault, HangKind, Severity, Status
 from unicron_elastic.faults.classify import classify
 from unicron_elastic.faults.root_cause import RootCause, root_cause
 from unicron_elastic.faults.signature import signature
-from unicron_elastic.faults.vocabulary import SEVERITY_OF, Failure, Fault, HangKind, Severity, Status
 
 __all__ = [
     "SEVERITY_OF",

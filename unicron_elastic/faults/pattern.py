@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from unicron_elastic.faults.vocabulary import Status
+from unicron_elastic.base.fault import Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

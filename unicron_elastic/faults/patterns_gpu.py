@@ -8,8 +8,8 @@ network error.
 
 from __future__ import annotations
 
+from unicron_elastic.base.fault import Status
 from unicron_elastic.faults.pattern import Row, row
-from unicron_elastic.faults.vocabulary import Status
 
 # Faults of the device or the node: another process on the same GPU would meet them too.
 _HARDWARE = (

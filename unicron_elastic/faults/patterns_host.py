@@ -6,8 +6,8 @@ come from the user's code (a dataset server, a tracker), which says nothing abou
 
 from __future__ import annotations
 
+from unicron_elastic.base.fault import Status
 from unicron_elastic.faults.pattern import Row, row
-from unicron_elastic.faults.vocabulary import Status
 
 HOST_ROWS: tuple[Row, ...] = (
     row(

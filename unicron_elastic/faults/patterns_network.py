@@ -6,8 +6,8 @@ loses against a fault that has no such excuse, so in doubt about a peer (NCCL's 
 
 from __future__ import annotations
 
+from unicron_elastic.base.fault import Status
 from unicron_elastic.faults.pattern import Row, peer_row, row
-from unicron_elastic.faults.vocabulary import Status
 
 _TIMEOUT = Status.COLLECTIVE_TIMEOUT
 _CONNECTION = Status.CONNECTION_REFUSED_OR_RESET

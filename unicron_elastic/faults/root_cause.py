@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from unicron_elastic.faults.text import shorten
-from unicron_elastic.faults.vocabulary import Fault, Status
+from unicron_elastic.base.fault import Fault, Status
+from unicron_elastic.base.text import shorten
 
 _LONGEST_RANKS = 60  # characters of a list of ranks, for jobs of thousands of them
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from unicron_elastic.faults.exits import signal_of
-from unicron_elastic.faults.text import LONGEST_TEXT, one_line, shorten
-from unicron_elastic.faults.vocabulary import Failure
+from unicron_elastic.base.fault import Failure
+from unicron_elastic.base.text import LONGEST_TEXT, one_line, shorten
+from unicron_elastic.faults.classify import signal_of
 
 _LONGEST_MESSAGE = 300  # characters after normalising; the rest of a text seldom tells two failures apart
 

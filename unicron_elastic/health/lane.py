@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from unicron_elastic.health.finding import Check, Finding, Notes
+from unicron_elastic.base.finding import Check, Finding, Notes
 
 Tell = Callable[[str, list[Finding], float], None]
 

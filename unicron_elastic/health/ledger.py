@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from unicron_elastic.health.finding import Finding, Level
+from unicron_elastic.base.finding import Finding, Level
 
 _EVENT_QUIET_S = 60.0
 _EVENTS_KEPT = 1000

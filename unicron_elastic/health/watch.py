@@ -12,19 +12,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
-from unicron_elastic.faults.vocabulary import Status
-from unicron_elastic.health.clock import ClockProbe
-from unicron_elastic.health.command import CommandProbe
-from unicron_elastic.health.disk import DiskProbe
-from unicron_elastic.health.finding import Check, Finding, Level, Notes, OnFinding, finding
-from unicron_elastic.health.infiniband import PortProbe
+from unicron_elastic.base.fault import Status
+from unicron_elastic.base.finding import Check, Finding, Level, Notes, OnFinding, finding
+from unicron_elastic.health.gpu.nvml import GpuProbe
+from unicron_elastic.health.host.clock import ClockProbe
+from unicron_elastic.health.host.command import CommandProbe
+from unicron_elastic.health.host.disk import DiskProbe
+from unicron_elastic.health.host.memory import MemoryProbe
+from unicron_elastic.health.host.network import LinkProbe, PortProbe
+from unicron_elastic.health.host.oom import OomWatch
+from unicron_elastic.health.host.processes import ProcessProbe
 from unicron_elastic.health.lane import Lane
 from unicron_elastic.health.ledger import Ledger
-from unicron_elastic.health.links import LinkProbe
-from unicron_elastic.health.memory import MemoryProbe
-from unicron_elastic.health.nvml import GpuProbe
-from unicron_elastic.health.oom import OomWatch
-from unicron_elastic.health.processes import ProcessProbe
 
 # After this long without an answer a folder, or the driver, is said to hang. A driver that loads takes tens of seconds.
 _FOLDER_HANGS_S = 30.0

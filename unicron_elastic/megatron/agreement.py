@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from unicron_elastic.megatron.layout import Layout, Place, Shape, lay_out
 from unicron_elastic.megatron.shards import Cut
-from unicron_elastic.training.shares import deal
+from unicron_elastic.training.step.shares import deal
 
 
 class NoStateLeft(RuntimeError):

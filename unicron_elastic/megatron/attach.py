@@ -28,7 +28,7 @@ from unicron_elastic.megatron.members import Members, device_of
 from unicron_elastic.megatron.run import Run
 from unicron_elastic.megatron.sharded import Settings, Sharded
 from unicron_elastic.megatron.state import State
-from unicron_elastic.training.membership import membership
+from unicron_elastic.training.group.membership import membership
 from unicron_elastic.worker.worlds import link
 
 SEEN = "0.16"  # of megatron-core: where all places that are used here were seen

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from unicron_elastic.megatron.sums import Sums
-from unicron_elastic.training.assembly import BROKEN
-from unicron_elastic.training.collective import Waiter
+from unicron_elastic.training.group.assembly import BROKEN
+from unicron_elastic.training.step.collective import Waiter
 
 
 class Buckets:

@@ -14,20 +14,20 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from unicron_elastic.base.world import World
 from unicron_elastic.megatron.agreement import Agreement, NoStateLeft, Said, agree
 from unicron_elastic.megatron.groups import Groups
 from unicron_elastic.megatron.layout import Layout
-from unicron_elastic.training.assembly import BROKEN
-from unicron_elastic.training.collective import AbandonedError, Waiter, wait_let_go
-from unicron_elastic.training.connecting import Superseded
-from unicron_elastic.training.meeting import Meeting
-from unicron_elastic.training.membership import Membership
-from unicron_elastic.training.shares import from_ranges, to_ranges
-from unicron_elastic.training.speech import MismatchError
+from unicron_elastic.training.group.assembly import BROKEN
+from unicron_elastic.training.group.interruptible_init import Superseded
+from unicron_elastic.training.group.membership import Membership
+from unicron_elastic.training.group.regroup import Meeting
+from unicron_elastic.training.group.speech import MismatchError
+from unicron_elastic.training.step.collective import AbandonedError, Waiter, wait_let_go
+from unicron_elastic.training.step.shares import from_ranges, to_ranges
 from unicron_elastic.worker.collectives import break_collectives
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import MEET, SPARE
-from unicron_elastic.world import World
 
 SPARE_LOOK_S = 0.2
 _OVER = "over"

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from unicron_elastic.megatron.part import like
 from unicron_elastic.megatron.shards import Span
+from unicron_elastic.megatron.state import like
 
 
 def spans_of(chunks: Sequence[Any], numbers: Mapping[Tensor, int]) -> list[tuple[list[Span], int]]:

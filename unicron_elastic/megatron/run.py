@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unicron_elastic.base.fault import Failure, Severity
 from unicron_elastic.faults.classify import classify
-from unicron_elastic.faults.vocabulary import Failure, Severity
 from unicron_elastic.megatron.agreement import Agreement, NoStateLeft, Said
 from unicron_elastic.megatron.buckets import Buckets
 from unicron_elastic.megatron.members import Members
 from unicron_elastic.megatron.sharded import Sharded
 from unicron_elastic.megatron.state import State
-from unicron_elastic.training.assembly import BROKEN
-from unicron_elastic.training.collective import AbandonedError, is_of_script
-from unicron_elastic.training.joining import about_taken, give_state, take_state
-from unicron_elastic.worker.steps import made_before
+from unicron_elastic.training.group.assembly import BROKEN
+from unicron_elastic.training.group.joining import about_taken, give_state, take_state
+from unicron_elastic.training.step.collective import AbandonedError, is_of_script
+from unicron_elastic.worker.pulse import made_before
 
 Call = Callable[[list[int]], tuple[list[Any], int]]  # passes for these micro-batches: what they gave, and their tokens
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unicron_elastic.training.collective import keep_for_ever
+from unicron_elastic.training.step.collective import keep_for_ever
 
 
 class Sums:

@@ -5,10 +5,13 @@ Nothing is imported from megatron: any object with the fields of megatron-core 0
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from unicron_elastic.planning.configurations_parse import parse_workload
-from unicron_elastic.planning.decoder import NORMALIZATIONS
+from unicron_elastic.megatron.groups import takes_place
+from unicron_elastic.planning.model.configurations import Configuration, parse_workload
+from unicron_elastic.planning.model.configured import CONFIGURATION, parse_configuration
+from unicron_elastic.planning.model.decoder import NORMALIZATIONS
 
 # With anything else in these fields a model has other parameters, FLOPs or stages than a decoder of equal layers. A
 # field that this version of Megatron does not have is as good as unset.
@@ -105,3 +108,22 @@ def _require_described(config: Any) -> None:
                 f"{name} is {value!r}, but a workload can only be made of a dense decoder whose layers and pipeline "
                 f"stages are equal, which has {name} {' or '.join(map(repr, known))}"
             )
+
+
+# The configuration with which the cluster's plan has this job start.
+
+
+def configuration() -> Configuration | None:
+    """DP, TP, PP and the micro-batch that are best on the nodes that the job has; None if nobody has said it.
+
+    It is in the environment variable ``UNICRON_CONFIGURATION``. Raises ValueError if that is no configuration, or not
+    one for as many ranks as there are.
+    """
+    text = os.environ.get(CONFIGURATION)
+    if not text:
+        return None
+    found = parse_configuration(text)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if found.gpus != ranks and not takes_place():  # who takes a lost one's place finds as many as are left
+        raise ValueError(f"{CONFIGURATION} is {found}, for {found.gpus} ranks: there are {ranks}")
+    return found

@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from unicron_elastic.base.incident import PHASES, Incident
 from unicron_elastic.faults import SEVERITY_OF, Status
-from unicron_elastic.incident import PHASES, Incident
 from unicron_elastic.metrics.definitions import RECOVERY_BUCKETS_S
 from unicron_elastic.metrics.figures import Distribution, IncidentFigures
 

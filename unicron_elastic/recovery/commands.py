@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from unicron_elastic.base.incident import Incident
+from unicron_elastic.base.world import Member
 from unicron_elastic.faults import RootCause
-from unicron_elastic.incident import Incident
-from unicron_elastic.world import Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

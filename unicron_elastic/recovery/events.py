@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from unicron_elastic.base.world import World
 from unicron_elastic.faults import Failure, HangKind, Severity, Status
-from unicron_elastic.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from unicron_elastic.incident import Incident
-from unicron_elastic.recovery import ending, recalled, storms, taken_for_lost
+from unicron_elastic.base.incident import Incident
+from unicron_elastic.base.world import World
+from unicron_elastic.recovery import departure as recalled
+from unicron_elastic.recovery import node_loss as taken_for_lost
+from unicron_elastic.recovery import storms
+from unicron_elastic.recovery import worker_loss as ending
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -30,16 +34,18 @@ from unicron_elastic.recovery.events import (
     WorldChanged,
 )
 from unicron_elastic.recovery.hangs import went_on
-from unicron_elastic.recovery.losses import replace_lost, world_broke
-from unicron_elastic.recovery.members import (
+from unicron_elastic.recovery.state import (
+    JobState,
+    Part,
+    Phase,
+    Worker,
     first_members,
     living_members,
     member_of,
     members_here,
     name_of,
 )
-from unicron_elastic.recovery.state import JobState, Part, Phase, Worker
-from unicron_elastic.world import World
+from unicron_elastic.recovery.worker_loss import replace_lost, world_broke
 
 AboutWorld = (
     WorkerReplaced | MemberEntered | MemberLeft | StateFetched | WorldChanged | WorldBroke | MemberWentOn | MemberParted

@@ -11,10 +11,9 @@ from dataclasses import replace
 from unicron_elastic.recovery import storms
 from unicron_elastic.recovery.commands import Command, HoldJoins, MeetNodes, Tell, WakeAt
 from unicron_elastic.recovery.events import MembershipChanged, NodesDepart
-from unicron_elastic.recovery.losses import is_in_place, why_not_in_place
-from unicron_elastic.recovery.members import has_anyone_parted
-from unicron_elastic.recovery.state import JobState, Join, Phase
+from unicron_elastic.recovery.state import JobState, Join, Phase, has_anyone_parted
 from unicron_elastic.recovery.stopping import summon
+from unicron_elastic.recovery.worker_loss import is_in_place, why_not_in_place
 
 JOIN_DELAY_S = 0.2  # more than nodes take to hear the same word, from a watch or at intervals of 0.1 s
 HELD = "it is let in when all workers train again, as they have made their last step for now."

@@ -16,17 +16,13 @@ import signal
 from dataclasses import replace
 
 from unicron_elastic.faults import Failure, Fault, RootCause, Severity, classify, root_cause
-from unicron_elastic.recovery import (
-    ending,
-    in_place,
-    isolating,
-    joins,
-    losses,
-    lost_nodes,
-    recalled,
-    storms,
-    taken_for_lost,
-)
+from unicron_elastic.recovery import departure as recalled
+from unicron_elastic.recovery import in_place, joins, storms
+from unicron_elastic.recovery import node as isolating
+from unicron_elastic.recovery import node_loss as lost_nodes
+from unicron_elastic.recovery import node_loss as taken_for_lost
+from unicron_elastic.recovery import worker_loss as ending
+from unicron_elastic.recovery import worker_loss as losses
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     Command,
@@ -61,9 +57,16 @@ from unicron_elastic.recovery.events import (
     WorkersHung,
     WorkersStarted,
 )
-from unicron_elastic.recovery.hangs import METHOD, about_hang, hang_fault, observed, told_if_due, why_act
-from unicron_elastic.recovery.ladder import Rung, climb
-from unicron_elastic.recovery.lockstep import left_alone, out_of_step_fault
+from unicron_elastic.recovery.hangs import (
+    METHOD,
+    about_hang,
+    hang_fault,
+    left_alone,
+    observed,
+    out_of_step_fault,
+    told_if_due,
+    why_act,
+)
 from unicron_elastic.recovery.node import (
     explained,
     is_only_on_its_way,
@@ -74,7 +77,15 @@ from unicron_elastic.recovery.node import (
     turn_back,
     weigh,
 )
-from unicron_elastic.recovery.policy import Verdict, count_repeats, judge, restarts_after_progress, why_none_left
+from unicron_elastic.recovery.policy import (
+    Rung,
+    Verdict,
+    climb,
+    count_repeats,
+    judge,
+    restarts_after_progress,
+    why_none_left,
+)
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import JobState, Phase, Worker
 from unicron_elastic.recovery.stopping import end_of_teardown, named, not_told, stop, stop_ending, summon
@@ -322,11 +333,11 @@ def _end_storm(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     if fault is None:
         return state, []
     if isolating.why_not_ask(state, losses.why_not_in_place(state, -1)):
-        return _fault_noticed(state, fault, at, isolating.METHOD)
+        return _fault_noticed(state, fault, at, isolating.SUPERVISION)
     cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
     stays = Verdict(restart=True, restarts_used=state.restarts_used, reason="")
     rung = Rung(severity=Severity.SEV1, reason=fault.reason)
-    return isolating.ask(state, cause, rung, stays, otherwise=fault)
+    return isolating.ask_to_leave(state, cause, rung, stays, otherwise=fault)
 
 
 def _begin_again_at_the_end(state: JobState, at: float) -> tuple[JobState, list[Command]]:
@@ -385,7 +396,7 @@ def _leave_answered(state: JobState, event: LeaveAnswered) -> tuple[JobState, li
     state, commands = recalled.answered(state, event)
     if not event.why_not or asked is None or asked.otherwise is None:
         return state, commands
-    state, more = _fault_noticed(state, asked.otherwise, event.at, isolating.METHOD)
+    state, more = _fault_noticed(state, asked.otherwise, event.at, isolating.SUPERVISION)
     return state, commands + more
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from unicron_elastic.base.incident import Incident
 from unicron_elastic.faults import Fault, RootCause
-from unicron_elastic.incident import Incident
 from unicron_elastic.recovery.policy import Verdict
 from unicron_elastic.recovery.state import JobState
 

@@ -12,9 +12,8 @@ from dataclasses import replace
 
 from unicron_elastic.faults import Failure, Fault, Severity, Status, classify
 from unicron_elastic.recovery.commands import Command, LeaveJob, StartWorkers, Tell, WakeAt
-from unicron_elastic.recovery.members import has_anyone_parted, is_over
 from unicron_elastic.recovery.node import SUSPECT_S
-from unicron_elastic.recovery.state import JobState, Phase, Start, Worker
+from unicron_elastic.recovery.state import JobState, Phase, Start, Worker, has_anyone_parted, is_over
 
 WINDOW_S = 60.0
 AT_ONCE = 5  # starts of one worker within the window

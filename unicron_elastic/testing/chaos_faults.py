@@ -13,8 +13,7 @@ import time
 from math import inf
 from typing import NoReturn
 
-from unicron_elastic.testing.chaos_plan import Fault, How, Kind
-from unicron_elastic.testing.chaos_words import NEEDS_TEST_LIBRARY
+from unicron_elastic.testing.chaos_plan import NEEDS_TEST_LIBRARY, Fault, How, Kind
 
 MEGABYTE = 2**20
 _CHUNK_BYTES = 64 * MEGABYTE

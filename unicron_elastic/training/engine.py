@@ -15,26 +15,25 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unicron_elastic.compat.tensors import copy_each
-from unicron_elastic.training.agreement import Agreement, Said
-from unicron_elastic.training.arrival import Arrival
-from unicron_elastic.training.assembly import Assembly, OverError
-from unicron_elastic.training.buffers import Buffers, device_of, named_buffers
-from unicron_elastic.training.collective import wait_let_go
-from unicron_elastic.training.comparison import ReplicasDifferError, Told, differ, judge, written
-from unicron_elastic.training.gradients import Gradients
-from unicron_elastic.training.guard import Guard
-from unicron_elastic.training.handover import Handover
-from unicron_elastic.training.joining import HasState, Servant, about_taken, give_state, receive_state
-from unicron_elastic.training.membership import membership
-from unicron_elastic.training.randomness import Randomness
+from unicron_elastic.training.group.agreement import Agreement, Said
+from unicron_elastic.training.group.arrival import Arrival
+from unicron_elastic.training.group.assembly import Assembly, OverError
+from unicron_elastic.training.group.joining import Handover, HasState, Servant, about_taken, give_state, receive_state
+from unicron_elastic.training.group.membership import membership
+from unicron_elastic.training.group.speech import MismatchError
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.reports import Reports
-from unicron_elastic.training.rest import Rest
-from unicron_elastic.training.speech import MismatchError
-from unicron_elastic.training.trainable import Trainable
-from unicron_elastic.training.tree import shares
-from unicron_elastic.training.tree_gradients import TreeGradients
-from unicron_elastic.worker.steps import made_before
+from unicron_elastic.training.snapshot.gate import Rest
+from unicron_elastic.training.step.buffers import Buffers, device_of, named_buffers
+from unicron_elastic.training.step.collective import wait_let_go
+from unicron_elastic.training.step.comparison import ReplicasDifferError, Told, differ, judge, written
+from unicron_elastic.training.step.gradients import Gradients
+from unicron_elastic.training.step.guard import Guard
+from unicron_elastic.training.step.randomness import Randomness
+from unicron_elastic.training.step.trainable import Trainable
+from unicron_elastic.training.step.tree import shares
+from unicron_elastic.training.step.tree_gradients import TreeGradients
+from unicron_elastic.worker.pulse import made_before
 
 DIFFERENT_GOES_S = 120.0  # so long a rank whose state is wrong has to end
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unicron_elastic.base.text import one_line
 from unicron_elastic.compat.tensors import is_plain
-from unicron_elastic.faults.text import one_line
 from unicron_elastic.state.digest import digests
 from unicron_elastic.state.exact import tensors_of
-from unicron_elastic.training.buffers import Buffers
-from unicron_elastic.training.collective import is_of_script
-from unicron_elastic.training.comparison import MODEL, Told, Verdict
+from unicron_elastic.training.step.buffers import Buffers
+from unicron_elastic.training.step.collective import is_of_script
+from unicron_elastic.training.step.comparison import MODEL, Told, Verdict
 
 _SCALER = ("_scale", "_growth_tracker")
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from unicron_elastic.state.exact import load_exactly
-from unicron_elastic.training import buffers
 from unicron_elastic.training.engine import Engine
-from unicron_elastic.training.keeping import Keeper
-from unicron_elastic.training.randomness import Randomness
+from unicron_elastic.training.optimizer_step import Step
 from unicron_elastic.training.replicas import Replicas
-from unicron_elastic.training.step import Step
+from unicron_elastic.training.snapshot.manager import Keeper
+from unicron_elastic.training.step import buffers
+from unicron_elastic.training.step.randomness import Randomness
 
 _OWN_NAMES = frozenset({"model", "optimizer", "scheduler", "scaler"})
 

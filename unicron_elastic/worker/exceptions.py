@@ -10,8 +10,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from unicron_elastic.worker.channel import ChannelClosed, Message
-from unicron_elastic.worker.control import Control
+from unicron_elastic.worker.channel import ChannelClosed, Control, Message
 
 MESSAGE_CHARS_MAX = 4_000
 STACK_CHARS_MAX = 20_000

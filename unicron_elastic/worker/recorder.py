@@ -8,11 +8,24 @@ seldom. A group with two back ends is in both recorders, and its collectives are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import _thread
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unicron_elastic.compat.loaded import recorded, recorded_status, recorders
-from unicron_elastic.worker.collectives import groups_made
+from unicron_elastic.compat.loaded import (
+    C10D,
+    all_groups,
+    default_group,
+    recorded,
+    recorded_status,
+    recorders,
+    sequence_number,
+)
+from unicron_elastic.worker.channel import ChannelClosed, Control, Message
+from unicron_elastic.worker.collectives import break_collectives, free_to_stop, groups_made
+from unicron_elastic.worker.worlds import hear
 
 
 class _Numbers:
@@ -69,3 +82,178 @@ def collectives() -> list[Sequence[dict[str, Any]]]:
 def _begun_and_ended(status: dict[str, Any]) -> tuple[int, int]:
     """The recorder says -1 of what it has not seen."""
     return max(int(status["last_enqueued_collective"]), 0), max(int(status["last_completed_collective"]), 0)
+
+
+# When this worker began its latest collectives, from torch's flight recorder, for the agent that asks.
+#
+# To read the recorder takes the interpreter for some milliseconds (5 of 2,000 entries), so it is asked for only when
+# there is a reason: steps take longer and nothing cheaper tells why, or a rank is a step ahead of the others.
+
+
+LATEST = 2000  # collectives that are told of: as many as torch records
+
+
+def arrivals() -> Message | None:
+    """The number of the first collective told of, in the group of the whole job, and the times of it and the next ones.
+
+    Times are microseconds of CLOCK_REALTIME, which all workers of a host share; the first is absolute, the others count
+    from it. ``ops`` are the operations' names, and ``op`` says which of them each collective was, unless there is only
+    one. None if nothing is recorded. Raises what torch raises.
+    """
+    group = default_group()
+    if group is None:
+        return None
+    runs = [_latest_run(_begun(entries, str(group.group_name))) for entries in collectives()]
+    found = max(runs, key=len, default=[])  # of the back end that does the work
+    if not found:
+        return None
+    times, names = [at for _, at, _ in found], [name for _, _, name in found]
+    ops = sorted(set(names))
+    told: Message = {"first": found[0][0], "at_us": [times[0], *(at - times[0] for at in times[1:])], "ops": ops}
+    return told if len(ops) == 1 else {**told, "op": [ops.index(name) for name in names]}
+
+
+def _begun(entries: Sequence[Mapping[str, Any]], group: str) -> list[tuple[int, int, str]]:
+    """(number, microseconds, operation) of each collective of ``group``; of one with several operations, the first.
+
+    Of groups with the same name, one of which was destroyed before the next was made, the latest is meant.
+    """
+    of_group = [entry for entry in entries if entry["process_group"][0] == group and not entry["is_p2p"]]
+    found: dict[int, tuple[int, str]] = {}
+    for entry in of_group:
+        if entry["pg_id"] == of_group[-1]["pg_id"]:
+            name = str(entry.get("profiling_name", "")).rpartition(":")[2]  # "gloo:all_reduce"
+            found.setdefault(int(entry["collective_seq_id"]), (int(entry["time_created_ns"]) // 1000, name))
+    return sorted((number, at_us, name) for number, (at_us, name) in found.items())
+
+
+def _latest_run(begun: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """The latest of them without a gap in their numbers."""
+    start = len(begun)
+    while (
+        start > 0
+        and len(begun) - start < LATEST
+        and (start == len(begun) or begun[start - 1][0] + 1 == begun[start][0])
+    ):
+        start -= 1
+    return begun[start:]
+
+
+# Tells the agent, when it asks, how far this worker has come in the collectives of its process groups.
+#
+# On the agent's word it breaks them, too. A thread of its own answers, so that a main thread that waits in a
+# collective or in a system call need not. It sleeps in the kernel until it is asked, and is no ``threading.Thread``,
+# so that a script which counts its threads does not see it. A worker that does not answer holds the interpreter, or
+# was stopped: that is an answer, too.
+
+
+THREAD_NAME = "unicron-answers"  # for the kernel: who asks whether a worker is at work does not mean this thread
+
+GROUPS_MAX = 256  # in an answer; Megatron makes dozens
+FRAMES_MAX = 20  # from the innermost: between a script's call and the wait there are three
+OP_CHARACTERS = 40
+
+
+def answer_questions(control: Control) -> None:
+    """Begins to answer; returns at once."""
+    _thread.start_new_thread(_answer, (control,))
+
+
+def _answer(control: Control) -> None:
+    with contextlib.suppress(OSError), open("/proc/thread-self/comm", "w") as name:
+        name.write(THREAD_NAME)
+    while True:
+        try:
+            question = control.wait()
+            if "where" in question:
+                answer = {"where": question["where"], "groups": _position_or_nothing(), "uses_gpu": _uses_gpu()}
+                control.send(answer)
+                _learn_groups()
+            elif "arrivals" in question:
+                control.send({"arrivals": _arrivals_or_nothing()})
+            elif "stopping" in question:
+                free_to_stop(str(question["stopping"]))
+            elif "abort" in question:
+                broken = break_collectives(str(question["abort"]))
+                control.send({"aborted": {"groups": broken.groups[:GROUPS_MAX], "sockets": broken.sockets}})
+            else:
+                hear(question)
+        except TimeoutError:
+            continue  # the agent was stopped, and its questions come when it goes on
+        except (ChannelClosed, OSError, ValueError):
+            return  # the agent is gone, or the script closed our descriptor: to ask again could go on for ever
+
+
+def _position_or_nothing() -> list[Message]:
+    """An answer in any case: who gives none is taken for a worker whose interpreter does not run."""
+    try:
+        return position()
+    except Exception:  # the main thread makes or destroys groups meanwhile
+        return []
+
+
+def _arrivals_or_nothing() -> Message | None:
+    try:
+        return arrivals()
+    except Exception:  # another torch, which records otherwise
+        return None
+
+
+def position() -> list[Message]:
+    """Of each process group, the whole job's first: its name and how many collectives it has begun and ended.
+
+    The numbers are those of torch's flight recorder, which counts for all back ends; ``ended`` is None without it. If
+    one group alone is waited in, ``op`` says for what, where that is known.
+    """
+    groups = {str(group.group_name): group for group in all_groups()[:GROUPS_MAX]}
+    recorded = _recorded(list(groups))
+    found: list[Message] = []
+    for name, group in groups.items():
+        if name in recorded:
+            begun, ended = recorded[name]
+            found.append({"name": name, "begun": begun, "ended": ended})
+        else:
+            with contextlib.suppress(Exception):  # a back end that counts nothing
+                begun = sequence_number(group)
+                found.append({"name": name, "begun": begun, "ended": None if begun else 0})
+    waiting = [each for each in found if each["ended"] is not None and each["begun"] > each["ended"]]
+    if len(waiting) == 1 and (op := _operation()):
+        waiting[0]["op"] = op
+    return found
+
+
+def _operation() -> str:
+    """The collective that the main thread has called, "all_reduce"; "" where it waits outside, as in a backward pass.
+
+    The recorder knows the names, too, but tells them only together with the last 2000 collectives, which takes longer
+    than an answer may.
+    """
+    with contextlib.suppress(Exception):
+        frame = sys._current_frames().get(sys.modules["threading"].main_thread().ident)
+        for _ in range(FRAMES_MAX):
+            if frame is None:
+                break
+            if frame.f_globals.get("__name__") == C10D:
+                return frame.f_code.co_name[:OP_CHARACTERS]
+            frame = frame.f_back
+    return ""
+
+
+def _uses_gpu() -> bool:
+    with contextlib.suppress(Exception):
+        return bool(sys.modules["torch"].cuda.is_initialized())
+    return False
+
+
+def _recorded(names: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """What torch's flight recorder knows of each group, by its name; nothing if it does not record."""
+    with contextlib.suppress(Exception):
+        return counts(names)
+    return {}
+
+
+def _learn_groups() -> None:
+    """After an answer, which must not wait for it: the next one knows more."""
+    with contextlib.suppress(Exception):
+        if needs_to_learn():
+            learn()

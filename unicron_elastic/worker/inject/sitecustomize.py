@@ -12,7 +12,7 @@ _LOADED_BEFORE = frozenset(sys.modules)  # what an interpreter has without us; n
 
 import os  # noqa: E402
 
-_WARM_FD = "UNICRON_WARM_FD"  # as in unicron_elastic.worker.bootstrap
+_WARM_FD = "UNICRON_WARM_FD"  # as in unicron_elastic.worker.start.bootstrap
 
 
 def _step_aside() -> None:
@@ -66,7 +66,7 @@ def _attach(refusal: str | None = None) -> None:
     warm_pid = os.getpid() if _WARM_FD in os.environ else None
     taken = _take_standard_numbers()
     try:
-        from unicron_elastic.worker import bootstrap
+        from unicron_elastic.worker.start import bootstrap
 
         bootstrap.start(_LOADED_BEFORE, refusal)
     except Exception as error:

@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from unicron_elastic.worker.rank_monitor.config import FaultToleranceConfig
+from unicron_elastic.worker.link import AGENT
 from unicron_elastic.worker.rank_monitor.data import (
+    FaultToleranceConfig,
     HeartbeatTimeouts,
     RankMonitorClientError,
     SectionTimeouts,
     WorkloadControlRequest,
 )
-from unicron_elastic.worker.rank_monitor.link import AGENT
 from unicron_elastic.worker.rank_monitor.measured import Measured
 from unicron_elastic.worker.rank_monitor.sections import Sections
 

@@ -15,9 +15,9 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
-from unicron_elastic.worker.control import Control
-from unicron_elastic.worker.rank_monitor.link import AGENT
-from unicron_elastic.worker.steps import Beating
+from unicron_elastic.worker.channel import Control
+from unicron_elastic.worker.link import AGENT
+from unicron_elastic.worker.pulse import Beating
 
 PACKAGE = "nvidia_resiliency_ext"
 FACADE = f"{PACKAGE}.fault_tolerance"

@@ -1,0 +1,137 @@
+"""Watches the other nodes of a job: a fault that one of them reports, nodes that wait to join.
+
+torch's rendezvous handlers and stores can only be asked, and asking may block on the network, so a thread asks and
+posts what it hears.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from torch.distributed import Store
+
+from unicron_elastic.compat.rendezvous import RendezvousHandler
+from unicron_elastic.launcher.agent.hangs.remote_ranks import NEWS_KEY, Elsewhere, question_in
+
+TELL_TIMEOUT_S = 1.0
+STUCK_S = 0.1
+STORE_LOST_S = 10.0  # so long a better reason is waited for than that the round's store is gone
+
+
+def tell_peers(store: Store, reason: str, timeout_s: float = TELL_TIMEOUT_S) -> None:
+    """Lets every other agent of this round know of a fault. Raises what the store raises, or TimeoutError.
+
+    A store whose host went silent keeps a call waiting for minutes, whatever its own time-out is.
+    """
+    # The name of a file that is not UTF-8 comes with lone surrogates, which a store does not take.
+    told = reason.encode(errors="backslashreplace").decode()
+    errors: list[BaseException] = []
+
+    def tell() -> None:
+        try:
+            store.set(NEWS_KEY, told)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=tell, name="unicron-tell", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        raise TimeoutError(f"the round's store did not answer within {timeout_s:g} s")
+    if errors:
+        raise errors[0]
+
+
+class PeerWatch:
+    """Asks every ``interval_s`` seconds until stopped; calls back from its own thread, at most once."""
+
+    def __init__(
+        self,
+        handler: RendezvousHandler,
+        store: Store,
+        interval_s: float,
+        *,
+        on_fault: Callable[[str], None],
+        on_waiting: Callable[[int], None],
+        on_error: Callable[[Exception], None],
+        elsewhere: Elsewhere | None = None,
+        outlives_store: bool = False,
+    ) -> None:
+        """``outlives_store``: when the store is gone, the handler is asked on, which may know of a better reason."""
+        self._handler = handler
+        self._store = store
+        self._interval_s = interval_s
+        self._on_fault = on_fault
+        self._on_waiting = on_waiting
+        self._on_error = on_error
+        self._elsewhere = elsewhere
+        self._has_news = False
+        self._outlives_store = outlives_store
+        self._store_error: Exception | None = None
+        self._store_lost_at = 0.0
+        self._wake = threading.Event()
+        if elsewhere is not None:
+            elsewhere.wake = self._wake.set
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="unicron-peers", daemon=True)
+
+    def start(self) -> None:
+        """Begins to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the watch; no callback comes after this returns, unless a question is stuck in the network."""
+        self._stopped.set()
+        self._wake.set()
+        if threading.current_thread() is not self._thread:
+            # Where the store's node may go silent, to wait for its answer would hold up the next round.
+            self._thread.join(timeout=STUCK_S if self._outlives_store else self._interval_s + 1.0)
+
+    def _watch(self) -> None:
+        while not self._is_stopped_after_pause():
+            try:
+                heard = self._ask()
+            except Exception as error:
+                if self._outlives_store and self._store_error is None:
+                    self._store_error, self._store_lost_at = error, time.monotonic()
+                    continue
+                if not self._stopped.is_set():
+                    self._on_error(error)
+                return
+            if heard is not None and not self._stopped.is_set():
+                heard()
+                return
+
+    def _is_stopped_after_pause(self) -> bool:
+        self._wake.wait(self._interval_s if self._elsewhere is None else self._elsewhere.pause_s(self._interval_s))
+        self._wake.clear()
+        return self._stopped.is_set()
+
+    def _ask(self) -> Callable[[], None] | None:
+        """What there is to tell, if anything."""
+        if self._store_error is not None:
+            return self._ask_without_store(self._store_error)
+        news = self._news()
+        if news is not None and question_in(news) is None:
+            reason = news.decode(errors="replace")
+            return lambda: self._on_fault(reason)
+        if self._elsewhere is not None:
+            self._elsewhere.exchange(news)
+        waiting = self._handler.num_nodes_waiting()
+        if waiting > 0:
+            return lambda: self._on_waiting(waiting)
+        return None
+
+    def _ask_without_store(self, error: Exception) -> Callable[[], None] | None:
+        """Its node may be lost, or begin another round: that is soon told by others, and else the loss itself is."""
+        waiting = self._handler.num_nodes_waiting()
+        if waiting > 0:
+            return lambda: self._on_waiting(waiting)
+        return (lambda: self._on_error(error)) if time.monotonic() - self._store_lost_at > STORE_LOST_S else None
+
+    def _news(self) -> bytes | None:
+        """A fault, or a question of another agent. One request, for what is there stays there."""
+        self._has_news = self._has_news or self._store.check([NEWS_KEY])
+        return bytes(self._store.get(NEWS_KEY)) if self._has_news else None

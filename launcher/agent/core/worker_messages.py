@@ -1,0 +1,223 @@
+"""From what workers do and say to the events that the state machine decides upon."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.compat.agent import RunResult, WorkerGroup, WorkerState
+from unicron_elastic.faults import Failure
+from unicron_elastic.launcher.agent.core import failures
+from unicron_elastic.launcher.agent.process.processes import Exit
+from unicron_elastic.launcher.agent.process.whereabouts import parse_arrivals, parse_flops, parse_limits
+from unicron_elastic.launcher.agent.process.workers import WorkerProcess
+from unicron_elastic.launcher.view.incidents.state_moves import StateMove, parse_move
+from unicron_elastic.recovery.events import (
+    Event,
+    FirstStepDone,
+    MemberEntered,
+    MemberLeft,
+    MemberParted,
+    MemberWentOn,
+    StateFetched,
+    WorkerEnding,
+    WorkerExited,
+    WorkerRaised,
+    WorldBroke,
+)
+from unicron_elastic.worker.channel import Message
+
+_NAME_CHARACTERS = 80  # of what a script calls its sections
+_SENTENCE_CHARACTERS = 600  # of what a run says of the state from which it goes on
+
+
+class Happenings:
+    """One generation of workers, and whom to tell of it."""
+
+    def __init__(
+        self,
+        generation: int,
+        group: WorkerGroup,
+        host: str,
+        *,
+        post: Callable[[Event], None],
+        say: Callable[[str], None],
+        why_killed: Callable[[int, float], str],
+    ) -> None:
+        """``why_killed`` explains an exit code and its time."""
+        self._generation = generation
+        self._workers = group.workers  # the group has others in the next generation
+        self._host = host
+        self._post = post
+        self._say = say
+        self._why_killed = why_killed
+        self.error_files: Mapping[int, str] = {}  # where torchrun has them, by local rank
+        self.may_enter: Callable[[int], bool] = lambda _local_rank: True  # as a member of a world that may change
+        self.on_serving: Callable[[Message], None] = lambda _message: None
+        self.on_moved: Callable[[StateMove], None] = lambda _move: None
+        self.on_snapshot: Callable[[WorkerProcess, Message], bool] = lambda _worker, _message: False
+
+    def exited(self, worker: WorkerProcess, ended: Exit) -> None:
+        """A worker process ended."""
+        if ended.exit_code != 0 and worker.page is None:
+            self._recall_exception(worker.local_rank, worker.pid, ended.at)
+        event = WorkerExited(
+            at=time.monotonic(),
+            ended_at=ended.at,
+            local_rank=worker.local_rank,
+            exit_code=ended.exit_code,
+            step=self._step(worker),
+            generation=self._generation,
+            why_killed=self._why_killed(ended.exit_code, ended.at),
+        )
+        self._post(event)
+
+    def ending(self, worker: WorkerProcess) -> None:
+        """A worker ends by itself; its exit code is to come."""
+        self._post(WorkerEnding(at=time.monotonic(), local_rank=worker.local_rank, generation=self._generation))
+
+    def said(self, worker: WorkerProcess, message: Message) -> None:
+        """A worker said something; what is not ours is ignored, for the script may write to our socket."""
+        now = time.monotonic()
+        if self.on_snapshot(worker, message):  # first, as descriptors that came with it are its to close
+            return
+        if "first_step" in message:
+            stack_fd = message.get("stack_fd")
+            worker.stack_fd = stack_fd if isinstance(stack_fd, int) else None
+            self._post(FirstStepDone(at=now, local_rank=worker.local_rank, generation=self._generation))
+        elif "where" in message:
+            with contextlib.suppress(ValueError):
+                worker.answered(message)
+        elif "arrivals" in message:
+            worker.owes_arrivals = False
+            with contextlib.suppress(ValueError):
+                worker.arrivals = parse_arrivals(message)
+        elif "limits" in message:
+            with contextlib.suppress(ValueError):
+                worker.phase_limits_s = parse_limits(message)
+        elif "flops_per_step" in message:
+            with contextlib.suppress(ValueError):
+                worker.flops_per_step = parse_flops(message)
+        elif "overdue" in message:
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self._say(_overdue(self._rank(worker), message["overdue"]))
+        elif self._about_world(worker, message, now):
+            pass
+        elif "restored" in message:
+            with contextlib.suppress(KeyError, TypeError):
+                self._say(shorten(one_line(str(message["restored"]["sentence"])), _SENTENCE_CHARACTERS))
+            with contextlib.suppress(ValueError, AttributeError):
+                self.on_moved(parse_move(message["restored"], now))
+        elif "fetched" in message:
+            with contextlib.suppress(ValueError, AttributeError):
+                self.on_moved(parse_move(message["fetched"], now))
+        elif "workload_control" in message:
+            wish = shorten(one_line(str(message["workload_control"])), _NAME_CHARACTERS)
+            self._say(
+                f"rank {self._rank(worker)} asks for {wish} through its RankMonitorClient: that is not done here."
+            )
+        elif message.get("is_final") and isinstance(message.get("exception"), Mapping):
+            self._post(WorkerRaised(at=now, failure=self._raised(worker, message, now)))
+
+    def _about_world(self, worker: WorkerProcess, message: Message, now: float) -> bool:
+        """Whether a worker speaks of the world that it trains in; all is checked, for the script may write it."""
+        local_rank, generation = worker.local_rank, self._generation
+        match message:
+            case {"member": _}:
+                if self.may_enter(local_rank):
+                    self._post(MemberEntered(at=now, local_rank=local_rank, generation=generation))
+            case {"ready": {"state": int(state)}}:
+                self._post(StateFetched(at=now, local_rank=local_rank, state=state, generation=generation))
+            case {"left": _}:
+                self._post(MemberLeft(at=now, local_rank=local_rank, generation=generation))
+            case {"broke": {"world": int(world), "error": str(error)}}:
+                kind, _, text = error.partition(": ")
+                described = {"type": kind, "message": text}
+                failure = self._failure(local_rank, worker.pid, now, described, self._step(worker))
+                self._post(WorldBroke(at=now, world=world, failure=failure, generation=generation))
+            case {"went_on": {"world": int(world), "reused": int(reused), "recomputed": int(recomputed), **more}}:
+                went_on = MemberWentOn(
+                    at=now,
+                    local_rank=local_rank,
+                    world=world,
+                    reused=reused,
+                    recomputed=recomputed,
+                    regrouped_at=_seconds(more.get("regrouped_ns"), now),
+                    generation=generation,
+                )
+                self._post(went_on)
+            case {"parted": {"world": int(world)}}:
+                self._post(MemberParted(at=now, local_rank=local_rank, world=world, generation=generation))
+            case {"parted": _}:
+                self._post(MemberParted(at=now, local_rank=local_rank, generation=generation))
+            case {"serving": _}:
+                self.on_serving(message)
+            case _:
+                return False
+        return True
+
+    def _step(self, worker: WorkerProcess) -> int | None:
+        reading = worker.reading()
+        return reading.step if reading else None
+
+    def functions_ended(self, result: RunResult) -> None:
+        """torch has ended all function workers when it tells of a failure."""
+        now = time.monotonic()
+        for worker in sorted(self._workers, key=lambda w: w.global_rank not in result.failures):
+            failure = result.failures.get(worker.global_rank)
+            if failure is not None:
+                self._recall_exception(worker.local_rank, worker.id, now)
+            code = failure.exitcode if failure else (0 if result.state is WorkerState.SUCCEEDED else -signal.SIGTERM)
+            event = WorkerExited(
+                at=now, ended_at=now, local_rank=worker.local_rank, exit_code=int(code), generation=self._generation
+            )
+            self._post(event)
+
+    def _raised(self, worker: WorkerProcess, message: Message, now: float) -> Failure:
+        described = {key: str(value) for key, value in message["exception"].items() if value is not None}
+        at = _seconds(message.get("at_ns"), now)
+        return self._failure(worker.local_rank, worker.pid, at, described, self._step(worker))
+
+    def _recall_exception(self, local_rank: int, pid: int, at: float) -> None:
+        """For a worker without our parts in it: its exception, if the script recorded it for torchrun."""
+        path = self.error_files.get(local_rank)
+        described = failures.recorded_exception(path) if path is not None else None
+        if described is not None:
+            failure = self._failure(local_rank, pid, at, described, None)
+            self._post(WorkerRaised(at=time.monotonic(), failure=failure))
+
+    def _failure(self, local_rank: int, pid: int, at: float, described: Mapping[str, str], step: int | None) -> Failure:
+        """Of the process ``pid``: where workers are replaced, torch's records are of those that began."""
+        return Failure(
+            at=at,
+            rank=self._workers[local_rank].global_rank,
+            local_rank=local_rank,
+            pid=pid,
+            host=self._host,
+            exception_type=described.get("type"),
+            message=described.get("message"),
+            stack=described.get("stack"),
+            location=described.get("location"),
+            step=step,
+        )
+
+    def _rank(self, worker: WorkerProcess) -> int:
+        return int(self._workers[worker.local_rank].global_rank)
+
+
+def _seconds(said_ns: object, now: float) -> float:
+    """The moment of which a worker speaks, within reason; now, if that is none."""
+    latest_ns = int(now * 1e9)
+    if not isinstance(said_ns, int):
+        return now
+    return min(max(said_ns, latest_ns - 60_000_000_000), latest_ns) / 1e9
+
+
+def _overdue(rank: int, overdue: Mapping[str, object]) -> str:
+    """Of a section that is open for longer than the script's own limit. Raises KeyError, TypeError or ValueError."""
+    name = shorten(one_line(str(overdue["section"])), _NAME_CHARACTERS)
+    open_s, limit_s = float(str(overdue["open_s"])), float(str(overdue["limit_s"]))
+    return f'rank {rank} has been in section "{name}" for {open_s:.1f} s, of which its limit is {limit_s:.1f} s.'

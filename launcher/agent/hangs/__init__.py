@@ -1,0 +1,1 @@
+"""Hangs: who stands still, and what can be known of it before anything is done."""

@@ -1,0 +1,213 @@
+"""What the kernel says of a worker that makes no step: does it run, does it wait for a disk, was it stopped?"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unicron_elastic.health.host.files import read
+from unicron_elastic.worker.recorder import THREAD_NAME
+
+# Descendants looked at: a data loader has some, a worker that forks without end must not hold us up.
+_PROCESSES_MAX = 64
+# Threads that wake many times a second and only look: ours that answers, gloo's that waits for its peers' messages, and
+# those with which torch watches NCCL. Timers end together, so that who looks at one often finds it awake.
+_ONLY_LOOK = (THREAD_NAME, "gloo_tcp_loop", "pt_nccl_watchdg", "pt_nccl_heartbt")
+_AGAIN_S = 0.001  # such a thread sleeps again by then: before torch 2.13, gloo's had no name of its own
+_FLAGS = 6  # the field of /proc/PID/stat, counted from the state
+_PF_EXITING = 0x4  # Linux's include/linux/sched.h; set before the kernel closes the process's files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """The states of a worker's threads and of those of its descendants (proc(5), "state")."""
+
+    stopped: bool  # T: the worker itself was stopped by a signal
+    runnable: bool  # R, twice: some thread runs or waits for a CPU; t: a debugger holds it, and will let it go
+    in_io: bool  # D: some thread waits for a disk, a network file system or a driver
+
+
+def cpu_time_s(pid: int) -> float | None:
+    """Processor time of all threads of a process so far; None if it is gone. Costs about a microsecond."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) returns
+    except OSError:
+        return None
+
+
+def activity(pid: int) -> Activity | None:
+    """What the worker's threads do at this moment; None if it is gone."""
+    own = _states(pid)
+    if not own:
+        return None
+    states = dict(own)
+    for descendant in _descendants(pid):
+        states |= _states(descendant)
+    awake = [thread for thread, letter in states.items() if letter == "R"]
+    if awake:
+        time.sleep(_AGAIN_S)
+    runs = "t" in states.values() or any(_stat(thread)[1][:1] == "R" for thread in awake)
+    return Activity(stopped=set(own.values()) == {"T"}, runnable=runs, in_io="D" in states.values())
+
+
+def is_ending(pid: int) -> bool:
+    """Whether the process has begun to exit, or was killed, or is gone.
+
+    With all of its threads: a main thread may leave the others to go on.
+    """
+    return all(_is_exiting(_stat(f"{pid}/task/{thread}")[1].split()) for thread in threads(pid))
+
+
+def _is_exiting(fields: list[str]) -> bool:
+    """Of a thread; one that is gone has done so."""
+    return len(fields) <= _FLAGS or fields[0] in "ZX" or bool(int(fields[_FLAGS]) & _PF_EXITING)
+
+
+def state(pid: int, thread: str | None = None) -> str:
+    """The letter of a process's state, or of a thread's; "" if it is gone."""
+    return _stat(str(pid) if thread is None else f"{pid}/task/{thread}")[1][:1]
+
+
+def _stat(of: str) -> tuple[str, str]:
+    """The number with the name, and the fields from the state on; empty if it is gone."""
+    name, _, rest = (read(f"/proc/{of}/stat") or "").rpartition(") ")
+    return name, rest
+
+
+def _states(pid: int) -> dict[str, str]:
+    """By thread, as its folder below /proc, without those that only look."""
+    found = {}
+    for thread in threads(pid):
+        name, rest = _stat(f"{pid}/task/{thread}")
+        if rest and name.partition("(")[2] not in _ONLY_LOOK:
+            found[f"{pid}/task/{thread}"] = rest[:1]
+    return found
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """The nearest first, at most _PROCESSES_MAX."""
+    found = [pid]
+    for parent in found:
+        if parent != pid:
+            yield parent
+        for thread in threads(parent):
+            children = (read(f"/proc/{parent}/task/{thread}/children") or "").split()
+            found += map(int, children[: _PROCESSES_MAX + 1 - len(found)])
+
+
+def threads(pid: int) -> list[str]:
+    """The ids of the threads of a process; none if it is gone."""
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+# What the kernel says of a process's threads: where they wait, in which call, for which file.
+#
+# Sources: proc_pid_stat(5), proc_pid_wchan(5), proc_pid_syscall(5), proc_pid_stack(5); the numbers of system calls
+# are those of the kernel's tables for the two machines. Nothing here attaches to the process or holds it up.
+# `syscall` needs the right to trace it, and `stack` that of root: what may not be read is left out.
+
+
+LINES_MAX = 40  # kinds of threads told of one process
+_FRAMES_MAX = 12
+_STACKS_MAX = 4
+
+_NUMBERS = {
+    "x86_64": "read 0 write 1 close 3 poll 7 ioctl 16 pread64 17 pwrite64 18 select 23 nanosleep 35 connect 42 "
+    "accept 43 sendto 44 recvfrom 45 sendmsg 46 recvmsg 47 wait4 61 fsync 74 futex 202 restart_syscall 219 "
+    "clock_nanosleep 230 exit_group 231 epoll_wait 232 waitid 247 openat 257 pselect6 270 ppoll 271 epoll_pwait 281 "
+    "accept4 288",
+    "aarch64": "epoll_pwait 22 ioctl 29 openat 56 close 57 read 63 write 64 pread64 67 pwrite64 68 pselect6 72 "
+    "ppoll 73 fsync 82 exit_group 94 waitid 95 futex 98 nanosleep 101 clock_nanosleep 115 restart_syscall 128 "
+    "accept 202 connect 203 sendto 206 recvfrom 207 sendmsg 211 recvmsg 212 accept4 242 wait4 260",
+}
+# Their first argument is a descriptor, whose file tells what is waited for: a driver, a socket, a file on a server.
+_OF_FILES = frozenset({"read", "write", "close", "ioctl", "pread64", "pwrite64", "fsync"}) | frozenset(
+    {"connect", "accept", "accept4", "sendto", "recvfrom", "sendmsg", "recvmsg"}
+)
+
+
+def _names(machine: str) -> dict[int, str]:
+    words = _NUMBERS.get(machine, "").split()
+    return {int(number): name for name, number in zip(words[::2], words[1::2], strict=True)}
+
+
+_NAMES = _names(platform.machine())
+
+
+def summary_lines(pid: int) -> list[str]:
+    """How many threads are in which state, and where in the kernel they wait."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for thread in threads(pid):
+        if letter := state(pid, thread):
+            seen[letter, _wchan(pid, thread)] += 1
+    return [
+        f"{count} thread{'' if count == 1 else 's'} in state {letter}{f', waiting in {where}' if where else ''}"
+        for (letter, where), count in sorted(seen.items())
+    ]
+
+
+def kernel_lines(pid: int) -> list[str]:
+    """Each kind of thread with its name and the call it is in, and the kernel's stacks of the main thread and of those
+    that no signal wakes.
+    """
+    seen: Counter[str] = Counter()
+    stuck = [str(pid)]
+    for thread in sorted(threads(pid), key=int):
+        letter = state(pid, thread)
+        if not letter:
+            continue
+        seen[_thread_line(pid, thread, letter)] += 1
+        if letter == "D" and thread not in stuck:
+            stuck.append(thread)
+    lines = [line if count == 1 else f"{line} ({count} threads)" for line, count in seen.items()]
+    left_out = len(lines) - LINES_MAX
+    lines = [*lines[:LINES_MAX], f"{left_out} more kinds of threads"] if left_out > 0 else lines
+    return lines + [line for thread in stuck[:_STACKS_MAX] for line in _stack_line(pid, thread)]
+
+
+def is_in_io(pid: int) -> bool:
+    """Whether some thread is in a sleep that no signal ends: it cannot be held, and who tried would wait with it."""
+    return any(state(pid, thread) == "D" for thread in threads(pid))
+
+
+def _thread_line(pid: int, thread: str, letter: str) -> str:
+    name = (read(f"/proc/{pid}/task/{thread}/comm") or "").strip() or "?"
+    where = _wchan(pid, thread)
+    call = _call(pid, read(f"/proc/{pid}/task/{thread}/syscall") or "")
+    parts = [f"state {letter}", f"waiting in {where}" if where else "", f"system call {call}" if call else ""]
+    return f"thread {name}: {', '.join(part for part in parts if part)}"
+
+
+def _call(pid: int, text: str) -> str:
+    """The name of a system call, with the file it is about; "" for one that is not known, or if none is made."""
+    words = text.split()
+    if len(words) < 2 or not words[0].isdigit():  # "running", or "-1" of a thread that was interrupted
+        return ""
+    name = _NAMES.get(int(words[0]), words[0])
+    if name not in _OF_FILES:
+        return name
+    try:
+        return f"{name} of {os.readlink(f'/proc/{pid}/fd/{int(words[1], 16)}')}"
+    except (OSError, ValueError):
+        return name
+
+
+def _stack_line(pid: int, thread: str) -> list[str]:
+    frames = [
+        line.split()[-1].partition("+")[0] for line in (read(f"/proc/{pid}/task/{thread}/stack") or "").splitlines()
+    ]
+    if not frames:
+        return []
+    return [f"thread {thread} in the kernel, latest first: {', '.join(frames[:_FRAMES_MAX])}"]
+
+
+def _wchan(pid: int, thread: str) -> str:
+    where = (read(f"/proc/{pid}/task/{thread}/wchan") or "").strip()
+    return "" if where == "0" else where

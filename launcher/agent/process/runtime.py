@@ -1,0 +1,78 @@
+"""What an agent process owns beside torch's objects: its loop, its keeper, its warm process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from unicron_elastic.launcher.agent.process.processes import Exit, KeeperLost, Processes
+from unicron_elastic.launcher.agent.process.warm import WarmProcess, why_not
+from unicron_elastic.launcher.common.loop import Loop
+from unicron_elastic.launcher.common.streams import open_streams
+from unicron_elastic.launcher.config.forwarded import for_scripts
+from unicron_elastic.launcher.config.options import Options
+from unicron_elastic.launcher.export.metrics.link import Teller
+
+
+class Runtime:
+    """Begun before torch is imported, so that the warm process imports it at the same time as the agent."""
+
+    workers_began = False  # of any in this process: from then on a job does not begin again under another agent
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.loop = Loop()
+        self.on_exit: Callable[[Exit], None] = lambda _exit: None
+        self.processes = Processes(self.loop, lambda ended: self.on_exit(ended))  # noqa: PLW0108 - on_exit changes
+        self.warm: WarmProcess | None = None
+        self.shared_arguments: tuple[str, ...] = ()  # of unicron-run, as a spare node would need them
+        self.is_alone = False  # whether this process is unicron-run's own, so that nobody else forks from it
+        self.metrics_teller: Teller | None = None  # to the agent of the cluster that started this process
+        self.why_plain: str | None = None  # why workers start plainly, once that is known
+        self._is_unfit = False  # a warm process refused to serve, as the next one would
+
+    def begin(self, command: Sequence[str] | None, env: Mapping[str, str]) -> None:
+        """Starts the keeper, and a warm process for ``command`` where that is possible and wanted."""
+        if not self.processes.is_up:
+            self.processes.begin()
+        if command is None or not self.options.warm or not self.options.in_band or self._is_unfit:
+            return
+        if self.warm is not None and not self.warm.is_gone:
+            return
+        streams = open_streams()
+        self.why_plain = why_not(command) if len(streams) == 3 else "a standard stream is closed"
+        if self.why_plain is None:
+            self.warm = WarmProcess(self.loop, self.processes, self.options.preload)
+            self.warm.begin(command, for_scripts(env), os.getcwd(), streams)
+
+    def ready_warm(self) -> WarmProcess | None:
+        """The warm process once it can be forked from; None if workers start plainly, and ``why_plain`` says why."""
+        if self.warm is None:
+            return None
+        if not self.warm.wait_ready():
+            self.why_plain = f"the warm process cannot serve: {self.warm.refusal}"
+            self._is_unfit = not self.warm.is_gone
+            self.warm = None
+        return self.warm
+
+    def stay_plain(self, why: str) -> None:
+        """Lets a warm process go, and begins none."""
+        self._is_unfit, self.why_plain = True, self.why_plain or why
+        if self.warm is not None:
+            self.warm.end()
+            self.warm = None
+
+    def sweep(self) -> None:
+        """Kills what the workers of the last generation left behind."""
+        keep = [self.warm.pid] if self.warm is not None and self.warm.pid is not None else []
+        with contextlib.suppress(KeeperLost):
+            self.processes.sweep(keep)
+
+    def end(self) -> None:
+        """Ends the warm process and the keeper, and with them whatever still runs."""
+        if self.warm is not None:
+            self.warm.end()
+            self.warm = None
+        self.processes.end()
+        self.loop.close()

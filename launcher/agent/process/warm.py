@@ -1,0 +1,142 @@
+"""The agent's side of the warm process: starts it early, asks it for forks, and says why when it cannot serve."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from unicron_elastic.launcher.agent.process.processes import KeeperLost, Processes
+from unicron_elastic.launcher.agent.process.source import early_variable, source_files
+from unicron_elastic.launcher.common.loop import Loop
+from unicron_elastic.worker import inject as inject_package
+from unicron_elastic.worker.channel import Channel, ChannelClosed
+from unicron_elastic.worker.linux import MARK, mark_of
+from unicron_elastic.worker.signals import ignored_signals
+from unicron_elastic.worker.start import bootstrap, warm
+
+READY_DEADLINE_S = 120.0  # importing torch from a cold network file system
+
+
+def injected(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` with the folder on PYTHONPATH whose ``sitecustomize`` attaches the in-band parts."""
+    changed = dict(env)
+    before = env.get("PYTHONPATH")
+    folder = str(Path(inject_package.__file__).parent)
+    if before is not None:
+        changed["UNICRON_PYTHONPATH"] = before
+    changed["PYTHONPATH"] = folder + (os.pathsep + before if before else "")
+    return changed
+
+
+def why_not(argv: Sequence[str]) -> str | None:
+    """Why this command cannot start warm, as a sentence; None if it can."""
+    if not argv or argv[0] != sys.executable:
+        return "the workers do not run this Python interpreter"
+    for path in source_files(argv):
+        variable = early_variable(path)
+        if variable is not None:
+            return f"{path} sets {variable}, which libraries read when they are imported"
+    return None
+
+
+class WarmProcess:
+    """A process that has imported torch and waits before the script; workers are forked from it."""
+
+    def __init__(self, loop: Loop, processes: Processes, preload: str) -> None:
+        self._loop = loop
+        self._processes = processes
+        self._preload = preload
+        self._channel: Channel | None = None
+        self._is_ready = False
+        self._number = 0
+        self._asked: set[int] = set()  # requests that it has not answered
+        self.pid: int | None = None
+        self.refusal: str | None = None  # why it cannot serve
+        self.is_gone = False  # it died; another may be begun
+
+    def begin(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, streams: Sequence[int]) -> None:
+        """Starts it with the command of the workers; it imports while the agent goes on. Raises KeeperLost."""
+        ours, theirs = Channel.pair()
+        lowest = max(streams) + 1
+        full = injected(env)
+        full[bootstrap.WARM_FD] = str(lowest)
+        full[warm.PRELOAD] = self._preload
+        fds = {**{stream: stream for stream in streams}, lowest: theirs.fileno()}
+        try:
+            self._number = self._processes.request_start(argv, full, cwd, fds)
+        finally:
+            theirs.close()
+        self._channel = ours
+        self._loop.on_readable(ours, self._read)
+
+    def wait_ready(self) -> bool:
+        """Waits until it can be forked from; false if it cannot serve, and ``refusal`` says why."""
+        if self.pid is None and self.refusal is None:
+            try:
+                self.pid = self._processes.wait_for_pid(self._number, "the warm process")
+            except (OSError, KeeperLost) as error:
+                self.is_gone = isinstance(error, KeeperLost)
+                self._refuse(str(error))
+        if not self._loop.run_until(self._is_settled, time.monotonic() + READY_DEADLINE_S):
+            self._refuse(f"it was not ready within {READY_DEADLINE_S:g} s")
+        return self.refusal is None
+
+    def request_fork(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, fds: Sequence[int], streams: Sequence[int]
+    ) -> int:
+        """Asks for a worker; returns the number under which ``Processes.wait_for_pid`` knows the answer.
+
+        ``fds`` are the control socket, the pulse page, then one descriptor for each of ``streams``. Raises
+        ChannelClosed if the warm process is gone.
+        """
+        if self._channel is None:
+            raise ChannelClosed("the warm process is gone")
+        number = self._processes.next_number()
+        message = {
+            "id": number,
+            "argv": list(argv),
+            "env": {**env, MARK: mark_of(self._processes.token, number)},
+            "cwd": cwd,
+            "streams": list(streams),
+            "ignored_signals": ignored_signals(),
+            "keeper": self._processes.keeper_pid,
+        }
+        self._channel.send(message, fds)
+        self._asked.add(number)
+        return number
+
+    def end(self) -> None:
+        """Lets it go: it ends by itself when its channel closes."""
+        if self._channel is not None:
+            self._loop.forget(self._channel)
+            self._channel.close()
+            self._channel = None
+        self.pid = None
+
+    def _is_settled(self) -> bool:
+        return self._is_ready or self.refusal is not None
+
+    def _read(self) -> None:
+        assert self._channel is not None
+        try:
+            message, _ = self._channel.receive()
+        except ChannelClosed:
+            self.is_gone = True
+            self._processes.give_up(self._asked)
+            self._refuse("it died")
+            return
+        if "ready" in message:
+            self._is_ready = True
+        elif "unfit" in message:
+            self._refuse(str(message["unfit"]))
+        elif "forked" in message:
+            self._asked.discard(int(message["id"]))
+            self._processes.answered(message)
+
+    def _refuse(self, reason: str) -> None:
+        self.refusal = reason
+        self._is_ready = False
+        self.end()

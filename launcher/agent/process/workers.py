@@ -1,0 +1,360 @@
+"""The worker processes of one generation: started warm or plainly, heard over their control channels, ended.
+
+Builds on torch's SubprocessContext (torch.distributed.elastic.multiprocessing), which owns log files, tees and the
+``RunProcsResult`` that torch's agent reads; only how a process is started and waited for is ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from unicron_elastic.compat.workers import SubprocessContext, bound_to_numa, terminate_handler
+from unicron_elastic.detection.arrivals import Arrivals
+from unicron_elastic.launcher.agent.process.activity import is_ending
+from unicron_elastic.launcher.agent.process.processes import Exit, KeeperLost
+from unicron_elastic.launcher.agent.process.runtime import Runtime
+from unicron_elastic.launcher.agent.process.warm import WarmProcess, injected
+from unicron_elastic.launcher.agent.process.whereabouts import Whereabouts, parse_groups
+from unicron_elastic.launcher.common.streams import open_streams
+from unicron_elastic.launcher.config.forwarded import for_scripts
+from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
+from unicron_elastic.worker.pulse import PulsePage, PulseReading, page_name
+from unicron_elastic.worker.start import bootstrap
+
+UNREAD_MAX = 1000  # messages; a socket holds some hundred, and who writes on and on must not keep us
+
+
+class WorkerProcess:
+    """One worker, in the shape in which torch's context wants it: ``proc`` and ``close``."""
+
+    def __init__(self, runtime: Runtime, local_rank: int) -> None:
+        self._runtime = runtime
+        self.local_rank = local_rank
+        self.pid = 0
+        self.returncode: int | None = None
+        self.control: Channel | None = None
+        self.page: PulsePage | None = None
+        self.is_warm = False
+        self.number = 0  # of the request that started it
+        self._clearing: int | None = None  # the request that ends what it has left
+        self.whereabouts = Whereabouts()
+        self.arrivals: Arrivals | None = None  # as answered last
+        self.owes_arrivals = False
+        self.phase_limits_s: dict[str, float] = {}  # by phase, as the script says
+        self.flops_per_step: float | None = None  # of the whole job, as the script says
+        self.stack_fd: int | None = None  # the number, in the worker, of the file for its stacks
+
+    @property
+    def proc(self) -> WorkerProcess:
+        """torch's SubprocessHandler keeps its Popen here; this is both."""
+        return self
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Runs the loop until the worker ends. Raises subprocess.TimeoutExpired."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self._runtime.loop.run_until(lambda: self.returncode is not None, deadline):
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(f"worker {self.local_rank}", timeout)
+        assert self.returncode is not None
+        return self.returncode
+
+    def close(self, death_sig: signal.Signals | None = None) -> None:
+        """Signals the worker and everything in its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, death_sig or signal.SIGTERM)
+
+    def reading(self) -> PulseReading | None:
+        """What its pulse page says; None if it has none or the script overwrote it."""
+        return self.page.read() if self.page is not None else None
+
+    def stop(self, why_free: str | None) -> None:
+        """Asks it to end (SIGTERM), and to leave a collective in which it would wait in vain, if there is a reason."""
+        self.close(signal.SIGTERM)
+        if self.control is not None and why_free is not None:
+            with contextlib.suppress(ChannelClosed, OSError):
+                self.control.send({"stopping": why_free})
+
+    def clear(self) -> None:
+        """Has all that it started ended, now that it has ended itself; ``wait_until_clear`` waits for that."""
+        if self._clearing is None:
+            with contextlib.suppress(KeeperLost):  # then nothing of it is left
+                self._clearing = self._runtime.processes.request_clearing(self.pid, self.number)
+
+    def wait_until_clear(self) -> None:
+        """Waits until nothing that it started lives."""
+        self.clear()
+        if self._clearing is not None:
+            self._runtime.processes.wait_for_sweep(self._clearing)
+
+    def ask_whereabouts(self) -> None:
+        """Asks how far it has come in its collectives, unless it still owes an answer."""
+        if self.control is None or self.whereabouts.asked_at is not None:
+            return
+        with contextlib.suppress(ChannelClosed, OSError):  # it has ended, or reads nothing
+            self.control.send({"where": self.whereabouts.questions + 1})
+            self.whereabouts = self.whereabouts.asked(time.monotonic())
+
+    def answered(self, message: Message) -> None:
+        """Its answer. Raises ValueError if it is none."""
+        groups = parse_groups(message)
+        if message.get("where") == self.whereabouts.questions:
+            self.whereabouts = self.whereabouts.answered(groups, uses_gpu=bool(message.get("uses_gpu")))
+
+    def ask_arrivals(self) -> None:
+        """Asks when it has begun its latest collectives; until it answers that is not known."""
+        self.arrivals = None
+        if self.control is not None:
+            with contextlib.suppress(ChannelClosed, OSError):
+                self.control.send({"arrivals": True})
+                self.owes_arrivals = True
+
+    def release(self) -> None:
+        """Gives back the channel and the page."""
+        if self.control is not None:
+            self._runtime.loop.forget(self.control)
+            self.control.close()
+            self.control = None
+        if self.page is not None:
+            self.page.close()
+            self.page = None
+
+
+class WorkersContext(SubprocessContext):  # type: ignore[misc]
+    """All workers of this node in one generation."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        on_exit: Callable[[WorkerProcess, Exit], None],
+        on_message: Callable[[WorkerProcess, Message], None],
+        on_ending: Callable[[WorkerProcess], None],
+        **arguments: Any,
+    ) -> None:
+        super().__init__(**arguments)
+        self._runtime = runtime
+        self._on_worker_exit = on_exit
+        self._on_message = on_message
+        self._on_ending = on_ending
+        self._early_exits: dict[int, Exit] = {}
+        self._is_released = False
+        self._appends: set[int] = set()  # whose log files have what an earlier process wrote
+        runtime.on_exit = self._exited
+
+    @property
+    def workers(self) -> dict[int, WorkerProcess]:
+        """The workers by local rank."""
+        found: dict[int, WorkerProcess] = self.subprocess_handlers
+        return found
+
+    def stop(self, local_ranks: Iterable[int], why_free: str | None) -> None:
+        """Asks those of these workers that still run to end, and to leave their collectives if there is a reason."""
+        for worker in self._running(local_ranks):
+            worker.stop(why_free)
+
+    def kill(self, local_ranks: Iterable[int]) -> None:
+        """Ends those of these workers that still run."""
+        for worker in self._running(local_ranks):
+            worker.close(signal.SIGKILL)
+
+    def replace(self, local_rank: int, env: Mapping[str, str]) -> WorkerProcess:
+        """Starts another process in the place of a worker that has ended, with ``env`` on top of that one's.
+
+        It goes on in the same log files, when nothing that the other had started lives. Raises OSError if it cannot be
+        started.
+        """
+        self.workers[local_rank].wait_until_clear()
+        self.workers[local_rank].release()
+        self._early_exits.clear()  # of orphans: the process that starts now may get the pid of one
+        self.envs[local_rank].update(env)
+        self._appends.add(local_rank)
+        worker = WorkerProcess(self._runtime, local_rank)
+        warm = self._runtime.ready_warm() if self._numa_options is None else None
+        try:
+            request = self._request_start if warm is None else partial(self._request_fork, warm)
+            worker.number = request(worker)
+            worker.pid = self._runtime.processes.wait_for_pid(worker.number, self.entrypoint)
+        except BaseException:
+            worker.release()
+            raise
+        self.workers[local_rank] = worker
+        early = self._early_exits.pop(worker.pid, None)
+        if early is not None:
+            self._exited(early)
+        return worker
+
+    def _running(self, local_ranks: Iterable[int]) -> list[WorkerProcess]:
+        workers = [self.workers[local_rank] for local_rank in local_ranks]
+        return [worker for worker in workers if worker.returncode is None]
+
+    def release(self) -> None:
+        """After the last worker's end: kills what they left behind, gives back channels, pages and log files."""
+        if self.subprocess_handlers and not self._is_released:
+            self._is_released = True
+            self._runtime.sweep()
+        for worker in self.workers.values():
+            worker.release()
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        super()._close(death_sig, timeout)
+        self.release()
+
+    def _start(self) -> None:
+        if self.subprocess_handlers:
+            raise ValueError("the workers of this generation are started already")
+        self._hold_signals()
+        warm = self._runtime.ready_warm() if self._numa_options is None else None
+        if warm is None:
+            self._start_all(self._request_start)
+            return
+        try:
+            self._start_all(partial(self._request_fork, warm))
+        except ChannelClosed:  # it died this very moment
+            self._start_all(self._request_start)
+
+    def _hold_signals(self) -> None:
+        """torch's handlers, installed just before this, raise wherever they strike; let them strike between events."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        patient = self._runtime.loop.between_callbacks(terminate_handler)
+        for number in signal.valid_signals():
+            if signal.getsignal(number) is terminate_handler:
+                signal.signal(number, patient)
+
+    def _start_all(self, request: Callable[[WorkerProcess], int]) -> None:
+        workers = {local_rank: WorkerProcess(self._runtime, local_rank) for local_rank in range(self.nprocs)}
+        try:
+            for worker in workers.values():
+                worker.number = request(worker)
+            self.subprocess_handlers = workers
+            for worker in workers.values():
+                worker.pid = self._runtime.processes.wait_for_pid(worker.number, self.entrypoint)
+                early = self._early_exits.pop(worker.pid, None)
+                if early is not None:
+                    self._exited(early)
+        except BaseException:
+            for worker in workers.values():
+                worker.release()
+            self.subprocess_handlers = {}
+            self._runtime.sweep()
+            raise
+
+    def _request_fork(self, warm: WarmProcess, worker: WorkerProcess) -> int:
+        theirs, page = self._equip(worker)
+        with self._outputs(worker.local_rank) as outputs:
+            fds = [theirs.fileno(), page.fd, *outputs.values()]
+            number = warm.request_fork(self._argv(worker), self._env(worker), os.getcwd(), fds, list(outputs))
+        theirs.close()
+        worker.is_warm = True
+        return number
+
+    def _request_start(self, worker: WorkerProcess) -> int:
+        argv, env = self._argv(worker), self._env(worker)
+        with self._outputs(worker.local_rank) as outputs:
+            fds = dict(outputs)
+            theirs = None
+            if self._runtime.options.in_band and self._runs_our_python():
+                theirs, page = self._equip(worker)
+                env = injected(env)
+                env[bootstrap.CONTROL_FD], env[bootstrap.PULSE_FD] = "3", "4"
+                fds |= {3: theirs.fileno(), 4: page.fd}
+            number = self._runtime.processes.request_start(argv, env, os.getcwd(), fds)
+            if theirs is not None:
+                theirs.close()
+        return number
+
+    def _equip(self, worker: WorkerProcess) -> tuple[Channel, PulsePage]:
+        """Makes the worker's control channel and pulse page; returns the worker's end and the page."""
+        worker.control, theirs = Channel.pair()
+        worker.control.settimeout(0)
+        env = self.envs[worker.local_rank]
+        worker.page = PulsePage(page_name(int(env["RANK"]), worker.local_rank, env.get("TORCHELASTIC_RUN_ID", "")))
+        self._runtime.loop.on_readable(worker.control, lambda: self._hear(worker))
+        return theirs, worker.page
+
+    def _runs_our_python(self) -> bool:
+        import sys
+
+        return bool(self.entrypoint == sys.executable)
+
+    def _argv(self, worker: WorkerProcess) -> list[str]:
+        argv = (self.entrypoint, *map(str, self.args[worker.local_rank]))
+        return bound_to_numa(argv, worker.local_rank, self._numa_options)
+
+    def _env(self, worker: WorkerProcess) -> dict[str, str]:
+        return {**for_scripts(os.environ), **self.envs[worker.local_rank]}
+
+    @contextlib.contextmanager
+    def _outputs(self, local_rank: int) -> Any:
+        """{number in the worker: descriptor here} of its standard streams, log files opened as torch opens them."""
+        with contextlib.ExitStack() as files:
+            outputs = {fd: fd for fd in open_streams()}
+            for fd, path in ((1, self.stdouts[local_rank]), (2, self.stderrs[local_rank])):
+                if path:
+                    mode = "a" if local_rank in self._appends else "w"
+                    outputs[fd] = files.enter_context(open(path, mode)).fileno()
+            yield outputs
+
+    def _exited(self, ended: Exit) -> None:
+        for worker in self.workers.values():
+            if worker.pid == ended.pid and worker.returncode is None:
+                self._drain_control(worker)
+                worker.returncode = ended.exit_code
+                if ended.exit_code != 0:
+                    worker.clear()
+                self._on_worker_exit(worker, ended)
+                return
+        if len(self._early_exits) < 4096:  # an orphan's exit, or a worker's before its pid was known
+            self._early_exits[ended.pid] = ended
+
+    def _hear(self, worker: WorkerProcess) -> None:
+        self._read_control(worker)
+
+    def _drain_control(self, worker: WorkerProcess) -> None:
+        """Reads what the worker said before it ended, so that its exception is known before its exit."""
+        for _ in range(UNREAD_MAX):
+            if worker.control is None or not self._read_control(worker):
+                return
+
+    def _tell_who_ends(self, but: WorkerProcess) -> None:
+        """Before an exception is told: it may be about another worker, whose exit is not known yet."""
+        for worker in self.workers.values():
+            if worker is not but and worker.returncode is None and is_ending(worker.pid):
+                self._on_ending(worker)
+
+    def _read_control(self, worker: WorkerProcess) -> bool:
+        """Reads one message; false when there is none."""
+        assert worker.control is not None
+        try:
+            message, fds = worker.control.receive()
+        except (BlockingIOError, TimeoutError):
+            return False
+        except ValueError:
+            return True  # not a message of ours: the script wrote to our socket; the worker is watched all the same
+        except (ChannelClosed, OSError):
+            self._runtime.loop.forget(worker.control)
+            worker.control.close()
+            worker.control = None
+            return False
+        if "snapshot" in message:
+            message["fds"] = fds  # which belong to whoever takes the message
+        else:
+            close_all(fds)
+        if "ending" in message:
+            self._on_ending(worker)
+            return True
+        if "exception" in message:
+            self._tell_who_ends(but=worker)
+        self._on_message(worker, message)
+        return True

@@ -1,0 +1,250 @@
+"""The agent's shelf of snapshots: it keeps open what its workers have written, so that it survives them.
+
+A new worker gets the files of its place to go on with. For ranks that begin on another node there are the copies that
+each agent makes of a neighbouring node's snapshots.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from unicron_elastic.launcher.agent.process.workers import WorkerProcess
+from unicron_elastic.launcher.agent.worlds.neighbour_copies import NeighbourCopies
+from unicron_elastic.launcher.common.loop import Loop
+from unicron_elastic.rendezvous.store.route import address_towards
+from unicron_elastic.state.snapshot.choice import best_for
+from unicron_elastic.state.snapshot.exchange import Exchange, Servers
+from unicron_elastic.state.snapshot.file import Header, SnapshotFile
+from unicron_elastic.state.snapshot.offers import Local, Remote
+from unicron_elastic.worker.channel import ChannelClosed, Message, close_all
+
+SLOTS_MAX = 3  # files of one worker
+OTHERS_MAX = 6  # newest ones of other places that a worker is told of
+
+
+class Snapshots:
+    """Of one agent, from one generation of its workers to the next. All but what threads do is in the loop."""
+
+    def __init__(self, loop: Loop, say: Callable[[str], None], secret: Callable[[], str] = lambda: "") -> None:
+        """``secret``: of the cluster now, "" if there is none."""
+        self._secret = secret
+        self._loop = loop
+        self._say = say
+        self._own: dict[tuple[int, int], SnapshotFile] = {}  # by local rank and number
+        self._copies = NeighbourCopies()
+        self._servers = Servers()
+        self._exchange: Exchange | None = None
+        self._host = "127.0.0.1"
+        self._remotes: list[Remote] | None = []  # of the other nodes; None: not known yet
+        self._askers: list[tuple[WorkerProcess, int, int]] = []
+        self._replaced: set[int] = set()
+        self._does_round_go_on = False  # workers of it have the state: those that begin here are newcomers
+        self._has_asked = self._is_copying = False
+        self._said: set[str] = set()
+
+    def begin(self, store: Any, rank: int, size: int, master: str | None) -> None:
+        """A generation begins, of ``size`` agents that meet in ``store``; its host is ``master``."""
+        self.stop()
+        self._askers, self._replaced = [], set()
+        self._has_asked = self._is_copying = self._does_round_go_on = False
+        self._remotes = []
+        if size > 1 and store is not None:
+            self._exchange = self._exchange_in(store, rank, size)
+            self._remotes = None
+            self._host = _own_host(master)
+
+    def meet(self, store: Any, rank: int, size: int, master: str | None) -> None:
+        """The agents have met again, and the workers of this one go on: newcomers elsewhere are told of that."""
+        self.stop()
+        self._is_copying = False
+        self._does_round_go_on = True
+        self._remotes = []
+        if size > 1 and store is not None:
+            self._exchange = self._exchange_in(store, rank, size)
+            self._host = _own_host(master)
+            tell = self._exchange.tell_going_on
+            threading.Thread(target=_quietly, args=(tell,), name="unicron-shelf", daemon=True).start()
+            if self._own or self._copies.files():  # else the script may have no snapshots at all
+                self._offer(self._exchange)  # to who may be another neighbour now
+        self._answer_all()
+
+    def _exchange_in(self, store: Any, rank: int, size: int) -> Exchange:
+        secret = self._secret()
+        self._servers.use(secret)
+        return Exchange(store, rank, size, secret)
+
+    def stop(self) -> None:
+        """Copies nothing more."""
+        if self._exchange is not None:
+            self._exchange.stop()
+            self._exchange = None
+
+    def close(self) -> None:
+        """Ends with the agent."""
+        self.stop()
+        self._servers.close()
+
+    def replaced(self, local_rank: int) -> None:
+        """A worker was replaced while the others go on: it gets its state from them."""
+        self._replaced.add(local_rank)
+
+    # -- what workers say ---------------------------------------------------------------------------------------------
+
+    def said(self, worker: WorkerProcess, message: Message) -> bool:
+        """Takes what a worker said, if it is about snapshots; all is checked, for the script may write it."""
+        fds = message.get("fds", [])
+        match message:
+            case {"snapshot": {"slot": int(slot), "is_for_peer": bool(is_for_peer)}} if 0 <= slot < SLOTS_MAX:
+                self._keep(worker.local_rank, slot, fds, is_for_peer=is_for_peer)
+            case {"snapshots_wanted": {"rank": int(rank), "world_size": int(world_size)}}:
+                close_all(fds)
+                self._ask(worker, rank, world_size)
+            case _:
+                close_all(fds)
+                return "snapshot" in message or "snapshots_wanted" in message
+        return True
+
+    def _keep(self, local_rank: int, slot: int, fds: list[int], *, is_for_peer: bool) -> None:
+        if fds:
+            close_all(fds[1:])
+            try:
+                file = SnapshotFile(fds[0])
+            except ValueError as error:
+                close_all(fds[:1])
+                self._say_once(f"A snapshot of local rank {local_rank} is not kept: {error}.")
+                return
+            self._drop(self._own.pop((local_rank, slot), None))
+            self._own[local_rank, slot] = file
+        if is_for_peer and self._exchange is not None:
+            self._offer(self._exchange)
+
+    def _drop(self, file: SnapshotFile | None) -> None:
+        if file is not None:
+            self._servers.drop(file)
+            file.close()
+
+    # -- for the neighbour --------------------------------------------------------------------------------------------
+
+    def _offer(self, exchange: Exchange) -> None:
+        """Tells the neighbour of the newest snapshot of each worker that it is to copy, and copies the other's."""
+        newest: dict[int, tuple[Header, SnapshotFile]] = {}
+        for (local_rank, _), file in self._own.items():
+            header = file.header()
+            if header is not None and header.is_for_peer:
+                before = newest.get(local_rank)
+                if before is None or before[0].key < header.key:
+                    newest[local_rank] = (header, file)
+        try:
+            fresh = [self._servers.told(file, header, self._host) for header, file in newest.values()]
+        except OSError as error:
+            self._say_once(f"No snapshots are given to other nodes: {error}.")
+            return
+        threading.Thread(target=_quietly, args=(exchange.offer, fresh), name="unicron-shelf", daemon=True).start()
+        self._copy_neighbour(exchange)
+
+    def _copy_neighbour(self, exchange: Exchange) -> None:
+        """From now on in this round, in a thread of its own."""
+        if self._is_copying:
+            return
+        self._is_copying = True
+
+        def take(remote: Remote) -> None:
+            if said := self._copies.take(remote):
+                self._loop.call_soon(partial(self._say_once, said))
+
+        def done(ranks: set[int]) -> None:
+            self._loop.call_soon(partial(self._drop_outdated, ranks))
+
+        exchange.copy_neighbour(self._copies.has, take, done)
+
+    def _drop_outdated(self, ranks: set[int]) -> None:
+        for file in self._copies.outdated(ranks):
+            self._drop(file)
+
+    # -- after a restart ----------------------------------------------------------------------------------------------
+
+    def _ask(self, worker: WorkerProcess, rank: int, world_size: int) -> None:
+        self._askers.append((worker, rank, world_size))
+        if self._exchange is not None:  # its neighbour may be lost before this worker has made a snapshot itself
+            self._copy_neighbour(self._exchange)
+        if self._exchange is not None and not self._has_asked and self._remotes is None:
+            self._has_asked = True
+            exchange = self._exchange
+
+            def heard(remotes: list[Remote], does_one_go_on: bool, note: str) -> None:
+                self._loop.call_soon(partial(self._heard, exchange, remotes, does_one_go_on, note))
+
+            exchange.tell_and_hear(self._held(), heard)
+        self._answer_all()
+
+    def _held(self) -> list[dict[str, Any]]:
+        """What other nodes may want: the two newest of each worker, and all copies."""
+        told = []
+        for local in self._locals():
+            with contextlib.suppress(OSError):
+                told.append(self._servers.told(local.file, local.header, self._host))
+        return told
+
+    def _locals(self) -> list[Local]:
+        """All that is whole here."""
+        files = [*self._own.values(), *self._copies.files()]
+        return [Local(header, file) for file in files if (header := file.header()) is not None]
+
+    def _heard(self, exchange: Exchange, remotes: list[Remote], does_one_go_on: bool, note: str) -> None:
+        if exchange is not self._exchange:
+            return
+        self._remotes = remotes
+        self._does_round_go_on |= does_one_go_on
+        if note:
+            self._say(note)
+        self._answer_all()
+
+    def _answer_all(self) -> None:
+        if self._remotes is None:
+            return
+        askers, self._askers = self._askers, []
+        for worker, rank, world_size in askers:
+            self._answer(worker, rank, world_size, self._remotes)
+
+    def _answer(self, worker: WorkerProcess, rank: int, world_size: int, remotes: list[Remote]) -> None:
+        own = {slot: file for (local_rank, slot), file in self._own.items() if local_rank == worker.local_rank}
+        others = [local for local in self._locals() if local.file not in own.values()]
+        here = best_for(others, rank, world_size)
+        near = sorted(here, reverse=True)[:OTHERS_MAX]
+        there = best_for(remotes, rank, world_size)
+        far = sorted(there, reverse=True)[:OTHERS_MAX]
+        files = [*own.values(), *(here[key].file for key in near)]
+        told = {
+            "slots": [*own, *(None for _ in near)],
+            "remote": [_told(there[key]) for key in far],
+            "is_replacement": self._does_round_go_on or worker.local_rank in self._replaced,
+        }
+        if worker.control is not None:
+            with contextlib.suppress(ChannelClosed, OSError):
+                worker.control.send({"snapshots": told}, [file.fd for file in files])
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._say(sentence)
+
+
+def _told(remote: Remote) -> dict[str, Any]:
+    return {"header": asdict(remote.header), "address": dict(remote.address), "key": remote.key}
+
+
+def _own_host(master: str | None) -> str:
+    """This node's address as the others see it."""
+    with contextlib.suppress(OSError):
+        return address_towards(master, 1)
+    return "127.0.0.1"
+
+
+def _quietly(call: Callable[..., None], *arguments: Any) -> None:
+    with contextlib.suppress(Exception):  # the store is lost: the watch of the other nodes tells of that
+        call(*arguments)

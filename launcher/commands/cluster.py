@@ -1,0 +1,407 @@
+"""``unicron jobs``, ``nodes``, ``drain``, ``undrain`` and ``cancel``: a cluster that meets over etcd. No torch here.
+
+What is planned is read by modules that calculate, and those are imported once a command needs them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unicron_elastic.base.quarantine import Quarantined, add, check_node, sentence
+from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.launcher.config.answers import (
+    BAD_USAGE,
+    NOTHING_FOUND,
+    duration_s,
+    fail,
+    local_time,
+    operator,
+    say,
+    show,
+)
+from unicron_elastic.launcher.config.etcd_arguments import Ca, Cert, Endpoint, Key, PasswordFile, User, given, spelled
+from unicron_elastic.launcher.view.cluster.members import (
+    AgentState,
+    ClusterView,
+    JobStatus,
+    PlannedJob,
+    job_status,
+    jobs_table,
+    nodes_table,
+    read_cluster,
+    with_planned,
+)
+from unicron_elastic.rendezvous.records.cluster import (
+    CANCELLED_FOR_S,
+    parse_quarantined,
+    quarantine_key,
+    quarantine_text,
+)
+from unicron_elastic.rendezvous.records.job import JobKeys
+from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
+from unicron_elastic.rendezvous.store.interface import LeaseGoneError, Put, Store, StoreError, check_key
+from unicron_elastic.rendezvous.store.options import etcd_address
+
+if TYPE_CHECKING:
+    from unicron_elastic.launcher.view.cluster.plan import PlanReading
+
+
+TIMEOUT_S = 4.0  # for all that a command asks of etcd
+ATTEMPTS = 10  # to be the first, while others change the same key
+_REASON_CHARACTERS = 1000
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Node = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as unicron nodes shows it.")]
+
+
+class Cluster:
+    """An open store, and the time that is left to ask it."""
+
+    def __init__(self, open_store: Callable[[], Store], where: str) -> None:
+        self.store = open_store()
+        self.where = where
+        self._open_store = open_store
+        self._ends_at = time.monotonic() + TIMEOUT_S
+        self._told = set[str]()
+
+    def left_s(self) -> float:
+        """Seconds; never nothing, so that a call that is late says itself what is wrong."""
+        return max(0.05, self._ends_at - time.monotonic())
+
+    def reopen(self) -> None:
+        """Another object for the store: one whose etcd was replaced by another is of no use any more."""
+        with suppress(StoreError):
+            self.store.close()
+        self.store = self._open_store()
+
+    def read(self) -> ClusterView:
+        """All of it; what cannot be read goes to stderr. Raises StoreError."""
+        view = read_cluster(self.store, self.left_s)
+        self.tell_odd(view.odd)
+        return view
+
+    def read_plan(self) -> PlanReading:
+        """What is planned; what cannot be read of it goes to stderr. Raises StoreError."""
+        from unicron_elastic.launcher.view.cluster.plan import read_plan
+
+        reading = read_plan(self.store, self.left_s, time.time())
+        self.tell_odd(reading.odd)
+        return reading
+
+    def tell_odd(self, odd: Iterable[str]) -> None:
+        """Says once what could not be read."""
+        for problem in odd:
+            if problem not in self._told:
+                self._told.add(problem)
+                say(f"Skipped: {shorten(one_line(problem), 300)}.")
+
+
+jobs_app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+
+
+@jobs_app.callback()
+def jobs(
+    context: typer.Context,
+    *,
+    endpoint: Endpoint = None,
+    etcd_ca: Ca = None,
+    etcd_cert: Cert = None,
+    etcd_key: Key = None,
+    etcd_user: User = None,
+    etcd_password_file: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the jobs of the cluster, or change what one asks for.
+
+    With state, round, how many nodes train of those that are wanted (MIN:MAX), and hosts in the order of their ranks;
+    of a job to which the cluster's plan gives nodes, with how many work of those that it is to have, and its weight.
+    """
+    options = given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
+    if context.invoked_subcommand is not None:
+        context.obj = endpoint, options
+        return
+    with open_cluster(endpoint, options) as cluster:
+        found = with_planned(cluster.read().jobs, _planned_jobs(cluster))
+        if as_json:
+            print_json([job.to_json() for job in found])
+        elif found:
+            show(jobs_table(found, width()))
+        if not found:
+            fail(NOTHING_FOUND, f"No job is in the cluster at {cluster.where}.")
+
+
+def nodes(
+    *,
+    endpoint: Endpoint = None,
+    etcd_ca: Ca = None,
+    etcd_cert: Cert = None,
+    etcd_key: Key = None,
+    etcd_user: User = None,
+    etcd_password_file: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the nodes of the cluster.
+
+    With job, rank, which of them is the coordinator, and which are in quarantine; of an agent for which the cluster
+    plans, what it does.
+    """
+    with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+        found = cluster.read().nodes(time.time(), _agent_states(cluster))
+        if as_json:
+            print_json([node.to_json() for node in found])
+        elif found:
+            show(nodes_table(found, local_time, width()))
+        if not found:
+            fail(NOTHING_FOUND, f"No node is in the cluster at {cluster.where}.")
+
+
+def drain(
+    node: _Node,
+    *,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for whoever reads the list.")],
+    duration: Annotated[
+        str | None, typer.Option("--for", metavar="DURATION", help="30s, 15m, 6h or 2d; else until it is lifted.")
+    ] = None,
+    endpoint: Endpoint = None,
+    etcd_ca: Ca = None,
+    etcd_cert: Cert = None,
+    etcd_key: Key = None,
+    etcd_user: User = None,
+    etcd_password_file: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a node out of all jobs of the cluster.
+
+    It stays in the cluster's quarantine until undrain lifts it, or its time is over. A node that is there already gets
+    the new reason, and the later end of the two.
+    """
+    _check_node(node)
+    text = _reason(reason)
+    now = time.time()
+    until = None if duration is None else now + duration_s(duration)
+    entry = Quarantined(node=node, reason=text, since=now, until=until, by=operator())
+    with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+        known = [
+            each for each in cluster.read().nodes(now, _agent_states(cluster)) if each.host == node and each.node_id
+        ]
+        entry = _keep_out(cluster, entry)
+    if as_json:
+        print_json(entry.to_json())
+    else:
+        leaves = ", ".join(dict.fromkeys(one_line(each.job) for each in known if each.job))
+        said = sentence(entry, now, local_time)
+        show(f"{said[:-1]}; it leaves {leaves}." if leaves else said)
+    if not known:
+        say(f"No agent of node {node} is in the cluster now; the node is kept out when it comes.")
+
+
+def undrain(
+    node: _Node,
+    *,
+    endpoint: Endpoint = None,
+    etcd_ca: Ca = None,
+    etcd_cert: Cert = None,
+    etcd_key: Key = None,
+    etcd_user: User = None,
+    etcd_password_file: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a node into the cluster's jobs again."""
+    _check_node(node)
+    with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+        was_there = _let_in(cluster, node)
+        if as_json:
+            print_json({"node": node, "was_in_quarantine": was_there})
+        elif was_there:
+            show(f"node {node} is no longer in quarantine.")
+        if not was_there:
+            fail(NOTHING_FOUND, f"Node {node} is not in the quarantine of the cluster at {cluster.where}.")
+
+
+def cancel(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, as unicron jobs shows it.")],
+    *,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why, for whoever reads the job's log.")] = None,
+    endpoint: Endpoint = None,
+    etcd_ca: Ca = None,
+    etcd_cert: Cert = None,
+    etcd_key: Key = None,
+    etcd_user: User = None,
+    etcd_password_file: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a job on all its nodes. For ten minutes no node can begin one of the same id."""
+    check_job(job)
+    why = f"cancelled by {operator()}" if reason is None else f"cancelled by {operator()}: {_reason(reason)}"
+    with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+        count = _cancel(cluster, job, why)
+    if as_json:
+        print_json({"job": job, "reason": why, "nodes": count})
+    else:
+        told = "1 node stops" if count == 1 else f"{count} nodes stop"
+        show(f"job {one_line(job)} is {why.rstrip('.')}; {told}.")
+
+
+# -- what they ask of the store ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_cluster(endpoint: str | None, given: dict[str, str]) -> Iterator[Cluster]:
+    """The cluster's store; whatever is wrong with it ends the command with one sentence."""
+    try:
+        from unicron_elastic.rendezvous.store.etcd import EtcdStore
+    except ImportError as error:
+        fail(BAD_USAGE, f"{error}.")
+    try:
+        address = etcd_address(endpoint, given, spell=spelled)
+    except ValueError as error:
+        fail(BAD_USAGE, f"{error}.")
+    try:
+        cluster = Cluster(partial(EtcdStore, address, timeout_s=TIMEOUT_S), str(address))
+        try:
+            yield cluster
+        finally:
+            cluster.store.close()
+    except (StoreError, LeaseGoneError) as error:
+        fail(BAD_USAGE, f"{error}.")
+
+
+def _keep_out(cluster: Cluster, entry: Quarantined) -> Quarantined:
+    """Writes the entry, together with the one that is there. Returns what was written. Raises StoreError."""
+    key = quarantine_key(entry.node)
+    for _ in range(ATTEMPTS):
+        found = cluster.store.read(key, timeout_s=cluster.left_s()).entry
+        merged, revision = entry, 0
+        if found is not None:
+            revision = found.revision
+            try:
+                merged = add([parse_quarantined(found)], entry)[-1]
+            except ValueError:  # was told when the cluster was read; the new one takes its place
+                pass
+        if cluster.store.compare_and_set(key, quarantine_text(merged), revision, timeout_s=cluster.left_s()):
+            return merged
+    raise StoreError(f"others change the quarantine of node {entry.node} all the time; try again")
+
+
+def _let_in(cluster: Cluster, node: str) -> bool:
+    """Deletes the node's entry; whether there was one. Raises StoreError."""
+    key = quarantine_key(node)
+    for _ in range(ATTEMPTS):
+        found = cluster.store.read(key, timeout_s=cluster.left_s()).entry
+        if found is None:
+            return False
+        if cluster.store.commit({key: found.revision}, deletes=[key], timeout_s=cluster.left_s()):
+            return True
+    raise StoreError(f"others change the quarantine of node {node} all the time; try again")
+
+
+def _planned_jobs(cluster: Cluster) -> tuple[PlannedJob, ...]:
+    from unicron_elastic.launcher.view.cluster.plan import planned_jobs
+
+    return planned_jobs(cluster.read_plan())
+
+
+def _agent_states(cluster: Cluster) -> tuple[AgentState, ...]:
+    from unicron_elastic.launcher.view.cluster.plan import agent_states
+
+    return agent_states(cluster.read_plan().snapshot)
+
+
+def _cancel(cluster: Cluster, job: str, why: str) -> int:
+    """Ends the job as a planned one, and as one whose nodes meet; how many nodes it has. Raises StoreError."""
+    keys, odd = JobKeys(job), list[str]()
+    status = job_status(job, cluster.store.read_prefix(keys.prefix, timeout_s=cluster.left_s()), odd)
+    cluster.tell_odd(odd)
+    planned_nodes = _cancel_planned(cluster, job, why)
+    if status is None and planned_nodes is None:
+        fail(NOTHING_FOUND, f"No job {job!a} is in the cluster at {cluster.where}.")
+    if status is None or (planned_nodes is not None and status.is_over):
+        return planned_nodes or 0
+    is_told = _cancel_meeting(cluster, status, why, is_planned=planned_nodes is not None)
+    return max(len(status.view.members) if is_told else 0, planned_nodes or 0)
+
+
+def _cancel_meeting(cluster: Cluster, status: JobStatus, why: str, *, is_planned: bool) -> bool:
+    """Tells the job's agents, unless it is over. Raises StoreError, LeaseGoneError."""
+    job, keys = status.run_id, JobKeys(status.run_id)
+    if status.is_over:
+        fail(NOTHING_FOUND, f"The job {job!a} is over: {one_line(status.why).rstrip('.')}.")
+    lease_id = cluster.store.grant(CANCELLED_FOR_S, timeout_s=cluster.left_s()).lease_id
+    put = Put(keys.cancelled, why.encode(errors="replace"), lease_id)
+    if cluster.store.commit({keys.closed: 0}, [put], timeout_s=cluster.left_s()):
+        return True
+    cluster.store.revoke(lease_id, timeout_s=cluster.left_s())
+    if not is_planned:
+        fail(NOTHING_FOUND, f"The job {job!a} is over: it ended at this moment.")
+    return False
+
+
+def _cancel_planned(cluster: Cluster, job: str, why: str) -> int | None:
+    """Ends the job as a planned one; how many nodes it has, None if it is none. Raises StoreError."""
+    keys = PlannedJobKeys(job)
+    if cluster.store.read(keys.spec, timeout_s=cluster.left_s()).entry is None:
+        return None
+    from unicron_elastic.launcher.node.planned_jobs import ENDED_FOR_S, puts_of_end
+    from unicron_elastic.planning.coordinate.snapshot import Phase
+    from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_phase
+
+    cancelled = PhaseRecord(phase=Phase.CANCELLED, reason=why)
+    for _ in range(ATTEMPTS):
+        snapshot = cluster.store.read_prefix(keys.prefix, timeout_s=cluster.left_s())
+        entry = snapshot.get(keys.phase)
+        try:
+            record = None if entry is None else parse_phase(entry)
+        except ValueError:  # the new one takes its place
+            record = None
+        if record is not None and record.phase in (Phase.FINISHED, Phase.CANCELLED):
+            fail(NOTHING_FOUND, f"The job {job!a} is {record.phase.value}: {one_line(record.reason).rstrip('.')}.")
+        guards = {keys.phase: 0 if entry is None else entry.revision}
+        lease = cluster.store.grant(ENDED_FOR_S, timeout_s=cluster.left_s())
+        puts = puts_of_end(snapshot, keys, cancelled, lease.lease_id)
+        if cluster.store.commit(guards, puts, timeout_s=cluster.left_s()):
+            return sum(state.job == job for state in _agent_states(cluster))
+    raise StoreError(f"others change the phase of job {job} all the time; try again")
+
+
+# -- what was typed, and what is shown ---------------------------------------------------------------------------------
+
+
+def _check_node(node: str) -> None:
+    try:
+        check_node(node)
+        check_key(quarantine_key(node))
+    except ValueError:
+        fail(BAD_USAGE, f"{node[:80]!a} names no node; give a name without blanks, such as gpu-7.")
+
+
+def check_job(job: str) -> None:
+    """Ends the command for a text that can be no job's name."""
+    try:
+        check_key(JobKeys(job).cancelled)
+    except ValueError:
+        fail(BAD_USAGE, f"{job[:80]!a} names no job; give an id such as unicron jobs shows.")
+
+
+def _reason(text: str) -> str:
+    if not one_line(text):
+        fail(BAD_USAGE, "--reason is empty; say why, for whoever reads it.")
+    return shorten(one_line(text), _REASON_CHARACTERS)
+
+
+def width() -> int | None:
+    """Of the terminal in columns; None: the answer goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def print_json(data: Any) -> None:
+    """The answer for programs."""
+    typer.echo(json.dumps(data, indent=2))

@@ -1,0 +1,45 @@
+"""The command line: the installed torch's own parser plus unicron-run's options."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+
+from unicron_elastic.compat.command_line import name_for_good, torchrun_parser
+from unicron_elastic.launcher.config import options
+
+# And what it takes, if that is a choice.
+_WITHOUT_VARIABLE = {"logs_specs": (), "numa_binding": ("node", "socket", "exclusive", "core-complex")}
+
+
+def get_args_parser() -> ArgumentParser:
+    """torchrun's parser with unicron-run's options added. Raises TorchMissing."""
+    parser = torchrun_parser()
+    name_for_good(parser, "unicron-run")
+    parser.description = (
+        "Runs distributed PyTorch jobs as torchrun does, notices faults within milliseconds and goes on. "
+        "Every option of torchrun is accepted, with its PET_* variable."
+    )
+    options.add_arguments(parser)
+    options.add_cluster_arguments(parser)
+    parser.add_argument(
+        "--config",
+        default=None,
+        metavar="FILE",
+        help="YAML with settings; options and variables go before it [env: UNICRON_CONFIG]",
+    )
+    return parser
+
+
+def take_variables(args: Namespace, environ: Mapping[str, str] = os.environ) -> None:
+    """Values of torchrun's options for which torchrun reads no variable. Raises options.BadOption."""
+    for name, known in _WITHOUT_VARIABLE.items():
+        variable = f"UNICRON_{name.upper()}"
+        text = environ.get(variable, "").strip()
+        if not text or getattr(args, name, None) is not None or not hasattr(args, name):
+            continue
+        if known and text not in known:
+            right = f"{', '.join(known[:-1])} or {known[-1]}"
+            raise options.BadOption(f"{variable}: {text!r} is not possible here; it takes {right}")
+        setattr(args, name, text)

@@ -1,0 +1,1 @@
+"""Metrics for Prometheus, of a job and of a cluster, and their server."""

@@ -1,1 +1,0 @@
-"""What is served to Prometheus, and from where: the metrics of a job, of a cluster, and their server."""

@@ -1,0 +1,427 @@
+"""An agent of the cluster: it has a node, and runs on it what the plan says, or helps a job that nobody plans.
+
+Decisions are ``planning.agent``'s; here its orders are read from the store, its child is started and ended, and what
+comes of both is handed back. One thread decides; others wait for the child and for the store.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from signal import SIGKILL
+from typing import Any
+
+from unicron_elastic.launcher.export.metrics.cluster import AgentMetrics
+from unicron_elastic.launcher.export.metrics.link import ChildMetrics
+from unicron_elastic.launcher.node.children import Child
+from unicron_elastic.launcher.node.cluster_watch import Seen, Sight, Trouble
+from unicron_elastic.launcher.node.planned_command import child_command, child_environment, why_not_here
+from unicron_elastic.launcher.node.planned_jobs import end_job, read_spec, verdict_on, wait_for_name
+from unicron_elastic.launcher.node.spare import Claim, Spare
+from unicron_elastic.metrics.figures import NodeFigures
+from unicron_elastic.planning.coordinate import agent
+from unicron_elastic.planning.coordinate.agent import AgentState, handle
+from unicron_elastic.planning.coordinate.nodes import REFUSED_S, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.rendezvous.cluster.node import ClusterNode
+from unicron_elastic.rendezvous.records.job import JobKeys, parse_round
+from unicron_elastic.rendezvous.records.plan import (
+    PhaseRecord,
+    parse_order,
+    parse_phase,
+    parse_spec,
+    spec_text,
+    status_text,
+)
+from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys, order_key, run_of_start, status_key
+from unicron_elastic.rendezvous.store.interface import LeaseGoneError, Store, StoreError, StoreReplacedError
+
+TICK_S = 0.25
+RETRY_S = 1.0
+REACHED_S = 0.2  # between two looks whether the coordinator is reached again
+SPARE_S = 1.0  # without an order, after which a job that nobody plans may have this node
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    child: Child
+
+
+class ClusterAgent:
+    """Runs until ``stop``. All but ``stop`` belongs to the thread of ``run``."""
+
+    def __init__(
+        self,
+        node: ClusterNode,
+        open_store: Callable[[], Store],
+        status: NodeStatus,
+        *,
+        endpoint: str,
+        etcd: Mapping[str, str],
+        address: str,
+        say: Callable[[str], None],
+    ) -> None:
+        """``etcd``: the variables by which children find it; ``address``: where other nodes find this one, or ""."""
+        self._node = node
+        self._open_store = open_store
+        self._endpoint, self._etcd, self._address = endpoint, etcd, address
+        self._say = say
+        self._state = AgentState(status=status)
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._is_entering = False
+        self._sight = Sight(open_store, self._inbox.put)
+        self._has_told_trouble = False
+        self._child: Child | None = None
+        self._child_since = 0  # revision of the store when it was started
+        self._recall_key = ""
+        self._orders_done = 0  # revision of the latest order that was looked at
+        self._refused: dict[str, float] = {}  # keys that say why, and since when (monotonic)
+        self._pending: dict[str, agent.EndJob] = {}  # by job: what the store has not been told yet
+        self._spare = Spare(node, status.host, address, say)
+        self._idle_since = time.monotonic()
+        self._has_lost_data = False
+        self._turned_at = time.monotonic()  # when the loop last went round
+        self._child_metrics = ChildMetrics()
+        self.tells_metrics = False  # so that children tell theirs
+
+    def answers(self) -> AgentMetrics:
+        """What this agent says of itself, to other threads."""
+        return AgentMetrics(
+            self._node.answers,
+            node=lambda: NodeFigures(node=self._state.status.host, state=self._state.status.state.value),
+            child=self._child_metrics.samples,
+            stood_s=lambda: time.monotonic() - self._turned_at,
+            why_kept_out=self._node.why_kept_out,
+        )
+
+    def stop(self) -> None:
+        """Ends it soon: what runs here leaves its job, the second time at once. From a signal's handler as well."""
+        self._stop.set()
+        self._inbox.put(agent.Stopped(at_unix_s=time.time()))
+
+    def run(self) -> None:
+        """Obeys orders. Raises StoreError if the cluster cannot be reached at the start, or has a node of this name."""
+        with self._open_store() as store:
+            wait_for_name(store, self._state.status.host, self._stop)
+        self._node.say(status_key(self._me), status_text(self._state.status))
+        self._open()
+        while not (self._stop.is_set() and self._is_idle):
+            self._turned_at = time.monotonic()
+            self._wait()
+            self._handle(agent.TimePassed(at_unix_s=time.time()))
+            self._tell_ends()
+            if not self._stop.is_set():
+                self._help()
+        self._sight.close()
+
+    @property
+    def _me(self) -> str:
+        return self._state.status.node_id
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._state.status.state is NodeState.IDLE and self._child is None
+
+    # -- what comes in -------------------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        """Takes in what has come, after a moment at most."""
+        try:
+            self._take(self._inbox.get(timeout=TICK_S))
+            while True:
+                self._take(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        except StoreError as error:
+            self._reopen(error)
+
+    def _take(self, told: Any) -> None:
+        match told:
+            case Trouble(error):
+                raise error
+            case Seen():
+                self._look(self._sight.take(told))
+            case agent.Stopped():
+                self._handle(told)
+            case _Ended(child) if child is self._child:
+                self._child_ended(child)
+
+    def _look(self, what: str) -> None:
+        match what:
+            case "order":
+                self._look_at_order()
+            case "status":
+                self._look_at_status()
+            case "job":
+                self._look_at_job()
+            case "round":
+                self._look_at_round()
+
+    def _look_at_order(self) -> None:
+        entry = self._sight.entries("order").get(order_key(self._me))
+        if entry is None or entry.revision <= self._orders_done:
+            return
+        try:
+            order = parse_order(entry)
+        except ValueError as error:
+            self._say(f"{error}: it is ignored.")
+            self._orders_done = entry.revision
+            return
+        spec = read_spec(self._sight.opened(), order.target) if order.target else None
+        why_not = why_not_here(spec) if order.target else ""
+        self._orders_done = entry.revision
+        event = agent.Ordered(at_unix_s=time.time(), target=order.target, reason=order.reason, why_not=why_not)
+        self._handle(event)
+
+    def _look_at_status(self) -> None:
+        """Who is taken for lost, and is not, says that it is there, as soon as the coordinator is reached."""
+        if not (self._is_known() or self._stop.is_set() or self._is_entering):
+            self._is_entering = True
+            threading.Thread(target=self._enter_again, name="unicron-enter", daemon=True).start()
+
+    def _is_known(self) -> bool:
+        return status_key(self._me) in self._sight.entries("status")
+
+    def _enter_again(self) -> None:
+        try:
+            if why := self._node.why_unreached():
+                self._say(f"This node was taken for lost, and {why}: it comes back when that is over.")
+            while self._node.why_unreached():
+                if self._stop.wait(REACHED_S) or self._is_known():
+                    return
+            self._say("This node was taken for lost: it says that it is there.")
+            self._node.enter(RETRY_S, again=True)
+        except (StoreError, OSError):
+            pass  # the next beat of its lease says it
+        finally:
+            self._is_entering = False
+
+    def _look_at_job(self) -> None:
+        job = self._state.status.job
+        keys, known = PlannedJobKeys(job), self._sight.entries("job")
+        spec, phase = known.get(keys.spec), known.get(keys.phase)
+        try:
+            found = None if spec is None else parse_spec(spec)
+            record = PhaseRecord(phase=Phase.SUBMITTED, reason="") if phase is None else parse_phase(phase)
+        except ValueError as error:
+            self._say(f"{error}: the job {job} is taken for gone.")
+            found, record = None, PhaseRecord(phase=Phase.SUBMITTED, reason="")
+        if self._child is not None and (output := known.get(keys.output)) is not None:
+            self._child.set_output(output.value.decode(errors="replace"))
+        seen = agent.JobSeen(
+            at_unix_s=time.time(),
+            job=job,
+            spec=found,
+            phase=record.phase,
+            start=0 if phase is None else phase.revision,
+            nodes=record.nodes,
+            signal=record.signal,
+        )
+        self._handle(seen)
+
+    def _look_at_round(self) -> None:
+        for entry in self._sight.entries("round").values():
+            if entry.revision <= self._child_since:
+                continue  # it may have this node's place of an earlier time
+            try:
+                found = parse_round(entry)
+            except ValueError:
+                continue
+            if any(place.host == self._state.status.host for place in found.places):
+                if self._child is not None and isinstance(self._child.what, Claim):
+                    self._spare.joined(self._child.what)
+                self._handle(agent.ChildWorks(at_unix_s=time.time()))
+
+    def _child_ended(self, child: Child) -> None:
+        self._child = None
+        self._sight.unwatch("round")
+        if self._recall_key:
+            self._node.give_up(self._recall_key)
+            self._recall_key = ""
+        verdict = ""
+        if isinstance(child.what, Claim):
+            self._spare.ended(child.what, is_well=child.exit_code == 0)
+        else:
+            verdict = child.verdict or self._verdict(child.what)
+        self._handle(
+            agent.ChildEnded(
+                at_unix_s=time.time(),
+                exit_code=child.exit_code,
+                verdict=verdict,
+                why=child.why,
+                is_kept_out=bool(self._node.why_kept_out()),
+            )
+        )
+
+    def _verdict(self, run: str) -> str:
+        """How the job has ended, "" if it goes on or that cannot be seen now."""
+        try:
+            return verdict_on(self._sight.opened(), run)
+        except StoreError:
+            return ""
+
+    # -- what is done --------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: agent.Event) -> None:
+        self._state, commands = handle(self._state, event)
+        for command in commands:
+            self._do(command)
+
+    def _do(self, command: agent.Command) -> None:
+        match command:
+            case agent.SayStatus():
+                self._idle_since = time.monotonic()
+                self._node.say(status_key(self._me), status_text(command.status))
+            case agent.WatchJob():
+                self._sight.unwatch("job")
+                if command.job and not self._state.is_claimed:
+                    self._sight.try_to_watch("job", PlannedJobKeys(command.job).prefix)
+            case agent.StartChild():
+                self._start_child(command)
+            case agent.RecallChild():
+                assert self._child is not None
+                self._recall_key = JobKeys(str(self._child.what)).recalled(self._state.status.host)
+                self._node.say(self._recall_key, command.reason)
+            case agent.StopChild():
+                if self._child is not None:
+                    self._child.signal(command.signal)
+                    if command.signal == SIGKILL:
+                        self._say("The job's part of this node did not end in time, and is killed.")
+            case agent.EndJob():
+                self._pending[command.job] = command
+                self._tell_ends()
+            case agent.Tell():
+                self._say(command.reason)
+            case agent.TellJob():
+                self._say(command.reason)
+                self._tell_refusal(PlannedJobKeys(command.job).refused(self._me), command.reason)
+
+    def _start_child(self, command: agent.StartChild) -> None:
+        spec, host = command.spec, self._state.status.host
+        run = run_of_start(spec.name, command.start)
+        output = self._sight.entries("job").get(PlannedJobKeys(spec.name).output)
+        try:
+            words = child_command(
+                spec, start=command.start, nodes=command.nodes, endpoint=self._endpoint, address=self._address
+            )
+            env = child_environment(spec, host, self._etcd)
+            child = Child(run, words, spec.directory, env, on_end=lambda ended: self._inbox.put(_Ended(ended)))
+            child.start(
+                "" if output is None else output.value.decode(errors="replace"),
+                self._node.known_secret(),
+                host,
+                self._say,
+                self._metrics_end(),
+            )
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            self._handle(agent.ChildEnded(at_unix_s=time.time(), exit_code=None, why=f"it cannot be started ({error})"))
+            return
+        self._child = child
+        self._watch_round(run)
+
+    def _metrics_end(self) -> socket.socket | None:
+        """Where a new child is to tell its metrics; None: nowhere. Raises OSError."""
+        return self._child_metrics.connect() if self.tells_metrics else None
+
+    def _tell_refusal(self, key: str, reason: str) -> None:
+        """As long as it holds; an agent that lives long must not say more and more."""
+        now = time.monotonic()
+        for known, since in list(self._refused.items()):
+            if now - since > REFUSED_S and known != key:
+                self._node.give_up(known)
+                del self._refused[known]
+        self._refused[key] = now
+        self._node.say(key, reason)
+
+    def _tell_ends(self) -> None:
+        """Writes how jobs have ended, as soon as the store can be reached."""
+        for job, end in list(self._pending.items()):
+            try:
+                end_job(self._sight.opened(), end)
+            except (StoreError, LeaseGoneError):
+                return
+            del self._pending[job]
+
+    # -- jobs that nobody plans ----------------------------------------------------------------------------------------
+
+    def _help(self) -> None:
+        if not self._is_idle or not self._sight.is_clear or time.monotonic() - self._idle_since < SPARE_S:
+            return
+        self._idle_since = time.monotonic()  # until the next look
+        try:
+            claim = self._spare.claim(self._sight.opened())
+        except StoreError:
+            return
+        if claim is None:
+            return
+        self._handle(agent.Claimed(at_unix_s=time.time(), job=claim.run_id))
+        if not self._state.is_claimed:
+            self._spare.ended(claim, is_well=True)
+            return
+        try:
+            child = Child(
+                claim, self._spare.command(claim), claim.spec.cwd, self._spare.environment(claim),
+                on_end=lambda ended: self._inbox.put(_Ended(ended)),
+            )  # fmt: skip
+            child.start("", "", self._state.status.host, self._say, self._metrics_end())
+        except (OSError, subprocess.SubprocessError) as error:
+            self._spare.ended(claim, is_well=False)
+            self._say(f"The job {claim.run_id!r} cannot run here: {error}.")
+            self._handle(agent.ChildEnded(at_unix_s=time.time(), exit_code=None, why=f"an error ({error})"))
+            return
+        self._child = child
+        self._watch_round(claim.run_id)
+
+    # -- the store -----------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        wanted = {"order": order_key(self._me), "status": status_key(self._me)}
+        if self._state.status.job and not self._state.is_claimed:
+            wanted["job"] = PlannedJobKeys(self._state.status.job).prefix
+        if self._child is not None:
+            wanted["round"] = JobKeys(_run_of(self._child)).round
+        self._sight.open(wanted)
+
+    def _reopen(self, error: StoreError) -> None:
+        """After the store has lost its data, or could not be asked."""
+        if not self._has_told_trouble:
+            self._has_told_trouble = True
+            self._say(f"The cluster's store is opened again: {error}.")
+        self._sight.close()
+        if isinstance(error, StoreReplacedError):
+            self._orders_done = self._child_since = 0  # revisions begin anew
+            self._has_lost_data = True
+        try:
+            if self._has_lost_data:
+                self._submit_again()
+            self._open()
+        except StoreError as again:
+            self._sight.close()
+            time.sleep(RETRY_S)
+            self._inbox.put(Trouble(again))
+            return
+        self._has_told_trouble = self._has_lost_data = False
+
+    def _submit_again(self) -> None:
+        """A store that has lost its data is told which job this node works for. Raises StoreError."""
+        seen = self._state.seen
+        if seen is None or seen.spec is None or seen.phase not in (Phase.SUBMITTED, Phase.RUNNING):
+            return
+        with self._open_store() as store:
+            if store.create(PlannedJobKeys(seen.job).spec, spec_text(seen.spec)) is not None:
+                self._say(f"The job {seen.job} is submitted to it again, and starts anew.")
+
+    def _watch_round(self, run: str) -> None:
+        """Those of the child that starts now: what was written before says nothing of it."""
+        self._child_since = self._sight.try_to_watch("round", JobKeys(run).round)
+
+
+def _run_of(child: Child) -> str:
+    """The run in the store that it is a part of."""
+    return child.what.run_id if isinstance(child.what, Claim) else str(child.what)

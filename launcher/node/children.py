@@ -1,0 +1,122 @@
+"""A child of the cluster's agent: one ``unicron-run``, its output, and the news of its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, BinaryIO
+
+from unicron_elastic.launcher.export.metrics.link import VARIABLE as METRICS_VARIABLE
+from unicron_elastic.launcher.node.output_sender import OutputSender
+from unicron_elastic.rendezvous.records.plan_keys import VERDICT_VARIABLE
+
+GRACE_S = 2.0  # for what a child's own children write after its end
+
+
+class Child:
+    """From ``start`` on. ``what`` it runs is its owner's; ``exit_code`` is None until it has ended."""
+
+    def __init__(
+        self,
+        what: Any,
+        command: Sequence[str],
+        directory: str,
+        env: Mapping[str, str],
+        *,
+        on_end: Callable[[Child], None],
+    ) -> None:
+        """``on_end`` is called once, from another thread."""
+        self.what = what
+        self.exit_code: int | None = None
+        self.why = ""  # it could not be seen to its end
+        self.verdict = ""  # how the job has ended, as the child says: well, failed, or "" if it goes on
+        self._command, self._directory, self._env = command, directory, env
+        self._on_end = on_end
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output: OutputSender | None = None
+        self._address = ""  # where its output is wanted
+        self._verdict: BinaryIO | None = None  # in memory: nothing is left if this process is killed
+
+    def start(
+        self,
+        output: str,
+        secret: str,
+        host: str,
+        say: Callable[[str], None],
+        metrics: socket.socket | None = None,
+    ) -> None:
+        """Starts it; what it writes goes to ``output``, HOST:PORT, and for want of that to this process's own streams.
+
+        ``metrics`` is where it tells its own, and is closed here. Raises OSError.
+        """
+        with metrics or contextlib.nullcontext():
+            process = self._started(metrics)
+        try:
+            self._follow(process, output, secret, host, say)
+        except BaseException:
+            process.kill()  # nobody would hear of its end
+            process.wait()
+            raise
+
+    def _started(self, metrics: socket.socket | None) -> subprocess.Popen[bytes]:
+        verdict = self._verdict = os.fdopen(os.memfd_create("unicron-verdict"), "rb")
+        # A session of its own: Ctrl-C here is for the agent, which stops its child as it should be stopped.
+        told = {} if metrics is None else {METRICS_VARIABLE: str(metrics.fileno())}
+        return subprocess.Popen(
+            self._command,
+            cwd=self._directory,
+            env={**self._env, **told, VERDICT_VARIABLE: f"/proc/self/fd/{verdict.fileno()}"},
+            pass_fds=[each.fileno() for each in (verdict, metrics) if each is not None],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def _follow(
+        self, process: subprocess.Popen[bytes], output: str, secret: str, host: str, say: Callable[[str], None]
+    ) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        with process.stdout as out, process.stderr as err:
+            self._address = output
+            self._output = OutputSender(
+                output,
+                secret,
+                host,
+                out.fileno(),
+                err.fileno(),
+                say=lambda words: say(words) if self._address else None,
+            )
+        threading.Thread(target=self._wait, name="unicron-child", daemon=True).start()
+
+    def set_output(self, address: str) -> None:
+        """What it writes goes there from now on."""
+        if self._output is not None and address != self._address:
+            self._address = address
+            self._output.set_address(address)
+
+    def signal(self, number: int) -> None:
+        """Sends it a signal, if it is there."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        assert self._output is not None
+        self.exit_code = self._process.wait()
+        self._output.finish(GRACE_S)
+        self._output.join(GRACE_S)
+        self.verdict = self._read_verdict()
+        self._on_end(self)
+
+    def _read_verdict(self) -> str:
+        assert self._verdict is not None
+        with self._verdict as file:
+            told = file.read(16).decode(errors="replace")
+        return told if told in ("well", "failed") else ""

@@ -1,1 +1,0 @@
-"""The plan between jobs, as people see it and ask what would be."""

@@ -1,0 +1,1 @@
+"""The cluster at one moment, as values and as text."""

@@ -1,1 +1,0 @@
-"""The web page: the server, what it tells, and the page itself, which needs nothing from the internet."""

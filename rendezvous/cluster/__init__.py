@@ -1,0 +1,1 @@
+"""A node's part in the cluster: its presence, heartbeats, links to others."""

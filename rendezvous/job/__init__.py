@@ -1,0 +1,1 @@
+"""A node's part in one job: its presence, its rounds and the count of restarts."""

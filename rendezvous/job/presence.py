@@ -1,0 +1,279 @@
+"""An agent's presence in its job: its member key, the job's own lease, and what all of them say of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from unicron_elastic.membership.rounds import JobView, Member, Place, Round
+from unicron_elastic.rendezvous.records.job import (
+    JobKeys,
+    JobMirror,
+    departing_text,
+    lost_text,
+    member_text,
+    parse_departing,
+    round_text,
+)
+from unicron_elastic.rendezvous.store.interface import MAX_OPERATIONS, Change, LeaseGoneError, Put, Store, StoreError
+from unicron_elastic.rendezvous.store.records import whole_number
+from unicron_elastic.rendezvous.store.session import Presence
+
+JOB_LEASE_S = 60.0  # so long a job's own keys outlive its last agent
+CLOSED_FOR_S = 600.0  # so long it is known that a job is over
+FAREWELL_S = 600.0  # so long it is known why an agent has left
+_LEASE_ATTEMPTS = 3  # to hold the job's own lease, before a pause
+_KEEP_ATTEMPTS = 3  # to write what others write, too, before that is left for later
+_WRITE_ATTEMPTS = 10  # to write a world, while others write earlier ones
+_DELETED_AT_ONCE = MAX_OPERATIONS - 2  # with what is written
+WORLDS_KEPT = 8  # of a round: who is further behind sees the oldest of these next
+SAY_AGAIN_S = 5.0  # so long nodes may take to tell of themselves again to a store that lost its data
+
+logger = logging.getLogger(__name__)
+
+
+class JobPresence(Presence[JobMirror]):
+    """From ``join`` to ``leave``. Safe from any thread; no method but ``join`` raises a StoreError."""
+
+    def __init__(self, open_store: Callable[[], Store], keys: JobKeys, lease_ttl_s: float) -> None:
+        """``open_store`` opens another object for the same store each time."""
+        super().__init__(open_store, keys.prefix, lambda snapshot: JobMirror(keys, snapshot), lease_ttl_s)
+        self._keys = keys
+        self._job_lease_id: int | None = None
+        self._job_lease_due_at = 0.0  # when it should be kept alive again: it is long, and all agents do that
+        self._job_texts: dict[str, bytes] = {}  # what is the job's own and any of its agents may say
+        self._round: Round | None = None  # the latest that was seen, to be said again to a store that forgot it
+        self._seen: set[str] = set()  # nodes that have told of themselves since the store had lost its data
+
+    def join(self, member: Member, timeout_s: float) -> None:
+        """Becomes a member, or says what has changed of it. Raises StoreError if the store does not let it in in time.
+
+        An unreachable store is waited for.
+        """
+        self._said[self._keys.member(member.node_id)] = member_text(member)
+        if self.get(self._keys.lost(member.node_id)) is not None and self._store is not None:
+            with contextlib.suppress(StoreError):
+                self._store.delete(self._keys.lost(member.node_id))
+        self.enter(timeout_s)
+
+    def offer(self, key: str, text: bytes) -> None:
+        """Has a key of the job's own written by the next ``join``, unless it is there."""
+        self._job_texts[key] = text
+
+    def why_lost(self, node_id: str) -> str:
+        """Why an agent was removed from the job, or left it; "": it was not."""
+        with self._changed:
+            return "" if self._mirror is None else self._mirror.why_lost(node_id)
+
+    def departing(self) -> dict[str, str]:
+        """{node: why} of the agents that are well and about to leave, or have left so."""
+        with self._changed:
+            return {} if self._mirror is None else self._mirror.departing()
+
+    def farewell(self, node_id: str, reason: str, *, is_orderly: bool) -> None:
+        """Tells the others why this agent goes; its workers have ended. ``is_orderly``: no error makes it go."""
+        with contextlib.suppress(StoreError, LeaseGoneError):
+            if self._store is not None:
+                lease_id = self._store.grant(FAREWELL_S).lease_id
+                text = lost_text(node_id, reason, has_ended=True, is_orderly=is_orderly)
+                self._store.put(self._keys.lost(node_id), text, lease_id)
+
+    def view(self) -> JobView:
+        """The job as it was when last seen."""
+        with self._changed:
+            found = JobView() if self._mirror is None else self._mirror.view()
+            if found.round is not None:
+                self._round = found.round
+            self._seen.update(member.node_id for member in found.members)
+            return found
+
+    def unheard(self, found: Round) -> list[Place]:
+        """Those of a round of whom a store that lost its data does not know yet whether they live."""
+        with self._changed:
+            if time.monotonic() - self._forgotten_at > SAY_AGAIN_S + self._ttl_s:
+                return []
+            return [place for place in found.places if place.node_id not in self._seen]
+
+    def propose(self, found: Round, seen: JobView) -> bool:
+        """Writes the round that follows what was ``seen``, unless somebody was faster or the job is over.
+
+        Whether it surely was written. What was said by nodes that departed from rounds before goes with that: a job may
+        live long.
+        """
+        store = self._store
+        if store is None:
+            return False
+        guards = {self._keys.round: seen.round_revision, self._keys.closed: 0}
+        rounds = [found] if seen.round is None else [seen.round, found]
+        with self._changed:
+            over = [] if self._mirror is None else self._mirror.departed(rounds)[:_DELETED_AT_ONCE]
+        try:
+            put = Put(self._keys.round, round_text(found), self._job_lease_id)
+            return store.commit(guards, [put], over) is not None
+        except (StoreError, LeaseGoneError):
+            return False
+
+    def write_world(self, round_number: int, place: int, text: str) -> str:
+        """Writes a world of a round unless there is one in its place; returns what is there. Raises StoreError.
+
+        The worlds of rounds before the last one go with that, and those of this one but the latest: nobody reads them
+        any more, and a job may live long. Each write tells which place is the latest, so that nobody who is far behind
+        writes in a place whose world has gone.
+        """
+        store = self._store
+        if store is None:
+            raise StoreError("the cluster's store is not open")
+        with self._changed:
+            over = [] if self._mirror is None else self._mirror.worlds_before(round_number, place - WORLDS_KEPT + 1)
+        key, latest = self._keys.world(round_number, place), self._keys.latest_world(round_number)
+        puts = [Put(each, value, self._job_lease_id) for each, value in ((key, text.encode()), (latest, b"%d" % place))]
+        for _ in range(_WRITE_ATTEMPTS):
+            seen = store.read(latest).entry
+            if seen is not None and (whole_number(seen.value) or 0) >= place:  # the next write mends what is none
+                return _what_stands(store, key)
+            guards = {latest: 0 if seen is None else seen.revision}
+            try:
+                if store.commit(guards, puts, over[:_DELETED_AT_ONCE]) is not None:
+                    return text
+            except LeaseGoneError as error:
+                raise StoreError(f"the job's lease has run out: {error}") from None
+        raise StoreError(f"{key} cannot be written: others write without a pause")
+
+    def world_after(self, round_number: int, place: int) -> tuple[int, str] | None:
+        """The first world of a round in a later place that has been seen, and which place that is."""
+        with self._changed:
+            found = None if self._mirror is None else self._mirror.world_after(round_number, place)
+        return None if found is None else (found[0], found[1].value.decode(errors="replace"))
+
+    @property
+    def store(self) -> Store | None:
+        """The open one; None, if there is none at the moment."""
+        return self._store
+
+    def keep(self, key: str, merge: Callable[[bytes | None], bytes]) -> bool:
+        """Writes what ``merge`` makes of what a key holds, None for nothing; it outlives the job. Whether it was done.
+
+        Who writes at the same moment is merged with. A key that is to go at some time, as its job is over, still does.
+        """
+        try:
+            for _ in range(_KEEP_ATTEMPTS):
+                store = self._store
+                if store is None:
+                    break
+                entry = store.read(key).entry
+                text = merge(None if entry is None else entry.value)
+                revision, lease_id = (0, None) if entry is None else (entry.revision, entry.lease_id)
+                if store.compare_and_set(key, text, revision, lease_id) is not None:
+                    return True
+        except (StoreError, LeaseGoneError) as error:
+            logger.debug("%s could not be written: %s.", key, error)
+        return False
+
+    def close_job(self, reason: str, *, has_failed: bool = False) -> None:
+        """Ends the job for all its nodes, if the store can be reached."""
+        try:
+            if self._store is None:
+                self._store = self._open_store()
+            lease = self._store.grant(CLOSED_FOR_S)
+            closing = [self._keys.closed, self._keys.failed] if has_failed else [self._keys.closed]
+            puts = [Put(key, reason.encode(), lease.lease_id) for key in closing]
+            self._store.commit({}, puts, [self._keys.round])
+        except (StoreError, LeaseGoneError) as error:
+            logger.warning("The end of the job could not be told: %s.", error)
+
+    def take_leave(
+        self, number: int, spare: int, departing: tuple[str, str] | None = None, have_state: Collection[str] = ()
+    ) -> str:
+        """Takes one of the ``spare`` places that round ``number`` can do without; why there is none, or "".
+
+        Nodes that would leave at the same moment count each other by compare-and-set. ``departing`` is (node, why) of
+        one that is well: the others are told by the same write. ``have_state``: not all of these may have departed, if
+        there are any.
+        """
+        try:
+            store = self._store
+            while store is not None:
+                entry = store.read(self._keys.leaving).entry
+                words = [] if entry is None else entry.value.split()
+                is_told = len(words) == 2 and words[0] == b"%d" % number
+                taken = (whole_number(words[1]) or 0) if is_told else 0
+                if taken >= spare:
+                    return "other nodes leave already, and the job needs the rest."
+                if taken and have_state and not set(have_state) - self._departed(store):
+                    return "no other node that stays has the training state yet."
+                told, revision = b"%d %d" % (number, taken + 1), 0 if entry is None else entry.revision
+                puts = [Put(self._keys.leaving, told, self._job_lease_id)]
+                if departing is not None:
+                    puts.append(Put(self._keys.departing(departing[0]), departing_text(*departing), self._job_lease_id))
+                if store.commit({self._keys.leaving: revision}, puts) is not None:
+                    return ""
+        except (StoreError, LeaseGoneError) as error:
+            return f"the other nodes could not be asked whether they can spare it ({error})."
+        return "the cluster's store is not open."
+
+    def _departed(self, store: Store) -> set[str]:
+        """As the store has them now; the mirror may not have heard of a write of this moment. Raises StoreError."""
+        found = set()
+        for entry in store.read_prefix(self._keys.departing("")).entries:
+            with contextlib.suppress(ValueError):
+                found.add(parse_departing(entry)[0])
+        return found
+
+    # -- what a presence asks for ------------------------------------------------------------------------------------
+
+    def _hold(self, store: Store) -> None:
+        """Keeps the job's own lease alive, which any of its agents may have begun."""
+        if self._job_lease_id is not None and store.keep_alive(self._job_lease_id) is not None:
+            return
+        for _ in range(_LEASE_ATTEMPTS):
+            entry = store.read(self._keys.lease).entry
+            known = None if entry is None else whole_number(entry.value)
+            if known is not None and store.keep_alive(known) is not None:
+                self._job_lease_id = known
+                return
+            lease = store.grant(JOB_LEASE_S)
+            revision = 0 if entry is None else entry.revision
+            text = str(lease.lease_id).encode()
+            if store.compare_and_set(self._keys.lease, text, revision, lease.lease_id) is not None:
+                self._job_lease_id = lease.lease_id
+                return
+            store.revoke(lease.lease_id)  # another agent was faster: its lease is there to be read at once
+        raise StoreError("other agents begin the job's lease at this moment")
+
+    def _is_held(self, store: Store) -> bool:
+        if self._job_lease_id is None:
+            return False
+        if time.monotonic() < self._job_lease_due_at:
+            return True
+        self._job_lease_due_at = time.monotonic() + JOB_LEASE_S / 3
+        return store.keep_alive(self._job_lease_id) is not None
+
+    def _let_go(self) -> None:
+        self._job_lease_id = None
+
+    def _say_more(self, store: Store) -> None:
+        for key, text in self._job_texts.items():
+            if self.get(key) is None:
+                store.commit({key: 0}, [Put(key, text, self._job_lease_id)])
+        if self._round is not None and store.read(self._keys.round).entry is None:
+            put = Put(self._keys.round, round_text(self._round), self._job_lease_id)
+            store.commit({self._keys.round: 0, self._keys.closed: 0}, [put])
+
+    def _open_and_say(self) -> None:
+        if self._must_reopen:
+            with self._changed:
+                self._seen.clear()
+        super()._open_and_say()
+
+    def _take(self, mirror: JobMirror, changes: tuple[Change, ...]) -> None:
+        super()._take(mirror, changes)
+        self.view()  # who has told of itself is remembered
+
+
+def _what_stands(store: Store, key: str) -> str:
+    entry = store.read(key).entry
+    if entry is None:
+        raise StoreError(f"{key} cannot be written: others have written later ones, which have not been seen yet")
+    return entry.value.decode()

@@ -1,0 +1,1 @@
+"""The plan between jobs as the coordinator carries it out in the store."""

@@ -1,0 +1,1 @@
+"""What the store holds: keys and their texts, read with bounds."""

@@ -1,0 +1,208 @@
+"""What jobs and nodes tell for people to look at: how far a job is, and a node's last incidents. It decides nothing.
+
+Apart from the keys that agents watch, so that nobody is woken by it. Each is bound to a lease, and so goes by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any
+from urllib.parse import quote, unquote
+
+from unicron_elastic.base.incident import Incident
+from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.rendezvous.store.interface import Entry, LeaseGoneError, Store, StoreError
+from unicron_elastic.rendezvous.store.records import number_in, object_in, odd
+
+NEWS = "news/"
+JOB_NEWS = f"{NEWS}jobs/"
+INCIDENTS = f"{NEWS}incidents/"
+JOB_NEWS_FOR_S = 60.0  # so long it is known how far a job was that says nothing any more
+INCIDENTS_FOR_S = 86_400.0  # so long it is known what happened on a node, since the last time
+
+INCIDENTS_MOST = 8  # of a node
+_TEXT_CHARACTERS = 500
+_RECORD_MAX_BYTES = 64 * 1024
+_SECONDS_MAX = 1e12
+# Of an incident all but what is long: that stays in the ledger, on the node.
+_NEEDED = [each.name for each in fields(Incident) if each.default is MISSING]
+_KEPT = [each.name for each in fields(Incident) if each.name not in ("message", "stack", "consequences")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobNews:
+    """How far a run is, as the agent of its first node says at ``at_unix_s``.
+
+    ``step``: optimizer steps of the furthest worker there since its process began; None: not known. ``step_s``: seconds
+    of the latest. ``stepped_unix_s``: when the latest ended. ``world``: the number of those who train together; 0: they
+    do not change in place.
+    """
+
+    at_unix_s: float
+    step: int | None
+    step_s: float | None
+    stepped_unix_s: float | None
+    world: int
+    nodes: int
+    workers: int
+    restarts_used: int
+    max_restarts: int
+    is_incident_open: bool = False
+
+
+def job_news_key(run_id: str) -> str:
+    """Of a job, by its --rdzv-id: the same for all starts of one that is planned."""
+    return f"{JOB_NEWS}{quote(run_id, safe='')}"
+
+
+def run_of_news(key: str) -> str:
+    """The run of such a key."""
+    return unquote(key.removeprefix(JOB_NEWS))
+
+
+def job_news_text(news: JobNews) -> bytes:
+    """What such a key holds."""
+    return json.dumps(asdict(news), allow_nan=False).encode()
+
+
+def parse_job_news(entry: Entry) -> JobNews:
+    """Raises ValueError for what no job says."""
+    told = object_in(entry, _RECORD_MAX_BYTES)
+    try:
+        counts = ("world", "nodes", "workers", "restarts_used", "max_restarts")
+        at_unix_s = _seconds_in(told, "at_unix_s")
+        if at_unix_s is None:
+            raise ValueError("at_unix_s must be unix seconds")
+        return JobNews(
+            at_unix_s=at_unix_s,
+            step=None if told.get("step") is None else number_in(told, "step"),
+            step_s=_seconds_in(told, "step_s"),
+            stepped_unix_s=_seconds_in(told, "stepped_unix_s"),
+            is_incident_open=told.get("is_incident_open") is True,
+            **{name: number_in(told, name) for name in counts},
+        )
+    except ValueError as error:
+        raise odd(entry, "news of a job", error) from None
+
+
+def incidents_key(host: str) -> str:
+    """Of a node."""
+    return f"{INCIDENTS}{quote(host, safe='')}"
+
+
+def with_incident(incidents: Iterable[Incident], incident: Incident) -> tuple[Incident, ...]:
+    """The last ones of a node with one more, or with more known of one of them; the newest last."""
+    me = incident.run_id, incident.number, incident.time
+    others = [each for each in incidents if (each.run_id, each.number, each.time) != me]
+    return (*others, incident)[-INCIDENTS_MOST:]
+
+
+def incidents_text(incidents: Iterable[Incident]) -> bytes:
+    """What such a key holds. Of long texts only the beginning, and no stack."""
+    return json.dumps({"incidents": [_brief(each) for each in incidents]}, allow_nan=False).encode()
+
+
+def parse_incidents(entry: Entry) -> tuple[Incident, ...]:
+    """Raises ValueError for what is no list of a node's incidents."""
+    told = object_in(entry, _RECORD_MAX_BYTES).get("incidents")
+    try:
+        if not isinstance(told, list):
+            raise ValueError("incidents must be a list")
+        found = tuple(_incident(each) for each in told[-INCIDENTS_MOST:])
+    except ValueError as error:
+        raise odd(entry, "incidents", error) from None
+    return tuple(each for each in found if incidents_key(each.host) == entry.key)
+
+
+def _brief(incident: Incident) -> dict[str, Any]:
+    found = {name: getattr(incident, name) for name in _KEPT}
+    return {
+        name: shorten(one_line(value), _TEXT_CHARACTERS) if isinstance(value, str) else value
+        for name, value in found.items()
+        if value is not None or name in _NEEDED
+    }
+
+
+def _incident(told: object) -> Incident:
+    if not isinstance(told, dict):
+        raise ValueError("each must be an object")
+    known = {name: told[name] for name in _KEPT if name in told}
+    if not all(math.isfinite(value) for value in known.values() if isinstance(value, float)):
+        raise ValueError("each number must be finite")
+    return Incident.from_json(known)
+
+
+def _seconds_in(told: Mapping[str, Any], name: str) -> float | None:
+    value = told.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _SECONDS_MAX:
+        raise ValueError(f"{name} must be seconds, from 0 to {_SECONDS_MAX:g}")
+    return float(value)
+
+
+# Writes news of a run, and of its incidents on a node, to the store, for people to look at.
+
+
+_ATTEMPTS = 3  # to write what other jobs on this node write, too
+
+logger = logging.getLogger(__name__)
+
+
+class NewsWriter:
+    """Of one run, for one thread. What cannot be written is no reason to stop anything: False says so."""
+
+    def __init__(self, store: Callable[[], Store | None], run_id: str) -> None:
+        """``store``: the open one; None, if there is none at the moment."""
+        self._store = store
+        self._key = job_news_key(run_id)
+        self._lease_id: int | None = None
+
+    def tell_job(self, news: JobNews) -> bool:
+        """Takes the place of what was told of the run before. May take seconds."""
+        try:
+            store = self._store()
+            if store is None:
+                return False
+            store.put(self._key, job_news_text(news), self._lease(store))
+        except (StoreError, LeaseGoneError) as error:
+            self._lease_id = None
+            logger.debug("%s could not be written: %s.", self._key, error)
+            return False
+        return True
+
+    def tell_incident(self, incident: Incident) -> bool:
+        """Adds it to the last ones of its node, or what is known more of it. May take seconds."""
+        try:
+            return any(self._add(incident) for _ in range(_ATTEMPTS))
+        except (StoreError, LeaseGoneError, ValueError) as error:
+            logger.debug("Incident %d could not be told: %s.", incident.number, error)
+        return False
+
+    def _lease(self, store: Store) -> int:
+        """Of the run's news, for another minute."""
+        if self._lease_id is None or store.keep_alive(self._lease_id) is None:
+            self._lease_id = store.grant(JOB_NEWS_FOR_S).lease_id
+        return self._lease_id
+
+    def _add(self, incident: Incident) -> bool:
+        store, key = self._store(), incidents_key(incident.host)
+        if store is None:
+            return False
+        entry = store.read(key).entry
+        known: tuple[Incident, ...] = ()
+        if entry is not None:
+            with contextlib.suppress(ValueError):  # the new ones take its place
+                known = parse_incidents(entry)
+        lease_id = store.grant(INCIDENTS_FOR_S).lease_id
+        text, revision = incidents_text(with_incident(known, incident)), 0 if entry is None else entry.revision
+        is_written = store.compare_and_set(key, text, revision, lease_id) is not None
+        old = lease_id if not is_written else None if entry is None else entry.lease_id
+        if old is not None:
+            store.revoke(old)  # the key hangs on the other one
+        return is_written

@@ -1,0 +1,53 @@
+"""Reads records of the store as what they must be: a JSON object with fields of known kinds, all of them bounded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.rendezvous.store.interface import Entry
+
+_ERROR_CHARACTERS = 300
+_DIGITS_MAX = 19  # below 2^63
+
+
+def object_in(entry: Entry, max_bytes: int) -> Mapping[str, Any]:
+    """Raises ValueError that names the key."""
+    if len(entry.value) > max_bytes:
+        raise ValueError(f"{entry.key} holds {len(entry.value)} bytes, and at most {max_bytes} are read")
+    try:
+        told = json.loads(entry.value)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise ValueError(f"{entry.key} holds no JSON object")
+    return told
+
+
+def odd(entry: Entry, what: str, error: Exception) -> ValueError:
+    """What to raise for a key that does not hold ``what``."""
+    return ValueError(f"{entry.key} holds no {what}: {shorten(one_line(str(error)), _ERROR_CHARACTERS)}")
+
+
+def text_in(told: Mapping[str, Any], name: str, characters: int | None = None) -> str:
+    """The first ``characters`` of it. Raises ValueError."""
+    value = told.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a text")
+    return value[:characters]
+
+
+def number_in(told: Mapping[str, Any], name: str, least: int = 0, bits: int = 62) -> int:
+    """Of ``least`` at the least and less than 2^``bits``. Raises ValueError."""
+    value = told.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**bits:
+        raise ValueError(f"{name} must be a whole number, at least {least} and below 2^{bits}")
+    return value
+
+
+def whole_number(value: bytes) -> int | None:
+    """Of a key that holds nothing else; None for what is none, or not below 2^63."""
+    number = int(value) if value.isdigit() and len(value) <= _DIGITS_MAX else None
+    return number if number is not None and number < 2**63 else None

@@ -1,0 +1,42 @@
+"""Which rendezvous a job gets."""
+
+from __future__ import annotations
+
+from unicron_elastic.compat.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    get_rendezvous_handler,
+    parse_rendezvous_endpoint,
+)
+from unicron_elastic.rendezvous.torch.create import create_handler
+from unicron_elastic.rendezvous.torch.fresh_store import FreshStoreRendezvous
+from unicron_elastic.rendezvous.torch.handler import BACKEND
+from unicron_elastic.rendezvous.torch.local import LocalRendezvous
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def rendezvous_handler(parameters: RendezvousParameters) -> RendezvousHandler:
+    """torch's handler for these parameters, or ours where torch's would hand out a stale store.
+
+    Raises ValueError for parameters that name no valid rendezvous, as torch does.
+    """
+    if parameters.max_nodes == 1 and parameters.backend in ("c10d", "static"):
+        host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
+        if parameters.backend == "static" and port > 0:
+            return LocalRendezvous(
+                backend="static", run_id=parameters.run_id, host=host, port=port, timeout_s=_timeout_s(parameters)
+            )
+        if parameters.backend == "c10d" and port == 0 and host in _LOOPBACK:
+            return LocalRendezvous(backend="c10d", run_id=parameters.run_id, host=parameters.local_addr)
+    if parameters.backend == BACKEND:
+        return create_handler(parameters)
+    inner = get_rendezvous_handler(parameters)
+    if parameters.backend == "c10d":
+        return FreshStoreRendezvous(inner, parameters.local_addr)
+    return inner
+
+
+def _timeout_s(parameters: RendezvousParameters) -> float:
+    """torch's static rendezvous reads ``timeout``; its dynamic one does not."""
+    return float(int(parameters.get("timeout", 600)))

@@ -1,0 +1,1 @@
+"""Probes of GPUs through NVML, and what XIDs mean."""

@@ -1,0 +1,1 @@
+"""Probes of a host: memory, disks, links, clocks, processes, and a site's own command."""

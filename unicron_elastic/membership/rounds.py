@@ -1,0 +1,274 @@
+"""Who trains together, and under which ranks: pure decisions on what the store says of one job.
+
+A job's nodes meet in rounds, as torch's rendezvous calls them. Each agent has a *member* in the store, which goes with
+its lease. Those who have a place in the present round train, all others wait. Whoever waits may write the next round,
+by compare-and-set: all would write the same. That makes one write of each node per round, and one of the round.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+BLIND_MARGIN_S = 10.0  # until a blind node has noticed that it is, and its workers have ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the command line asks for; seconds."""
+
+    min_nodes: int
+    max_nodes: int
+    blind_patience_s: float = 600.0  # so long a node trains that cannot see the store
+    last_call_s: float = 30.0  # for more than the fewest nodes to come to the first round
+    target_nodes: int | None = None  # train at most; the others, up to the most, are spares
+    expected_nodes: int | None = None  # come to the first round, if that is known; else as many as train at most
+
+    @property
+    def most(self) -> int:
+        """How many nodes train at most."""
+        return self.max_nodes if self.target_nodes is None else self.target_nodes
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_nodes <= self.max_nodes:
+            raise ValueError(f"nodes must be at least 1, and MIN at most MAX, not {self.min_nodes}:{self.max_nodes}")
+        if not self.min_nodes <= self.most <= self.max_nodes:
+            raise ValueError(f"target_nodes must be {self.min_nodes} to {self.max_nodes}, not {self.target_nodes}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """An agent that is alive, by its lease. It has no part in rounds before the one that it ``waits_for``."""
+
+    node_id: str  # another one each time that an agent starts
+    host: str
+    label: str = ""  # of the place in the network, such as a rack: neighbours get neighbouring ranks
+    joined: int = 0  # revision of the store at which it came
+    waits_for: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One rank of a round."""
+
+    node_id: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Nodes that train together, in the order of their ranks. The first has number 1."""
+
+    number: int
+    places: tuple[Place, ...]
+
+    def rank_of(self, node_id: str) -> int | None:
+        """The rank of a node among nodes; None if it has none."""
+        return next((rank for rank, place in enumerate(self.places) if place.node_id == node_id), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """What the store says of a job at one revision. ``closed`` is why it is over, as a sentence; "": it is not."""
+
+    members: tuple[Member, ...] = ()
+    round: Round | None = None
+    closed: str = ""
+    round_revision: int = 0  # of the store, at which the round was written
+    ended: frozenset[str] = frozenset()  # agents of which it is certain that they, and their workers, are no more
+    orderly: frozenset[str] = frozenset()  # agents that have left in good order, by their own word
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the job trained until all of its nodes were told to go; it goes on if others come."""
+        if self.round is None or self.closed or self.members:
+            return False
+        return {place.node_id for place in self.round.places} <= self.orderly
+
+    @property
+    def waiting(self) -> tuple[Member, ...]:
+        """Those who wait for the next round, in the order in which they came.
+
+        Not those who were blind while a round began without them, and have not noticed yet: they may still train.
+        """
+        number = 0 if self.round is None else self.round.number
+        waiting = (member for member in self.members if member.waits_for > number)
+        return tuple(sorted(waiting, key=lambda member: (member.joined, member.node_id)))
+
+    @property
+    def training(self) -> tuple[Member, ...]:
+        """Those who train in the present round."""
+        if self.round is None:
+            return ()
+        places, number = {place.node_id for place in self.round.places}, self.round.number
+        return tuple(each for each in self.members if each.node_id in places and each.waits_for <= number)
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """The next round; the store decides whether it comes to be."""
+
+    round: Round
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """Why there is no next round now. ``again_in_s``: when there may be one although nothing changes."""
+
+    reason: str
+    again_in_s: float | None = None
+
+
+def may_train_unseen(view: JobView) -> bool:
+    """Whether all nodes of the present round may be cut off from the store and still train: nobody of it is there.
+
+    If only one of them is, the others cannot go on without it, wherever they are.
+    """
+    if view.round is None:
+        return False
+    there = {member.node_id for member in view.members}
+    places = {place.node_id for place in view.round.places}
+    return not places & there and not places <= view.ended
+
+
+def next_round(view: JobView, settings: Settings, enough_for_s: float, unseen_for_s: float = 0.0) -> Formed | NotYet:
+    """Whether those who wait can begin the next round.
+
+    ``unseen_for_s`` is for how long ``may_train_unseen``. ``enough_for_s`` is for how long at least ``min_nodes`` have
+    waited. Only a first round with room for more waits for
+    them: later it is known who is expected, and who comes later makes another round.
+    """
+    if view.closed:
+        return NotYet(view.closed)
+    waiting, training = view.waiting, view.training
+    if training:
+        number = view.round.number if view.round is not None else 0
+        return NotYet(f"{_nodes(len(training))} of round {number} still train{_s(training)}.")
+    if len(waiting) < settings.min_nodes:
+        return NotYet(f"{_nodes(len(waiting))} wait{_s(waiting)}, and {settings.min_nodes} are needed.")
+    expected = settings.most if settings.expected_nodes is None else min(settings.most, settings.expected_nodes)
+    if view.round is None and len(waiting) < expected and enough_for_s < settings.last_call_s:
+        left_s = settings.last_call_s - enough_for_s
+        return NotYet(f"{_nodes(len(waiting))} wait{_s(waiting)} for up to {expected}.", left_s)
+    if may_train_unseen(view) and unseen_for_s < settings.blind_patience_s + BLIND_MARGIN_S:
+        number = view.round.number if view.round is not None else 0
+        left_s = settings.blind_patience_s + BLIND_MARGIN_S - unseen_for_s
+        return NotYet(f"No node of round {number} is left to say that it has ended: it may train, cut off.", left_s)
+    number = 1 if view.round is None else view.round.number + 1
+    chosen = _chosen(view.round, waiting, settings.most)
+    formed = Round(number=number, places=_ranked(view.round, chosen))
+    left_out = [member for member in waiting if member not in chosen]
+    reason = f"Round {number} begins with {_nodes(len(chosen))}"
+    more = f"; {_nodes(len(left_out))} wait{_s(left_out)} for a place" if left_out else ""
+    return Formed(formed, f"{reason}{more}.")
+
+
+def nodes_waiting(view: JobView, settings: Settings) -> int:
+    """How many nodes wait that a round would take beside those who train: for these it is worth to begin another."""
+    return max(0, min(len(view.waiting), settings.most - len(view.training)))
+
+
+def lost(view: JobView) -> tuple[Place, ...]:
+    """Places of the present round whose agents are gone, or have given it up."""
+    return _without(view, view.training)
+
+
+def gone(view: JobView) -> tuple[Place, ...]:
+    """Places of the present round whose agents are gone."""
+    return _without(view, view.members)
+
+
+def _without(view: JobView, there: tuple[Member, ...]) -> tuple[Place, ...]:
+    if view.round is None:
+        return ()
+    known = {member.node_id for member in there}
+    return tuple(place for place in view.round.places if place.node_id not in known)
+
+
+def _chosen(before: Round | None, waiting: tuple[Member, ...], most: int) -> list[Member]:
+    """Who had a place keeps one; the rest goes to those who came first."""
+    had_place = {place.node_id for place in before.places} if before is not None else set()
+    return sorted(waiting, key=lambda member: member.node_id not in had_place)[:most]
+
+
+def _ranked(before: Round | None, chosen: Iterable[Member]) -> tuple[Place, ...]:
+    """The chosen in the order of their ranks: who had one keeps it where the number of nodes allows."""
+    left = sorted(chosen, key=_neighbourhood)
+    size = len(left)
+    ranks: dict[int, Member] = {}
+    moved: list[Member] = []
+    for rank, member in _returning(before, left):
+        left.remove(member)
+        if rank < size:
+            ranks[rank] = member
+        else:
+            moved.append(member)
+    free = (rank for rank in range(size) if rank not in ranks)
+    ranks.update(zip(free, [*moved, *left], strict=True))
+    return tuple(Place(ranks[rank].node_id, ranks[rank].host) for rank in range(size))
+
+
+def _returning(before: Round | None, members: Iterable[Member]) -> list[tuple[int, Member]]:
+    """(former rank, member): the same agent, or else one that was started anew on the same host."""
+    found: dict[int, Member] = {}
+    free = list(members)
+    places = () if before is None else before.places
+    for rank, place in enumerate(places):
+        _take(found, rank, free, [each for each in free if each.node_id == place.node_id])
+    for rank, place in enumerate(places):
+        if rank not in found:
+            _take(found, rank, free, [each for each in free if each.host == place.host])
+    return sorted(found.items())
+
+
+def _take(found: dict[int, Member], rank: int, free: list[Member], fit: list[Member]) -> None:
+    if fit:
+        found[rank] = fit[0]
+        free.remove(fit[0])
+
+
+def _neighbourhood(member: Member) -> tuple[list[tuple[int, str]], list[tuple[int, str]], str]:
+    return _natural(member.label), _natural(member.host), member.node_id
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """So that node10 comes after node9."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _s(nodes: Sequence[Member]) -> str:
+    return "s" if len(nodes) == 1 else ""
+
+
+# What a node that waits for a round remembers from one look to the next: since when things have been as they are.
+
+
+class Waiting:
+    """One wait for one round. Times are monotonic seconds of this node."""
+
+    def __init__(self, settings: Settings, now: float) -> None:
+        self._settings = settings
+        self._enough_since: float | None = None
+        self._unattended: tuple[Round | None, float] | None = None  # the round of which nobody is left, and since when
+        self._last: JobView | None = None
+        self.unchanged_since = now
+
+    def decide(self, view: JobView, now: float, blind: str) -> Formed | NotYet:
+        """Whether a round can begin, after one more look; ``blind`` is why the view may be old, "": it is not."""
+        is_enough = len(view.waiting) >= self._settings.min_nodes
+        self._enough_since = (self._enough_since or now) if is_enough else None
+        # Counted anew after blindness: somebody may have been there meanwhile.
+        is_unattended = may_train_unseen(view) and not blind
+        if not is_unattended or self._unattended is None or self._unattended[0] != view.round:
+            self._unattended = (view.round, now) if is_unattended else None
+        if view is not self._last and view != self._last:
+            self.unchanged_since, self._last = now, view
+        enough_for_s = 0.0 if self._enough_since is None else now - self._enough_since
+        unseen_for_s = 0.0 if self._unattended is None else now - self._unattended[1]
+        return next_round(view, self._settings, enough_for_s, unseen_for_s)

@@ -1,0 +1,1 @@
+"""What the coordinator and the nodes do about the plan: proposals, seats, orders. Pure."""

@@ -1,0 +1,95 @@
+"""Nodes that are lost to workers which cannot go on without them: all begin again, and the incident names the nodes.
+
+What the workers here raise for it, before or after it is known, is a consequence of it and no failure of theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unicron_elastic.base.world import World
+from unicron_elastic.faults import Fault, Severity, Status
+from unicron_elastic.recovery.commands import Command, RecordIncident, Tell
+from unicron_elastic.recovery.events import NodesLost
+from unicron_elastic.recovery.node import open_loss_incident
+from unicron_elastic.recovery.state import JobState, Part, Phase, is_anyone_elsewhere, name_of
+from unicron_elastic.recovery.stopping import end_at_once
+from unicron_elastic.recovery.worker_loss import is_in_place
+
+
+def booked(state: JobState, event: NodesLost) -> tuple[JobState, list[Command]]:
+    """Opens the incident, unless something else is the matter here, too."""
+    if state.leaving is not None or any(not fault.is_consequence for fault in state.faults):
+        return state, []
+    if state.phase is Phase.RUNNING:
+        state, superseded = open_loss_incident(state, event)
+        return replace(state, lost=event.reason), [] if superseded is None else [RecordIncident(incident=superseded)]
+    if state.phase is Phase.STOPPING and state.incident is not None and (state.faults or state.lost):
+        return _explained(state, event)
+    return state, []
+
+
+def _explained(state: JobState, event: NodesLost) -> tuple[JobState, list[Command]]:
+    """The workers failed for it before it was known, or more nodes are lost than were known."""
+    assert state.incident is not None
+    incident = replace(
+        state.incident,
+        rank=None,
+        status=Status.LOST_CONNECTION.value,
+        severity=int(Severity.SEV1),
+        reason=event.reason,
+        exit_code=None,
+        exception_type=None,
+        message=None,
+        location=None,
+        stack=None,
+        step=None,
+        consequences=(*state.incident.consequences, *(fault.reason for fault in state.faults)),
+    )
+    lost = replace(state, lost=event.reason, summons=event.reason, counts_as_restart=True, faults=(), incident=incident)
+    return lost, [Tell(reason=event.reason)]
+
+
+def follows(state: JobState, fault: Fault) -> JobState | None:
+    """With the fault as a consequence of nodes that are lost; None if it is none."""
+    if not state.lost or state.incident is None or state.faults or not fault.is_consequence:
+        return None
+    return replace(state, incident=replace(state.incident, consequences=(*state.incident.consequences, fault.reason)))
+
+
+def ended(state: JobState, at: float, action: str, decision: str) -> tuple[JobState, list[Command]]:
+    """The workers have ended, and it is decided what comes next: that is recorded, if nodes are lost."""
+    if not state.lost or state.incident is None:
+        return state, []
+    incident = replace(state.incident, stopped_at=at, action=action, decision=decision)
+    return replace(state, incident=None if action == "fail" else incident), [RecordIncident(incident=incident)]
+
+
+# A node that lives although the others took it for lost: its lease had run out, or nobody could reach it for a while.
+#
+# They go on in place without it, and count that. So its workers have nobody to train with: they end, and the node
+# comes back as any newcomer does, by a meeting of all nodes, after which nobody takes it for lost any more.
+
+
+ENDS = "The others go on without this node, which they took for lost: its workers end."
+JOINS_AGAIN = "This node joins the others again."
+
+
+def is_left_out(state: JobState, before: World | None) -> bool:
+    """Return whether ``before`` had a worker of this node that trains, and the present world has not."""
+    if before is None or state.world is None:
+        return False
+    trains = [name_of(state, worker) for worker in state.running if worker.part is Part.MEMBER]
+    return any(before.rank_of(name) is not None and state.world.rank_of(name) is None for name in trains)
+
+
+def do_others_go_on(state: JobState) -> bool:
+    """Return whether others that took this node for lost would go on in place, as far as it is known here."""
+    return is_anyone_elsewhere(state) and is_in_place(state)
+
+
+def begin_anew(state: JobState, at: float, reason: str = "") -> tuple[JobState, list[Command]]:
+    """End the workers here at once, to meet the other nodes again; ``reason`` says why this node was taken for lost."""
+    reason = f"{reason} {ENDS}".strip()
+    state = replace(state, summons=JOINS_AGAIN, counts_as_restart=False, is_left_out=True)
+    return end_at_once(state, at, reason)

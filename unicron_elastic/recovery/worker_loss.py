@@ -1,0 +1,438 @@
+"""Losses that are answered in place: who goes on without whom, when the lost are replaced, and what cannot be so.
+
+A loss makes the next world without those it took. Where nobody is gone and collectives failed all the same, the same
+members connect anew (SEV3). What cannot be answered so is answered as ever: all workers of the node begin again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unicron_elastic.base.incident import Incident
+from unicron_elastic.base.world import World
+from unicron_elastic.faults import Fault, RootCause, Severity, classify, signature
+from unicron_elastic.planning.model.configured import why_begin_again
+from unicron_elastic.recovery import node as isolating
+from unicron_elastic.recovery import storms
+from unicron_elastic.recovery.commands import (
+    ChangeWorld,
+    Command,
+    KillWorkers,
+    RecordIncident,
+    ReplaceWorker,
+    StartWorkers,
+    Tell,
+    TellPeers,
+    WakeAt,
+)
+from unicron_elastic.recovery.events import MemberParted, NodesLost, WorkerExited, WorldBroke
+from unicron_elastic.recovery.hangs import METHOD as HANG_METHOD
+from unicron_elastic.recovery.hangs import hang_after
+from unicron_elastic.recovery.node import open_loss_incident
+from unicron_elastic.recovery.policy import Verdict, climb, count_repeats, judge, why_none_left
+from unicron_elastic.recovery.records import judged, open_incident
+from unicron_elastic.recovery.state import (
+    JobState,
+    Part,
+    Phase,
+    Worker,
+    has_anyone_parted,
+    is_anyone_elsewhere,
+    is_over,
+    members_here,
+    name_of,
+    named,
+)
+
+# The end of a training in place: what becomes of newcomers when the others have made their last step.
+#
+# A script may ask for a part once more, as one does that trains in epochs. So newcomers wait until a worker that has
+# made its last step ends well: then there is nothing left to do, here and on every node, and they end as well. Where
+# somebody was lost after that step, who may have had the model to write, all begin again then.
+
+
+OVER = "The training is over: newcomers end."
+
+
+def parted(state: JobState, worker: Worker, event: MemberParted) -> tuple[JobState, list[Command]]:
+    """Book that a worker has made its last step: one that has proves that all have who trained with it."""
+    state = state.with_worker(replace(worker, part=Part.PARTED, parted_in=event.world))
+    return (state, []) if event.world else end_newcomers(state)
+
+
+def member_ended(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
+    """Decide what follows when a worker ends well: the training is over, or the others go on without it."""
+    world = state.world
+    if world is None:
+        return state, []
+    if worker.part is Part.PARTED:
+        state, commands = end_newcomers(state)
+        if worker.parted_in is not None and not is_over(state):
+            commands.append(ChangeWorld(over=worker.parted_in, reason=""))
+        return state, commands
+    if world.rank_of(name_of(state, worker)) is None:
+        said = f"rank {worker.rank} ended by itself before it came to the others, who train on without it."
+        return state, [Tell(reason=said)] if worker.takes_place and members_here(state) else []
+    if not members_here(state) and not is_anyone_elsewhere(state):
+        return end_newcomers(state)
+    reason = f"rank {worker.rank} has ended by itself: the others go on without it."
+    return state, [ChangeWorld(lost=(name_of(state, worker),), reason=reason)]
+
+
+def left_to_the_others(state: JobState, before: World | None) -> list[Command]:
+    """Have those who still wait for the end of their steps do so without others, who have left it.
+
+    Whoever will not train once more leaves the world; of the others it is told that all had come to that end.
+    """
+    world = state.world
+    have_parted = [worker for worker in state.workers if worker.part is Part.PARTED]
+    if world is None or world.number == 1 or not have_parted:
+        return []
+    gone = [worker for worker in state.workers if worker.is_lost or (worker in have_parted and not worker.parted_in)]
+    names = tuple(name for name in (name_of(state, worker) for worker in gone) if world.rank_of(name) is not None)
+    reason = "The training is over: those who still make their last step do so without the others."
+    commands: list[Command] = [ChangeWorld(lost=names, reason=reason)] if names else []
+    parted_in = max(worker.parted_in or 0 for worker in have_parted)
+    if parted_in > world.parted and before is not None and world.breaks(before):
+        commands.append(ChangeWorld(parted=parted_in, reason=""))
+    return commands
+
+
+def end_newcomers(state: JobState) -> tuple[JobState, list[Command]]:
+    """End those who have not come to the others before these made their last steps."""
+    late = tuple(worker.local_rank for worker in state.running if is_unneeded(state, worker))
+    for local_rank in late:
+        each = state.find(local_rank)
+        assert each is not None
+        state = state.with_worker(replace(each, part=Part.LOST, was_killed=True))
+    state = replace(state, replace_at=None)
+    return state, [KillWorkers(local_ranks=late, reason=OVER)] if late else []
+
+
+def why_not_over(state: JobState) -> str:
+    """Return why all begin again although some begin to end, "" if they need not.
+
+    Who was lost after its last step left to nobody what it had to do there. It was in the world of that step.
+    """
+    world = state.world
+    if world is None or state.phase is not Phase.RUNNING:
+        return ""
+    have_parted = [worker for worker in state.workers if worker.part is Part.PARTED]
+    if not world.over and all(worker.exit_code != 0 for worker in have_parted):
+        return ""
+    made_in = min((each for each in (world.over, *(worker.parted_in for worker in have_parted)) if each), default=0)
+    if not made_in:
+        return ""
+    lost = [f"rank {worker.rank}" for worker in state.workers if worker.lost_in >= made_in]
+    what = "was lost after the last step, and nobody does what it had to do there: all workers begin again."
+    return f"{lost[0]} {what}" if lost else ""
+
+
+def is_unneeded(state: JobState, worker: Worker) -> bool:
+    """Return whether a worker has not come to the others before these made their last steps, if they have."""
+    made_in = max((each.parted_in or 0 for each in state.workers if each.part is Part.PARTED), default=0)
+    if state.world is not None:
+        made_in = max(made_in, state.world.over)
+    if worker.part is Part.MEMBER:
+        return worker.since > made_in > 0
+    return worker.part in (Part.NONE, Part.NEWCOMER) and (worker.takes_place > 0 or state.came_late)
+
+
+REPLACE_AFTER_S = 0.25  # the survivors step first, if they do within this time: they need the processors
+BROKE_METHOD = "exception propagation"
+NOBODY_LEFT = "All who had the training state are lost: all workers begin again."
+NO_STATE_LEFT = "NoStateLeft"  # the exception of a world in which nobody has the training state
+BREAK_GRACE_S = 0.1  # within which a death is known that explains why collectives failed
+BREAK_GRACE_NODES_S = 0.5  # ... if it may be that of a node
+
+
+def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobState, list[Command]] | None:
+    """Leaves out whom this fault took, if the others can go on without; None if all workers have to begin again."""
+    lost = _taken(state, fault, method)
+    if lost and has_anyone_parted(state) and all(is_unneeded(state, worker) for worker in lost):
+        return _leave_out(state, lost, at, f"{fault.reason} Nobody needs it now.")
+    if not lost or not _can_others_go_on(state, lost) or _has_nobody_the_state(fault):
+        return None
+    cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
+    is_known = is_being_answered(state, fault)
+    repeats = state.repeats if is_known else count_repeats(state.repeats, cause)
+    verdict = judge(state.policy, state.restarts_used - is_known, repeats, (fault.failure,))
+    attempts, rung = climb(state.attempts, fault, at, state.policy)
+    if not verdict.restart:
+        return None
+    why_stay = isolating.why_not_ask(state, why_not_in_place(state, -1)) if rung.severity is Severity.SEV1 else ""
+    decision = f"{_who_goes_on(state, lost)} {verdict.reason}"
+    if why_stay:
+        decision = " ".join(filter(None, (decision, rung.reason, f"The node stays: {why_stay}")))
+    verdict = replace(verdict, severity=rung.severity, reason=decision)
+    state = replace(state, attempts=attempts, repeats=repeats, restarts_used=verdict.restarts_used, broke=None)
+    state, booked = _book(state, cause, verdict, at=at, method=method, action="go on")
+    state, commands = _leave_out(state, lost, at, f"{fault.reason} {verdict.reason}")
+    state = replace(hang_after(state, lost), answered=(signature(fault.failure), fault.failure.step))
+    if rung.severity is not Severity.SEV1 or why_stay:
+        return state, [*commands, *booked]
+    state, asks = isolating.ask_to_leave(state, cause, rung, verdict)
+    return state, [*commands, *booked, *asks]
+
+
+def begun_again(incident: Incident, why: str) -> Incident:
+    """As it is when all workers begin again, for ``why`` if others say so: no member that goes on will tell its end."""
+    if not tells_itself(incident) or incident.first_step_at is not None:
+        return incident
+    return replace(incident, action="restart", decision=why or incident.decision, regrouped_at=None)
+
+
+def tells_itself(incident: Incident) -> bool:
+    """Whether its end is told by the members that went on."""
+    return incident.action in ("go on", "reattempt")
+
+
+def is_being_answered(state: JobState, fault: Fault) -> bool:
+    """Whether a restart was used for it already.
+
+    It follows from the loss that is being answered, or is the same bug of the script, met by another rank at the same
+    step.
+    """
+    gone = state.find(fault.failure.local_rank)
+    if state.answered is None or gone is None:
+        return False
+    is_bug = count_repeats(None, RootCause(fault=fault, consequences=(), reason=fault.reason)) is not None
+    is_same = state.answered == (signature(fault.failure), fault.failure.step) and not gone.takes_place
+    return fault.is_consequence or (is_bug and is_same)
+
+
+def _taken(state: JobState, fault: Fault, method: str) -> tuple[Worker, ...]:
+    """Whom the fault took: the worker that failed, and all who hang if that is the fault."""
+    hung = state.hang.local_ranks if state.hang is not None and method == HANG_METHOD else ()
+    taken = {fault.failure.local_rank, *hung}
+    return tuple(worker for worker in state.workers if worker.local_rank in taken and not _is_gone(worker))
+
+
+def _has_nobody_the_state(fault: Fault) -> bool:
+    """A newcomer says that all who had it are gone: then it is in snapshots, which all together go back to."""
+    return (fault.failure.exception_type or "").rpartition(".")[2] == NO_STATE_LEFT
+
+
+def _is_gone(worker: Worker) -> bool:
+    return worker.part in (Part.LOST, Part.REPLACING)
+
+
+def _can_others_go_on(state: JobState, lost: tuple[Worker, ...]) -> bool:
+    """Whether somebody with the training state is left, and nobody who cannot go on in place."""
+    if state.phase is not Phase.RUNNING or state.world is None:
+        return False
+    if is_over(state) or any(_trains_no_more(worker) for worker in state.workers):
+        return False
+    if has_anyone_parted(state) and is_anyone_elsewhere(state):  # who ends there would not hear in time of the loss
+        return False
+    others = [worker for worker in state.running if worker not in lost]
+    if any(_may_never_ask(state, worker) for worker in (*lost, *others)):
+        return False
+    return any(worker.part in (Part.MEMBER, Part.PARTED) for worker in others) or is_anyone_elsewhere(state)
+
+
+def _trains_no_more(worker: Worker) -> bool:
+    """Whether it is known to have made its last step of all: then what a lost one had to do at its end nobody does."""
+    return worker.part is Part.PARTED and (worker.parted_in is None or worker.exit_code == 0)
+
+
+def _may_never_ask(state: JobState, worker: Worker) -> bool:
+    """Whether its script may do without worlds: not where others train in one, which it is on its way to."""
+    return worker.part is Part.NONE and not worker.takes_place and not state.came_late
+
+
+def go_on_without(state: JobState, event: NodesLost) -> tuple[JobState, list[Command]] | None:
+    """Leaves out the members of nodes that are gone; None if all workers here have to begin again."""
+    world = state.world
+    if world is None or not _can_others_go_on(state, ()):
+        return None
+    lost = tuple(member.name for member in world.members if member.node.rpartition("#")[0] in event.nodes)
+    if not lost:
+        return state, []
+    if len(lost) == world.size:  # those of this node are lost, too, and wait for their replacements
+        return None
+    if why_none_left(state.policy, state.restarts_used) is not None:
+        return None
+    used = state.restarts_used + 1
+    decision = f"{_ranks_go(state, world.size - len(lost))} Restart {used} of {state.policy.max_restarts}."
+    state, superseded = open_loss_incident(state, event)
+    assert state.incident is not None
+    incident = replace(state.incident, action="go on", decision=decision, stopped_at=event.at, restarts_used=used)
+    commands: list[Command] = [ChangeWorld(lost=lost, restarts_used=used, reason=f"{event.reason} {decision}")]
+    commands += [] if superseded is None else [RecordIncident(incident=superseded)]
+    return replace(state, incident=incident, broke=None), [*commands, RecordIncident(incident=incident)]
+
+
+def is_in_place(state: JobState) -> bool:
+    """Whether all workers here can go on without, and with, others."""
+    return _can_others_go_on(state, ())
+
+
+def why_not_in_place(state: JobState, more: int) -> str:
+    """Why all workers that could go on in place must begin again for so many nodes more or less, "" if they need not.
+
+    The loss of a node is no such change: it must not cost the steps since the checkpoint.
+    """
+    if state.world is None or not is_in_place(state):
+        return ""
+    nodes = len({member.node for member in state.world.members})
+    return why_begin_again(state.policy.configurations, state.started_on, nodes + more)
+
+
+def _ranks_go(state: JobState, left: int) -> str:
+    where = "with what they do between steps" if has_anyone_parted(state) else "from the failed step"
+    return f"{'1 rank goes' if left == 1 else f'{left} ranks go'} on {where}."
+
+
+def _who_goes_on(state: JobState, lost: tuple[Worker, ...]) -> str:
+    assert state.world is not None
+    left = state.world.size - sum(state.world.rank_of(name_of(state, worker)) is not None for worker in lost)
+    return _ranks_go(state, left)
+
+
+def _book(
+    state: JobState, cause: RootCause, verdict: Verdict, *, at: float, method: str, action: str
+) -> tuple[JobState, list[Command]]:
+    """The state with an incident whose verdict is passed already."""
+    state, superseded = open_incident(state, cause.fault, at, method)
+    assert state.incident is not None
+    incident = replace(judged(state.incident, cause, at, verdict), action=action)
+    commands: list[Command] = [] if superseded is None else [RecordIncident(incident=superseded)]
+    return replace(state, incident=incident), [*commands, RecordIncident(incident=incident)]
+
+
+def _leave_out(state: JobState, lost: tuple[Worker, ...], at: float, reason: str) -> tuple[JobState, list[Command]]:
+    """Has the others go on without them, ends those who still run, and has them replaced soon."""
+    assert state.world is not None
+    of_lost = (name_of(state, worker) for worker in lost)
+    names = tuple(name for name in of_lost if state.world.rank_of(name) is not None)
+    is_awaited = any(worker.part is Part.NEWCOMER for worker in lost)
+    running = [worker for worker in lost if worker.exit_code is None]
+    hung = tuple(worker.local_rank for worker in running if worker.raised is None)
+    for worker in lost:
+        was_killed = worker.local_rank in hung
+        has_trained = worker.part is Part.MEMBER and (worker.went_on_in or not worker.takes_place)
+        lost_in = state.world.number if has_trained or worker.part is Part.PARTED else worker.lost_in
+        left = replace(worker, part=Part.LOST, told_to_stop_at=at, was_killed=was_killed, lost_in=lost_in)
+        state = state.with_worker(left)
+    replace_at = at + REPLACE_AFTER_S
+    # Who waited for a newcomer that is gone has to hear of it, and who never asked for a part is not missed.
+    if is_anyone_elsewhere(state):
+        reason = f"On {state.host}, {reason}"
+    change = ChangeWorld(lost=names, restarts_used=state.restarts_used, reason=reason)
+    commands: list[Command] = [change if names or is_awaited else Tell(reason=reason)]
+    if hung:
+        commands.append(KillWorkers(local_ranks=hung, reason=f"{named(hung)} may not hear SIGTERM: SIGKILL at once."))
+    if len(hung) < len(running):  # who raised still tears down, and prints its traceback
+        commands.append(WakeAt(at=at + state.policy.teardown_timeout_s))
+    return replace(state, replace_at=replace_at), [*commands, WakeAt(at=replace_at)]
+
+
+def end_lost(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Ends the lost whose time for an end of their own is over."""
+    given_s = state.policy.teardown_timeout_s
+    late = tuple(
+        worker
+        for worker in state.running
+        if worker.is_lost and not worker.was_killed and at >= (worker.told_to_stop_at or at) + given_s
+    )
+    if not late:
+        return state, []
+    for worker in late:
+        state = state.with_worker(replace(worker, was_killed=True))
+    local_ranks = tuple(worker.local_rank for worker in late)
+    reason = f"The {given_s:g} s for an end of its own are over: SIGKILL to {named(local_ranks).lower()}."
+    return state, [KillWorkers(local_ranks=local_ranks, reason=reason)]
+
+
+def lost_ended(state: JobState, worker: Worker, event: WorkerExited) -> tuple[JobState, list[Command]]:
+    """The process of a lost worker has ended; it is replaced if the others have had their time."""
+    state = state.with_worker(replace(worker, exit_code=event.exit_code))
+    return (state, []) if state.replace_at is not None else replace_lost(state, event.at)
+
+
+def replace_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Replaces those whose time has come."""
+    if state.replace_at is None or at < state.replace_at:
+        return state, []
+    return replace_lost(state, at)
+
+
+def replace_lost(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Replaces the lost whose processes have ended, unless all others have made their last step.
+
+    Who was started often of late is replaced later.
+    """
+    put_off, state = state.replace_at, replace(state, replace_at=None)
+    is_wanted = bool(members_here(state)) or is_anyone_elsewhere(state)
+    if state.leaves or has_anyone_parted(state) or is_over(state) or not is_wanted:
+        return state, []
+    commands: list[Command] = []
+    for worker in state.workers:
+        if not worker.is_lost or worker.exit_code is None:
+            continue
+        start_at = storms.may_start_at(state, [worker.local_rank], at)
+        if start_at > at:
+            if start_at != put_off:
+                said = f"rank {worker.rank} restarts in {start_at - at:.0f} s,"
+                commands.append(Tell(reason=f"{said} {storms.why_later(state, [worker.local_rank], at)}."))
+            state = replace(state, replace_at=min(start_at, state.replace_at or start_at))
+            commands.append(WakeAt(at=start_at))
+        else:
+            state = state.with_worker(replace(worker, part=Part.REPLACING))
+            reason = f"rank {worker.rank} restarts."
+            commands.append(
+                ReplaceWorker(local_rank=worker.local_rank, restarts_used=state.restarts_used, reason=reason)
+            )
+    return state, commands
+
+
+def is_nobody_left(state: JobState) -> bool:
+    """Whether all were lost here, none of them at its end, while those elsewhere were lost as well."""
+    are_lost = all(worker.is_lost and worker.exit_code != 0 for worker in state.workers)
+    return are_lost and not has_anyone_parted(state) and not is_over(state)
+
+
+def begin_again(state: JobState) -> tuple[JobState, list[Command]]:
+    """Has all nodes begin again: each may have counted on the others to go on. The restart is counted already."""
+    commands: list[Command] = [TellPeers(reason=NOBODY_LEFT)]
+    if state.incident is not None:  # whose end no member will tell any more
+        incident = replace(state.incident, action="restart", decision=NOBODY_LEFT)
+        state = replace(state, incident=incident)
+        commands.append(RecordIncident(incident=incident))
+    starts = StartWorkers(restarts_used=state.restarts_used, reason=NOBODY_LEFT)
+    return replace(state, phase=Phase.IDLE), [*commands, starts]
+
+
+def world_broke(state: JobState, event: WorldBroke) -> tuple[JobState, list[Command]]:
+    """Waits a moment: a death explains it, most of the time."""
+    if state.world is None or event.world < state.unbroken_since or state.broke is not None or is_over(state):
+        return state, []
+    return replace(state, broke=event), [WakeAt(at=event.at + _grace_s(state))]
+
+
+def _grace_s(state: JobState) -> float:
+    return BREAK_GRACE_NODES_S if is_anyone_elsewhere(state) else BREAK_GRACE_S
+
+
+def cause_of_breaks(state: JobState, at: float) -> Fault | None:
+    """Who complains too often of its collectives is taken to be the cause (SEV2), when it is time to act on that."""
+    broke = state.broke
+    if broke is None or at < broke.at + _grace_s(state) or state.reattempts < state.policy.retries:
+        return None
+    return replace(classify(broke.failure), is_consequence=False, severity=Severity.SEV2)
+
+
+def reattempt_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Has the same members connect anew if nobody is gone."""
+    broke = state.broke
+    if broke is None or at < broke.at + _grace_s(state):
+        return state, []
+    fault = classify(broke.failure)
+    state = replace(state, broke=None, reattempts=state.reattempts + 1)
+    decision = f"All ranks connect anew (attempt {state.reattempts} of {state.policy.retries})."
+    verdict = Verdict(restart=True, restarts_used=state.restarts_used, reason=decision, severity=Severity.SEV3)
+    cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
+    state, booked = _book(state, cause, verdict, at=at, method=BROKE_METHOD, action="reattempt")
+    assert state.world is not None
+    return state, [ChangeWorld(of=state.world.number, reason=f"{fault.reason} {decision}"), *booked]

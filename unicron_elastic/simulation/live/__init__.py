@@ -1,0 +1,1 @@
+"""The live system's decisions in simulated time."""

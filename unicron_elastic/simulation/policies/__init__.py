@@ -1,0 +1,1 @@
+"""The policies that are compared, and what a fault costs under each."""

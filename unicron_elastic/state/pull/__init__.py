@@ -1,0 +1,1 @@
+"""Gets the state of a replica from the nearest peers that hold it."""

@@ -1,0 +1,282 @@
+"""A snapshot in an anonymous memory file, which outlives the process that writes it in whoever else has it open.
+
+The file cannot be made smaller any more, so that who has mapped it need not fear for its pages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import mmap
+import os
+import threading
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unicron_elastic.state.digest import Checksum
+from unicron_elastic.state.layout import Layout, empty_tensors
+from unicron_elastic.state.pull.memory import view_of
+from unicron_elastic.state.snapshot.gpu import GpuCopier
+
+# What stands at the beginning of a snapshot in memory: of which step and rank it is, and where its parts are.
+#
+# It is written last. A snapshot whose writer died before has a header that is none, and so is not there.
+
+
+HEADER_BYTES = 4096  # of every file, before the layout
+MAGIC = b"unisnap1"
+_FIXED = len(MAGIC) + 8  # and the length and the CRC-32 of the text, 4 bytes each
+_BYTES_MAX = 2**50
+_SUM_DIGITS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """Of a snapshot. ``lineage`` tells apart states of one step that were reached in two different ways.
+
+    ``rank`` was its rank of ``world_size``. ``is_replicated``: every rank has the same state. The layout is JSON of
+    ``layout_bytes`` behind the header, and the tensors are ``data_bytes`` from ``data_at`` on. ``layout_sum`` and
+    ``data_sum`` are checksums in hexadecimal digits. ``is_for_peer``: a neighbouring node is to copy it.
+    """
+
+    step: int
+    lineage: int
+    rank: int
+    world_size: int
+    is_replicated: bool
+    is_for_peer: bool
+    layout_bytes: int
+    layout_sum: str
+    data_at: int
+    data_bytes: int
+    data_sum: str
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Step and lineage: the snapshots of all ranks that have the same are one state of the job."""
+        return self.step, self.lineage
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the file that are in use."""
+        return self.data_at + self.data_bytes
+
+    def pack(self) -> bytes:
+        """The first bytes of the file, fewer than HEADER_BYTES."""
+        text = json.dumps(asdict(self), separators=(",", ":")).encode()
+        return MAGIC + len(text).to_bytes(4, "little") + zlib.crc32(text).to_bytes(4, "little") + text
+
+    @classmethod
+    def parse(cls, page: bytes) -> Header:
+        """The header in the first HEADER_BYTES of a file, which need not be trusted. Raises ValueError."""
+        if page[: len(MAGIC)] != MAGIC:
+            raise ValueError("there is no snapshot, or it was not finished")
+        length, crc = (int.from_bytes(page[at : at + 4], "little") for at in (len(MAGIC), len(MAGIC) + 4))
+        text = page[_FIXED : _FIXED + length]
+        if _FIXED + length > HEADER_BYTES or len(text) != length or zlib.crc32(text) != crc:
+            raise ValueError("the header of a snapshot is not what was written")
+        try:
+            told = json.loads(text)
+        except RecursionError:
+            raise ValueError("the header of a snapshot is nested too deeply") from None
+        return cls.from_message(told)
+
+    @classmethod
+    def from_message(cls, told: Any) -> Header:
+        """The header with these fields. Raises ValueError."""
+        if not isinstance(told, dict) or told.keys() != set(cls.__slots__):
+            raise ValueError("the header of a snapshot has other fields")
+        for name in ("step", "lineage", "rank", "world_size", "layout_bytes", "data_at", "data_bytes"):
+            if type(told[name]) is not int or not 0 <= told[name] <= (2**63 if name == "lineage" else _BYTES_MAX):
+                raise ValueError(f"the {name} of a snapshot is not a number that can be")
+        for name in ("is_replicated", "is_for_peer"):
+            if type(told[name]) is not bool:
+                raise ValueError(f"the {name} of a snapshot is not true or false")
+        for name in ("layout_sum", "data_sum"):
+            if not isinstance(told[name], str) or len(told[name]) > _SUM_DIGITS:
+                raise ValueError(f"the {name} of a snapshot is no checksum")
+        if HEADER_BYTES + told["layout_bytes"] > told["data_at"]:
+            raise ValueError("the parts of a snapshot overlap")
+        return cls(**told)
+
+
+ALIGNMENT_BYTES = 64  # of each tensor
+COPY_BYTES = 4 * 1024 * 1024  # at once, without the interpreter
+_F_ADD_SEALS, _F_GET_SEALS, _F_SEAL_SHRINK = 1033, 1034, 0x2  # from Linux's include/uapi/linux/fcntl.h
+
+
+def read_header(fd: int) -> Header:
+    """The header of the snapshot in a file, of which no more is touched. Raises ValueError if there is none whole."""
+    try:
+        header = Header.parse(os.pread(fd, HEADER_BYTES, 0))
+        size = os.fstat(fd).st_size
+    except OSError as error:
+        raise ValueError(f"a snapshot cannot be read: {error}") from error
+    if header.total_bytes > size:
+        raise ValueError(f"a snapshot of {header.total_bytes} bytes is in a file of {size}")
+    return header
+
+
+class SnapshotFile:
+    """One file, which belongs to this object from now on."""
+
+    def __init__(self, fd: int) -> None:
+        """Raises ValueError if ``fd`` is no memory file that keeps its size, and leaves it to the caller then."""
+        try:
+            seals = fcntl.fcntl(fd, _F_GET_SEALS)
+        except OSError:
+            seals = 0
+        if not seals & _F_SEAL_SHRINK:
+            raise ValueError("a snapshot must be in a memory file that cannot be made smaller")
+        self.fd = fd
+        self._map: mmap.mmap | None = None
+
+    @classmethod
+    def create(cls) -> SnapshotFile:
+        """A new one, empty. Raises OSError."""
+        fd = os.memfd_create("unicron-snapshot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
+            return cls(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def header(self) -> Header | None:
+        """What it holds; None if that is nothing whole."""
+        try:
+            return read_header(self.fd)
+        except ValueError:
+            return None
+
+    def clear(self) -> None:
+        """From now on there is nothing in it."""
+        if os.fstat(self.fd).st_size:
+            os.pwrite(self.fd, bytes(16), 0)
+
+    def close(self) -> None:
+        """Closes the descriptor; mappings live on as long as tensors refer to them."""
+        with suppress(OSError):
+            os.close(self.fd)
+        self._map = None
+
+    def room(self, size: int) -> memoryview:
+        """Writable memory of ``size`` bytes, which the kernel has set aside. Raises OSError if it has not that much."""
+        if os.fstat(self.fd).st_size < size:
+            os.posix_fallocate(self.fd, 0, size)
+            self._map = None
+        if self._map is None or len(self._map) < size:
+            # Not MAP_POPULATE: Python waits for it with the interpreter locked, seconds for some GB, and meanwhile
+            # nobody tells the cluster that this node lives. Who copies fills the pages as it goes, and is done sooner.
+            self._map = mmap.mmap(self.fd, os.fstat(self.fd).st_size, mmap.MAP_SHARED)
+        return memoryview(self._map)[:size]
+
+    def block(self, size: int) -> Tensor:
+        """Its first ``size`` bytes as a tensor that shares them, (size,) uint8. Raises OSError."""
+        return torch.frombuffer(self.room(size), dtype=torch.uint8)
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        layout: Layout,
+        tensors: Sequence[Tensor],
+        copied: threading.Event | None = None,
+        gpu: GpuCopier | None = None,
+        **about: Any,
+    ) -> Header:
+        """Writes a state; ``about`` are the fields of its header that the state does not say.
+
+        ``copied`` is set when the tensors are no longer needed. Raises OSError if there is not enough memory.
+        """
+        text = layout.to_json().encode()
+        data_at = -(-(HEADER_BYTES + len(text)) // HEADER_BYTES) * HEADER_BYTES
+        places, data_bytes = _places(layout)
+        self.clear()
+        room = self.room(data_at + data_bytes)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(room))
+        for tensor, place in zip(tensors, places, strict=True):
+            _copy(start + data_at + place, tensor, gpu)
+        if copied is not None:
+            copied.set()
+        room[HEADER_BYTES : HEADER_BYTES + len(text)] = text
+        header = Header(
+            layout_bytes=len(text), layout_sum=f"{zlib.crc32(text):08x}", data_at=data_at, data_bytes=data_bytes,
+            data_sum=_sum(room[data_at:]), **about,
+        )  # fmt: skip
+        packed = header.pack()
+        room[len(packed[:8]) : len(packed)] = packed[8:]
+        room[:8] = packed[:8]  # now it is there
+        return header
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def is_whole(self) -> bool:
+        """Whether its contents are those that were written."""
+        try:
+            header = read_header(self.fd)
+            self._layout(header)
+        except ValueError:
+            return False
+        return _sum(self.room(header.total_bytes)[header.data_at :]) == header.data_sum
+
+    def read(self) -> tuple[Header, Layout, list[Tensor]]:
+        """What it holds, in new memory. Raises ValueError if that is not what was written."""
+        header = read_header(self.fd)
+        layout = self._layout(header)
+        places, data_bytes = _places(layout)
+        if data_bytes != header.data_bytes:
+            raise ValueError("the layout of a snapshot does not fit its size")
+        room = self.room(header.total_bytes)[header.data_at :]
+        block = torch.empty(data_bytes, dtype=torch.uint8)
+        _move(block.data_ptr(), ctypes.addressof(ctypes.c_char.from_buffer(room)) if data_bytes else 0, data_bytes)
+        if _sum(view_of(block.data_ptr(), data_bytes)) != header.data_sum:
+            raise ValueError(f"the snapshot of step {header.step} is not what was written: its checksum is wrong")
+        tensors = empty_tensors(layout)
+        for tensor, place in zip(tensors, places, strict=True):
+            _move(tensor.data_ptr(), block.data_ptr() + place, tensor.nbytes)
+        return header, layout, tensors
+
+    def _layout(self, header: Header) -> Layout:
+        text = os.pread(self.fd, header.layout_bytes, HEADER_BYTES)
+        if f"{zlib.crc32(text):08x}" != header.layout_sum:
+            raise ValueError(f"the snapshot of step {header.step} is not what was written: its layout has changed")
+        return Layout.parse(text.decode("ascii", errors="replace"))
+
+
+def _places(layout: Layout) -> tuple[list[int], int]:
+    """Where each tensor begins in the data, and how many bytes there are."""
+    places, end = [], 0
+    for spec in layout.specs:
+        places.append(end)
+        end = -(-(end + spec.bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return places, end
+
+
+def _sum(view: memoryview) -> str:
+    checksum = Checksum()
+    checksum.add(view)
+    return checksum.digest().hex()
+
+
+def _copy(address: int, tensor: Tensor, gpu: GpuCopier | None) -> None:
+    if tensor.device.type == "cpu":
+        _move(address, tensor.data_ptr(), tensor.nbytes)
+    elif gpu is not None:
+        gpu.copy(address, tensor)
+    else:
+        host = tensor.detach().cpu()
+        _move(address, host.data_ptr(), host.nbytes)
+
+
+def _move(target: int, source: int, size: int) -> None:
+    """Copies in pieces, between which other threads of the interpreter get their turn; in this thread alone."""
+    for at in range(0, size, COPY_BYTES):
+        ctypes.memmove(target + at, source + at, min(COPY_BYTES, size - at))

@@ -1,0 +1,111 @@
+"""The snapshots that the agent of this node offers a worker: files that it kept, and where other nodes have more."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from unicron_elastic.state.layout import Layout
+from unicron_elastic.state.pull.client import SourcesLost, pull
+from unicron_elastic.state.snapshot.file import Header, SnapshotFile, read_header
+from unicron_elastic.worker.channel import close_all
+
+PULL_TIMEOUT_S = 300.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Local:
+    """In the memory of this host."""
+
+    header: Header
+    file: SnapshotFile
+    where: str = "the memory of their hosts"
+
+    def read(self) -> tuple[Layout, list[Tensor]]:
+        """The state. Raises ValueError if it is not what was written."""
+        _, layout, tensors = self.file.read()
+        return layout, tensors
+
+
+@dataclass(frozen=True)
+class Remote:
+    """In the memory of another node's agent."""
+
+    header: Header
+    address: Mapping[str, Any]
+    key: str
+    where: str = "the memory of a neighbouring node"
+
+    def read(self) -> tuple[Layout, list[Tensor]]:
+        """The state. Raises ValueError or OSError if it cannot be had."""
+        file = SnapshotFile.create()
+        try:
+            pull_into(file, self.header, self.address, self.key)
+            _, layout, tensors = file.read()
+            return layout, tensors
+        finally:
+            file.close()
+
+
+def pull_into(file: SnapshotFile, header: Header, address: Mapping[str, Any], key: str) -> None:
+    """Copies the snapshot with this header from a server. Raises ValueError or OSError if it cannot be had."""
+    file.clear()
+    block = file.block(header.total_bytes)
+    try:
+        pulled = pull([address], bytes.fromhex(key), step=header.step, timeout_s=PULL_TIMEOUT_S, into=[block])
+    except (SourcesLost, TimeoutError) as error:
+        raise OSError(f"the snapshot of step {header.step} could not be copied: {error}") from None
+    pulled.release()
+    if file.header() != header:
+        file.clear()
+        raise ValueError(f"another snapshot came instead of the one of step {header.step}")
+
+
+@dataclass
+class Offers:
+    """``own``: the files of this place on this node, by number. ``found``: all that may be gone on from, near first."""
+
+    own: dict[int, SnapshotFile]
+    found: list[Local | Remote]
+    is_replacement: bool = False
+
+    def close_others(self) -> None:
+        """Gives back the files that are not of this place."""
+        for each in self.found:
+            if isinstance(each, Local) and each.file not in self.own.values():
+                each.file.close()
+
+    @classmethod
+    def nothing(cls) -> Offers:
+        """Without an agent."""
+        return cls({}, [])
+
+    @classmethod
+    def parse(cls, told: Mapping[str, Any], fds: Sequence[int]) -> Offers:
+        """What the agent said, with the descriptors that came with it, which belong to the result."""
+        offers = cls({}, [], bool(told.get("is_replacement")))
+        slots = told["slots"]
+        for fd, slot in zip(fds, slots, strict=False):
+            try:
+                file = SnapshotFile(fd)
+            except ValueError:
+                close_all([fd])
+                continue
+            if slot is not None:
+                offers.own[int(slot)] = file
+            with suppress(ValueError):
+                offers.found.append(Local(read_header(fd), file))
+        for each in told["remote"]:
+            try:
+                header = Header.from_message(each["header"])
+                offers.found.append(Remote(header, dict(each["address"]), str(each["key"])))
+            except (KeyError, TypeError, ValueError) as error:
+                logger.warning("A snapshot that another node offers is left out: %s.", error)
+        return offers

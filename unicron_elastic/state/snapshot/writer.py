@@ -1,0 +1,128 @@
+"""Writes snapshots in a thread, in two files in turn, so that one of them is whole at any time.
+
+There is a third file if some are copied to another node: it keeps the one that is being copied.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unicron_elastic.state.layout import Layout
+from unicron_elastic.state.snapshot.choice import victim
+from unicron_elastic.state.snapshot.file import SnapshotFile
+from unicron_elastic.state.snapshot.gpu import GpuCopier
+
+EXIT_TIMEOUT_S = 120.0  # a copy that takes longer waits for a GPU that hangs
+
+Tell = Callable[[dict[str, Any], Sequence[int]], None]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A copy that is to be made."""
+
+    layout: Layout
+    tensors: list[Tensor]
+    ready: Any  # on the GPU's stream, when the state is complete; None without a GPU
+    about: dict[str, Any]
+    copied: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class SnapshotWriter:
+    """Of one process. ``tell`` gives a message and descriptors to the agent, and need not succeed."""
+
+    def __init__(self, *, files: int) -> None:
+        self._count = files
+        self._files: list[SnapshotFile] = []
+        self._given: set[int] = set()  # of the files, those that the agent has
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._latest: _Job | None = None
+        self._gpu: GpuCopier | None = None
+        self._thread: threading.Thread | None = None
+        self.is_off = False  # there was not enough memory, for one
+
+    def begin(self, layout: Layout, tensors: list[Tensor], about: dict[str, Any], tell: Tell) -> None:
+        """Begins to write a state, of which nothing may change until ``wait_copied`` returns; ``about``: its header."""
+        self.wait()
+        self._latest = _Job(layout, tensors, _ready(tensors), about)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, args=(tell,), name="unicron-snapshot", daemon=True)
+            self._thread.start()
+            atexit.register(self._end, self._thread)
+        self._jobs.put(self._latest)
+
+    def wait(self) -> None:
+        """Waits until what was begun last is written."""
+        if self._latest is not None:
+            self._latest.done.wait()
+
+    def wait_copied(self) -> None:
+        """Waits until the state that was begun last may change."""
+        if self._latest is not None:
+            self._latest.copied.wait()
+
+    def adopt(self, files: Mapping[int, SnapshotFile], step: int) -> None:
+        """Goes on in files of an earlier process of this place, which the agent has.
+
+        What came after ``step`` will be done otherwise, so it is cleared.
+        """
+        numbers = range(min(len(files), self._count))
+        self._files = [files[number] for number in numbers] if all(number in files for number in numbers) else []
+        self._given = set(range(len(self._files)))
+        for file in self._files:
+            if (header := file.header()) is None or header.step > step:
+                file.clear()
+
+    def _end(self, thread: threading.Thread) -> None:
+        """When the script ends: completes the copy that is under way.
+
+        Python ends threads that come back to it later where they are, which within torch is an abort of the process.
+        """
+        self.is_off = True
+        self._jobs.put(None)
+        thread.join(EXIT_TIMEOUT_S)
+
+    def _work(self, tell: Tell) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._write(job, tell)
+            except Exception as error:
+                self.is_off = True
+                sys.stderr.write(f"unicron: this worker keeps no more snapshots: {type(error).__name__}: {error}\n")
+            finally:
+                job.copied.set()
+                job.done.set()
+
+    def _write(self, job: _Job, tell: Tell) -> None:
+        while len(self._files) < self._count:
+            self._files.append(SnapshotFile.create())
+        if job.ready is not None:
+            self._gpu = self._gpu or GpuCopier(next(each.device for each in job.tensors if each.is_cuda))
+            self._gpu.begin(job.ready)
+        number = victim([file.header() for file in self._files])
+        header = self._files[number].write(job.layout, job.tensors, job.copied, self._gpu, **job.about)
+        fds = [] if number in self._given else [self._files[number].fd]
+        try:
+            tell({"snapshot": {"slot": number, "is_for_peer": header.is_for_peer}}, fds)
+        except OSError:
+            return  # the agent was stopped, and hears of it with the next one
+        self._given.add(number)
+
+
+def _ready(tensors: list[Tensor]) -> Any:
+    device = next((each.device for each in tensors if each.is_cuda), None)
+    if device is None:
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event

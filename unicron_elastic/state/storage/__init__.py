@@ -1,0 +1,1 @@
+"""States in storage, as torch.distributed.checkpoint writes them."""

@@ -1,0 +1,114 @@
+"""The folders of states in storage: ``step-120`` is whole if it has a manifest, which is written last.
+
+The manifest has the size and the checksum of each file.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from unicron_elastic.state.digest import Checksum
+
+MANIFEST = "unicron.json"
+Description = dict[str, int | str]
+READ_BYTES = 4 * 1024 * 1024
+
+
+def folder_of(folder: Path, step: int) -> Path:
+    """Where the state of a step is."""
+    return folder / f"step-{step}"
+
+
+def steps_in(folder: Path, *, finished: bool = True) -> list[int]:
+    """The steps whose states are there, the oldest first; with ``finished`` false, those that were not finished."""
+    found = [
+        (int(match[1]), path) for path in _entries(folder) if (match := re.fullmatch(r"step-(\d{1,15})", path.name))
+    ]
+    return sorted(step for step, path in found if (path / MANIFEST).exists() == finished)
+
+
+def finish(path: Path, known: Mapping[str, Description] = MappingProxyType({})) -> None:
+    """Writes the manifest of a folder whose files are all written, so that it counts from now on. Raises OSError.
+
+    ``known``: what is ``described`` already, by name.
+    """
+    files = {each.name: known[each.name] if each.name in known else described(each) for each in _files(path)}
+    unfinished = path / f"{MANIFEST}.{os.getpid()}"
+    with unfinished.open("w") as file:
+        json.dump({"files": files}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path / MANIFEST)
+    sync(path)
+
+
+def check(path: Path, *, share: tuple[int, int] = (0, 1)) -> None:
+    """Raises ValueError that names the file which is not what was written, if there is one.
+
+    ``share``: one that looks at the files, and how many share them among them.
+    """
+    number, count = share
+    try:
+        told = json.loads((path / MANIFEST).read_text())
+        files = dict(told["files"])
+        for name in sorted(files)[number::count]:
+            if described(path / Path(name).name) != files[name]:
+                raise ValueError(f"the file {path / Path(name).name} is not what was written: its checksum is wrong")
+    except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not whole: {error}") from error
+
+
+def to_remove(finished: Collection[int], unfinished: Collection[int], keep: int) -> list[int]:
+    """Which steps go: of those that are whole all but the newest ``keep``, and what was never finished before them."""
+    newest = max(finished, default=-1)
+    return sorted(finished)[: -keep or None] + [step for step in sorted(unfinished) if step < newest]
+
+
+def remove(path: Path) -> None:
+    """Removes a folder, its manifest first, so that half of it does not count. Errors are left to the next time."""
+    try:
+        (path / MANIFEST).unlink(missing_ok=True)
+    except OSError:
+        return
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith(MANIFEST))
+
+
+def described(path: Path) -> Description:
+    """The size and the checksum of a file. Raises OSError."""
+    checksum, size = Checksum(), 0
+    # Not from malloc: a thread of its own writes each state, and glibc would keep such a block in each of its arenas.
+    room = memoryview(mmap.mmap(-1, READ_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(room):
+            while count < READ_BYTES and (more := file.readinto(room[count:])):
+                count += more
+            checksum.add(room[:count])
+            size += count
+    return {"bytes": size, "sum": checksum.digest().hex()}
+
+
+def sync(path: Path) -> None:
+    """Has a file, or the names in a folder, outlast a loss of power. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,254 @@
+"""The members of a world, assembled: they have met, agreed on where they are, and can reduce gradients together.
+
+Whatever happens on the way, another loss included, begins again with the newest world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Work
+
+from unicron_elastic.base.world import World
+from unicron_elastic.training.group.agreement import Agreement, Said, agree
+from unicron_elastic.training.group.interruptible_init import Superseded
+from unicron_elastic.training.group.membership import Membership
+from unicron_elastic.training.group.regroup import Meeting, MissingError
+from unicron_elastic.training.group.speech import MismatchError, read, written
+from unicron_elastic.training.step.collective import AbandonedError, Waiter, keep_for_ever
+from unicron_elastic.training.step.gradients import Gradients
+from unicron_elastic.worker.phases import phase
+from unicron_elastic.worker.pulse import MEET, SPARE
+
+BROKEN = (RuntimeError, ValueError)  # as which torch raises what befalls a collective; DistError is a RuntimeError
+
+
+class OverError(RuntimeError):
+    """Others have made their last steps and gone on or ended: there is nobody to meet."""
+
+
+class Assembly:
+    """Meets the members of each world in turn and keeps its process group. ``terms`` must be the same for all."""
+
+    def __init__(self, membership: Membership, gradients: Gradients, backend: str, timeout_s: float) -> None:
+        self._membership = membership
+        self._gradients = gradients
+        self._backend = backend
+        self._timeout_s = timeout_s
+        self.terms = ""
+        self._meeting: Meeting | None = None
+        # Groups of earlier worlds. Who drops one waits for gloo's threads, some 20 ms, and holds the interpreter: none
+        # of them may be waiting for it then, to let go of a tensor. So they have two more reductions' time.
+        self._former: list[Any] = []
+        self._retired: list[Any] = []
+        self._is_broken = False  # this world's group
+        self._waiter = Waiter(lambda: self._is_broken or membership.is_left(), looks_up="gloo" in backend)
+        gradients.wait = self._waiter.wait
+        self.world: World | None = None
+        self.rank = 0
+        self.is_connected = False
+        self.parts_in = 0  # the number of the world in which this one waits at the end of its steps
+        self.said: list[Said] = []  # by rank, in the latest meeting
+        self.holdings: list[frozenset[int]] = []  # by rank, the micro-batches of this step that it has or will compute
+        self.on_connect: Callable[[], None] = lambda: None
+        self.tell_apart: Callable[[frozenset[int]], str] = lambda _trained: "trains other parameters"
+
+    @property
+    def world_size(self) -> int:
+        """How many members there are; 1 before the first meeting."""
+        return 1 if self.world is None else self.world.size
+
+    def needs_meeting(self) -> bool:
+        """Whether this world is left for another one, or has not connected."""
+        return not self.is_connected or self._is_broken or self._membership.is_left()
+
+    def is_over(self) -> bool:
+        """Whether nobody comes to meet this one: others have begun to end, or have left the end that it is at."""
+        return self._membership.is_over() or self._membership.has_parted(self.parts_in)
+
+    def meet(self, say: Callable[[], Said], *, is_new: bool = False) -> Agreement:
+        """Meets the members of the newest world; ``say`` tells where this one is.
+
+        ``is_new``: it was in no world before. Afterwards the group is connected, and buckets that some had and others
+        need are filled. Raises NoStateLeft, MismatchError, OverError, MissingError, or what broke a world after which
+        none came.
+        """
+        while True:
+            if self.is_over():
+                raise OverError("others have made their last steps and gone on or ended: all are to make as many")
+            try:
+                return self._meet(say, is_new)
+            except Superseded:
+                continue
+            except MismatchError:
+                raise
+            except BROKEN as error:
+                self._broke(error)
+
+    def _meet(self, say: Callable[[], Said], is_new: bool) -> Agreement:
+        if self._meeting is None or self._membership.is_newer():
+            self._leave_group()
+            self.world, self.rank, store = self._membership.adopt()
+            self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer, self._membership.is_left)
+        assert self.world is not None
+        said = say()
+        self._meeting.say(written(said, self.terms), is_new=is_new)
+        if is_new:
+            with phase(SPARE):
+                self._meeting.wait_for_others(self._timeout_s)
+        with phase(MEET):
+            heard = self._meeting.hear(self._timeout_s)
+        micro_batches = self._gradients.micro_batches
+        everybody = [read(text, self.terms, micro_batches, rank) for rank, text in enumerate(heard)]
+        self._compare(said, everybody)
+        agreement = agree(everybody, micro_batches=micro_batches)
+        self.said, self.holdings = everybody, [each.held for each in everybody]
+        if self.rank in agreement.leave:
+            return agreement
+        if agreement.leave:
+            self._await_world_without(agreement.leave)
+        if not self.is_connected:
+            self._connect()
+        self._give_gradients(agreement)
+        self._fill(agreement)
+        return agreement
+
+    def _compare(self, said: Said, everybody: list[Said]) -> None:
+        """Raises MismatchError if a member does something else in the step that this one, who ``said`` so, is in."""
+        for rank, each in enumerate(everybody):
+            if each.state == said.state is not None and each.until == said.until and each.trained != said.trained:
+                raise MismatchError(f"in step {said.state} rank {rank} {self.tell_apart(each.trained)}")
+            if each.start is not None is not said.start and each.until != said.until:
+                raise MismatchError(f"rank {rank} trains until step {each.until}, and this rank until {said.until}")
+
+    def _await_world_without(self, newcomers: Sequence[int]) -> NoReturn:
+        """They say that they leave. Raises Superseded, or MissingError."""
+        if not self._membership.wait_for_newer(self._timeout_s):
+            ranks = ", ".join(map(str, newcomers))
+            raise MissingError(f"no world has come without rank {ranks}, which had come too early or too late")
+        raise Superseded
+
+    # -- the process group --------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        assert self._meeting is not None
+        device = self._gradients.buckets[-1].local.device
+        self._is_broken = False
+        self._waiter.begin()
+        with phase(MEET):
+            self._meeting.connect(self._backend, self._timeout_s, device)
+        self.is_connected = True
+        self.on_connect()
+
+    def leave(self) -> None:
+        """Is no member of this world any more, and has not connected with the others."""
+        assert self.world is not None
+        self._membership.tell({"left": {"world": self.world.number}})
+
+    def _leave_group(self) -> None:
+        self.is_connected = False
+        if dist.is_initialized():
+            self._former.append(dist.group.WORLD)
+            dist.destroy_process_group()
+
+    # -- collectives --------------------------------------------------------------------------------------------------
+
+    def reduce(self, *, is_awaited: bool) -> bool:
+        """Reduces all buckets that are not done; false if the world broke on the way, and a newer one has come."""
+        gradients = self._gradients
+        works: dict[int, Work | None] = {}
+        try:
+            for numbers in gradients.rounds:
+                left = [number for number in numbers if number not in gradients.done]
+                for number in left:
+                    works[number] = gradients.reduce(number, self.holdings, is_awaited=is_awaited)
+                for number in left:
+                    if (work := works[number]) is not None:
+                        self._waiter.wait(work)
+                    gradients.done.add(number)
+        except BROKEN as error:
+            self._broke(error, *works.values())
+            return False
+        self._retired, self._former = self._former, []
+        return True
+
+    def _give_gradients(self, agreement: Agreement) -> None:
+        """Those who are late get the reduced gradients of the step that others have made already."""
+        for source, destination in agreement.gradients:
+            for number in range(len(self._gradients.buckets)):
+                if self.rank == source:
+                    self.send(self._gradients.room(number), destination)
+                elif self.rank == destination:
+                    self.receive(self._gradients.room(number), source)
+                    self._gradients.done.add(number)
+
+    def _fill(self, agreement: Agreement) -> None:
+        if agreement.fill:
+            self._gradients.has_last = False
+        for number, source in agreement.fill:
+            if self.rank != source:  # whoever had it, too: what breaks on the way leaves anything
+                self._gradients.forget(number)
+            self.broadcast(self._gradients.room(number), source)
+            self._gradients.done.add(number)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sums it over all members, in place. Raises what a collective raises."""
+        self._waiter.wait(dist.all_reduce(tensor, async_op=True))
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Gives all members what ``source`` has. Raises what a collective raises."""
+        if tensor.numel():
+            self._waiter.wait(dist.broadcast(_bytes(tensor), source, async_op=True))
+
+    def send(self, tensor: Tensor, destination: int) -> None:
+        """To one member. Raises what a collective raises."""
+        if tensor.numel():
+            self._waiter.wait_one_to_one(dist.isend(_bytes(tensor), destination))
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        """From one member. Raises what a collective raises."""
+        if tensor.numel():
+            self._waiter.wait_one_to_one(dist.irecv(_bytes(tensor), source))
+
+    def exchange(self, text: str) -> list[str] | None:
+        """What each member says at this point, by rank; None if the world broke, and a newer one has come."""
+        assert self._meeting is not None
+        try:
+            with phase(MEET):
+                return self._meeting.exchange(text, self._timeout_s)
+        except Superseded:
+            return None
+        except BROKEN as error:
+            self._broke(error)
+            return None
+
+    def together(self, collective: Callable[[], None]) -> bool:
+        """Does what all members do; false if the world broke on the way, and a newer one has come."""
+        try:
+            collective()
+        except BROKEN as error:
+            self._broke(error)
+            return False
+        return True
+
+    def _broke(self, error: Exception, *works: Work | None) -> None:
+        """Breaks with this world, and returns when a newer one has come and ``works`` have ended, else raises.
+
+        Until they have ended they may write into their tensors; those of one that does not end are not used again.
+        """
+        self._membership.broke(error)
+        self._is_broken = True
+        ended = [work is None or self._waiter.has_ended(work) for work in works]
+        if isinstance(error, AbandonedError) or not all(ended):
+            self._gradients.renew()
+            if self.is_connected and dist.is_initialized():
+                keep_for_ever(dist.group.WORLD)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor as bytes: back ends do not take all types."""
+    return tensor.view(-1).view(torch.uint8)

@@ -1,0 +1,226 @@
+"""How a newcomer gets the state: from the nearest replicas while they compute, or in the group while all wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from unicron_elastic.state.layout import Layout, empty_tensors, flatten, rebuild
+from unicron_elastic.state.pull.client import Pulled, SourcesLost, pull
+from unicron_elastic.state.pull.server import Held, NotAtRest, StateServer
+from unicron_elastic.training.snapshot.gate import Rest
+from unicron_elastic.training.step.trainable import Trainable
+
+REST_TIMEOUT_S = 60.0  # a step may take long, and its end is not at rest
+PULL_TIMEOUT_S = 600.0
+
+
+class HasState(Protocol):
+    """A run."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes it over."""
+
+
+class Servant:
+    """Serves the state of a run, from the first time that it is asked for."""
+
+    def __init__(self, run: HasState, rest: Rest, where: Callable[[], tuple[int, int]]) -> None:
+        """``where``: the total of the steps that this run is in, and its step."""
+        self._run = run
+        self._rest = rest
+        self._where = where
+        self._server: StateServer | None = None
+        rest.on_expire = self._break_off
+
+    def serve(self, key: str) -> dict[str, Any]:
+        """Begins to serve those who know ``key``, if it does not yet; returns the address, and where this run is.
+
+        Raises OSError.
+        """
+        if self._server is None:
+            self._server = StateServer(self, bytes.fromhex(key))
+        until, step = self._where()
+        return {**self._server.address, "until": until, "step": step}
+
+    def hold(self) -> Held:
+        """Keeps the state as it is. Raises NotAtRest."""
+        try:
+            state = self._rest.hold(REST_TIMEOUT_S)
+        except TimeoutError as error:
+            raise NotAtRest(str(error)) from None
+        try:
+            layout, tensors = flatten(self._run.state_dict())
+        except BaseException:
+            self._rest.release()
+            raise
+        return Held(step=state, layout=layout, tensors=tensors)
+
+    def release(self, held: Held) -> None:  # noqa: ARG002 - one hold is like another
+        """Lets the state go on."""
+        self._rest.release()
+
+    def _break_off(self) -> None:
+        """The state is about to change: whoever has not copied all of it begins again."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+
+def fetch_state(run: HasState, invitation: Mapping[str, Any]) -> Pulled | None:
+    """Copies the state from where the invitation says and takes it over.
+
+    None if all sources were lost on the way. Until the result is released the sources stay in their step. Raises what
+    the run raises for a state that it cannot take over.
+    """
+    try:
+        pulled = pull(invitation["sources"], bytes.fromhex(invitation["key"]), timeout_s=PULL_TIMEOUT_S)
+    except (SourcesLost, TimeoutError):
+        return None
+    run.load_state_dict(rebuild(pulled.layout, pulled.tensors))
+    return pulled
+
+
+def about_fetched(pulled: Pulled) -> dict[str, Any]:
+    """What the agent is told of it."""
+    sources = [f"{use.name} ({use.way})" for use in pulled.sources]
+    return {"bytes": pulled.bytes, "took_s": pulled.took_s, "from": sources}
+
+
+def about_taken(taken_bytes: int, took_s: float, node: str = "") -> dict[str, Any]:
+    """The same of a state that came by collectives. ``node``: what the giver's is called in the world."""
+    host = node.partition("#")[0].rpartition("/")[0] or "another replica"
+    return {"bytes": taken_bytes, "took_s": took_s, "from": [f"{host} (in the group)"]}
+
+
+class Exchange(Protocol):
+    """The members of a world, connected."""
+
+    def send(self, tensor: Tensor, destination: int) -> None:
+        """To one member."""
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        """From one member."""
+
+
+def give_state(run: HasState, members: Exchange, destinations: Sequence[int], device: torch.device) -> None:
+    """Sends the state to these ranks. Raises what a collective raises."""
+    layout, tensors = flatten(run.state_dict())
+    text = torch.frombuffer(bytearray(layout.to_json().encode()), dtype=torch.uint8)
+    parts = [torch.tensor([text.numel()]), text, *(_bytes(tensor) for tensor in tensors if tensor.numel())]
+    for destination in destinations:
+        for part in parts:
+            members.send(part.to(device), destination)
+
+
+def take_state(run: HasState, members: Exchange, source: int, device: torch.device) -> int:
+    """Receives what ``give_state`` sends, and takes it over; its bytes. Raises what a collective raises."""
+    state, taken_bytes = receive_state(members, source, device)
+    run.load_state_dict(state)
+    return taken_bytes
+
+
+def receive_state(members: Exchange, source: int, device: torch.device) -> tuple[Any, int]:
+    """Receives what ``give_state`` sends: the state, and its bytes. Raises what a collective raises."""
+
+    def receive(tensor: Tensor) -> Tensor:
+        target = tensor.to(device)
+        members.receive(target, source)
+        return target
+
+    length = int(receive(torch.empty(1, dtype=torch.int64)))
+    text = receive(torch.empty(length, dtype=torch.uint8))
+    layout = Layout.parse(bytes(text.cpu().numpy()).decode())
+    tensors = empty_tensors(layout, "cpu")
+    for tensor in tensors:
+        if tensor.numel():
+            target = _bytes(tensor)
+            target.copy_(receive(torch.empty_like(target)))
+    return rebuild(layout, tensors), layout.total_bytes
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """As bytes, whatever its type: back ends do not take all types."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+# What a newcomer gets from a member: the state of the run, and what its own script will not have done to the model.
+#
+# Scripts unfreeze layers and add them to their optimizer in one step alone, which is past when the newcomer begins.
+
+
+Groups = list[list[int]]  # of one optimizer: in each group the positions of its parameters in the model
+
+
+class Handover:
+    """Of one process, to others of its job alone: what is saved has the state of the run and no more."""
+
+    def __init__(
+        self, run: HasState, trainable: Trainable, optimizers: Sequence[Optimizer], until: Callable[[], int]
+    ) -> None:
+        """``until``: the total of the steps that this process is in."""
+        self._run = run
+        self._until = until
+        self.taken_until = 0  # the same, of the member whose state was taken
+        self._trainable = trainable
+        self._optimizers = optimizers
+        self._taken: Mapping[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the run, what is trained, and which parameters each optimizer has in which group."""
+        return {
+            "run": self._run.state_dict(),
+            "model": self._trainable.state_dict(),
+            "optimizers": [self._groups(optimizer) for optimizer in self._optimizers],
+            "until": self._until(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes all of it over. Raises what the run raises, and ValueError for a model of another make."""
+        self._taken, self.taken_until = state, int(state["until"])
+        for optimizer, groups in zip(self._optimizers, state["optimizers"], strict=True):
+            if groups is not None and groups != self._groups(optimizer):
+                self._regroup(optimizer, groups)
+        self._run.load_state_dict(state["run"])
+        self._trainable.load_state_dict(state["model"])
+
+    def load(self) -> None:
+        """Takes over once more what was taken last, if that is not forgotten: the script may have changed it."""
+        if self._taken is not None:
+            self.load_state_dict(self._taken)
+
+    def load_again(self) -> None:
+        """Takes over once more what was taken last, if that was not done, and forgets it.
+
+        It is that of a member in its step. What scripts do before a step is in it, and a newcomer's does it again.
+        """
+        self.load()
+        self._taken = None
+
+    def _groups(self, optimizer: Optimizer) -> Groups | None:
+        """None if it has a parameter that the model has not."""
+        place = {id(parameter): position for position, parameter in enumerate(self._trainable.parameters)}
+        groups = [[place.get(id(each), -1) for each in group["params"]] for group in optimizer.param_groups]
+        return None if any(-1 in group for group in groups) else groups
+
+    def _regroup(self, optimizer: Optimizer, groups: Groups) -> None:
+        """Has the optimizer as many groups, of these parameters; all else of a group comes with its state."""
+        parameters = self._trainable.parameters
+        if any(position >= len(parameters) for group in groups for position in group):
+            return  # it is another model, and will say so
+        del optimizer.param_groups[len(groups) :]
+        for group in optimizer.param_groups:
+            group["params"] = []
+        for number, positions in enumerate(groups):
+            params = [parameters[position] for position in positions]
+            if number < len(optimizer.param_groups):
+                optimizer.param_groups[number]["params"] = params
+            else:
+                optimizer.add_param_group({"params": params})

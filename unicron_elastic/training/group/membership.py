@@ -1,0 +1,209 @@
+"""How a process belongs to its job: told by unicron-run's agent, or fixed by torchrun's environment, or alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch.distributed import HashStore, Store
+
+from unicron_elastic.base.world import Member, World
+from unicron_elastic.training.group.regroup import connect_store
+from unicron_elastic.training.step.collective import is_of_script
+from unicron_elastic.worker.channel import ChannelClosed
+from unicron_elastic.worker.collectives import break_collectives
+from unicron_elastic.worker.worlds import Link, link
+
+ANSWER_TIMEOUT_S = 60.0
+NEXT_WORLD_TIMEOUT_S = 120.0  # after a collective failed: the agent decides within milliseconds, if it lives
+
+Invitation = dict[str, Any]  # where a newcomer gets the state: {"sources": [address, ...], "key": hex}
+
+
+class Membership(Protocol):
+    """Of one process in its job. ``is_fixed``: there is one world, and it does not go on without a member."""
+
+    @property
+    def is_fixed(self) -> bool:
+        """Known when it has entered."""
+
+    def enter(self) -> Invitation | None:
+        """Asks to be a member. None: the first world is there; else the state is to be fetched first."""
+
+    def is_ready(self, state: int) -> None:
+        """Says that this newcomer has the state after ``state`` optimizer steps, and waits for a world with it."""
+
+    def is_newer(self) -> bool:
+        """Whether a world has come after the one that was adopted."""
+
+    def is_left(self) -> bool:
+        """Whether what goes on in the adopted world has ended: a member is gone, or all are to connect anew.
+
+        A newer world in which others have joined ends nothing: members go on to it together.
+        """
+
+    def is_over(self) -> bool:
+        """Whether others, who had made their last steps with this process, have begun to end."""
+
+    def has_parted(self, number: int) -> bool:
+        """Whether all had come to the end of their steps in this world, or a later one, as some have left it."""
+
+    def adopt(self) -> tuple[World, int, Store]:
+        """The newest world, this process's rank in it, and the store where its members meet."""
+
+    def wait_for_newer(self, timeout_s: float) -> bool:
+        """Waits for a world after the one that was adopted; false if none came in time."""
+
+    def broke(self, error: Exception) -> None:
+        """The collectives of the adopted world failed. Returns when there is a newer one, else raises ``error``."""
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Says something to the agent, if there is one that hears."""
+
+
+class FixedMembership:
+    """Under torchrun, or alone: one world, which lives as long as all its processes."""
+
+    is_fixed = True
+
+    def __init__(self) -> None:
+        self._is_alone = "RANK" not in os.environ
+
+    def enter(self) -> None:
+        """The first world is there."""
+
+    def is_ready(self, state: int) -> None:
+        """Nobody asks."""
+
+    def is_newer(self) -> bool:
+        """Never."""
+        return False
+
+    def is_left(self) -> bool:
+        """Never."""
+        return False
+
+    def is_over(self) -> bool:
+        """Not known."""
+        return False
+
+    def has_parted(self, number: int) -> bool:  # noqa: ARG002
+        """Not known."""
+        return False
+
+    def adopt(self) -> tuple[World, int, Store]:
+        """The world of the environment. Raises what torch raises for a wrong one."""
+        if self._is_alone:
+            member = Member(name="0", node="here", local_rank=0)
+            return World(number=1, members=(member,), store="here:0"), 0, HashStore()
+        store, rank, world_size = next(dist.rendezvous("env://"))
+        members = tuple(Member(name=str(each), node="here", local_rank=each) for each in range(world_size))
+        return World(number=1, members=members, store="here:0"), rank, store
+
+    def wait_for_newer(self, timeout_s: float) -> bool:  # noqa: ARG002
+        """None comes."""
+        return False
+
+    def broke(self, error: Exception) -> None:
+        """Raises it: the launcher restarts all."""
+        raise error
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Nobody hears."""
+
+
+class AgentMembership:
+    """Under unicron-run: the agent says which world there is."""
+
+    def __init__(self, to_agent: Link) -> None:
+        self._link = to_agent
+        self._world: World | None = None
+        self._store: tuple[str, Store] | None = None  # and its address
+        self._fixed: FixedMembership | None = None  # where agents cannot agree on worlds
+
+    @property
+    def is_fixed(self) -> bool:
+        """Where agents cannot agree on worlds."""
+        return self._fixed is not None
+
+    def enter(self) -> Invitation | None:
+        """Asks the agent. Raises TimeoutError if it does not answer."""
+        answers = ("join", "world", "fixed")  # who is invited is a newcomer, also if it is in a world already
+        key, message = self._link.ask({"member": {"pid": os.getpid()}}, answers, ANSWER_TIMEOUT_S)
+        if key == "fixed":
+            self._fixed = FixedMembership()
+        return Invitation(message["join"]) if key == "join" else None
+
+    def is_ready(self, state: int) -> None:
+        """Raises TimeoutError if no world comes."""
+        self._link.ask({"ready": {"state": state}}, ("world",), ANSWER_TIMEOUT_S)
+
+    def is_newer(self) -> bool:
+        """Whether the agent told of one."""
+        return self._link.is_newer(self._world.number if self._world is not None else 0)
+
+    def is_left(self) -> bool:
+        """As the agent's newest world has it."""
+        return self._link.is_left()
+
+    def is_over(self) -> bool:
+        """As the agent's newest world has it."""
+        return self._link.is_over()
+
+    def has_parted(self, number: int) -> bool:
+        """As the agent's newest world has it."""
+        return self._link.has_parted(number)
+
+    def adopt(self) -> tuple[World, int, Store]:
+        """Raises RuntimeError if this process is not in it, Superseded, and DistError if the store is not there."""
+        if self._fixed is not None:
+            return self._fixed.adopt()
+        world = self._world = self._link.adopt()
+        rank = world.rank_of(self._link.name)
+        if rank is None:
+            raise RuntimeError(f"this process is not a member any more: {world.reason}")
+        if self._store is None or self._store[0] != world.store:  # that of the node that made it
+            self._store = (world.store, connect_store(world.store, self.is_newer))
+        return world, rank, self._store[1]
+
+    def wait_for_newer(self, timeout_s: float) -> bool:
+        """Waits for the agent's word."""
+        assert self._world is not None
+        return self._link.wait_for_newer(self._world.number, timeout_s)
+
+    def broke(self, error: Exception) -> None:
+        """Lets the other members know by breaking all connections to them, and the agent by its word.
+
+        Raises at once what a signal handler of the script has raised.
+        """
+        if self._fixed is not None or is_of_script(error):
+            raise error
+        assert self._world is not None
+        if not self._link.is_left():
+            break_collectives(str(error), is_quiet=True)
+            self.tell({"broke": {"world": self._world.number, "error": f"{type(error).__name__}: {error}"[:4000]}})
+        if not self.wait_for_newer(NEXT_WORLD_TIMEOUT_S):
+            raise error
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Says something to the agent; that it cannot hear shows elsewhere."""
+        try:
+            self._link.say(message)
+        except (ChannelClosed, OSError):
+            pass
+
+
+def membership(serve: Callable[[str], dict[str, Any]]) -> Membership:
+    """This process's. ``serve`` begins to offer its state to newcomers that know a key, and returns where.
+
+    Raises RuntimeError for the second time under unicron-run.
+    """
+    to_agent = link()
+    if to_agent is None:
+        return FixedMembership()
+    if to_agent.on_serve is not None:
+        raise RuntimeError("a process has one Run: register what else there is with it, by name")
+    to_agent.on_serve = serve
+    return AgentMembership(to_agent)

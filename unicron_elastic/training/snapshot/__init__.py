@@ -1,0 +1,1 @@
+"""Keeps the training state where it survives the worker."""

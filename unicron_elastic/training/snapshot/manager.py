@@ -1,0 +1,272 @@
+"""Keeps the training state in memory that survives the worker, and takes it from there or from storage afterwards.
+
+A thread copies the state while the next forward and backward pass run; the next optimizer step waits until it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from unicron_elastic.state.layout import flatten, rebuild
+from unicron_elastic.state.snapshot.choice import best_for, newest_common, why_back
+from unicron_elastic.state.snapshot.gather import gathering, own_rank
+from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
+from unicron_elastic.state.snapshot.shards import Shards, map_leaves
+from unicron_elastic.state.snapshot.writer import SnapshotWriter
+from unicron_elastic.worker.channel import ChannelClosed
+from unicron_elastic.worker.worlds import link
+
+if TYPE_CHECKING:
+    from unicron_elastic.state.storage.folder import Storage
+
+
+ANSWER_TIMEOUT_S = 60.0
+
+Key = tuple[int, ...]  # (step, 1, lineage) of a snapshot in memory, (step, 0, 0) of one in storage
+
+
+class Keepable(Protocol):
+    """A run."""
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps it has behind it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes it over."""
+
+
+class Keeper:
+    """Of one run. ``stateful`` is what it registered; the state is the same on all ranks if ``is_replicated``.
+
+    ``peer_every``: each snapshot of a step that it divides is copied to another node; 0: none.
+    """
+
+    def __init__(self, run: Keepable, stateful: Mapping[str, Any], *, is_replicated: bool, peer_every: int) -> None:
+        self._run = run
+        self._stateful = stateful
+        self._optimizers = [each for each in stateful.values() if isinstance(each, torch.optim.Optimizer)]
+        self.is_replicated = is_replicated
+        self._peer_every = peer_every
+        self._writer = SnapshotWriter(files=3 if peer_every else 2)
+        self._is_hooked = False
+        self._storage: Storage | None = None
+        self.lineage = _first_lineage()
+
+    @property
+    def storage(self) -> Storage:
+        """Made when it is first used: torch takes a second to import what it needs."""
+        if self._storage is None:
+            from unicron_elastic.state.storage.folder import Storage
+
+            self._storage = Storage()
+        return self._storage
+
+    # -- to memory ----------------------------------------------------------------------------------------------------
+
+    def snapshot(self, step: int) -> bool:
+        """Begins to copy the state to memory; false where nobody would keep it. Raises TypeError for such a state."""
+        if link() is None or self._writer.is_off:
+            return False
+        self.wait()
+        state = self._run.state_dict()
+        local = Shards(state["state"]["model"]).local(state)
+        kept = self._unchanging()
+        layout, tensors = flatten(map_leaves(local, lambda leaf: _kept(leaf, kept)))
+        rank, world_size = own_rank()
+        about = {
+            "step": step,
+            "lineage": self.lineage,
+            "rank": rank,
+            "world_size": world_size,
+            "is_replicated": self.is_replicated,
+            "is_for_peer": bool(self._peer_every and step % self._peer_every == 0),
+        }
+        if not self._is_hooked:
+            self._is_hooked = True
+            register_optimizer_step_pre_hook(lambda *_: self._writer.wait_copied())
+        self._writer.begin(layout, tensors, about, self._tell_agent)
+        return True
+
+    def wait(self) -> None:
+        """Waits until the copy that was begun last is complete."""
+        self._writer.wait()
+
+    def _unchanging(self) -> set[int]:
+        """The storages of the tensors that change in nothing but an optimizer step, before which we are asked."""
+        found: set[int] = set()
+
+        def learn(leaf: Any) -> None:
+            if isinstance(leaf, Tensor):
+                local = leaf.to_local() if hasattr(leaf, "to_local") else leaf
+                found.add(local.untyped_storage().data_ptr())
+
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                map_leaves(group["params"], learn)
+            for state in optimizer.state.values():
+                map_leaves(state, learn)
+        return found
+
+    def _tell_agent(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+        to_agent = link()
+        if to_agent is not None:
+            with contextlib.suppress(ChannelClosed):
+                to_agent.say(message, fds)
+
+    # -- to storage ---------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str], keep: int) -> None:
+        """Begins to write the state to a folder; all ranks must call it. Raises ValueError and TypeError."""
+        rank, _ = own_rank()
+        state = self._run.state_dict()
+        state.pop("buffers", None)  # as in torch: what state_dict leaves out is the script's to make
+        self.storage.save(folder, state, keep=keep, is_replicated=self.is_replicated, rank=rank)
+
+    def wait_saved(self) -> None:
+        """Waits until what was begun is written, or could not be."""
+        if self._storage is not None:
+            self._storage.wait()
+
+    # -- back ---------------------------------------------------------------------------------------------------------
+
+    def restore(self, folder: str | os.PathLike[str] | None) -> int:
+        """Takes over the newest state that all ranks have; returns its step, 0 if there is none.
+
+        All ranks must call it. Raises what torch raises if one does not come, and ValueError if the state is another's.
+        """
+        self.wait()
+        began = time.monotonic()
+        offers = self._ask()
+        if offers.is_replacement:  # those who train have the state, and give it
+            self._writer.adopt(offers.own, sys.maxsize)
+            return 0
+        rank, world_size = own_rank()
+        gather = gathering()
+        sources: dict[Key, Any] = {
+            (key[0], 1, key[1]): each for key, each in best_for(offers.found, rank, world_size).items()
+        }
+        if folder is not None:
+            sources |= {(step, 0, 0): each for step, each in self.storage.find(folder, rank).items()}
+        first_said: list[list[Key]] | None = None
+        notes: list[str] = []
+        while True:
+            token = secrets.randbits(62)
+            said = [json.loads(each) for each in gather(json.dumps({"keys": list(sources), "token": token}))]
+            keys = [[tuple(key) for key in each["keys"]] for each in said]
+            first_said = first_said or keys
+            chosen = newest_common(keys)
+            if chosen is None:
+                break
+            loaded, note = self._read(sources.pop(chosen), chosen)
+            told = json.dumps(
+                {
+                    "is_right": loaded is not None,
+                    "note": note,
+                    "where": "" if loaded is None else loaded.where,
+                    "bytes": 0 if loaded is None else loaded.bytes,
+                }
+            )
+            answers = [json.loads(each) for each in gather(told)]
+            notes += [f"Rank {number}: {each['note']}." for number, each in enumerate(answers) if each["note"]]
+            if loaded is not None and all(each["is_right"] for each in answers):
+                self._take(loaded, rank)
+                break
+        self.lineage = said[0]["token"]
+        step = chosen[0] if chosen is not None else 0
+        self._writer.adopt(offers.own, step)
+        offers.close_others()
+        if rank == 0:
+            notes = [*notes, why_back(first_said, chosen)]
+            self._tell(step, chosen, notes, answers if chosen is not None else [], time.monotonic() - began)
+        return step
+
+    def _ask(self) -> Offers:
+        to_agent = link()
+        if to_agent is None:
+            return Offers.nothing()
+        rank, world_size = own_rank()
+        wish = {"snapshots_wanted": {"rank": rank, "world_size": world_size}}
+        _, told = to_agent.ask(wish, ("snapshots",), ANSWER_TIMEOUT_S)
+        return Offers.parse(told["snapshots"], told.get("fds", []))
+
+    def _read(self, source: Any, key: Key) -> tuple[_Loaded | None, str]:
+        """The state from a source, and what is wrong with it."""
+        try:
+            if isinstance(source, Local | Remote):
+                layout, tensors = source.read()
+                return _Loaded(rebuild(layout, tensors), source.where, source.header.rank, layout.total_bytes), ""
+            state = source.load(self._shards())
+            return _Loaded(state, "storage", None), ""
+        except (ValueError, OSError) as error:
+            return None, f"the state of step {key[0]} cannot be used: {error}"
+
+    def _shards(self) -> Shards:
+        return Shards(self._stateful["model"].state_dict())
+
+    def _take(self, loaded: _Loaded, rank: int) -> None:
+        state = self._shards().whole(loaded.state)
+        if loaded.rank not in (None, rank):
+            state["random"] = {}  # another rank's: two ranks must not draw the same
+        self._run.load_state_dict(state)
+
+    def _tell(
+        self, step: int, chosen: Key | None, notes: list[str], answers: list[dict[str, Any]], took_s: float
+    ) -> None:
+        sentences = [note for note in notes if note]
+        places = list[str]()
+        if chosen is not None:
+            places = sorted({str(each["where"]) for each in answers})
+            sentences.append(f"All ranks go on from step {step}, from {' and '.join(places)}.")
+        if not sentences:
+            return
+        to_agent = link()
+        if to_agent is None:
+            _say(" ".join(sentences))
+            return
+        moved = {"bytes": sum(each["bytes"] for each in answers), "took_s": took_s, "from": places} if places else {}
+        to_agent.say({"restored": {"step": step, "sentence": " ".join(sentences), **moved}})
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A state that was read; ``rank`` is whose it was, None if that is as good as this rank's."""
+
+    state: Any
+    where: str
+    rank: int | None
+    bytes: int = 0  # 0: not counted
+
+
+def _kept(leaf: Any, unchanging: set[int]) -> Any:
+    """A tensor that may change while it is copied, such as batch norm's statistics in a forward pass, is copied now."""
+    if not isinstance(leaf, Tensor) or leaf.untyped_storage().data_ptr() in unchanging:
+        return leaf
+    return leaf.detach().clone()
+
+
+def _first_lineage() -> int:
+    """The same for all ranks of a generation that did not restore anything."""
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    text = "\0".join(os.environ.get(name, "") for name in names)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"unicron: {sentence}\n")

@@ -1,0 +1,1 @@
+"""What happens inside one step: micro-batches, gradients, buffers, random numbers."""

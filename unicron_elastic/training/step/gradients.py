@@ -1,0 +1,327 @@
+"""The gradients of a step: what this rank has summed up, and the reduced sum of all ranks, in flat buffers.
+
+Reduction is out of place. What a rank has summed up stays as it is until the reduced sum is complete, so that after the
+loss of a rank it still counts; and the reduced sum stays until the next reduction begins, for whoever missed its end.
+``p.grad`` is a view of the first, into which the second is copied in the end: one copy in and one out, as in DDP.
+
+Behind the gradients, in the last bucket of them, travel notes (``notes.py``), which say what is in the sum. One more
+bucket is for the model's buffers that micro-batch 0 has made, as bytes: whoever has computed it gives them to all. The
+notes say how many there are; mostly there are none, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Work
+
+from unicron_elastic.compat.tensors import changes_of, copy_each, zero_each
+from unicron_elastic.state.nested import shaped_like
+from unicron_elastic.training.step.comparison import written
+from unicron_elastic.training.step.notes import NOTES_DTYPE, Notes, digest_notes, made_bytes
+
+BUCKET_BYTES = 25 * 2**20  # as DDP's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Neighbouring gradients of one type on one device, reduced together. Both are 1-D and of the same length.
+
+    ``parameters`` are the positions of its parameters; ``notes`` is how many of its last elements are notes.
+    """
+
+    local: Tensor
+    reduced: Tensor
+    parameters: tuple[int, ...]
+    notes: int = 0
+
+
+class Gradients:
+    """Of ``parameters``, in steps of ``micro_batches`` micro-batches.
+
+    ``others`` are tensors whose ``.grad`` is not autograd's: it is summed up like a gradient, and always there.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        micro_batches: int,
+        *,
+        others: Sequence[Tensor] = (),
+        bucket_bytes: int | None = None,
+    ) -> None:
+        self.micro_batches = micro_batches
+        self.done: set[int] = set()  # buckets whose reduced sum is complete
+        self.has_last = False  # whether ``reduced`` still is that of the step before
+        self.made: Tensor | None = None  # the buffers, if this rank has computed micro-batch 0 and it has changed any
+        self.digest: Callable[[], list[float]] = lambda: written(None)  # of the state, for the notes
+        self.wait: Callable[[Work], None] = _wait  # for a collective
+        self.name: Callable[[Tensor], str] = _shape  # of a parameter, for people
+        self._others = tuple(others)
+        self._bucket_bytes = bucket_bytes or BUCKET_BYTES
+        self._touched: set[Tensor] = set()
+        self._hooks: dict[Tensor, Any] = {}
+        self._staged: dict[int, Tensor] = {}
+        self.lay_out(parameters)
+
+    def lay_out(self, parameters: Sequence[Tensor], frozen: Sequence[Tensor] = ()) -> None:
+        """Takes buffers for the gradients of these parameters, between steps; those of the step before are gone.
+
+        ``frozen``: others of the model, which are to get no gradient.
+        """
+        for parameter in self._hooks.keys() - set(parameters):
+            self._hooks.pop(parameter).remove()
+            parameter.grad = None
+        for parameter in parameters:
+            if parameter not in self._hooks:
+                # Called for each gradient that autograd adds: a set's own method is the least that this can cost.
+                self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(self._touched.add)
+            parameter.grad = None  # a view of the former buffers, which are freed before there are new ones
+        self._trained = tuple(parameters)
+        self._frozen = tuple(frozen)
+        self.parameters = (*self._trained, *self._others)
+        self.done.clear()
+        self.views: list[Tensor] = []  # of each parameter's gradient, in its shape, as the parameter lies in memory
+        self.buckets: list[Bucket] = []
+        self._flats: list[Tensor] = []
+        self._notes = Notes(torch.zeros(0), 0)
+        self._staged.clear()
+        self.buckets = self._make_buckets()
+
+    # -- accumulation -------------------------------------------------------------------------------------------------
+
+    def begin(self, stamp: bytes = bytes(4)) -> None:
+        """Begins a step: nothing summed up, nothing reduced. ``reduced`` keeps what it has.
+
+        ``stamp`` must be the same on all ranks: see ``Notes``.
+        """
+        self.has_last = self.is_complete
+        self.done.clear()
+        self.clear(stamp)
+
+    def clear(self, stamp: bytes) -> None:
+        """Has nothing summed up; what is reduced stays."""
+        zero_each(self._flats)
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+        for parameter in self._frozen:
+            parameter.grad = None
+        self._notes.begin(stamp)
+        self._touched.clear()
+        self.made = None
+        self._remember()
+
+    def add(self, index: int, loss: Tensor) -> None:
+        """Notes that this rank has computed a micro-batch; autograd has added its gradients."""
+        self._notes.add(index, loss)
+        self._remember()
+
+    def check(self) -> None:
+        """Raises RuntimeError if a gradient was changed since the latest micro-batch was added, by who tells so.
+
+        The buffers count the changes of all their views. Those that are made through ``.data`` do not show.
+        """
+        if self._versions != [changes_of(flat) for flat in self._flats]:
+            raise RuntimeError(
+                "the gradients were changed while micro-batches were being summed up: within 'for index in step' there "
+                "must be no zero_grad(), no clipping or unscaling, and no other backward pass than step.backward(loss)"
+            )
+
+    def check_places(self) -> None:
+        """Raises RuntimeError if a gradient is not where it was summed up, or was computed without being summed up."""
+        self.check()
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is not view:
+                raise RuntimeError(
+                    "the gradients were taken away while micro-batches were being summed up: call "
+                    "optimizer.zero_grad() outside of 'for index in step', or not at all, since each step begins with "
+                    "zeros"
+                )
+        self._check_frozen()
+
+    def _check_frozen(self) -> None:
+        for parameter in self._frozen:
+            if parameter.grad is not None:
+                raise RuntimeError(
+                    f"{self.name(parameter)} got a gradient, and was frozen when the step began: freeze and unfreeze "
+                    "before 'for index in step', not within"
+                )
+
+    def _remember(self) -> None:
+        self._versions = [changes_of(flat) for flat in self._flats]
+
+    # -- reduction ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all buckets are reduced."""
+        return len(self.done) == len(self.buckets)
+
+    @property
+    def rounds(self) -> tuple[range, range]:
+        """The buckets that can be reduced at once, and those whose reduction begins when the former is complete."""
+        last = len(self.buckets) - 1
+        return range(last), range(last, last + 1)
+
+    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_awaited: bool) -> Work | None:
+        """Begins to sum a bucket over all ranks; ``holdings`` are the micro-batches that each has computed.
+
+        None if nothing is to be waited for. Raises what a collective raises.
+        """
+        if bucket in self.rounds[1]:
+            return self._share_made(holdings)
+        return dist.all_reduce(self.stage(bucket, is_awaited=is_awaited), async_op=True)
+
+    def stage(self, bucket: int, part: slice = slice(None), *, is_awaited: bool) -> Tensor:
+        """What is to be reduced in place: a copy of this rank's sum, or a part of it that has the notes, if there are.
+
+        ``is_awaited``: a newcomer is on its way, as this rank knows.
+        """
+        self.has_last = False
+        each = self.buckets[bucket]
+        staged = each.reduced
+        if part != slice(None):
+            staged = self._staged[bucket] = each.reduced[part]  # kept: no thread of gloo's is to be the last to have it
+        staged.copy_(each.local[part])
+        if each.notes:
+            touched = [parameter in self._touched for parameter in self._trained]
+            made = 0 if self.made is None else self.made.numel()
+            touched += [True for _ in self._others]
+            self._notes.write(staged[-each.notes :], touched, self.digest(), made_bytes=made, is_awaited=is_awaited)
+        return staged
+
+    def _share_made(self, holdings: Sequence[frozenset[int]]) -> Work | None:
+        room = self.room(len(self.buckets) - 1)
+        if not room.numel():
+            return None
+        source = next(rank for rank, held in enumerate(holdings) if 0 in held)
+        if source == dist.get_rank():
+            # Of another size if micro-batch 0 was computed again, and made others: then all stay as they were.
+            is_same = self.made is not None and self.made.numel() == room.numel()
+            room.copy_(self.made) if self.made is not None and is_same else room.zero_()
+        return dist.broadcast(room, source, async_op=True)
+
+    def room(self, bucket: int) -> Tensor:
+        """Where the reduced bucket is, or is to be received, when those before it are there."""
+        each = self.buckets[bucket]
+        if bucket in self.rounds[1]:
+            count = made_bytes(self._noted.reduced)
+            if each.reduced.numel() != count:
+                each = self.buckets[bucket] = replace(each, reduced=each.local.new_empty(count))
+        return each.reduced
+
+    def forget(self, bucket: int) -> None:
+        """What is reduced of it does not count; nor of the one whose size it tells, if it is the one with the notes."""
+        self.done.discard(bucket)
+        if bucket == len(self.buckets) - 2:
+            self.done.discard(bucket + 1)
+
+    def forget_reduced(self) -> None:
+        """What is reduced does not count; what this rank has summed up does."""
+        self.done.clear()
+
+    def renew(self) -> None:
+        """Takes other memory for what is not reduced: an abandoned collective may still write to where it was to be.
+
+        What is there stays: it may be that of the step before, which somebody who is late still needs.
+        """
+        self.buckets = [
+            bucket if number in self.done else replace(bucket, reduced=bucket.reduced.clone())
+            for number, bucket in enumerate(self.buckets)
+        ]
+
+    def settle(self) -> None:
+        """Puts the reduced gradients into ``p.grad``; None for a parameter that no micro-batch gave one.
+
+        Raises RuntimeError if they are not those of all micro-batches of this step, each once.
+        """
+        copy_each([b.local for b in self.buckets[:-1]], [b.reduced for b in self.buckets[:-1]])
+        touched = self._notes.read()
+        for parameter, view, is_touched in zip(self.parameters, self.views, touched, strict=True):
+            parameter.grad = view if is_touched else None
+
+    def shared(self) -> Tensor | None:
+        """The buffers that micro-batch 0 has made, once complete; None if it has changed none."""
+        made = self.buckets[-1].reduced
+        return made if made.numel() and bool(made.any()) else None
+
+    def losses(self) -> Tensor:
+        """The loss of each micro-batch, (micro_batches,), once settled."""
+        return self._notes.losses.clone()
+
+    def digests(self) -> list[float]:
+        """The sums of the digests of all ranks' states, once complete."""
+        return digest_notes(self._noted.reduced)
+
+    def any_awaited(self) -> bool:
+        """Whether some rank knows of a newcomer on its way, once complete."""
+        return bool(self._noted.reduced[-1] > 0)
+
+    def forget_awaited(self) -> None:
+        """Newcomers that were on their way when the sum was made have come, or have not."""
+        self._noted.reduced[-1] = 0
+
+    @property
+    def _noted(self) -> Bucket:
+        """The bucket with the notes."""
+        return self.buckets[-2]
+
+    # -- layout -------------------------------------------------------------------------------------------------------
+
+    def _make_buckets(self) -> list[Bucket]:
+        notes = Notes.size(self.micro_batches, len(self.parameters))
+        views: dict[int, Tensor] = {}
+        buckets: list[Bucket] = []
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for position, parameter in enumerate(self.parameters):
+            groups.setdefault((parameter.device, parameter.dtype), []).append(position)
+        # The notes go behind gradients of their own type; the last bucket has them.
+        ordered = sorted(groups.items(), key=lambda item: item[0][1] is NOTES_DTYPE)
+        if not ordered or ordered[-1][0][1] is not NOTES_DTYPE:
+            device = self.parameters[0].device if self.parameters else torch.device("cpu")
+            ordered.append(((device, NOTES_DTYPE), []))
+        for number, ((device, dtype), positions) in enumerate(ordered):
+            extra = notes if number == len(ordered) - 1 else 0
+            sizes = [self.parameters[position].numel() for position in positions]
+            local = torch.zeros(sum(sizes) + extra, device=device, dtype=dtype)
+            reduced = torch.zeros_like(local)
+            self._flats.append(local)
+            offset = 0
+            for position, size in zip(positions, sizes, strict=True):
+                views[position] = shaped_like(self.parameters[position], local[offset : offset + size])
+                offset += size
+            buckets += _cut(local, reduced, positions, sizes, most=max(1, self._bucket_bytes // local.element_size()))
+        self.views = [views[position] for position in range(len(self.parameters))]
+        self._notes = Notes(self._flats[-1][-notes:], self.micro_batches)
+        nothing = torch.empty(0, dtype=torch.uint8, device=self._flats[-1].device)
+        return [*buckets[:-1], replace(buckets[-1], notes=notes), Bucket(local=nothing, reduced=nothing, parameters=())]
+
+
+def _wait(work: Work) -> None:
+    work.wait()
+
+
+def _shape(parameter: Tensor) -> str:
+    return f"a parameter of shape {tuple(parameter.shape)}"
+
+
+def _cut(local: Tensor, reduced: Tensor, positions: Sequence[int], sizes: Sequence[int], *, most: int) -> list[Bucket]:
+    """Buckets of at most ``most`` elements, or of one parameter; what comes behind the gradients goes to the last."""
+    firsts, begins = [0], [0]  # of each bucket: its first parameter and element
+    end = 0
+    for number, size in enumerate(sizes):
+        if end > begins[-1] and end + size - begins[-1] > most:
+            firsts.append(number)
+            begins.append(end)
+        end += size
+    return [
+        Bucket(local=local[begin:end], reduced=reduced[begin:end], parameters=tuple(positions[first:last]))
+        for first, last, begin, end in zip(
+            firsts, [*firsts[1:], len(sizes)], begins, [*begins[1:], local.numel()], strict=True
+        )
+    ]

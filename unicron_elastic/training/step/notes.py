@@ -1,0 +1,85 @@
+"""What travels behind the gradients, and is summed up with them: it says what is in the sum.
+
+One after the other: the loss of each micro-batch; how often each was added, which must be once; how many ranks have a
+gradient of each parameter; the stamps, and how many ranks there are; digests of their states (``comparison.py``); how
+many bytes of buffers micro-batch 0 has made; how many know of a newcomer on its way. Whole numbers below 2**24 are
+exact in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from unicron_elastic.training.step.comparison import NOTES as DIGEST_NOTES
+
+NOTES_DTYPE = torch.float32
+_STAMP = 4  # bytes
+_DIGITS, _BASE = 2, 2**20  # in which a number of bytes is written
+
+
+class Notes:
+    """Those of this rank, in ``memory``; after the reduction it has the sum over all ranks."""
+
+    def __init__(self, memory: Tensor, micro_batches: int) -> None:
+        self._memory = memory
+        self._micro_batches = micro_batches
+        self._counts = memory[micro_batches : 2 * micro_batches]
+        self._stamp = bytes(_STAMP)
+        self.losses = memory[:micro_batches]
+
+    @staticmethod
+    def size(micro_batches: int, parameters: int) -> int:
+        """How many numbers they are."""
+        return 2 * micro_batches + parameters + _STAMP + 1 + DIGEST_NOTES + _DIGITS + 1
+
+    def begin(self, stamp: bytes) -> None:
+        """Begins a step, with zeros; ``stamp``: four bytes that tell it, and what is trained in it, from others."""
+        self._stamp = stamp
+
+    def add(self, index: int, loss: Tensor) -> None:
+        """This rank has computed a micro-batch."""
+        self.losses[index].copy_(loss)
+        self._counts[index] += 1
+
+    def write(
+        self, staged: Tensor, touched: Sequence[bool], digest: Sequence[float], *, made_bytes: int, is_awaited: bool
+    ) -> None:
+        """Completes a copy of them. ``touched``: whether this rank has a gradient of each parameter."""
+        whole = [*touched, *self._stamp, 1, *digest, *divmod(made_bytes, _BASE), is_awaited]
+        rest = [float(each) for each in whole]
+        staged[2 * self._micro_batches :].copy_(torch.tensor(rest, dtype=NOTES_DTYPE))
+
+    def read(self) -> list[bool]:
+        """Whether any rank has a gradient of each parameter, from the sum.
+
+        Raises RuntimeError if it is not the sum of this step's micro-batches, each once.
+        """
+        counts = self._memory[self._micro_batches :].tolist()
+        counts, rest = counts[: self._micro_batches], counts[self._micro_batches :]
+        ends = -DIGEST_NOTES - _DIGITS - 2
+        touched, stamp, ranks = rest[: ends - _STAMP], rest[ends - _STAMP : ends], rest[ends]
+        if stamp != [ranks * byte for byte in self._stamp]:
+            raise RuntimeError(
+                "the ranks have summed up gradients of different steps, or of different parameters: all must make the "
+                "same steps, and freeze and unfreeze the same parameters before the same step"
+            )
+        wrong = [f"{index} ({count:g} times)" for index, count in enumerate(counts) if count != 1]
+        if wrong:
+            raise RuntimeError(f"the reduced gradients must have each micro-batch once, and have {', '.join(wrong)}")
+        return [count > 0 for count in touched]
+
+
+def digest_notes(notes: Tensor) -> list[float]:
+    """The sums of what ``comparison.written`` gave."""
+    end = -_DIGITS - 1
+    found: list[float] = notes[end - DIGEST_NOTES : end].tolist()
+    return found
+
+
+def made_bytes(notes: Tensor) -> int:
+    """How many bytes of buffers micro-batch 0 has made, from the sum."""
+    upper, lower = notes[-_DIGITS - 1 : -1].tolist()
+    return int(upper) * _BASE + int(lower)

@@ -1,0 +1,93 @@
+"""Which parameters of a model are trained, and which of its modules are in training mode.
+
+Scripts change both between steps, as in gradual unfreezing, often in one step alone. A newcomer that begins later has
+not run those lines, and gets what they did together with the state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from unicron_elastic.compat.tensors import walked
+from unicron_elastic.training.step.shares import from_ranges, to_ranges
+
+_NAMES_MAX = 3
+
+
+class Trainable:
+    """Of ``model``, as it was when it was last looked at: at the beginning of a step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._key: tuple[list[int], list[bool]] = ([], [])
+        self.parameters: list[nn.Parameter] = []  # all, each once; positions are those in this list
+        self.trained: list[nn.Parameter] = []
+        self.frozen: list[nn.Parameter] = []
+        self.positions: frozenset[int] = frozenset()  # of those that are trained
+        self.look()
+
+    def look(self) -> bool:
+        """Looks at the model; whether it has other parameters, or others of them are trained, than before."""
+        modules, parameters = walked(self._model)
+        self._modes = [module.training for module in modules]
+        flags = [parameter.requires_grad for parameter in parameters]
+        key = (list(map(id, parameters)), flags)
+        if key == self._key:
+            return False
+        self._key = key
+        self.parameters = parameters
+        self.positions = frozenset(position for position, is_trained in enumerate(flags) if is_trained)
+        self.trained = [self.parameters[position] for position in sorted(self.positions)]
+        self.frozen = [parameter for parameter, is_trained in zip(parameters, flags, strict=True) if not is_trained]
+        self._ranges = to_ranges(self.positions)
+        return True
+
+    def stamp(self, step: int) -> bytes:
+        """Four bytes that tell this step, with these parameters, from others."""
+        return hashlib.sha256(f"{step} {self._ranges}".encode()).digest()[:4]
+
+    def terms(self, micro_batches: int, *, is_reproducible: bool) -> str:
+        """What must be the same for all members, in a few words."""
+        of = [(tuple(parameter.shape), str(parameter.dtype)) for parameter in self.parameters]
+        shapes = hashlib.sha256(repr(of).encode()).hexdigest()[:12]
+        numbers = sum(parameter.numel() for parameter in self.parameters)
+        how = ", reproducible" if is_reproducible else ""
+        return f"{micro_batches} micro-batches and {len(of)} parameters of {numbers} numbers ({shapes}){how}"
+
+    def name(self, parameter: Tensor) -> str:
+        """What the model calls a parameter."""
+        return next((name for name, each in self._model.named_parameters() if each is parameter), "a parameter")
+
+    def tell_apart(self, trained: frozenset[int]) -> str:
+        """What whoever trains the parameters at these positions does otherwise than this process."""
+        verbs = (
+            ("trains {} that this rank has frozen", trained - self.positions),
+            ("has frozen {} that this rank trains", self.positions - trained),
+        )
+        return " and ".join(verb.format(self._named(positions)) for verb, positions in verbs if positions)
+
+    def _named(self, positions: frozenset[int]) -> str:
+        names = [self.name(self.parameters[position]) for position in sorted(positions)[:_NAMES_MAX]]
+        more = ", ..." if len(positions) > _NAMES_MAX else ""
+        return f"{len(positions)} parameter{'s' * (len(positions) > 1)} ({', '.join(names)}{more})"
+
+    # -- for newcomers ------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was seen at the last look."""
+        in_training = [position for position, is_training in enumerate(self._modes) if is_training]
+        return {"trained": self._ranges, "in_training": to_ranges(in_training)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the model so. Raises ValueError if it has fewer parameters or modules."""
+        modules, parameters = walked(self._model)
+        trained = from_ranges(state["trained"], len(parameters))
+        in_training = from_ranges(state["in_training"], len(modules))
+        for position, parameter in enumerate(parameters):
+            parameter.requires_grad_(position in trained)
+        for position, module in enumerate(modules):
+            module.training = position in in_training

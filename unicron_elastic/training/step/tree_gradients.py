@@ -1,0 +1,84 @@
+"""Gradients whose sum is bitwise the same whoever computed what: added by a fixed tree over the micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Work
+
+from unicron_elastic.training.step.gradients import Gradients
+from unicron_elastic.training.step.tree import Node, TreeSum, maximal
+
+
+class TreeGradients(Gradients):
+    """What this rank has summed up are sums of whole subtrees; the flat buffers are for the reduced gradients alone."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        micro_batches: int,
+        *,
+        others: Sequence[Tensor] = (),
+        bucket_bytes: int | None = None,
+    ) -> None:
+        super().__init__(parameters, micro_batches, others=others, bucket_bytes=bucket_bytes)
+        self._holdings: list[frozenset[int]] = []
+        self._nodes: dict[int, tuple[Node, ...]] = {}
+
+    def lay_out(self, parameters: Sequence[Tensor], frozen: Sequence[Tensor] = ()) -> None:
+        """As for ``Gradients``; the partial sums are gone, too."""
+        super().lay_out(parameters, frozen)
+        self._sum = TreeSum(self.parameters, self.micro_batches)
+
+    def clear(self, stamp: bytes) -> None:
+        """Has no gradients at all: autograd then leaves those of each micro-batch as they are."""
+        super().clear(stamp)
+        self._sum.drop()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def add(self, index: int, loss: Tensor) -> None:
+        """Takes the gradients of a micro-batch."""
+        super().add(index, loss)
+        self._sum.add(index)
+
+    def check(self) -> None:
+        """Raises RuntimeError if gradients came from elsewhere."""
+        if any(parameter.grad is not None for parameter in self.parameters):
+            raise RuntimeError(
+                "gradients came from elsewhere than step.backward(loss): within 'for index in step' there must be no "
+                "other backward pass"
+            )
+
+    def check_places(self) -> None:
+        """The same of all parameters, also of those that are frozen."""
+        self.check()
+        self._check_frozen()
+
+    def settle(self) -> None:
+        """Nobody needs the partial sums any more."""
+        super().settle()
+        self._sum.drop()
+
+    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_awaited: bool) -> Work | None:
+        """Done when it returns: each rank adds one segment in the tree's order, and the sums are gathered."""
+        if bucket in self.rounds[1]:
+            return super().reduce(bucket, holdings, is_awaited=is_awaited)
+        each = self.buckets[bucket]
+        elements = each.reduced.numel() - each.notes
+        notes = self.stage(bucket, slice(elements, None), is_awaited=is_awaited)
+        if elements:
+            of = [self.parameters[position] for position in each.parameters]
+            held = self._nodes_of(holdings)
+            self._sum.wait = self.wait
+            self._sum.reduce(of, dist.group.WORLD, held, dist.get_rank(), out=each.reduced[:elements])
+        return dist.all_reduce(notes, async_op=True) if each.notes else None
+
+    def _nodes_of(self, holdings: Sequence[frozenset[int]]) -> dict[int, tuple[Node, ...]]:
+        """By rank; the buckets of a step ask for the same, and mostly those of the next one, too."""
+        if holdings != self._holdings:
+            self._holdings = list(holdings)
+            self._nodes = {rank: maximal(indices, self.micro_batches) for rank, indices in enumerate(holdings)}
+        return self._nodes

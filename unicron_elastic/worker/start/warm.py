@@ -1,0 +1,276 @@
+"""The warm process: torch imported, nothing else done; workers are forked from it.
+
+It is the worker's own command, stopped before the script. A fork of it returns from ``serve`` and goes on as that
+command, so a start costs milliseconds instead of an interpreter and ``import torch``. Before it offers itself, it
+proves that a fork of it works: no thread that a fork would lose, no CUDA context, and arithmetic in a child ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, NoReturn
+
+from unicron_elastic.compat.loaded import forbids_cuda
+from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
+from unicron_elastic.worker.linux import MARK, die_with_parent, set_thread_name, show_mark
+from unicron_elastic.worker.signals import ignore_instead, ignored_signals
+from unicron_elastic.worker.start.late import hidden_modules, hold_back, script_folder
+
+PRELOAD = "UNICRON_PRELOAD"
+TRIAL_DEADLINE_S = 10.0
+REPARENT_DEADLINE_S = 5.0
+# Makes torch.cuda.is_available() ask NVML instead of opening CUDA in a process that will fork
+# (pytorch.org/docs: "Environment Variables", PYTORCH_NVML_BASED_CUDA_CHECK).
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+
+class _Unfit(Exception):
+    """This process must not be forked from; the text says why."""
+
+
+def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> tuple[int, int]:
+    """Preloads, then forks a worker for each request; returns (control fd, pulse fd) in each worker only.
+
+    A module that the script brings along must not be among those loaded since ``loaded_before``. With a ``refusal``
+    nothing is preloaded, and the agent is told why.
+    """
+    channel = Channel.from_fd(fd)
+    ignored = ignored_signals()
+    with open("/proc/self/comm") as comm:
+        original_name = comm.read().rstrip("\n")
+    set_thread_name("unicron-warm")
+    try:
+        if refusal is not None:
+            raise _Unfit(refusal)
+        _preload(os.environ.pop(PRELOAD, "torch").split(","))
+        _check_shadowing(loaded_before)
+        hold_back()
+        gc.collect()
+        gc.freeze()  # the collector then leaves these pages shared between the workers
+        _try_fork()
+    except BaseException as error:  # whatever it is, this process must never go on to the script
+        reason = str(error) if isinstance(error, _Unfit) else f"{type(error).__name__}: {error}"
+        _send_and_exit(channel, {"unfit": reason})
+    _send(channel, {"ready": os.getpid()})
+    message, fds = _fork_workers(channel)
+    try:
+        channel.close()
+        set_thread_name(original_name)
+        return _become_worker(message, fds, ignored)
+    except BaseException as error:
+        sys.stderr.write(f"unicron: this worker could not be set up: {type(error).__name__}: {error}\n")
+        os._exit(1)
+
+
+def _fork_workers(channel: Channel) -> tuple[Message, list[int]]:
+    """Forks a worker for each request until the agent is gone; returns, in each worker, what it is to be."""
+    warm_pid = os.getpid()
+    while True:
+        try:
+            message, fds = channel.receive()
+            is_worker = _fork_worker(channel, message)
+        except BaseException:  # ChannelClosed at the end; a signal sent to all processes of the job
+            os._exit(0 if os.getpid() == warm_pid else 1)
+        if is_worker:
+            return message, fds
+        close_all(fds)
+
+
+def _send(channel: Channel, message: Message) -> None:
+    try:
+        channel.send(message)
+    except ChannelClosed:
+        os._exit(0)
+
+
+def _send_and_exit(channel: Channel, message: Message) -> NoReturn:
+    _send(channel, message)
+    os._exit(0)
+
+
+def _preload(names: list[str]) -> None:
+    """Imports ``names``; one prefixed ``?`` may be absent."""
+    had_check = os.environ.get(_NVML_CHECK)
+    os.environ.setdefault(_NVML_CHECK, "1")
+    try:
+        with _without_warnings():
+            for name in filter(None, names):
+                _import(name)
+    finally:
+        if had_check is None:
+            os.environ.pop(_NVML_CHECK, None)
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name.lstrip("?"))
+    except ModuleNotFoundError as error:
+        if not name.startswith("?"):
+            raise _Unfit(f"cannot import {name}: {error}") from error
+    except Exception as error:
+        raise _Unfit(f"importing {name} failed: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Shows no warnings: a script may import those modules never, or with filters of its own.
+
+    The agent imports torch as well, and shows what there is to say of that. Filters stay as the modules set them.
+    """
+
+    def drop(*_: object, **__: object) -> None:
+        pass
+
+    shows, warnings.showwarning = warnings.showwarning, drop
+    try:
+        yield
+    finally:
+        if warnings.showwarning is drop:
+            warnings.showwarning = shows
+
+
+def _check_shadowing(loaded_before: Iterable[str]) -> None:
+    """A script may bring its own module of a preloaded name; only a plain start then imports the right one."""
+    folder = script_folder(sys.orig_argv)
+    if folder is not None:
+        for name in hidden_modules(folder, loaded_before):
+            raise _Unfit(f"{os.path.join(folder, name)} stands in for a module that was preloaded")
+
+
+def _try_fork() -> None:
+    """Forks a child that does arithmetic. Libraries that know of fork have then put their threads away."""
+    child = os.fork()
+    if child == 0:
+        _trial()
+    if _wait(child, TRIAL_DEADLINE_S) != 0:
+        raise _Unfit("a trial fork could not compute; torch was in use before the fork")
+    threads = os.listdir("/proc/self/task")
+    if len(threads) > 1:
+        raise _Unfit(f"{len(threads) - 1} threads run beside the main one; a fork would lose them")
+
+
+def _trial() -> None:
+    code = 1
+    try:
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.mm(torch.ones(64, 64), torch.ones(64, 64))
+            if forbids_cuda(torch):
+                os._exit(2)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _wait(pid: int, deadline_s: float) -> int:
+    """The exit code of ``pid``, which is killed at the deadline."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        import select
+
+        if not select.select([pidfd], [], [], deadline_s)[0]:
+            os.kill(pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        os.close(pidfd)
+
+
+def _fork_worker(channel: Channel, message: Message) -> bool:
+    """Forks twice, so that the worker becomes the keeper's child; true in the worker."""
+    try:
+        between = os.fork()
+    except OSError as error:
+        channel.send({"forked": 0, "id": message["id"], "errno": error.errno})
+        return False
+    if between:
+        os.waitpid(between, 0)
+        return False
+    try:
+        _fork_in_between(channel, message)
+    except OSError as error:
+        channel.send({"forked": 0, "id": message["id"], "errno": error.errno})
+        os._exit(0)
+    return True
+
+
+def _fork_in_between(channel: Channel, message: Message) -> None:
+    """Returns in the worker. Its pid is told once it leads a session of its own, so that a signal to it arrives."""
+    is_leader, becomes_leader = os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        os.setsid()
+        os.close(becomes_leader)
+        os.close(is_leader)
+        return
+    os.close(becomes_leader)
+    os.read(is_leader, 1)  # the end comes with the session, or with the worker's death
+    with contextlib.suppress(ChannelClosed, OSError):
+        channel.send({"forked": worker, "id": message["id"], "errno": 0})
+    os._exit(0)
+
+
+def _become_worker(message: Message, fds: list[int], ignored: Collection[int]) -> tuple[int, int]:
+    """Gives this fork the descriptors, environment and arguments of the worker it is to be.
+
+    ``ignored`` are the signals that the warm process found ignored. The agent may handle them since.
+    """
+    ignore_instead(ignored, message["ignored_signals"])
+    control_fd, pulse_fd, *streams = fds
+    for fd, target in zip(streams, message["streams"], strict=True):
+        os.dup2(fd, target, inheritable=True)
+        os.close(fd)
+    show_mark(message["env"][MARK])
+    _replace_environment(message["env"])
+    os.chdir(message["cwd"])
+    sys.argv[1:] = message["argv"][len(message["argv"]) - len(sys.argv) + 1 :] if len(sys.argv) > 1 else []
+    sys.orig_argv[:] = message["argv"]
+    _reseed()
+    atexit.register(_unfreeze)
+    _wait_for_parent(message["keeper"])
+    die_with_parent(message["keeper"])
+    return control_fd, pulse_fd
+
+
+def _replace_environment(env: dict[str, str]) -> None:
+    for name in set(os.environ) - set(env):
+        del os.environ[name]
+    for name, value in env.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _reseed() -> None:
+    """What an interpreter of its own would have: random states that differ between workers."""
+    random.seed()
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    process: Any = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.ORIGINAL_DIR = os.getcwd()
+
+
+def _unfreeze() -> None:
+    """Has the end of the interpreter collect what was frozen if nanobind is there, which tells of all that is left.
+
+    It collects it in a plain start, too. That takes a second of processor time, which is else saved.
+    """
+    if any(each.__module__ == "nanobind" for each in type.__subclasses__(type)):
+        gc.unfreeze()
+
+
+def _wait_for_parent(keeper_pid: int) -> None:
+    """Waits the moment until the process in between has ended and the keeper has taken this one over."""
+    deadline = time.monotonic() + REPARENT_DEADLINE_S
+    while os.getppid() != keeper_pid and time.monotonic() < deadline:
+        time.sleep(0.0002)
