@@ -95,7 +95,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 def test_the_wheel_holds_every_source_file_and_nothing_beside_the_package(wheel: zipfile.ZipFile) -> None:
     expected = {_installed_name(path) for source in SOURCES for path in (ROOT / source).rglob("*.py")}
     expected.add("unicron_elastic/py.typed")
-    expected |= {_installed_name(path) for path in (ROOT / "launcher" / "web" / "page").iterdir()}
+    expected |= {_installed_name(path) for path in (ROOT / "launcher" / "export" / "web" / "page").iterdir()}
     assert "unicron_elastic/worker/inject/sitecustomize.py" in expected
     assert "unicron_elastic/launcher/main.py" in expected
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected

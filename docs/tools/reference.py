@@ -197,7 +197,7 @@ def _torchrun_options() -> Iterator[tuple[str, ...]]:
 
 def _conf_rows() -> Iterator[tuple[str, ...]]:
     text = inspect.getsource(sys.modules["unicron_elastic.rendezvous.store.options"])
-    text += (DOCS.parent / "rendezvous" / "create.py").read_text(encoding="utf-8")
+    text += (DOCS.parent / "rendezvous" / "torch" / "create.py").read_text(encoding="utf-8")
     for name, default, meaning in RDZV_CONF:
         _require(f'"{name}"' in text, f"--rdzv-conf {name} is not read anywhere")
         yield f"`{name}`", default, meaning
@@ -333,7 +333,7 @@ def _job_rows(root: str) -> Iterator[tuple[str, ...]]:
 
 
 def _plan_rows(root: str) -> Iterator[tuple[str, ...]]:
-    constants = {name for name in plan_keys.__all__ if name.isupper()} - {"PLAN", "JOB_RECORDS", "VERDICT_VARIABLE"}
+    constants = {name for name in vars(plan_keys) if name.isupper()} - {"PLAN", "JOB_RECORDS", "VERDICT_VARIABLE"}
     _require(constants == set(PLAN_KEYS), f"the keys of planning are {sorted(constants)}: describe each of them")
     for name, described in PLAN_KEYS.items():
         key = getattr(plan_keys, name)

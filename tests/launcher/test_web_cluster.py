@@ -234,7 +234,7 @@ def test_bounds_in_the_documentation_are_those_of_the_code() -> None:
 
 def test_what_is_read_has_enough_contrast_in_light_and_dark() -> None:
     """4.5 to 1, as WCAG 2.2 asks of text at its level AA, by its formula."""
-    css = (ROOT / "launcher" / "web" / "page" / "page.css").read_text(encoding="utf-8")
+    css = (ROOT / "launcher" / "export" / "web" / "page" / "page.css").read_text(encoding="utf-8")
     light, dark = (
         dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block)) for block in re.findall(r":root \{([^}]*)\}", css)
     )

@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 
+from unicron_elastic.training.step import collective
 from unicron_elastic.worker.stuck import Glance, is_stuck
 
 HERE = Glance(frame=7, instruction=40, file="/lib/torch/distributed/distributed_c10d.py", cpu_s=3.0)
@@ -43,6 +44,11 @@ def test_who_does_anything_is_not(now: Glance) -> None:
 )
 def test_who_waits_for_something_else_is_not(file: str) -> None:
     assert not is_stuck(HERE._replace(file=file), HERE._replace(file=file))
+
+
+def test_who_waits_in_our_own_collectives_is_stuck() -> None:
+    file = collective.__file__
+    assert is_stuck(HERE._replace(file=file), HERE._replace(file=file))
 
 
 SCRIPT = """

@@ -2,8 +2,8 @@
 
 Both sides prove that they know the key, by an HMAC over what both threw in at random, before anything else is said.
 From then on each frame has a seal behind it (``unicron_elastic.base.seal``), as a frame has effects: a state is held,
-memory is made. The bytes of tensors have a checksum and no seal. A frame is bounded by what may come at that point. Nothing is
-unpickled.
+memory is made. The bytes of tensors have a checksum and no seal. A frame is bounded by what may come at that
+point. Nothing is unpickled.
 """
 
 from __future__ import annotations
