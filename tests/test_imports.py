@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "simulation.live": "base faults planning.coordinate planning.model recovery simulation.history simulation.model",
     "training.snapshot": "state state.snapshot state.storage worker",
     "worker.inject": "worker.start",
-    "rendezvous.job": "compat membership rendezvous.records rendezvous.store",
+    "rendezvous.job": "base compat membership rendezvous.records rendezvous.store",
     "rendezvous.plan": (
         "base metrics planning.allocate planning.coordinate planning.model rendezvous.records rendezvous.store"
     ),

@@ -23,7 +23,7 @@ SCRIPT = """
 import ctypes, os, signal, sys, time
 import torch, torch.distributed as dist
 import unicron_elastic
-from unicron_elastic.state import snapshot_file
+from unicron_elastic.state.snapshot import file as snapshot_file
 
 torch.set_num_threads(1)
 kind, how = sys.argv[1], sys.argv[2]

@@ -530,7 +530,7 @@ def test_a_process_ends_well_while_its_terminal_is_stopped(opened: contextlib.Ex
     """Ctrl-C after Ctrl-S: the thread that writes waits for the terminal."""
     code = """
 import sys
-from unicron_elastic.launcher.cluster import output_receiver
+from unicron_elastic.launcher.node import output_receiver
 output_receiver._CLOSE_S = 0.1
 screen = open(int(sys.argv[2]), "wb")
 receiver = output_receiver.OutputReceiver(sys.argv[1], screen, sys.stderr.buffer, host="127.0.0.1")

@@ -30,7 +30,7 @@ DEADLINE_S = 30.0
 ADDER = """
 import sys
 from pathlib import Path
-from unicron_elastic.launcher import quarantine
+from unicron_elastic.launcher.agent.core import isolation as quarantine
 from unicron_elastic.launcher.agent.core.isolation import add
 from unicron_elastic.base.quarantine import Quarantined
 quarantine.LOCK_TIMEOUT_S = 60.0  # whatever the disk of this machine takes
@@ -44,7 +44,7 @@ for number in range(int(sys.argv[3])):
 STOPPER = """
 import os, signal, sys
 from pathlib import Path
-from unicron_elastic.launcher import quarantine
+from unicron_elastic.launcher.agent.core import isolation as quarantine
 from unicron_elastic.base.quarantine import Quarantined
 def stop(*call, **options):
     if sys.argv[3] == "after":

@@ -13,7 +13,7 @@ PEERS = """
 import json, sys
 import torch, torch.distributed as dist
 import torch.distributed.nn
-from unicron_elastic.worker import position, recorder
+from unicron_elastic.worker import recorder as position, recorder
 from unicron_elastic.worker.collectives import watch_groups
 watch_groups(lambda: None)
 rank, folder = int(sys.argv[1]), sys.argv[2]

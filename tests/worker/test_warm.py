@@ -292,7 +292,7 @@ def test_preloading_dynamo_leaves_the_same_holders_of_the_process_group(warmer: 
             """
             import sys, tempfile
             import torch, torch.distributed as dist
-            from unicron_elastic.worker import late
+            from unicron_elastic.worker.start import late
 
             print("torch._dynamo" in sys.modules, "torch._dynamo.config" in sys.modules)
             dist.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
