@@ -354,7 +354,8 @@ def test_the_end_of_the_process_does_not_wait_and_leaves_no_py_spy(tools: Path, 
     make_py_spy(tools, f'echo $$ > "{fifo}"\nexec sleep 600')
     worker = start()
     code = (
-        "from unicron_elastic.launcher.agent.hangs import evidence, stacks\nimport sys\nstacks.PY_SPY_DEADLINE_S = 600.0\n"
+        "from unicron_elastic.launcher.agent.hangs import evidence, stacks\n"
+        "import sys\nstacks.PY_SPY_DEADLINE_S = 600.0\n"
         f"subject = evidence.Subject(rank=0, local_rank=0, pid={worker.pid}, doing='', "
         "is_silent=False, groups=(), stack_fd=None)\n"
         f"evidence.gather([subject], 'why', print)\nsys.stdout.write(open({str(fifo)!r}).read())\n"

@@ -13,16 +13,16 @@ PEERS = """
 import json, sys
 import torch, torch.distributed as dist
 import torch.distributed.nn
-from unicron_elastic.worker import recorder as position, recorder
+from unicron_elastic.worker import recorder
 from unicron_elastic.worker.collectives import watch_groups
 watch_groups(lambda: None)
 rank, folder = int(sys.argv[1]), sys.argv[2]
 
 def told():
-    first = position.position()
+    first = recorder.position()
     if recorder.needs_to_learn():
         recorder.learn()
-    return [first, position.position()]
+    return [first, recorder.position()]
 
 dist.init_process_group("gloo", init_method=f"file://{folder}/first", rank=rank, world_size=3)
 groups = [dist.new_group([0, 1]), dist.new_group([1, 2])]
