@@ -133,6 +133,7 @@ class _Launch:
             where = [
                 f"--nnodes={case.least_nodes}:{most}", "--rdzv-backend=unicron", f"--rdzv-endpoint={self.endpoint}",
                 f"--rdzv-id={self.mark}", "--rdzv-conf=last_call_timeout=2", "--local-addr=127.0.0.1",
+                "--unicron-isolate-after=0",  # the quarantine would be that of all cases that share this etcd
             ]  # fmt: skip
         words = [
             str(Path(sys.executable).parent / "unicron-run"), *where, f"--nproc-per-node={case.ranks_per_node}",

@@ -150,8 +150,9 @@ class Rank:
     def broke(self, error: Exception) -> None:
         assert self.world is not None
         self.job.broke(self.world)
-        if not self.wait_for_newer(DEADLINE_S):
-            raise error
+        with self.job.changed:  # who ends makes a newer world, too
+            if not self.job.changed.wait_for(lambda: self.is_newer() or self.is_over(), DEADLINE_S):
+                raise error
 
     def tell(self, message: dict[str, Any]) -> None:
         self.job.told.append((self.name, message))
@@ -610,7 +611,10 @@ def _report(rank: Rank, run: Run, key: Any) -> None:
         is_elsewhere = run._engine._is_elsewhere
         value = float(run.mean(torch.tensor(float(share))))
         rank.point()
-        if is_elsewhere or run._engine._is_late:
+        has_missed_it = (
+            run.is_partial and rank.job.ended
+        )  # of the last one, whose result the others had when they ended
+        if is_elsewhere or run._engine._is_late or has_missed_it:
             assert run.is_partial or value == whole
             continue
         assert run.is_partial or value == whole, f"{key}: {value}"

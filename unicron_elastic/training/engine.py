@@ -311,7 +311,12 @@ class Engine:
             self.reports.begin()
             found = self._reduced(value)
             while found is None and not self._is_late:
-                self._meet_between()
+                try:
+                    self._meet_between()
+                except OverError:
+                    if not self._has_parted:
+                        raise
+                    break  # behind the last step the others have made this reduction and ended
                 found = self.reports.find(assembly.said, own)
                 if found is None and self._have_others_begun():
                     break

@@ -199,7 +199,8 @@ class Run:
         """The mean of ``value`` over all ranks, which must all ask for it, as for a loss on held-out data.
 
         For use between steps, and for reports. If ranks are lost on the way it is the mean of those that are left, the
-        same on all of them: then ``is_partial``, and rank 0 says on stderr whose share is missing.
+        same on all of them: then ``is_partial``, and rank 0 says on stderr whose share is missing. A rank that misses
+        the end of the script's last one, after which the others have ended, has its own: then too it ``is_partial``.
         """
         return self._engine.mean(value)
 
