@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import signal
+import struct
 import termios
 from collections.abc import Callable
 from typing import Any
@@ -70,7 +72,7 @@ def test_panel_is_taken_away_when_the_agent_is_killed(launcher: Any, reader: Cal
     launcher.script("sleep.py", "import time\nprint('UP', flush=True)\ntime.sleep(600)\n")
     master, slave = pty.openpty()
     try:
-        termios.tcsetwinsize(slave, (40, 100))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 40, 100, 0, 0))  # tcsetwinsize: from Python 3.11
         run = launcher.start(
             "--nproc-per-node=1", "sleep.py", stdin=slave, stdout=slave, stderr=slave,
             wrap='exec setsid --ctty "$@"', env={"TERM": "xterm"},

@@ -6,7 +6,6 @@ import functools
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -22,6 +21,7 @@ from unicron_elastic.training.step.collective import (
     PATIENCE_S,
     AbandonedError,
     Waiter,
+    count_references,
     is_of_script,
     wait_let_go,
 )
@@ -156,11 +156,12 @@ def test_a_send_that_does_not_end_is_abandoned() -> None:
 
 def test_a_tensor_is_let_go() -> None:
     tensor = torch.zeros(1)
-    references = sys.getrefcount(tensor)
     held = [tensor]
-    threading.Timer(0.1, held.clear).start()
-    wait_let_go(tensor, references)
-    assert not held
+    references = count_references(held)
+    by_gloo = [tensor]
+    threading.Timer(0.1, by_gloo.clear).start()
+    wait_let_go(held, references)
+    assert not by_gloo
 
 
 # -- exceptions of the script ----------------------------------------------------------------------------------------

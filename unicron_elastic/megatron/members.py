@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from unicron_elastic.training.group.interruptible_init import Superseded
 from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.group.regroup import Meeting
 from unicron_elastic.training.group.speech import MismatchError
-from unicron_elastic.training.step.collective import AbandonedError, Waiter, wait_let_go
+from unicron_elastic.training.step.collective import AbandonedError, Waiter, count_references, wait_let_go
 from unicron_elastic.training.step.shares import from_ranges, to_ranges
 from unicron_elastic.worker.collectives import break_collectives
 from unicron_elastic.worker.phases import phase
@@ -102,9 +101,10 @@ class Members:
 
     def part(self, nothing: Tensor) -> None:
         """With all others who train, after the last step. Raises what a collective raises."""
-        references = sys.getrefcount(nothing)
+        held = [nothing]
+        references = count_references(held)
         self.sum(nothing)
-        wait_let_go(nothing, references)
+        wait_let_go(held, references)
         if self._meeting is not None:
             self._meeting.announce(_OVER)
 

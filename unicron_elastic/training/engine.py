@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -25,7 +24,7 @@ from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.reports import Reports
 from unicron_elastic.training.snapshot.gate import Rest
 from unicron_elastic.training.step.buffers import Buffers, device_of, named_buffers
-from unicron_elastic.training.step.collective import wait_let_go
+from unicron_elastic.training.step.collective import count_references, wait_let_go
 from unicron_elastic.training.step.comparison import ReplicasDifferError, Told, differ, judge, written
 from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.training.step.guard import Guard
@@ -450,7 +449,8 @@ class Engine:
             self._begin_where_the_others_are()
         self._clear()
         awaited = torch.zeros(1, device=self._device)
-        references = sys.getrefcount(awaited)
+        held = [awaited]
+        references = count_references(held)
         while not assembly.is_over():  # else all have come here, and some have missed the end
             if self._must_meet or assembly.needs_meeting():
                 with contextlib.suppress(OverError):
@@ -465,7 +465,7 @@ class Engine:
                 break
         assembly.parts_in = 0
         self._has_begun = False
-        wait_let_go(awaited, references)
+        wait_let_go(held, references)
         if self._buffers is not None:
             self._buffers.end()
         self._has_parted = True

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from inspect import CO_VARARGS
 from types import CodeType, FrameType
@@ -175,14 +175,22 @@ def _code(handler: Any) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-def wait_let_go(tensor: Tensor, references: int) -> None:
-    """Waits until gloo's threads have let go of a tensor that had so many references (``sys.getrefcount``) before.
+def count_references(held: Sequence[Tensor]) -> int:
+    """Counts who refers to the only tensor of ``held``.
+
+    It comes in a list, as an argument counts as a reference of its own with Python up to 3.13, and not with 3.14.
+    """
+    return sys.getrefcount(held[0])
+
+
+def wait_let_go(held: Sequence[Tensor], references: int) -> None:
+    """Waits until gloo's threads have let go of a tensor that had so many references (``count_references``) before.
 
     They do that after a collective has ended, and a thread which does it while the interpreter ends aborts the process
     (torch 2.13: it needs the interpreter for that).
     """
     deadline = time.monotonic() + LET_GO_S
-    while sys.getrefcount(tensor) > references + 1 and time.monotonic() < deadline:  # one is that of ``tensor``
+    while count_references(held) > references and time.monotonic() < deadline:
         time.sleep(0.0005)
 
 
