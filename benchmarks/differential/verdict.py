@@ -103,7 +103,7 @@ def is_anyone_to_stay(case: Case) -> bool:
         return False
     if any(fault.phase == "end" or (fault.phase, fault.step) == ("begin", 0) for fault in inside):
         return False  # nobody trains any more, or has the state yet
-    if case.nodes and any(fault.phase == "epoch" for fault in inside):
+    if case.nodes and any(fault.phase in ("epoch", "evaluation") for fault in inside):
         return False  # between two epochs all begin again, where other nodes take part
     return not (case.loop == "own-collective" and any(fault.kind != "node-join" for fault in case.faults))
 
