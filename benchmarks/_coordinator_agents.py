@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 
 from unicron_elastic.planning.coordinate import agent
 from unicron_elastic.planning.coordinate.agent import AgentState, handle
-from unicron_elastic.planning.coordinate.nodes import NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import NodeState, NodeStatus, Phase
 from unicron_elastic.planning.model.jobs import JobSpec
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror
 from unicron_elastic.rendezvous.records.plan import (

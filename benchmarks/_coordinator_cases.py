@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from _planning_cases import cluster
 
-from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.proposal import propose
-from unicron_elastic.planning.coordinate.snapshot import Snapshot
+from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, NodeStatus, Snapshot
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
 from unicron_elastic.planning.model.measured import MeasuredJob
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror

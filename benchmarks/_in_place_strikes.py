@@ -232,7 +232,7 @@ def do(kind: str) -> None:
         case "hang":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "sever":
-            from unicron_elastic.worker.gloo_sockets import shut_gloo_connections
+            from unicron_elastic.worker.collectives import shut_gloo_connections
 
             shut_gloo_connections()
         case _:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from unicron_elastic.simulation.model.results import CurvePoint
+from unicron_elastic.simulation.model.accounting import CurvePoint
 
 __all__ = ["integral", "seated", "steps_between"]
 

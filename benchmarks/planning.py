@@ -30,9 +30,8 @@ from _planning_peers import (
 )
 
 from unicron_elastic.planning.allocate.cluster import Cluster, NodesLost, after
-from unicron_elastic.planning.allocate.optimum import best_counts, exponent_of
+from unicron_elastic.planning.allocate.optimum import Table, best_counts, build_table, exponent_of
 from unicron_elastic.planning.allocate.paper import plain_optimum
-from unicron_elastic.planning.allocate.table import Table, build_table
 from unicron_elastic.planning.model.tasks import Ints
 from unicron_elastic.planning.model.waf import IMPOSSIBLE, gains, keys
 

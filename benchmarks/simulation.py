@@ -21,7 +21,7 @@ import numpy as np
 
 from unicron_elastic.planning.coordinate import coordinator
 from unicron_elastic.planning.coordinate.coordinator import CoordinatorState, PublishPlan, handle
-from unicron_elastic.simulation.model.results import SeedResult
+from unicron_elastic.simulation.model.accounting import SeedResult
 from unicron_elastic.simulation.model.scenario import Generated, Scenario
 from unicron_elastic.simulation.policies.policies import COMPARED, POLICIES
 from unicron_elastic.simulation.study.report import to_json

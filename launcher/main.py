@@ -20,10 +20,10 @@ from unicron_elastic.compat.command_line import TorchMissing
 from unicron_elastic.launcher import stepping_aside
 from unicron_elastic.launcher.agent.process.processes import KeeperLost
 from unicron_elastic.launcher.agent.process.runtime import Runtime
-from unicron_elastic.launcher.common.streams import hold_closed
+from unicron_elastic.launcher.common.output import hold_closed
 from unicron_elastic.launcher.config import arguments, options
+from unicron_elastic.launcher.config.arguments import warm_command
 from unicron_elastic.launcher.config.checks import BadArgument, check
-from unicron_elastic.launcher.config.command import warm_command
 from unicron_elastic.launcher.config.forwarded import AGENT_VARIABLE, shared_arguments
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, BadConfig, located
 from unicron_elastic.launcher.export.metrics.link import take_teller

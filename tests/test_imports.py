@@ -137,9 +137,9 @@ DECISIONS = (
     "unicron_elastic.metrics",
     "unicron_elastic.planning",
     "unicron_elastic.recovery",
-    "unicron_elastic.testing.chaos_parse",
     "unicron_elastic.testing.chaos_plan",
-    "unicron_elastic.training.group.agreement",
+    "unicron_elastic.testing.chaos_plan",
+    "unicron_elastic.training.group.speech",
     "unicron_elastic.training.step.comparison",
     "unicron_elastic.training.step.shares",
 )
@@ -303,5 +303,4 @@ def test_the_keeper_loads_little() -> None:
         "unicron_elastic.worker",
         "unicron_elastic.worker.channel",
         "unicron_elastic.worker.linux",
-        "unicron_elastic.worker.signals",
     }

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from waf import Job, integral, picture, series
 
-from unicron_elastic.planning.coordinate.nodes import NodeState
+from unicron_elastic.planning.coordinate.snapshot import NodeState
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror
 from unicron_elastic.rendezvous.records.plan_keys import PLAN
 from unicron_elastic.rendezvous.store.address import EtcdAddress

@@ -14,8 +14,7 @@ import typer
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.config.answers import fail
-from unicron_elastic.testing.chaos_parse import parse
-from unicron_elastic.testing.chaos_plan import Plan, explain
+from unicron_elastic.testing.chaos_plan import Plan, explain, parse
 from unicron_elastic.testing.chaos_processes import LiveWorker, find_workers, send
 
 VARIABLE = "UNICRON_CHAOS"  # as in unicron_elastic.testing.chaos

@@ -21,14 +21,21 @@ from unicron_elastic.base.text import one_line, shorten
 from unicron_elastic.launcher.config.answers import (
     BAD_USAGE,
     NOTHING_FOUND,
+    Ca,
+    Cert,
+    Endpoint,
+    Key,
+    PasswordFile,
+    User,
     duration_s,
     fail,
+    given,
     local_time,
     operator,
     say,
     show,
+    spelled,
 )
-from unicron_elastic.launcher.config.etcd_arguments import Ca, Cert, Endpoint, Key, PasswordFile, User, given, spelled
 from unicron_elastic.launcher.view.cluster.members import (
     AgentState,
     ClusterView,
@@ -48,8 +55,8 @@ from unicron_elastic.rendezvous.records.cluster import (
 )
 from unicron_elastic.rendezvous.records.job import JobKeys
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
+from unicron_elastic.rendezvous.store.address import etcd_address
 from unicron_elastic.rendezvous.store.interface import LeaseGoneError, Put, Store, StoreError, check_key
-from unicron_elastic.rendezvous.store.options import etcd_address
 
 if TYPE_CHECKING:
     from unicron_elastic.launcher.view.cluster.plan import PlanReading
@@ -350,7 +357,7 @@ def _cancel_planned(cluster: Cluster, job: str, why: str) -> int | None:
     keys = PlannedJobKeys(job)
     if cluster.store.read(keys.spec, timeout_s=cluster.left_s()).entry is None:
         return None
-    from unicron_elastic.launcher.node.planned_jobs import ENDED_FOR_S, puts_of_end
+    from unicron_elastic.launcher.node.planned import ENDED_FOR_S, puts_of_end
     from unicron_elastic.planning.coordinate.snapshot import Phase
     from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_phase
 

@@ -22,8 +22,21 @@ from unicron_elastic.launcher.commands.cluster import (
     print_json,
     width,
 )
-from unicron_elastic.launcher.config.answers import BAD_USAGE, NOTHING_FOUND, fail, local_time, say, show
-from unicron_elastic.launcher.config.etcd_arguments import Ca, Cert, Endpoint, Key, PasswordFile, User, given
+from unicron_elastic.launcher.config.answers import (
+    BAD_USAGE,
+    NOTHING_FOUND,
+    Ca,
+    Cert,
+    Endpoint,
+    Key,
+    PasswordFile,
+    User,
+    fail,
+    given,
+    local_time,
+    say,
+    show,
+)
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
 from unicron_elastic.rendezvous.store.interface import StoreError
 

@@ -14,14 +14,12 @@ import typer
 
 from unicron_elastic.launcher.agent.core.isolation import node_name
 from unicron_elastic.launcher.common.output import stamped
-from unicron_elastic.launcher.config.answers import fail
-from unicron_elastic.launcher.config.etcd_arguments import Ca, Cert, Endpoint, Key, PasswordFile, User, given, spelled
-from unicron_elastic.launcher.export.metrics.arguments import MetricsAddress, MetricsPort, serve_metrics
-from unicron_elastic.launcher.export.web.arguments import WebAddress, WebPort, serve_web, web_place
+from unicron_elastic.launcher.config.answers import Ca, Cert, Endpoint, Key, PasswordFile, User, fail, given, spelled
+from unicron_elastic.launcher.export.metrics.cluster import MetricsAddress, MetricsPort, serve_metrics
+from unicron_elastic.launcher.export.web.source import WebAddress, WebPort, serve_web, web_place
 from unicron_elastic.rendezvous.records.cluster import NodeRecord, web_key
-from unicron_elastic.rendezvous.store.address import EtcdAddress, own_address
+from unicron_elastic.rendezvous.store.address import EtcdAddress, etcd_address, own_address
 from unicron_elastic.rendezvous.store.interface import Store, StoreError
-from unicron_elastic.rendezvous.store.options import etcd_address
 
 FAILED, BAD_USAGE = 1, 2
 LEASE_TTL_S = 3.0
@@ -57,9 +55,9 @@ def coordinator(
     Without one, some agent does it beside its work. While several run, one coordinates and the others stand by.
     """
     from unicron_elastic.launcher.export.metrics.cluster import CoordinatorMetrics
-    from unicron_elastic.rendezvous.cluster.answers import ClusterAnswers
     from unicron_elastic.rendezvous.cluster.heartbeat_wire import Hello
     from unicron_elastic.rendezvous.cluster.heartbeats import Heartbeats
+    from unicron_elastic.rendezvous.cluster.node import ClusterAnswers
     from unicron_elastic.rendezvous.cluster.presence import ClusterPresence
     from unicron_elastic.rendezvous.plan.planner import Planner
 
@@ -126,7 +124,7 @@ def agent(
     While the plan has no use for it, it helps a job that nobody plans and that has fewer nodes than it wants.
     """
     from unicron_elastic.launcher.node.agent import ClusterAgent
-    from unicron_elastic.planning.coordinate.nodes import NodeStatus
+    from unicron_elastic.planning.coordinate.snapshot import NodeStatus
     from unicron_elastic.rendezvous.cluster.node import ClusterNode
 
     page = web_place(web_port, web_address)

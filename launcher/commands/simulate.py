@@ -14,7 +14,7 @@ import typer
 from unicron_elastic.launcher.config.answers import BAD_USAGE, fail, say
 
 if TYPE_CHECKING:
-    from unicron_elastic.simulation.model.results import StudyResult
+    from unicron_elastic.simulation.model.accounting import StudyResult
     from unicron_elastic.simulation.model.scenario import Scenario
 
 
@@ -171,7 +171,7 @@ def _bar(total: int) -> Iterator[object]:
 def _show(found: Sequence[StudyResult], baseline: str) -> None:
     from rich.console import Console
 
-    from unicron_elastic.simulation.study.table import study_table
+    from unicron_elastic.simulation.study.summary import study_table
 
     console = Console() if sys.stdout.isatty() else Console(width=160)
     for each in found:

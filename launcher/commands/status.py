@@ -10,8 +10,7 @@ from typer.core import TyperCommand
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.commands.cluster import TIMEOUT_S, AsJson, Cluster, open_cluster, print_json
-from unicron_elastic.launcher.config.answers import BAD_USAGE, say
-from unicron_elastic.launcher.config.etcd_arguments import Ca, Cert, Endpoint, Key, PasswordFile, User, given
+from unicron_elastic.launcher.config.answers import BAD_USAGE, Ca, Cert, Endpoint, Key, PasswordFile, User, given, say
 from unicron_elastic.rendezvous.store.interface import StoreError
 
 if TYPE_CHECKING:

@@ -7,8 +7,18 @@ from typing import Annotated
 import typer
 
 from unicron_elastic.launcher.commands.cluster import AsJson, Cluster, open_cluster, print_json
-from unicron_elastic.launcher.config.answers import NOTHING_FOUND, fail, show
-from unicron_elastic.launcher.config.etcd_arguments import Ca, Cert, Endpoint, Key, PasswordFile, User, given
+from unicron_elastic.launcher.config.answers import (
+    NOTHING_FOUND,
+    Ca,
+    Cert,
+    Endpoint,
+    Key,
+    PasswordFile,
+    User,
+    fail,
+    given,
+    show,
+)
 from unicron_elastic.launcher.export.web.place import Place, Whereabouts
 from unicron_elastic.launcher.export.web.sign_in import password
 from unicron_elastic.rendezvous.records.cluster import LEADER, SECRET, parse_leader, web_key

@@ -14,11 +14,19 @@ import typer
 from typer.core import TyperGroup
 
 from unicron_elastic.launcher.config.answers import BAD_USAGE, fail
-from unicron_elastic.launcher.config.help import variables_in
+from unicron_elastic.launcher.config.file import from_file, resolve
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, NO_FILE, BadConfig, forget, remember
-from unicron_elastic.launcher.config.resolve import from_file, resolve
 from unicron_elastic.launcher.config.settings import Use
-from unicron_elastic.launcher.config.table import Table, Words, all_uses, made_variable, own_uses, settable, walk
+from unicron_elastic.launcher.config.table import (
+    Table,
+    Words,
+    all_uses,
+    made_variable,
+    own_uses,
+    settable,
+    variables_in,
+    walk,
+)
 
 
 class ConfiguredGroup(TyperGroup):

@@ -98,7 +98,7 @@ def _seconds(text: str) -> float:
 
 
 def _chaos(text: str) -> str:
-    from unicron_elastic.testing.chaos_parse import parse
+    from unicron_elastic.testing.chaos_plan import parse
 
     if text.strip():
         try:

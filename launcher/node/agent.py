@@ -20,14 +20,20 @@ from unicron_elastic.launcher.export.metrics.cluster import AgentMetrics
 from unicron_elastic.launcher.export.metrics.link import ChildMetrics
 from unicron_elastic.launcher.node.children import Child
 from unicron_elastic.launcher.node.cluster_watch import Seen, Sight, Trouble
-from unicron_elastic.launcher.node.planned_command import child_command, child_environment, why_not_here
-from unicron_elastic.launcher.node.planned_jobs import end_job, read_spec, verdict_on, wait_for_name
+from unicron_elastic.launcher.node.planned import (
+    child_command,
+    child_environment,
+    end_job,
+    read_spec,
+    verdict_on,
+    wait_for_name,
+    why_not_here,
+)
 from unicron_elastic.launcher.node.spare import Claim, Spare
 from unicron_elastic.metrics.figures import NodeFigures
 from unicron_elastic.planning.coordinate import agent
 from unicron_elastic.planning.coordinate.agent import AgentState, handle
-from unicron_elastic.planning.coordinate.nodes import REFUSED_S, NodeState, NodeStatus
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import REFUSED_S, NodeState, NodeStatus, Phase
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.records.job import JobKeys, parse_round
 from unicron_elastic.rendezvous.records.plan import (

@@ -20,15 +20,14 @@ from typing import Any
 from unicron_elastic.launcher.common.output import stamped
 from unicron_elastic.launcher.config.forwarded import OF_SUBMISSION, environment
 from unicron_elastic.launcher.node.output_receiver import OutputReceiver
-from unicron_elastic.launcher.node.planned_command import parsed, shared_options
-from unicron_elastic.launcher.node.planned_jobs import ENDED_FOR_S, puts_of_end
+from unicron_elastic.launcher.node.planned import ENDED_FOR_S, parsed, puts_of_end, shared_options
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.snapshot import Phase
 from unicron_elastic.planning.model.jobs import JobSpec, parse_job
 from unicron_elastic.rendezvous.records.cluster import SECRET
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_phase, parse_spec, spec_text
 from unicron_elastic.rendezvous.records.plan_keys import CURRENT, PlannedJobKeys
-from unicron_elastic.rendezvous.store.address import EtcdAddress, own_address
+from unicron_elastic.rendezvous.store.address import EtcdAddress, etcd_address, own_address
 from unicron_elastic.rendezvous.store.interface import (
     MAX_OPERATIONS,
     Change,
@@ -40,7 +39,6 @@ from unicron_elastic.rendezvous.store.interface import (
     StoreError,
     StoreReplacedError,
 )
-from unicron_elastic.rendezvous.store.options import etcd_address
 from unicron_elastic.rendezvous.store.session import Presence
 
 FAILED = 1

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import Any
 
-from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, NodeStatus, Phase, Refusal
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec, parse_job
 from unicron_elastic.rendezvous.records.job import NAME_CHARACTERS, REASON_CHARACTERS

@@ -28,7 +28,7 @@ from unicron_elastic.compat.rendezvous import (
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
-from unicron_elastic.membership.disconnected import Decision, why_not
+from unicron_elastic.membership.coordination import Decision, why_not
 from unicron_elastic.membership.rounds import (
     Formed,
     JobView,

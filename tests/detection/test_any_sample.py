@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from unicron_elastic.detection.arrivals import Arrivals
 from unicron_elastic.detection.sample import MEET, SPARE, TRAIN, RankSample, Sample
 from unicron_elastic.detection.state import PaceState
-from unicron_elastic.detection.verdicts import Hung, Recovered, Slow
+from unicron_elastic.detection.telling import Hung, Recovered, Slow
 from unicron_elastic.detection.watch import forget, needs_evidence, next_look_at, observe
 
 NUMBERS = st.one_of(

@@ -12,7 +12,7 @@ from watcher import Watcher
 
 from unicron_elastic.detection.sample import SPARE, TRAIN, RankSample, Sample
 from unicron_elastic.detection.state import PaceState
-from unicron_elastic.detection.verdicts import Hung, Recovered, Slow, Verdict, Waiting
+from unicron_elastic.detection.telling import Hung, Recovered, Slow, Verdict, Waiting
 from unicron_elastic.detection.watch import forget, next_look_at, observe
 from unicron_elastic.faults import HangKind
 

@@ -9,7 +9,7 @@ import pytest
 from unicron_elastic.detection.evidence import hang_kind, suspects
 from unicron_elastic.detection.sample import MEET, SPARE, GroupPosition, RankSample, RemoteRank, Sample
 from unicron_elastic.detection.state import PaceState
-from unicron_elastic.detection.verdicts import Hung, Verdict, Waiting
+from unicron_elastic.detection.telling import Hung, Verdict, Waiting
 from unicron_elastic.detection.watch import forget, next_look_at, observe
 from unicron_elastic.faults import HangKind
 

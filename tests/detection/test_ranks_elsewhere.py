@@ -26,8 +26,7 @@ from unicron_elastic.detection.remote_ranks import (
 )
 from unicron_elastic.detection.sample import GroupPosition, RankSample, RemoteRank, Sample
 from unicron_elastic.detection.state import PaceState
-from unicron_elastic.detection.telling import who
-from unicron_elastic.detection.verdicts import Hung, Slow, Verdict, Waiting
+from unicron_elastic.detection.telling import Hung, Slow, Verdict, Waiting, who
 from unicron_elastic.detection.watch import needs_elsewhere, needs_evidence, next_look_at, observe
 from unicron_elastic.faults import HangKind
 

@@ -11,7 +11,7 @@ from watcher import Watcher
 
 from unicron_elastic.detection.sample import RankSample, Sample
 from unicron_elastic.detection.state import PaceState
-from unicron_elastic.detection.verdicts import Degraded, Hung, Recovered, Slow, Verdict
+from unicron_elastic.detection.telling import Degraded, Hung, Recovered, Slow, Verdict
 from unicron_elastic.detection.watch import observe
 
 LOOK_S = 0.1  # between two looks at short steps

@@ -10,7 +10,7 @@ from simulated import Job
 from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import Sample
 from unicron_elastic.detection.state import PaceState
-from unicron_elastic.detection.verdicts import Verdict
+from unicron_elastic.detection.telling import Verdict
 from unicron_elastic.detection.watch import needs_arrivals, needs_evidence, next_look_at, observe
 
 _V = TypeVar("_V", bound=Verdict)

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.planning.coordinate.nodes import NodeState, NodeStatus
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import NodeState, NodeStatus, Phase
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_node_status, parse_phase
 from unicron_elastic.rendezvous.records.plan_keys import NODE_RECORDS, PlannedJobKeys
 from unicron_elastic.rendezvous.store.address import EtcdAddress

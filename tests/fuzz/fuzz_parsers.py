@@ -31,10 +31,9 @@ from unicron_elastic.launcher.view.cluster import what_if
 from unicron_elastic.membership.rounds import Member, Place, Round
 from unicron_elastic.metrics.samples import parse_samples
 from unicron_elastic.planning.allocate.plan import Plan
-from unicron_elastic.planning.coordinate.nodes import NodeStatus
 from unicron_elastic.planning.coordinate.proposal import propose
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import JobStatus, NodeStatus, Snapshot
 from unicron_elastic.planning.model.configured import parse_configurations
 from unicron_elastic.planning.model.jobs import parse_job
 from unicron_elastic.planning.model.measured import MeasuredJob
@@ -50,11 +49,11 @@ from unicron_elastic.simulation.history import replay
 from unicron_elastic.simulation.study import scenario_file as scenario_parse
 from unicron_elastic.state.layout import Layout, flatten
 from unicron_elastic.state.pull import wire as state_wire
-from unicron_elastic.state.pull.sources import Address
+from unicron_elastic.state.pull.transfer import Address
 from unicron_elastic.state.snapshot import exchange as snapshot_exchange
 from unicron_elastic.state.snapshot.file import Header
 from unicron_elastic.state.storage import manifest as storage_manifest
-from unicron_elastic.testing import chaos_parse
+from unicron_elastic.testing import chaos_plan as chaos_parse
 from unicron_elastic.worker.rank_monitor.data import FaultToleranceConfig
 
 __all__ = ["PARSERS", "Parser"]
@@ -293,7 +292,7 @@ def _of_sockets() -> Iterator[Parser]:
     yield Parser(
         "state-layout", "unicron_elastic/state/layout.py", lambda data: Layout.parse(_text(data)), (_layout(),)
     )
-    yield Parser("state-address", "unicron_elastic/state/pull/sources.py", _parse_address, (_json(ADDRESS),))
+    yield Parser("state-address", "unicron_elastic/state/pull/transfer.py", _parse_address, (_json(ADDRESS),))
     yield Parser(
         "remote-snapshot", "unicron_elastic/state/snapshot/exchange.py",
         snapshot_exchange.parse_remotes,
@@ -361,7 +360,7 @@ def _of_files() -> Iterator[Parser]:
 def _of_texts() -> Iterator[Parser]:
     yield Parser("etcd-endpoint", "rendezvous/store/address.py", lambda data: EtcdAddress.parse(_text(data)),
                  (b"http://10.0.0.1:2379,[::1]:2379,etcd",))  # fmt: skip
-    yield Parser("chaos-plan", "unicron_elastic/testing/chaos_parse.py", lambda data: chaos_parse.parse(_text(data)),
+    yield Parser("chaos-plan", "unicron_elastic/testing/chaos_plan.py", lambda data: chaos_parse.parse(_text(data)),
                  (b"kill:rank=0,step=3;hang:rank=1,after=2.5",))  # fmt: skip
     yield Parser(
         "plan", "unicron_elastic/planning/allocate/plan.py", Plan.from_json, (_plan().plan.to_json().encode(),)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from unicron_elastic.planning.coordinate.nodes import NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.proposal import propose
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import JobStatus, NodeState, NodeStatus, Phase, Snapshot
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, phase_text, spec_text, status_text
 from unicron_elastic.rendezvous.records.plan_keys import CURRENT, PlannedJobKeys, status_key

@@ -43,10 +43,9 @@ from unicron_elastic.rendezvous.records.cluster import (
     spec_text,
 )
 from unicron_elastic.rendezvous.records.job import JobKeys, member_text, round_text
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import OPTIONS, EtcdAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import Entry, Snapshot, Store
-from unicron_elastic.rendezvous.store.options import OPTIONS
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 NAMED_BINARY = os.environ.get("UNICRON_TEST_ETCD")

@@ -25,7 +25,7 @@ from unicron_elastic.launcher.config.options import BadOption
 from unicron_elastic.launcher.config.origin import BadConfig, located
 from unicron_elastic.launcher.config.run import with_file, without_config
 from unicron_elastic.launcher.node import submission
-from unicron_elastic.launcher.node.planned_command import shared_options
+from unicron_elastic.launcher.node.planned import shared_options
 
 
 @pytest.fixture(autouse=True)

@@ -21,11 +21,11 @@ from unicron_elastic.launcher.agent.hangs import evidence, stacks
 from unicron_elastic.launcher.agent.hangs import stacks as py_spy
 from unicron_elastic.launcher.agent.hangs.evidence import Evidence, Subject, gather
 from unicron_elastic.recovery.policy import Policy
-from unicron_elastic.worker.stacks import STACK_SIGNAL
+from unicron_elastic.worker.exceptions import STACK_SIGNAL
 
 DEADLINE_S = 30.0
 REASON = "rank 1 hangs: no step for 3 s."
-OFFER = "from unicron_elastic.worker.stacks import offer_stacks\nimport os, time\nfd = offer_stacks()\n"
+OFFER = "from unicron_elastic.worker.exceptions import offer_stacks\nimport os, time\nfd = offer_stacks()\n"
 SLEEP = OFFER + "def in_the_script():\n    print(fd, flush=True)\n    time.sleep(600)\nin_the_script()\n"
 
 
@@ -168,9 +168,9 @@ def test_a_worker_that_ends_meanwhile_is_no_obstacle(start: Start) -> None:
         "os.close(fd)",
         "os.dup2(os.open('/dev/null', os.O_RDONLY), fd)",
         "os.dup2(os.open(os.environ['PATH'] + '/unicron-stacks', os.O_RDWR | os.O_CREAT), fd)",
-        "import faulthandler; from unicron_elastic.worker.stacks import STACK_SIGNAL as s; faulthandler.unregister(s)",
-        "import signal; from unicron_elastic.worker.stacks import STACK_SIGNAL as s; signal.signal(s, signal.SIG_DFL)",
-        "import signal; from unicron_elastic.worker.stacks import STACK_SIGNAL as s; signal.signal(s, signal.SIG_IGN)",
+        "import faulthandler; from unicron_elastic.worker.exceptions import STACK_SIGNAL as s; faulthandler.unregister(s)",
+        "import signal; from unicron_elastic.worker.exceptions import STACK_SIGNAL as s; signal.signal(s, signal.SIG_DFL)",
+        "import signal; from unicron_elastic.worker.exceptions import STACK_SIGNAL as s; signal.signal(s, signal.SIG_IGN)",
     ],
 )
 def test_a_script_that_takes_our_file_or_handler_away_is_not_signalled(start: Start, closing: str) -> None:

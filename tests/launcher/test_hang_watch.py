@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from unicron_elastic.detection.sample import GroupPosition
-from unicron_elastic.detection.verdicts import Degraded, Hung, Recovered, Slow, Verdict, Waiting
+from unicron_elastic.detection.telling import Degraded, Hung, Recovered, Slow, Verdict, Waiting
 from unicron_elastic.faults import HangKind
 from unicron_elastic.launcher.agent.hangs import watch as hangs
 from unicron_elastic.launcher.agent.hangs.evidence import Evidence, Subject

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.launcher.agent.hangs import newcomers
-from unicron_elastic.launcher.agent.hangs.newcomers import NewcomerWatch
+from unicron_elastic.launcher.agent.hangs import watch as newcomers
+from unicron_elastic.launcher.agent.hangs.watch import NewcomerWatch
 from unicron_elastic.launcher.agent.process.activity import state
 from unicron_elastic.launcher.common.loop import Loop
 

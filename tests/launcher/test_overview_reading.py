@@ -15,8 +15,7 @@ from unicron_elastic.launcher.view.cluster.overview import Overview
 from unicron_elastic.launcher.view.cluster.plan import read_plan
 from unicron_elastic.launcher.view.cluster.reading import read_overview
 from unicron_elastic.membership.rounds import Member, Place, Round
-from unicron_elastic.planning.coordinate.nodes import NodeState
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import JobStatus, NodeState, Phase, Snapshot
 from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay
 from unicron_elastic.rendezvous.records import news
 from unicron_elastic.rendezvous.records.cluster import (

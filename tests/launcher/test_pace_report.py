@@ -13,18 +13,21 @@ from typing import Any
 import pytest
 
 from unicron_elastic.base.world import Member, World
-from unicron_elastic.launcher.agent.core import pace_report
+from unicron_elastic.launcher.agent.core import pace as pace_report
 from unicron_elastic.launcher.agent.core.pace import (
     OVERDUE_MIN_S,
+    PLANNED_JOB,
     STEPS_KEPT,
     STILL_S,
     Pace,
+    PaceReport,
     Report,
     Seen,
     after,
+    merged,
     reported,
+    seen_of,
 )
-from unicron_elastic.launcher.agent.core.pace_report import PLANNED_JOB, PaceReport, merged, seen_of
 from unicron_elastic.planning.model.measured import MeasuredJob
 from unicron_elastic.worker.pulse import BEATS_MAX, PulseReading
 

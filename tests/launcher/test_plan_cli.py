@@ -22,18 +22,16 @@ from unicron_elastic.launcher.config.answers import local_time
 from unicron_elastic.launcher.view.cluster.plan import PlanReading, proposal_view, published_view, read_plan
 from unicron_elastic.launcher.view.cluster.plan_text import amount, plan_text, span
 from unicron_elastic.membership.rounds import Member, Place, Round
-from unicron_elastic.planning.coordinate.nodes import NodeState
 from unicron_elastic.planning.coordinate.proposal import propose
-from unicron_elastic.planning.coordinate.snapshot import Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import NodeState, Phase, Snapshot
 from unicron_elastic.planning.model.jobs import JobSpec
 from unicron_elastic.rendezvous.records.cluster import NodeRecord, node_key, node_text, quarantine_key, quarantine_text
 from unicron_elastic.rendezvous.records.job import JobKeys, member_text, round_text
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_phase, parse_spec, phase_text, spec_text
 from unicron_elastic.rendezvous.records.plan_keys import CURRENT, PLAN, PlannedJobKeys, run_of_start
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import OPTIONS, EtcdAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import Store
-from unicron_elastic.rendezvous.store.options import OPTIONS
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 NAMED_BINARY = os.environ.get("UNICRON_TEST_ETCD")

@@ -15,7 +15,7 @@ import pytest
 from unicron_elastic.launcher.config.arguments import get_args_parser
 from unicron_elastic.launcher.node import children
 from unicron_elastic.launcher.node.children import Child
-from unicron_elastic.launcher.node.planned_command import (
+from unicron_elastic.launcher.node.planned import (
     JOB_VARIABLE,
     MOST_NODES,
     child_command,

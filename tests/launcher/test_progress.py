@@ -15,7 +15,7 @@ import pytest
 
 from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import GroupPosition, RankSample, RemoteRank
-from unicron_elastic.detection.verdicts import Hung, Recovered, Verdict, Waiting
+from unicron_elastic.detection.telling import Hung, Recovered, Verdict, Waiting
 from unicron_elastic.faults import HangKind
 from unicron_elastic.launcher.agent.hangs import progress
 from unicron_elastic.launcher.agent.hangs.progress import ProgressWatch, is_silent

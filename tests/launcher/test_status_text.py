@@ -11,8 +11,7 @@ from rich.text import Text
 
 from unicron_elastic.launcher.common.tables import ranges
 from unicron_elastic.launcher.view.cluster.changes import changes
-from unicron_elastic.launcher.view.cluster.incidents import seen_together
-from unicron_elastic.launcher.view.cluster.overview import Overview
+from unicron_elastic.launcher.view.cluster.overview import Overview, seen_together
 from unicron_elastic.launcher.view.cluster.text import Section, fitted, status_lines
 
 WIDTHS = (60, 80, 120, 200)

@@ -18,15 +18,14 @@ from typer.testing import CliRunner
 from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.commands import web as web_cli
 from unicron_elastic.launcher.commands.cluster import Cluster
-from unicron_elastic.launcher.export.web import arguments as web_arguments
 from unicron_elastic.launcher.export.web import server as web_server
 from unicron_elastic.launcher.export.web import sign_in as web_sign_in
+from unicron_elastic.launcher.export.web import source as web_arguments
 from unicron_elastic.launcher.export.web import source as web_source
 from unicron_elastic.launcher.export.web import watcher as web_watcher
-from unicron_elastic.launcher.export.web.arguments import serve_web, web_place
-from unicron_elastic.launcher.export.web.history import SPANS
 from unicron_elastic.launcher.export.web.place import Place, Whereabouts
-from unicron_elastic.launcher.export.web.source import ClusterSource, read_state
+from unicron_elastic.launcher.export.web.source import ClusterSource, read_state, serve_web, web_place
+from unicron_elastic.launcher.export.web.watcher import SPANS
 from unicron_elastic.membership.coordination import Leader
 from unicron_elastic.rendezvous.records.cluster import LEADER, SECRET, LeaderRecord, leader_text, web_key
 from unicron_elastic.rendezvous.store.address import EtcdAddress

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from unicron_elastic.launcher.export.web import sign_in as web_sign_in
 from unicron_elastic.launcher.export.web import watcher as web_watcher
-from unicron_elastic.launcher.export.web.history import SAMPLE_S, SPANS, History
 from unicron_elastic.launcher.export.web.place import Place, Whereabouts
 from unicron_elastic.launcher.export.web.sign_in import (
     ADDRESSES_MOST,
@@ -29,7 +28,7 @@ from unicron_elastic.launcher.export.web.sign_in import (
     new_session,
     password,
 )
-from unicron_elastic.launcher.export.web.watcher import Watcher
+from unicron_elastic.launcher.export.web.watcher import SAMPLE_S, SPANS, History, Watcher
 from unicron_elastic.metrics.figures import PlanFigures, PlannedJobFigures
 from unicron_elastic.rendezvous.cluster.heartbeat_wire import welcome
 from unicron_elastic.rendezvous.store.interface import Store, StoreUnreachableError

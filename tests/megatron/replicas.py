@@ -20,7 +20,7 @@ from torch import Tensor
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.megatron import agreement, buckets, members, run
-from unicron_elastic.training.group.interruptible_init import Superseded
+from unicron_elastic.training.group.regroup import Superseded
 
 if TYPE_CHECKING:
     from replica_jobs import Job

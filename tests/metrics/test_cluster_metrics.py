@@ -10,10 +10,9 @@ import typer
 from metric_values import COORDINATION, every_sample
 
 from unicron_elastic.launcher.config.forwarded import environment, shared_arguments
-from unicron_elastic.launcher.export.metrics.arguments import serve_metrics
-from unicron_elastic.launcher.export.metrics.cluster import AgentMetrics
+from unicron_elastic.launcher.export.metrics.cluster import AgentMetrics, serve_metrics
 from unicron_elastic.launcher.export.metrics.server import Answers
-from unicron_elastic.launcher.node.planned_command import child_environment, shared_options
+from unicron_elastic.launcher.node.planned import child_environment, shared_options
 from unicron_elastic.metrics.figures import NodeFigures
 from unicron_elastic.metrics.samples import Sample, coordination_samples
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec

@@ -19,7 +19,7 @@ from unicron_elastic.metrics.samples import (
     plan_samples,
     samples_text,
 )
-from unicron_elastic.planning.coordinate.nodes import NodeState
+from unicron_elastic.planning.coordinate.snapshot import NodeState
 from unicron_elastic.recovery.state import Phase
 
 RANKS = {"worker_up", "worker_step", "worker_iteration_time_seconds"}

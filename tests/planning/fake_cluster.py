@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from unicron_elastic.planning.allocate.table import build_table
+from unicron_elastic.planning.allocate.optimum import build_table
 from unicron_elastic.planning.coordinate.coordinator import (
     AdoptRates,
     BuildTable,
@@ -20,10 +20,17 @@ from unicron_elastic.planning.coordinate.coordinator import (
     TableBuilt,
     handle,
 )
-from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.reconcile import LendNode, ReturnNode, StartJob, StopJob
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import (
+    Health,
+    JobStatus,
+    NodeState,
+    NodeStatus,
+    Phase,
+    Refusal,
+    Snapshot,
+)
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
 from unicron_elastic.planning.model.tasks import Transition
 

@@ -15,9 +15,8 @@ from unicron_elastic.planning.coordinate.coordinator import (
     handle,
 )
 from unicron_elastic.planning.coordinate.holding import DWELL_S, GIVE_BACK_S
-from unicron_elastic.planning.coordinate.nodes import NodeState, is_within
 from unicron_elastic.planning.coordinate.proposal import propose, why_overtaken
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import NodeState, Phase, is_within
 
 
 def test_a_host_that_flaps_disturbs_one_job() -> None:

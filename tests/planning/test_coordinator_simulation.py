@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unicron_elastic.planning.allocate.cluster import NothingChanged
-from unicron_elastic.planning.allocate.table import plan_for
+from unicron_elastic.planning.allocate.optimum import plan_for
 from unicron_elastic.planning.coordinate.coordinator import Command, CoordinatorState, PublishPlan
-from unicron_elastic.planning.coordinate.nodes import Health, NodeState
 from unicron_elastic.planning.coordinate.proposal import why_overtaken
 from unicron_elastic.planning.coordinate.reconcile import LendNode, ReturnNode, reconcile
 from unicron_elastic.planning.coordinate.situation import Bounds, Changes, situation_of
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import Health, JobStatus, NodeState, Phase, Snapshot
 from unicron_elastic.planning.model.tasks import Transition
 
 HOSTS = [f"h{place}" for place in range(8)]

@@ -17,10 +17,9 @@ from unicron_elastic.planning.allocate.cluster import (
     TaskSubmitted,
     after,
 )
-from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.proposal import propose
 from unicron_elastic.planning.coordinate.situation import Bounds, changes_of, situation_of
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, NodeStatus, Phase
 
 
 def seen(cluster: FakeCluster) -> tuple[Cluster, Event]:

@@ -35,8 +35,7 @@ from unicron_elastic.planning.coordinate.agent import (
     WatchJob,
     handle,
 )
-from unicron_elastic.planning.coordinate.nodes import REFUSED_S, NodeState, NodeStatus
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import REFUSED_S, NodeState, NodeStatus, Phase
 
 IDLE, JOINING, WORKING, LEAVING = NodeState.IDLE, NodeState.JOINING, NodeState.WORKING, NodeState.LEAVING
 

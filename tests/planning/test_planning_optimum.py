@@ -18,10 +18,9 @@ from unicron_elastic.planning.allocate.cluster import (
     next_events,
 )
 from unicron_elastic.planning.allocate.core import optimum
-from unicron_elastic.planning.allocate.optimum import VALUE_BITS, Solver, best_counts, exponent_of
+from unicron_elastic.planning.allocate.optimum import VALUE_BITS, Solver, applied, best_counts, exponent_of, plan_for
 from unicron_elastic.planning.allocate.paper import plain_optimum
 from unicron_elastic.planning.allocate.prices import Block, Problem
-from unicron_elastic.planning.allocate.table import applied, plan_for
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.tasks import Transition
 from unicron_elastic.planning.model.waf import IMPOSSIBLE, gains

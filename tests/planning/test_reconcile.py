@@ -9,11 +9,18 @@ import pytest
 from fake_cluster import FakeCluster, job, nodes
 
 from unicron_elastic.planning.allocate.plan import Plan, Share, Wait, moves_of
-from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.coordinate.published import Loss, Published, Seat
 from unicron_elastic.planning.coordinate.reconcile import LendNode, ReturnNode, StartJob, StopJob, reconcile
 from unicron_elastic.planning.coordinate.seating import seated
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import (
+    Health,
+    JobStatus,
+    NodeState,
+    NodeStatus,
+    Phase,
+    Refusal,
+    Snapshot,
+)
 
 A = replace(job("a", [0, 1, 2, 3, 4], min_nodes=2), phase=Phase.RUNNING)
 B = replace(job("b", [0, 1, 2, 3, 4]), phase=Phase.RUNNING)

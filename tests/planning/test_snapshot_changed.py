@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unicron_elastic.planning.coordinate import snapshot as module
-from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus, Refusal
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import (
+    Health,
+    JobStatus,
+    NodeState,
+    NodeStatus,
+    Phase,
+    Refusal,
+    Snapshot,
+)
 from unicron_elastic.planning.model.faulting import FaultRate
 
 JOBS = ("a", "b", "c")

@@ -535,7 +535,7 @@ def test_who_has_joined_only_such_as_lost_the_state_does_not_begin_anew_beside_w
     job.time(job.now + REPLACE_AFTER_S)
     job.entered(0)
     job.fetched(0)
-    commands = job.raised(0, "nobody has it", kind="unicron_elastic.training.group.agreement.NoStateLeft")
+    commands = job.raised(0, "nobody has it", kind="unicron_elastic.training.group.speech.NoStateLeft")
     assert job.state.phase is Phase.STOPPING
     assert none(commands, ReplaceWorker, ChangeWorld)
     assert only(job.exited(0, 1), StartWorkers).restarts_used == 2

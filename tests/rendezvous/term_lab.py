@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unicron_elastic.base.quarantine import Quarantined
-from unicron_elastic.planning.coordinate.nodes import NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import NodeState, NodeStatus, Phase, Refusal
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
 from unicron_elastic.rendezvous.plan.term import Term
 from unicron_elastic.rendezvous.records.cluster import LEADER, quarantine_key, quarantine_text

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.rendezvous.store.address import EtcdAddress, TlsFiles, own_address
-from unicron_elastic.rendezvous.store.route import address_towards
+from unicron_elastic.rendezvous.store.address import EtcdAddress, TlsFiles, address_towards, own_address
 
 
 def test_endpoints_are_understood() -> None:

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from store_lab import BINARY, DEADLINE_S
 
-from unicron_elastic.rendezvous.store.address import EtcdAddress, TlsFiles
+from unicron_elastic.rendezvous.store.address import EtcdAddress, TlsFiles, etcd_address
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import StoreDeniedError, StoreError
 from unicron_elastic.rendezvous.store.library import grpc, messages
-from unicron_elastic.rendezvous.store.options import etcd_address
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 PASSWORD = "pass word, with = and #"
@@ -270,5 +269,5 @@ def test_options_are_named_as_their_reader_knows_them() -> None:
 
 
 def test_neither_torch_nor_grpc_is_imported() -> None:
-    code = "import sys, unicron_elastic.rendezvous.store.options; sys.exit(bool({'torch', 'grpc'} & set(sys.modules)))"
+    code = "import sys, unicron_elastic.rendezvous.store.address; sys.exit(bool({'torch', 'grpc'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=DEADLINE_S).returncode == 0

@@ -13,8 +13,8 @@ from unicron_elastic.membership.coordination import CoordinationState, Leader
 from unicron_elastic.metrics.figures import PlanFigures
 from unicron_elastic.planning.coordinate.snapshot import Phase
 from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay
-from unicron_elastic.rendezvous.cluster import answers as cluster_answers
-from unicron_elastic.rendezvous.cluster.answers import ClusterAnswers
+from unicron_elastic.rendezvous.cluster import node as cluster_answers
+from unicron_elastic.rendezvous.cluster.node import ClusterAnswers
 from unicron_elastic.rendezvous.plan.planner import Planner
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, phase_text
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys

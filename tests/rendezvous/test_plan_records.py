@@ -12,9 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.coordinate.proposal import propose
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import (
+    Health,
+    JobStatus,
+    NodeState,
+    NodeStatus,
+    Phase,
+    Refusal,
+    Snapshot,
+)
 from unicron_elastic.planning.model.configurations import Workload
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec, MeasuredSteps, Modelled, Throughput

@@ -14,8 +14,7 @@ from term_lab import LONG_S, NOW, Cluster, TermStore, read_order, read_published
 
 from unicron_elastic.base.quarantine import LAUNCHER
 from unicron_elastic.planning.coordinate.coordinator import REPEAT_S, TableBuilt
-from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus
-from unicron_elastic.planning.coordinate.snapshot import Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, NodeStatus, Phase, Snapshot
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.jobs import MeasuredSteps
 from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay

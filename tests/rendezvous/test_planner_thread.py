@@ -12,8 +12,7 @@ import pytest
 from store_lab import BINARY, wait_until
 from term_lab import read_published, spec
 
-from unicron_elastic.planning.coordinate.nodes import NodeState, NodeStatus
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import NodeState, NodeStatus, Phase
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.plan.planner import RETRY_S, TICK_S, Planner
 from unicron_elastic.rendezvous.records.cluster import LEADER, NodeRecord

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unicron_elastic.simulation.history.events import History
-from unicron_elastic.simulation.model.results import (
+from unicron_elastic.simulation.model.accounting import (
     CurvePoint,
     LostIn,
     PolicyResult,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unicron_elastic.faults import Severity, Status
-from unicron_elastic.simulation.model.accounting import Books, Entry, Stall
-from unicron_elastic.simulation.model.results import CurvePoint
+from unicron_elastic.simulation.model.accounting import Books, CurvePoint, Entry, Stall
 
 
 def entry(node: int = 0) -> Entry:

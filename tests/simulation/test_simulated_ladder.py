@@ -12,10 +12,9 @@ from unicron_elastic.recovery.state import Phase
 from unicron_elastic.simulation.history.events import KINDS
 from unicron_elastic.simulation.live.faults import Shows, Strike, shows
 from unicron_elastic.simulation.live.recovery import OTHERS, RESTARTS_UNTIL_DRAINED, Ladder
-from unicron_elastic.simulation.model.accounting import Books, Entry
+from unicron_elastic.simulation.model.accounting import Books, Entry, SimulatedIncident
 from unicron_elastic.simulation.model.durations import DURATIONS, STATE_BYTES
 from unicron_elastic.simulation.model.engine import Engine
-from unicron_elastic.simulation.model.results import SimulatedIncident
 from unicron_elastic.simulation.model.scenario import Scenario
 from unicron_elastic.simulation.model.shape import STEP_S, shape_of
 from unicron_elastic.simulation.model.training import Training

@@ -17,7 +17,7 @@ from unicron_elastic.simulation.history.events import (
     NodeJoins,
     NodeLeaves,
 )
-from unicron_elastic.simulation.study.series import healthy_nodes
+from unicron_elastic.simulation.study.plots import healthy_nodes
 
 
 def history(*events: Event, nodes: int = 4, absent: frozenset[int] = frozenset()) -> History:

@@ -11,9 +11,8 @@ import pytest
 from made_studies import seed_result, study
 
 from unicron_elastic.simulation.history.generate import generate
-from unicron_elastic.simulation.model.results import PolicyResult
-from unicron_elastic.simulation.study.plots import draw
-from unicron_elastic.simulation.study.series import Point, sensitivities
+from unicron_elastic.simulation.model.accounting import PolicyResult
+from unicron_elastic.simulation.study.plots import Point, draw, sensitivities
 from unicron_elastic.simulation.study.summary import summarise
 
 needs_matplotlib = pytest.mark.skipif(

@@ -15,10 +15,9 @@ from made_studies import DURATION_S, FLOPS, GPUS, seed_result, study
 from rich.console import Console
 
 from unicron_elastic.simulation.history.generate import generate
-from unicron_elastic.simulation.model.results import PolicyResult, StudyResult
+from unicron_elastic.simulation.model.accounting import PolicyResult, StudyResult
 from unicron_elastic.simulation.study.report import incidents_csv, to_csv, to_json
-from unicron_elastic.simulation.study.summary import interval, summarise
-from unicron_elastic.simulation.study.table import study_table
+from unicron_elastic.simulation.study.summary import interval, study_table, summarise
 
 
 def test_the_interval_is_students() -> None:

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from unicron_elastic.state.pull.chunks import Chunks
-from unicron_elastic.state.pull.memory import Landing, TensorMemory
+from unicron_elastic.state.pull.memory import Chunks, Landing, TensorMemory
 from unicron_elastic.state.pull.session import Session
-from unicron_elastic.state.pull.sources import Address, Distance
-from unicron_elastic.state.pull.transfer import Fetch
+from unicron_elastic.state.pull.transfer import Address, Distance, Fetch
 
 DEADLINE_S = 20.0
 CHUNK_BYTES = 64

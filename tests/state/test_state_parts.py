@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unicron_elastic.state.digest import PIECE_BYTES, Checksum
-from unicron_elastic.state.pull.chunks import SEGMENTS_MAX, Chunks
-from unicron_elastic.state.pull.memory import TensorMemory
-from unicron_elastic.state.pull.sources import (
+from unicron_elastic.state.pull.memory import SEGMENTS_MAX, Chunks, TensorMemory
+from unicron_elastic.state.pull.transfer import (
     Address,
     Distance,
     Offer,

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.testing.chaos_parse import parse
-from unicron_elastic.testing.chaos_plan import UNDRAWABLE, Kind, RandomFaults, explain
+from unicron_elastic.testing.chaos_plan import UNDRAWABLE, Kind, RandomFaults, explain, parse
 
 _RANDOMS = st.builds(
     RandomFaults,

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.testing.chaos_parse import parse
 from unicron_elastic.testing.chaos_plan import (
     PHASED,
     UNDRAWABLE,
@@ -20,6 +19,7 @@ from unicron_elastic.testing.chaos_plan import (
     Plan,
     RandomFaults,
     explain,
+    parse,
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.training.group.agreement import Agreement, NoStateLeft, Said, agree
+from unicron_elastic.training.group.speech import Agreement, NoStateLeft, Said, agree
 
 
 @st.composite

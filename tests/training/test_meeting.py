@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch.distributed import DistStoreError, HashStore
 
 from unicron_elastic.base.world import Member, World
-from unicron_elastic.training.group.interruptible_init import Superseded
-from unicron_elastic.training.group.regroup import Meeting, MissingError, _Interruptible
+from unicron_elastic.training.group.regroup import Meeting, MissingError, Superseded, _Interruptible
 
 DEADLINE_S = 10.0
 

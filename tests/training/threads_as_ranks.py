@@ -22,8 +22,8 @@ from torch.distributed import HashStore
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.training.engine import MissedStepError
-from unicron_elastic.training.group.interruptible_init import Superseded
 from unicron_elastic.training.group.joining import HasState
+from unicron_elastic.training.group.regroup import Superseded
 from unicron_elastic.training.run import Run
 
 DEADLINE_S = 30.0

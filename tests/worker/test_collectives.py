@@ -32,8 +32,7 @@ from unicron_elastic.compat import loaded
 from unicron_elastic.faults import Failure, Status, classify
 from unicron_elastic.worker import collectives
 from unicron_elastic.worker.channel import Channel, Control
-from unicron_elastic.worker.collectives import Broken, break_collectives, watch_groups
-from unicron_elastic.worker.gloo_sockets import shut_gloo_connections
+from unicron_elastic.worker.collectives import Broken, break_collectives, shut_gloo_connections, watch_groups
 from unicron_elastic.worker.pulse import PulsePage
 from unicron_elastic.worker.recorder import answer_questions
 

@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from unicron_elastic.training.step import collective
-from unicron_elastic.worker.stuck import Glance, is_stuck
+from unicron_elastic.worker.collectives import Glance, is_stuck
 
 HERE = Glance(frame=7, instruction=40, file="/lib/torch/distributed/distributed_c10d.py", cpu_s=3.0)
 

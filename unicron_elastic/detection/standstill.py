@@ -15,8 +15,20 @@ from unicron_elastic.detection.evidence import Suspects, is_blind, moved_on, sus
 from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import RankSample, Sample
 from unicron_elastic.detection.state import Habits, PaceState, RankPace, Signals, Standstill
-from unicron_elastic.detection.telling import at_work_again, duration, idle, sentence, slow, verb, who
-from unicron_elastic.detection.verdicts import Hung, Recovered, Slow, Verdict, Waiting
+from unicron_elastic.detection.telling import (
+    Hung,
+    Recovered,
+    Slow,
+    Verdict,
+    Waiting,
+    at_work_again,
+    duration,
+    idle,
+    sentence,
+    slow,
+    verb,
+    who,
+)
 from unicron_elastic.faults import HangKind
 
 SLACK_S = 1e-9  # a look at the very moment it was wanted is not too early, however that was rounded

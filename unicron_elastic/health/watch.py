@@ -22,8 +22,189 @@ from unicron_elastic.health.host.memory import MemoryProbe
 from unicron_elastic.health.host.network import LinkProbe, PortProbe
 from unicron_elastic.health.host.oom import OomWatch
 from unicron_elastic.health.host.processes import ProcessProbe
-from unicron_elastic.health.lane import Lane
-from unicron_elastic.health.ledger import Ledger
+
+# What was told of: so that people hear of each change once, and of its end. Pure.
+
+
+_EVENT_QUIET_S = 60.0
+_EVENTS_KEPT = 1000
+
+
+@dataclass(slots=True)
+class _Entry:
+    source: str
+    latest: Finding
+    told: Finding  # the worst of what was told
+    absences: int = 0
+
+
+class Ledger:
+    """The findings that hold now, by probe and subject.
+
+    One is over when its source did not find it at `calm_checks` checks in a row: what comes and goes around a limit is
+    told once, not every few seconds.
+    """
+
+    def __init__(self, *, calm_checks: int = 2) -> None:
+        self._calm_checks = calm_checks
+        self._entries: dict[tuple[str, str], _Entry] = {}
+        self._events: dict[tuple[str, str, str], float] = {}
+
+    def current(self) -> list[Finding]:
+        """All that holds, the worst first."""
+        latest = (entry.latest for entry in self._entries.values())
+        return sorted(latest, key=lambda found: (-found.level, found.probe, found.subject))
+
+    def update(self, source: str, found: Iterable[Finding], now: float) -> list[Finding]:
+        """Takes all that a check of `source` found at `now`; returns what is to be told, ends as findings at OK."""
+        worst: dict[tuple[str, str], Finding] = {}
+        for each in found:
+            if each.level is not Level.OK:
+                key = (each.probe, each.subject)
+                worst[key] = max(worst.get(key, each), each, key=_badness)
+        told = [each for key, each in worst.items() if self._take(source, key, each)]
+        for key, entry in list(self._entries.items()):
+            if entry.source == source and key not in worst:
+                entry.absences += 1
+                if entry.absences >= self._calm_checks:
+                    del self._entries[key]
+                    told.append(_end(entry.latest, now))
+        return told
+
+    def event(self, found: Finding) -> bool:
+        """Whether to tell of something that happened: not if the same was told within the last minute, or still holds.
+
+        A check that finds the same afterwards has nothing new to tell either.
+        """
+        entry = self._entries.get((found.probe, found.subject))
+        if self._was_event(found) or (entry is not None and entry.latest.reason == found.reason):
+            return False
+        if len(self._events) >= _EVENTS_KEPT:
+            self._events.clear()
+        self._events[found.probe, found.subject, found.reason] = found.at
+        return True
+
+    def _was_event(self, found: Finding) -> bool:
+        at = self._events.get((found.probe, found.subject, found.reason))
+        return at is not None and found.at - at < _EVENT_QUIET_S
+
+    def _take(self, source: str, key: tuple[str, str], found: Finding) -> bool:
+        entry = self._entries.get(key)
+        if entry is None:
+            self._entries[key] = _Entry(source, found, found)
+            return not self._was_event(found)
+        entry.latest = found
+        entry.absences = 0
+        if _badness(found) <= _badness(entry.told):
+            return False
+        entry.told = found
+        return True
+
+
+def _badness(found: Finding) -> tuple[int, int]:
+    """By level, and then by severity, of which 1 is the worst."""
+    return found.level, -(found.severity or 0)
+
+
+def _end(found: Finding, now: float) -> Finding:
+    return Finding(
+        probe=found.probe,
+        level=Level.OK,
+        status=None,
+        severity=None,
+        subject=found.subject,
+        reason=f"No longer so: {found.reason}",
+        at=now,
+    )
+
+
+# A thread that makes some checks, again and again.
+
+
+Tell = Callable[[str, list[Finding], float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Doing:
+    check: str
+    since: float
+
+
+class Lane:
+    """Makes all of `checks` every `interval_s`, the first time at once, in a daemon thread of its own.
+
+    What may keep its caller waiting gets a lane to itself, so that nothing else waits with it. A check that raises
+    says so once, and counts as not made.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        interval_s: float,
+        checks: Mapping[str, Check],
+        tell: Tell,
+        *,
+        notes: Notes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self._interval_s = interval_s
+        self._checks = dict(checks)
+        self._tell = tell
+        self._notes = notes
+        self._clock = clock
+        self._doing: _Doing | None = None
+        self._must_stop = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"unicron-health-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begins; returns at once."""
+        self._thread.start()
+
+    def check_soon(self) -> None:
+        """Makes the next round now instead of after the interval; safe from any thread."""
+        self._wake.set()
+
+    def busy_s(self, now: float) -> float:
+        """For how long the present check has lasted; 0 between checks."""
+        doing = self._doing
+        return 0.0 if doing is None else max(0.0, now - doing.since)
+
+    def ask_to_stop(self) -> None:
+        """No check begins after this."""
+        self._must_stop.set()
+        self._wake.set()
+
+    def join(self, wait_s: float) -> bool:
+        """Whether the thread has ended within `wait_s`."""
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(max(0.0, wait_s))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._must_stop.is_set():
+            self._wake.clear()
+            for source, check in self._checks.items():
+                if self._must_stop.is_set():
+                    return
+                self._make(source, check)
+            if not self._must_stop.is_set():
+                self._wake.wait(self._interval_s)
+
+    def _make(self, source: str, check: Check) -> None:
+        now = self._clock()
+        self._doing = _Doing(source, now)
+        try:
+            found = check(now)
+        except Exception as error:  # a file of a shape that no kernel has had yet must not end all other checks
+            self._notes.once(f"The check of {source} failed: {error!r}.")
+            return
+        finally:
+            self._doing = None
+        if not self._must_stop.is_set():
+            self._tell(source, found, self._clock())
+
 
 # After this long without an answer a folder, or the driver, is said to hang. A driver that loads takes tens of seconds.
 _FOLDER_HANGS_S = 30.0

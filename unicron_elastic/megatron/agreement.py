@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from unicron_elastic.megatron.layout import Layout, Place, Shape, lay_out
-from unicron_elastic.megatron.shards import Cut
+from unicron_elastic.megatron.layout import Cut, Layout, Place, Shape, lay_out
 from unicron_elastic.training.step.shares import deal
 
 

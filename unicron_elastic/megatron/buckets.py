@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unicron_elastic.megatron.sums import Sums
+from unicron_elastic.megatron.rebuilding import Sums
 from unicron_elastic.training.group.assembly import BROKEN
 from unicron_elastic.training.step.collective import Waiter
 

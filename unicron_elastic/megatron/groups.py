@@ -19,8 +19,7 @@ from megatron.core import parallel_state
 
 from unicron_elastic.compat.groups import fake_store
 from unicron_elastic.megatron.layout import Shape
-from unicron_elastic.training.group.interruptible_init import given_up_when
-from unicron_elastic.training.group.regroup import Meeting
+from unicron_elastic.training.group.regroup import Meeting, given_up_when
 from unicron_elastic.training.step.collective import keep_for_ever
 
 # Process groups without peers, of torch's ``fake`` back end: they have sizes and ranks, and their collectives return.

@@ -18,9 +18,8 @@ from unicron_elastic.megatron.agreement import Agreement, NoStateLeft, Said, agr
 from unicron_elastic.megatron.groups import Groups
 from unicron_elastic.megatron.layout import Layout
 from unicron_elastic.training.group.assembly import BROKEN
-from unicron_elastic.training.group.interruptible_init import Superseded
 from unicron_elastic.training.group.membership import Membership
-from unicron_elastic.training.group.regroup import Meeting
+from unicron_elastic.training.group.regroup import Meeting, Superseded
 from unicron_elastic.training.group.speech import MismatchError
 from unicron_elastic.training.step.collective import AbandonedError, Waiter, count_references, wait_let_go
 from unicron_elastic.training.step.shares import from_ranges, to_ranges

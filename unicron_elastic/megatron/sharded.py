@@ -19,9 +19,9 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.tensor_parallel import copy_tensor_model_parallel_attributes
 from torch import Tensor
 
+from unicron_elastic.megatron.layout import Cut, Range, Transfer, holders, shard, transfers
 from unicron_elastic.megatron.members import Members
 from unicron_elastic.megatron.rebuilding import find_groups, rebuild, spans_of
-from unicron_elastic.megatron.shards import Cut, Range, Transfer, holders, shard, transfers
 from unicron_elastic.megatron.state import Part, like
 
 

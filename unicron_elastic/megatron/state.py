@@ -10,7 +10,7 @@ import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import Tensor
 
-from unicron_elastic.megatron.shards import Cut, Range
+from unicron_elastic.megatron.layout import Cut, Range
 
 
 class State:

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 
 from unicron_elastic.testing import chaos_faults
 from unicron_elastic.testing.chaos_hooks import REDUCTIONS, Reductions, Watch
-from unicron_elastic.testing.chaos_parse import parse
-from unicron_elastic.testing.chaos_plan import PROCESS_WIDE, Fault, Kind, Phase, Plan, deed
+from unicron_elastic.testing.chaos_plan import PROCESS_WIDE, Fault, Kind, Phase, Plan, deed, parse
 from unicron_elastic.worker.imports import after_import
 from unicron_elastic.worker.pulse import count_steps
 

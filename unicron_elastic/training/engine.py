@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unicron_elastic.compat.tensors import copy_each
-from unicron_elastic.training.group.agreement import Agreement, Said
 from unicron_elastic.training.group.arrival import Arrival
 from unicron_elastic.training.group.assembly import Assembly, OverError
 from unicron_elastic.training.group.joining import Handover, HasState, Servant, about_taken, give_state, receive_state
 from unicron_elastic.training.group.membership import membership
-from unicron_elastic.training.group.speech import MismatchError
+from unicron_elastic.training.group.speech import Agreement, MismatchError, Said
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.reports import Reports
 from unicron_elastic.training.snapshot.gate import Rest
@@ -27,9 +26,8 @@ from unicron_elastic.training.step.buffers import Buffers, device_of, named_buff
 from unicron_elastic.training.step.collective import count_references, wait_let_go
 from unicron_elastic.training.step.comparison import ReplicasDifferError, Told, differ, judge, written
 from unicron_elastic.training.step.gradients import Gradients
-from unicron_elastic.training.step.guard import Guard
 from unicron_elastic.training.step.randomness import Randomness
-from unicron_elastic.training.step.trainable import Trainable
+from unicron_elastic.training.step.trainable import Guard, Trainable
 from unicron_elastic.training.step.tree import shares
 from unicron_elastic.training.step.tree_gradients import TreeGradients
 from unicron_elastic.worker.pulse import made_before

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from unicron_elastic.base.world import World
-from unicron_elastic.training.group.agreement import Report, Said
+from unicron_elastic.training.group.speech import Report, Said
 
 Place: TypeAlias = tuple[int, int]
 FIRST: Place = (-1, -1)  # where no step has ended yet in this process

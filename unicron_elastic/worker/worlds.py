@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 
 from unicron_elastic.base.world import World
 from unicron_elastic.worker.channel import Control, Message
-from unicron_elastic.worker.collectives import break_collectives
-from unicron_elastic.worker.stuck import end_if_stuck
+from unicron_elastic.worker.collectives import break_collectives, end_if_stuck
 
 
 class Link:

@@ -33,23 +33,21 @@ from unicron_elastic.compat.rendezvous import RendezvousClosedError, RendezvousG
 from unicron_elastic.compat.workers import LogsSpecs, PContext
 from unicron_elastic.faults import RootCause
 from unicron_elastic.launcher.agent.core import failures, isolation
-from unicron_elastic.launcher.agent.core.departure import Recalls
 from unicron_elastic.launcher.agent.core.description import describe_workers
 from unicron_elastic.launcher.agent.core.job import job_name, policy_of, wait_unless, with_stack
 from unicron_elastic.launcher.agent.core.job_teller import JobTeller, news_of
 from unicron_elastic.launcher.agent.core.node import NodeWatch
-from unicron_elastic.launcher.agent.core.pace_report import PaceReport, seen_of
-from unicron_elastic.launcher.agent.core.peers import PeerWatch, tell_peers
+from unicron_elastic.launcher.agent.core.pace import PaceReport, seen_of
+from unicron_elastic.launcher.agent.core.peers import PeerWatch, Recalls, tell_peers
 from unicron_elastic.launcher.agent.core.reporter import Reporter, job_view
 from unicron_elastic.launcher.agent.core.worker_messages import Happenings
 from unicron_elastic.launcher.agent.hangs.remote_ranks import Elsewhere
 from unicron_elastic.launcher.agent.hangs.watch import HangWatch
 from unicron_elastic.launcher.agent.process.functions import FunctionWatch
-from unicron_elastic.launcher.agent.process.logs import run_folder, temporary_folder
 from unicron_elastic.launcher.agent.process.processes import KeeperLost
 from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.agent.process.supervisor import remove_if_empty
-from unicron_elastic.launcher.agent.process.workers import WorkersContext
+from unicron_elastic.launcher.agent.process.workers import WorkersContext, run_folder, temporary_folder
 from unicron_elastic.launcher.agent.worlds.snapshots import Snapshots
 from unicron_elastic.launcher.agent.worlds.worlds import Round, Worlds
 from unicron_elastic.launcher.config.forwarded import away_from
@@ -67,8 +65,7 @@ from unicron_elastic.recovery.state import (
     living_members,
     trains_here,
 )
-from unicron_elastic.rendezvous.job.restarts import agree_on_restarts
-from unicron_elastic.rendezvous.job.rounds import RoundListener
+from unicron_elastic.rendezvous.job.rounds import RoundListener, agree_on_restarts
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.linux import MARK
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unicron_elastic.base import quarantine
+from unicron_elastic.base.ledger import hold_own, state_folder
 from unicron_elastic.base.quarantine import LAUNCHER, Quarantined, sentence
-from unicron_elastic.base.state_folder import hold_own, state_folder
 from unicron_elastic.launcher.config.forwarded import environment
 from unicron_elastic.recovery.commands import AskToLeave, LeaveJob
 

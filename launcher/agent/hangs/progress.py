@@ -15,7 +15,7 @@ from functools import partial
 from unicron_elastic.detection.arrivals import Beats
 from unicron_elastic.detection.sample import RankSample, RemoteRank, Sample
 from unicron_elastic.detection.state import PaceState
-from unicron_elastic.detection.verdicts import Verdict
+from unicron_elastic.detection.telling import Verdict
 from unicron_elastic.detection.watch import (
     arrivals_since,
     forget,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from unicron_elastic.health.host.files import read
 from unicron_elastic.launcher.agent.process.activity import activity, is_in_io
-from unicron_elastic.worker.stacks import FILE_NAME, STACK_SIGNAL
+from unicron_elastic.worker.exceptions import FILE_NAME, STACK_SIGNAL
 
 # py-spy, another program that reads Python's stacks out of a process, where it is installed.
 #

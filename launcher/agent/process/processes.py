@@ -16,8 +16,7 @@ from unicron_elastic.launcher.agent.process.sweeping import kill_carriers
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
-from unicron_elastic.worker.linux import MARK, mark_of
-from unicron_elastic.worker.signals import ignored_signals
+from unicron_elastic.worker.linux import MARK, ignored_signals, mark_of
 
 ANSWER_DEADLINE_S = 30.0
 END_DEADLINE_S = 10.0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from unicron_elastic.launcher.agent.process.processes import Exit, KeeperLost, Processes
 from unicron_elastic.launcher.agent.process.warm import WarmProcess, why_not
 from unicron_elastic.launcher.common.loop import Loop
-from unicron_elastic.launcher.common.streams import open_streams
+from unicron_elastic.launcher.common.output import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.launcher.config.options import Options
 from unicron_elastic.launcher.export.metrics.link import Teller

@@ -10,20 +10,28 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from unicron_elastic.compat.workers import SubprocessContext, bound_to_numa, terminate_handler
+from unicron_elastic.compat.workers import (
+    DefaultLogsSpecs,
+    LogsSpecs,
+    SubprocessContext,
+    bound_to_numa,
+    terminate_handler,
+)
 from unicron_elastic.detection.arrivals import Arrivals
 from unicron_elastic.launcher.agent.process.activity import is_ending
 from unicron_elastic.launcher.agent.process.processes import Exit, KeeperLost
 from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.agent.process.warm import WarmProcess, injected
 from unicron_elastic.launcher.agent.process.whereabouts import Whereabouts, parse_groups
-from unicron_elastic.launcher.common.streams import open_streams
+from unicron_elastic.launcher.common.output import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
 from unicron_elastic.worker.pulse import PulsePage, PulseReading, page_name
@@ -358,3 +366,28 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             self._tell_who_ends(but=worker)
         self._on_message(worker, message)
         return True
+
+
+# Where a run's log files are: in the folder the user named, or in a temporary one that torch made.
+
+
+def run_folder(specs: LogsSpecs, error_file: str | None) -> Path | None:
+    """The run's own folder under --log-dir; None without one, or where the layout is not torch's.
+
+    ``error_file`` is any worker's: <log dir>/<run id>_<random>/attempt_<n>/<local rank>/error.json.
+    """
+    if not isinstance(specs, DefaultLogsSpecs) or temporary_folder(specs) is not None:
+        return None
+    return Path(error_file).parents[2] if error_file not in (None, "", os.devnull) else None
+
+
+def temporary_folder(specs: LogsSpecs) -> str | None:
+    """The folder that torch has made for want of a --log-dir; it is ours to remove when nobody wrote to it.
+
+    torch makes it with the ``LogsSpecs``, long before there is a worker, and also for those that never start one.
+    """
+    if not isinstance(specs, DefaultLogsSpecs):
+        return None
+    folder = Path(specs.root_log_dir)
+    was_made = folder.name.startswith("torchelastic_") and folder.parent == Path(tempfile.gettempdir())
+    return str(folder) if was_made else None

@@ -18,9 +18,8 @@ from urllib.parse import parse_qs
 from unicron_elastic import __version__
 from unicron_elastic.launcher.common.http import BoundedServer
 from unicron_elastic.launcher.export.web import sign_in
-from unicron_elastic.launcher.export.web.history import SPANS
 from unicron_elastic.launcher.export.web.place import Whereabouts
-from unicron_elastic.launcher.export.web.watcher import Body, body
+from unicron_elastic.launcher.export.web.watcher import SPANS, Body, body
 
 REQUEST_S = 10.0  # for a client to send its request and take the answer
 REQUESTS_MOST = 32  # at a time

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.tables import ranges, shown_name
-from unicron_elastic.launcher.view.cluster.incidents import seen_together
-from unicron_elastic.launcher.view.cluster.overview import LEVELS, JobLine, NodeLine, Overview
+from unicron_elastic.launcher.view.cluster.overview import LEVELS, JobLine, NodeLine, Overview, seen_together
 
 
 def changes(before: Overview, after: Overview) -> list[str]:

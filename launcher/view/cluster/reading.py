@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.launcher.common.tables import natural
-from unicron_elastic.launcher.view.cluster.incidents import moment_s
 from unicron_elastic.launcher.view.cluster.members import (
     ClusterView,
     JobStatus,
@@ -26,15 +25,15 @@ from unicron_elastic.launcher.view.cluster.overview import (
     PlanLine,
     Verdict,
     incident_line,
+    moment_s,
 )
 from unicron_elastic.launcher.view.cluster.plan import PlanReading, agent_states, planned_jobs, read_plan
 from unicron_elastic.launcher.view.cluster.verdict import verdict_of
 from unicron_elastic.metrics.figures import PlannedJobFigures
-from unicron_elastic.planning.coordinate.nodes import Health
 from unicron_elastic.planning.coordinate.proposal import why_overtaken
-from unicron_elastic.rendezvous.plan.figures import plan_figures
+from unicron_elastic.planning.coordinate.snapshot import Health
 from unicron_elastic.rendezvous.plan.mirror import PlannedJob as KnownJob
-from unicron_elastic.rendezvous.plan.mirror import health_of
+from unicron_elastic.rendezvous.plan.mirror import health_of, plan_figures
 from unicron_elastic.rendezvous.records import news as told_news
 from unicron_elastic.rendezvous.records.job import NAME_CHARACTERS
 from unicron_elastic.rendezvous.records.news import JobNews

@@ -14,8 +14,17 @@ from rich.text import Text
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.tables import aligned, natural, ranges, shown_name, wrapped
-from unicron_elastic.launcher.view.cluster.incidents import Seen, seen_together
-from unicron_elastic.launcher.view.cluster.overview import CRITICAL, DEGRADED, FINE, LEVELS, JobLine, NodeLine, Overview
+from unicron_elastic.launcher.view.cluster.overview import (
+    CRITICAL,
+    DEGRADED,
+    FINE,
+    LEVELS,
+    JobLine,
+    NodeLine,
+    Overview,
+    Seen,
+    seen_together,
+)
 from unicron_elastic.launcher.view.cluster.plan_text import amount, span
 
 # Sections of text that share the rows of a terminal: what does not fit is counted. Pure.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from unicron_elastic.base.text import one_line
-from unicron_elastic.launcher.view.cluster.incidents import moment_s
 from unicron_elastic.launcher.view.cluster.overview import (
     CRITICAL,
     DEGRADED,
@@ -19,6 +18,7 @@ from unicron_elastic.launcher.view.cluster.overview import (
     Overview,
     Problem,
     Verdict,
+    moment_s,
 )
 from unicron_elastic.launcher.view.cluster.plan_text import span
 

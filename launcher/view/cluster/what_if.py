@@ -13,8 +13,7 @@ from difflib import get_close_matches
 
 from unicron_elastic.base.text import shorten
 from unicron_elastic.launcher.common.tables import natural
-from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Snapshot
 from unicron_elastic.planning.model.jobs import JobSpec, parse_job
 from unicron_elastic.planning.model.measured import first_rates
 

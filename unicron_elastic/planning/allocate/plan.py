@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, NoReturn
 
-from unicron_elastic.base.check import require, require_count
-from unicron_elastic.base.text import one_line
+from unicron_elastic.base.text import one_line, require, require_count
 from unicron_elastic.planning.allocate.cluster import Cluster
 from unicron_elastic.planning.model.tasks import Task
 

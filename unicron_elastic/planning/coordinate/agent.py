@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from signal import SIGKILL, SIGTERM
 
-from unicron_elastic.planning.coordinate.nodes import REFUSED_S, NodeState, NodeStatus, Refusal, is_within
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import REFUSED_S, NodeState, NodeStatus, Phase, Refusal, is_within
 from unicron_elastic.planning.model.jobs import JobSpec
 
 RECALL_S = 60.0  # so long a job may take to let a node go

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from itertools import compress
 from operator import ne
 
-from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,9 @@ from functools import partial
 from itertools import compress, count, repeat
 from operator import attrgetter, itemgetter, ne
 
-from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.published import Loss, Seat
 from unicron_elastic.planning.coordinate.situation import usable_nodes
-from unicron_elastic.planning.coordinate.snapshot import Snapshot
+from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, NodeStatus, Snapshot
 
 # Who keeps its place first: one that works costs most to replace, one on its way to the job least.
 _KEEPS = (NodeState.WORKING, NodeState.JOINING, NodeState.LEAVING)

@@ -22,9 +22,8 @@ from unicron_elastic.planning.allocate.cluster import (
     TaskFinished,
     TaskSubmitted,
 )
-from unicron_elastic.planning.coordinate.nodes import Health, NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.published import Published, Seat
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import Health, JobStatus, NodeState, NodeStatus, Snapshot
 from unicron_elastic.planning.model.tasks import Floats, Task
 
 TASKS_KEPT = 4096

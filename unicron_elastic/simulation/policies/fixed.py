@@ -13,7 +13,7 @@ from unicron_elastic.simulation.model.accounting import Entry
 from unicron_elastic.simulation.model.engine import Engine
 from unicron_elastic.simulation.model.shape import Shape
 from unicron_elastic.simulation.model.training import Training
-from unicron_elastic.simulation.policies.divisions import Jobs, best_division, division
+from unicron_elastic.simulation.policies.policies import Jobs, best_division, division
 
 Joins = Callable[[Training, int, Entry | None], None]
 

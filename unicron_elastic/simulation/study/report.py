@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
-from unicron_elastic.simulation.model.results import LOST_PHASES, SeedResult, SimulatedIncident, StudyResult
+from unicron_elastic.simulation.model.accounting import LOST_PHASES, SeedResult, SimulatedIncident, StudyResult
 from unicron_elastic.simulation.study.summary import Interval, PolicySummary, summarise
 
 FORMAT = 1  # grows when a field changes its meaning or goes

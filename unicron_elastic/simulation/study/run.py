@@ -12,17 +12,15 @@ from unicron_elastic.simulation.history.events import Fault, History, JobArrives
 from unicron_elastic.simulation.live.cluster import LiveCluster
 from unicron_elastic.simulation.live.faults import Shows, Strike, shows
 from unicron_elastic.simulation.live.recovery import GONE, OTHERS, Ladder
-from unicron_elastic.simulation.model.accounting import Books, Entry
+from unicron_elastic.simulation.model.accounting import Books, Entry, SeedResult
 from unicron_elastic.simulation.model.durations import Durations, with_own
 from unicron_elastic.simulation.model.engine import Engine
 from unicron_elastic.simulation.model.published import COSTS, Figure, Sized
-from unicron_elastic.simulation.model.results import SeedResult
 from unicron_elastic.simulation.model.scenario import Scenario
 from unicron_elastic.simulation.model.shape import Shape, shape_of
 from unicron_elastic.simulation.model.training import Training, fetch_s, joined, regroup_s, settle
-from unicron_elastic.simulation.policies.divisions import best_division, waf_of
 from unicron_elastic.simulation.policies.fixed import FixedCluster, OracleCluster
-from unicron_elastic.simulation.policies.policies import Policy
+from unicron_elastic.simulation.policies.policies import Policy, best_division, waf_of
 from unicron_elastic.simulation.policies.restarts import Restarts
 
 # A script's own errors would come on any node: no other one is the cure, and the live system does not look for one.

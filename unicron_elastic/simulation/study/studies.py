@@ -11,9 +11,9 @@ from dataclasses import replace
 from multiprocessing import get_context
 from types import MappingProxyType
 
-from unicron_elastic.base.check import require
+from unicron_elastic.base.text import require
 from unicron_elastic.simulation.history.events import History
-from unicron_elastic.simulation.model.results import PolicyResult, SeedResult, StudyResult
+from unicron_elastic.simulation.model.accounting import PolicyResult, SeedResult, StudyResult
 from unicron_elastic.simulation.model.scenario import Generated, Scenario
 from unicron_elastic.simulation.policies.policies import POLICIES
 from unicron_elastic.simulation.study.run import simulate

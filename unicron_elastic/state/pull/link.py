@@ -13,10 +13,9 @@ import time
 
 from unicron_elastic.state.digest import PIECE_BYTES, SUM_BYTES, Checksum
 from unicron_elastic.state.layout import Layout
-from unicron_elastic.state.pull.memory import Landing
-from unicron_elastic.state.pull.process_memory import read_memory
+from unicron_elastic.state.pull.memory import Landing, read_memory
 from unicron_elastic.state.pull.server import F_GET_SEALS, LANES_MAX, SEALS
-from unicron_elastic.state.pull.sources import Address, Distance, Offer, is_local
+from unicron_elastic.state.pull.transfer import Address, Distance, Offer, is_local
 from unicron_elastic.state.pull.wire import LAYOUT_BYTES_MAX, Gone, Stream, WireError, greet_server, number, text
 
 CONNECT_S = 2.0

@@ -4,12 +4,133 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import threading
+from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from unicron_elastic.state.pull.chunks import Chunks, Run, Segment
+# Reads the memory of another process of this host, and lets others read that of this one.
+
+
+# From Linux's include/uapi/linux/prctl.h.
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
+_PARTS_MAX = 1024  # IOV_MAX
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Part(ctypes.Structure):
+    """The kernel's struct iovec."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("len", ctypes.c_size_t))
+
+
+def allow_readers() -> None:
+    """Lets processes of the same user read this one's memory where Yama allows it to descendants alone."""
+    _libc.prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)  # fails without Yama, where there is nothing to allow
+
+
+def read_memory(pid: int, parts: Sequence[tuple[int, memoryview]]) -> None:
+    """Copies memory of process ``pid``, from an address each, into writable views.
+
+    Raises PermissionError if the kernel does not allow it, ProcessLookupError if the process is gone, OSError else.
+    """
+    for start in range(0, len(parts), _PARTS_MAX):
+        _read(pid, parts[start : start + _PARTS_MAX])
+
+
+def _read(pid: int, parts: Sequence[tuple[int, memoryview]]) -> None:
+    """One call to the kernel, which takes up to ``_PARTS_MAX`` parts."""
+    count = len(parts)
+    local, remote = (_Part * count)(), (_Part * count)()
+    wanted = 0
+    for index, (address, view) in enumerate(parts):
+        local[index] = _Part(ctypes.addressof(ctypes.c_char.from_buffer(view)), len(view))
+        remote[index] = _Part(address, len(view))
+        wanted += len(view)
+    count_of = ctypes.c_ulong(count)
+    read = _libc.process_vm_readv
+    read.restype = ctypes.c_ssize_t
+    done = read(ctypes.c_int(pid), local, count_of, remote, count_of, ctypes.c_ulong(0))
+    if done < 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, os.strerror(errno))
+    if done != wanted:
+        raise OSError(f"only {done} of {wanted} bytes of process {pid} could be read")
+
+
+# How a state is cut into chunks: all tensors one after the other, each at a multiple of 64 bytes.
+#
+# So a chunk starts in a tensor at a multiple of 64 too, and the words that checksums are made of are aligned on both
+# sides. The bytes between two tensors are not sent, except in a chunk of many small tensors, which travels as one
+# block.
+
+
+CHUNK_BYTES = 8 * 1024 * 1024
+ALIGNMENT_BYTES = 64
+SEGMENTS_MAX = 64  # in a chunk that is sent tensor by tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a tensor in a chunk: ``bytes`` from ``start`` on, which stand at ``at`` in the chunk."""
+
+    tensor: int
+    start: int
+    at: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Bytes of a chunk that are sent in one piece, from ``at`` on."""
+
+    at: int
+    bytes: int
+
+
+class Chunks:
+    """The chunks of tensors with these sizes in bytes; all but the last have ``chunk_bytes``, a multiple of 64."""
+
+    def __init__(self, sizes: Sequence[int], chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.chunk_bytes = chunk_bytes
+        self._sizes = [size for size in sizes if size]
+        self._tensors = [number for number, size in enumerate(sizes) if size]  # one without elements is nowhere
+        self._starts: list[int] = []
+        end = 0
+        for size in self._sizes:
+            self._starts.append(-(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
+            end = self._starts[-1] + size
+        self.total_bytes = end
+        self.count = -(-end // chunk_bytes)
+
+    def bytes_of(self, chunk: int) -> int:
+        """The length of a chunk, with the bytes between tensors."""
+        return min(self.chunk_bytes, self.total_bytes - chunk * self.chunk_bytes)
+
+    def segments(self, chunk: int) -> list[Segment]:
+        """The parts of tensors in a chunk, in order."""
+        begin = chunk * self.chunk_bytes
+        end = begin + self.bytes_of(chunk)
+        found = []
+        place = max(0, bisect_right(self._starts, begin) - 1)
+        while place < len(self._starts) and self._starts[place] < end:
+            start = self._starts[place]
+            low, high = max(begin, start), min(end, start + self._sizes[place])
+            if low < high:
+                found.append(Segment(self._tensors[place], low - start, low - begin, high - low))
+            place += 1
+        return found
+
+    def runs(self, chunk: int, segments: Sequence[Segment]) -> list[Run]:
+        """What is sent of a chunk with these segments: each of them, or the whole as one block."""
+        if len(segments) > SEGMENTS_MAX:
+            return [Run(0, self.bytes_of(chunk))]
+        return [Run(segment.at, segment.bytes) for segment in segments]
 
 
 def view_of(address: int, size: int) -> memoryview:

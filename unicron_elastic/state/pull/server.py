@@ -19,10 +19,8 @@ import torch
 
 from unicron_elastic.state.digest import PIECE_BYTES, Checksum
 from unicron_elastic.state.layout import Layout, check_tensors
-from unicron_elastic.state.pull.chunks import Chunks
-from unicron_elastic.state.pull.memory import Block, TensorMemory
-from unicron_elastic.state.pull.process_memory import allow_readers
-from unicron_elastic.state.pull.sources import Address
+from unicron_elastic.state.pull.memory import Block, Chunks, TensorMemory, allow_readers
+from unicron_elastic.state.pull.transfer import Address
 from unicron_elastic.state.pull.wire import FRAME_BYTES_MAX, Gone, Stream, WireError, greet_client, number
 
 # What a state server does on one connection once the state is held: it answers for chunks, in one of three ways.

@@ -8,9 +8,137 @@ chunk is accepted once; the transfer ends as soon as all are, or when no source 
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
 
-from unicron_elastic.state.pull.sources import Distance, is_local, stripe
+# Which of several held states is taken, when the sources do not hold the same.
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a source holds: the state of a step, the digest of its layout, and its size in bytes."""
+
+    step: int
+    digest: str
+    bytes: int
+
+
+def choose(offers: Mapping[int, Offer], step: int | None) -> Offer | None:
+    """The state to take: of ``step``, or of the newest one; of several the one that most sources hold.
+
+    ``offers``: by source, a nearer one having a smaller number, which decides between equals. None if there is none.
+    """
+    wanted = max((offer.step for offer in offers.values()), default=None) if step is None else step
+    fitting = [offers[source] for source in sorted(offers) if offers[source].step == wanted]
+    votes = Counter(fitting)
+    return max(fitting, key=lambda offer: (votes[offer], -fitting.index(offer)), default=None)
+
+
+def why_not(offer: Offer, chosen: Offer | None, step: int | None = None) -> str:
+    """Why a source that offers this is left out, as what it does; empty if it is not."""
+    wanted = step if chosen is None else chosen.step
+    if offer.step != wanted:
+        return f"holds the state of step {offer.step}, not of step {wanted}"
+    return "" if offer == chosen else "holds a state of another layout"
+
+
+# Who is near: the order in which the sources of a state are asked, and the parts with which each begins.
+
+
+TEXT_CHARACTERS_MAX = 300
+KINDS = ("replica", "snapshot")
+
+
+class Distance(IntEnum):
+    """How far away a source is, from near to far."""
+
+    SAME_HOST = 0  # a live replica whose memory can be read
+    SNAPSHOT = 1  # what this host's agent keeps in memory
+    SAME_RACK = 2
+    OTHER_HOST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a source is and how it is reached.
+
+    ``boot_id`` is the kernel's, so that equal host names of two machines are not taken for one. ``unix`` is an abstract
+    name. ``rack`` is the operator's label, empty if there is none. ``kind`` is "replica" or "snapshot".
+    """
+
+    host: str
+    boot_id: str
+    pid: int
+    tcp: tuple[str, int]
+    unix: str
+    rack: str = ""
+    kind: str = "replica"
+
+    @property
+    def name(self) -> str:
+        """What the source is called in messages."""
+        return f"{self.host} (process {self.pid})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The address as values that JSON has."""
+        return {
+            "host": self.host, "boot_id": self.boot_id, "pid": self.pid, "tcp": list(self.tcp), "unix": self.unix,
+            "rack": self.rack, "kind": self.kind,
+        }  # fmt: skip
+
+    @classmethod
+    def parse(cls, told: Mapping[str, Any]) -> Address:
+        """The address in ``told``. Raises ValueError that names what is wrong with it."""
+        if not isinstance(told, Mapping):
+            raise ValueError("the address of a state server is a JSON object")
+        texts = {name: told.get(name) for name in ("host", "boot_id", "unix", "rack", "kind")}
+        for name, text in texts.items():
+            if not isinstance(text, str) or len(text) > TEXT_CHARACTERS_MAX or "\0" in text:
+                raise ValueError(f"the address of a state server needs {name}, a text of up to {TEXT_CHARACTERS_MAX}")
+        pid, tcp = told.get("pid"), told.get("tcp")
+        if type(pid) is not int or not 0 < pid < 2**31:
+            raise ValueError("the address of a state server needs pid, the number of a process")
+        if not isinstance(tcp, list | tuple) or len(tcp) != 2 or not isinstance(tcp[0], str):
+            raise ValueError("the address of a state server needs tcp, a list of a host and a port")
+        if type(tcp[1]) is not int or not 0 < tcp[1] < 65536 or not 0 < len(tcp[0]) <= TEXT_CHARACTERS_MAX:
+            raise ValueError("the address of a state server needs a port from 1 to 65535 and a host in tcp")
+        if texts["kind"] not in KINDS:
+            raise ValueError(f"the kind of a state server is one of {', '.join(KINDS)}")
+        return cls(pid=pid, tcp=(tcp[0], tcp[1]), **texts)  # type: ignore[arg-type]  # texts were checked
+
+
+def distance(own: Address, other: Address) -> Distance:
+    """How far ``other`` is from ``own``."""
+    if (own.host, own.boot_id) == (other.host, other.boot_id):
+        return Distance.SNAPSHOT if other.kind == "snapshot" else Distance.SAME_HOST
+    return Distance.SAME_RACK if own.rack and own.rack == other.rack else Distance.OTHER_HOST
+
+
+def is_local(far: Distance) -> bool:
+    """Whether what is this far away shares this host's memory."""
+    return far <= Distance.SNAPSHOT
+
+
+def nearest_first(own: Address, others: Sequence[Address]) -> list[int]:
+    """The places of ``others`` in the order in which they are asked; equally near ones keep their order."""
+    return sorted(range(len(others)), key=lambda index: distance(own, others[index]))
+
+
+def stripe(total: int, sources: int) -> list[range]:
+    """Parts of ``range(total)`` that are as equal as can be, one for each source, the larger ones first.
+
+    Raises ValueError without sources.
+    """
+    if sources < 1 or total < 0:
+        raise ValueError(f"{total} chunks cannot be dealt to {sources} sources; there must be one at least")
+    size, larger = divmod(total, sources)
+    ends = [index * size + min(index, larger) for index in range(sources + 1)]
+    return [range(*pair) for pair in itertools.pairwise(ends)]
+
 
 SERVING_MAX = 4  # sources that send at the same time; the others wait in reserve
 WRONG_MAX = 3  # chunks with a wrong checksum until a source is no longer asked

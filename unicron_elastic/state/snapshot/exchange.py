@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from unicron_elastic.state.layout import flatten
 from unicron_elastic.state.pull.server import Held, NotAtRest, StateServer
-from unicron_elastic.state.pull.sources import Address
+from unicron_elastic.state.pull.transfer import Address
 from unicron_elastic.state.snapshot.file import Header, SnapshotFile
 from unicron_elastic.state.snapshot.offers import Remote, pull_into
 

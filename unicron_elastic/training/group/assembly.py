@@ -14,11 +14,9 @@ from torch import Tensor
 from torch.distributed import Work
 
 from unicron_elastic.base.world import World
-from unicron_elastic.training.group.agreement import Agreement, Said, agree
-from unicron_elastic.training.group.interruptible_init import Superseded
 from unicron_elastic.training.group.membership import Membership
-from unicron_elastic.training.group.regroup import Meeting, MissingError
-from unicron_elastic.training.group.speech import MismatchError, read, written
+from unicron_elastic.training.group.regroup import Meeting, MissingError, Superseded
+from unicron_elastic.training.group.speech import Agreement, MismatchError, Said, agree, read, written
 from unicron_elastic.training.step.collective import AbandonedError, Waiter, keep_for_ever
 from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.worker.phases import phase

@@ -15,8 +15,7 @@ from unicron_elastic.worker.rank_monitor.data import (
     SectionTimeouts,
     WorkloadControlRequest,
 )
-from unicron_elastic.worker.rank_monitor.measured import Measured
-from unicron_elastic.worker.rank_monitor.sections import Sections
+from unicron_elastic.worker.rank_monitor.sections import Measured, Sections
 
 # NVIDIA's Lightning callback insists on finding just these in the configuration. No limit: detection has its own.
 _EXPECTED_SECTIONS = {"setup": None, "step": None, "checkpointing": None}

@@ -15,12 +15,11 @@ from typing import TypeVar
 from unicron_elastic.worker import recorder
 from unicron_elastic.worker.channel import ChannelClosed, Control
 from unicron_elastic.worker.collectives import watch_groups
-from unicron_elastic.worker.exceptions import propagate
+from unicron_elastic.worker.exceptions import offer_stacks, propagate
 from unicron_elastic.worker.phases import announce_phases
 from unicron_elastic.worker.pulse import Pulse, count_steps
 from unicron_elastic.worker.rank_monitor.finder import offer_rank_monitor
 from unicron_elastic.worker.recorder import answer_questions
-from unicron_elastic.worker.stacks import offer_stacks
 from unicron_elastic.worker.start.late import show_hidden
 from unicron_elastic.worker.worlds import offer
 

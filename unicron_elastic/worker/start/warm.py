@@ -22,8 +22,14 @@ from typing import Any, NoReturn
 
 from unicron_elastic.compat.loaded import forbids_cuda
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
-from unicron_elastic.worker.linux import MARK, die_with_parent, set_thread_name, show_mark
-from unicron_elastic.worker.signals import ignore_instead, ignored_signals
+from unicron_elastic.worker.linux import (
+    MARK,
+    die_with_parent,
+    ignore_instead,
+    ignored_signals,
+    set_thread_name,
+    show_mark,
+)
 from unicron_elastic.worker.start.late import hidden_modules, hold_back, script_folder
 
 PRELOAD = "UNICRON_PRELOAD"
