@@ -168,9 +168,9 @@ def test_a_worker_that_ends_meanwhile_is_no_obstacle(start: Start) -> None:
         "os.close(fd)",
         "os.dup2(os.open('/dev/null', os.O_RDONLY), fd)",
         "os.dup2(os.open(os.environ['PATH'] + '/unicron-stacks', os.O_RDWR | os.O_CREAT), fd)",
-        "import faulthandler; from unicron_elastic.worker.exceptions import STACK_SIGNAL as s; faulthandler.unregister(s)",
-        "import signal; from unicron_elastic.worker.exceptions import STACK_SIGNAL as s; signal.signal(s, signal.SIG_DFL)",
-        "import signal; from unicron_elastic.worker.exceptions import STACK_SIGNAL as s; signal.signal(s, signal.SIG_IGN)",
+        "import faulthandler as f; from unicron_elastic.worker.exceptions import STACK_SIGNAL as s; f.unregister(s)",
+        "import signal as g; from unicron_elastic.worker.exceptions import STACK_SIGNAL as s; g.signal(s, g.SIG_DFL)",
+        "import signal as g; from unicron_elastic.worker.exceptions import STACK_SIGNAL as s; g.signal(s, g.SIG_IGN)",
     ],
 )
 def test_a_script_that_takes_our_file_or_handler_away_is_not_signalled(start: Start, closing: str) -> None:

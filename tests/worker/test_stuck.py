@@ -53,7 +53,7 @@ def test_who_waits_in_our_own_collectives_is_stuck() -> None:
 
 SCRIPT = """
 import sys, time
-from unicron_elastic.worker import stuck
+from unicron_elastic.worker import collectives as stuck
 stuck.STUCK_S, stuck.LOOK_S = 0.5, 0.05
 code = compile("import time\\ndef wait(seconds):\\n    time.sleep(seconds)\\n", sys.argv[1], "exec")
 names = {}
