@@ -52,8 +52,10 @@ def may_be_refused(case: Case) -> bool:
 
 
 def tolerance(case: Case) -> float:
-    """Of what is not computed in the same order."""
-    return NARROW_TOLERANCE if NARROW & set(case.blocks) else TOLERANCE
+    """Of what is not computed in the same order. Rprop goes by signs: one that is rounded otherwise is another run."""
+    if not NARROW & set(case.blocks):
+        return TOLERANCE
+    return math.inf if case.optimizer == "rprop" else NARROW_TOLERANCE
 
 
 # -- the parts of a verdict -------------------------------------------------------------------------------------------

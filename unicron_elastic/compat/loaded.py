@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 C10D = "torch.distributed.distributed_c10d"
-DYNAMO = "torch._dynamo"  # its first import depends on when it happens: see worker/late.py
+DYNAMO = "torch._dynamo"  # its first import depends on when it happens: see worker/start/late.py
 
 _C10D_IN_C = "torch._C._distributed_c10d"
 _RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")  # torch/distributed/debug/_debug_handlers.py
