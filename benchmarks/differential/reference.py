@@ -107,6 +107,7 @@ def _train(
         options |= {"reproducible": case.reproducible, "snapshot_every": case.snapshot_every, "witness": _Nothing()}
     run = kind(**options)
     Script(case, parts, run, _Notes(came, lambda: flat(parts)), folder, reference=reference).main()
+    run.wait_saved()  # for the process ends without what Python does at its end
     came.final = flat(parts)
 
 
