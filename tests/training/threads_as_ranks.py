@@ -131,7 +131,7 @@ class Rank:
         return self.world is not None and self.job.newest.breaks(self.world)
 
     def is_over(self) -> bool:
-        return bool(self.job.ended)
+        return self.job.newest.over > 0
 
     def has_parted(self, number: int) -> bool:
         return self.job.newest.parted >= number > 0
@@ -341,8 +341,13 @@ class Job:
                 self.changed.notify_all()
 
     def end_well(self, rank: Rank) -> None:
-        """As the agent: who has not come before the others made their last step is not needed any more."""
+        """As the agent: who has not come before the others made their last step is not needed any more.
+
+        The next world says that some have ended: who waits for them in this one hears of it.
+        """
         with self.changed:
+            if not self.ended and (parted_in := self.parted_in.get(rank.name)):
+                self.newest = self.newest.after(store="h:1", reason="", over=parted_in)
             self.ended.add(rank.name)
             known = {member.name for member in rank.world.members} if rank.world is not None else set()
             self.dead |= {each.name for each in self.ranks} - known - self.ended
