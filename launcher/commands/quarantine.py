@@ -15,7 +15,7 @@ import typer
 
 from unicron_elastic.base.quarantine import Quarantined, active, check_node, is_active, sentence
 from unicron_elastic.base.text import one_line, shorten
-from unicron_elastic.launcher.agent.core import isolation as quarantine
+from unicron_elastic.launcher.agent.core import isolation
 from unicron_elastic.launcher.agent.core.isolation import QuarantineFileError
 from unicron_elastic.launcher.config.answers import (
     BAD_USAGE,
@@ -80,7 +80,7 @@ def add_command(
     until = None if duration is None else now + duration_s(duration)
     entry = Quarantined(node=node, reason=reason, since=now, until=until, by=operator())
     try:
-        entry = quarantine.add(_path(file), entry, say)
+        entry = isolation.add(_path(file), entry, say)
     except QuarantineFileError as error:
         fail(BAD_USAGE, f"{error}.")
     show(sentence(entry, now, local_time))
@@ -97,7 +97,7 @@ def lift_command(
     absent = []
     for node in dict.fromkeys(nodes):
         try:
-            was_there = quarantine.lift(_path(file), node, say)
+            was_there = isolation.lift(_path(file), node, say)
         except QuarantineFileError as error:
             fail(BAD_USAGE, f"{error}.")
         if was_there:
@@ -133,12 +133,12 @@ def _wrapped(text: str, width: int | None) -> list[str]:
 
 
 def _path(file: Path | None) -> Path:
-    return quarantine.default_path() if file is None else file
+    return isolation.default_path() if file is None else file
 
 
 def _read(path: Path) -> Iterable[Quarantined]:
     try:
-        return quarantine.read(path)
+        return isolation.read(path)
     except QuarantineFileError as error:
         fail(BAD_USAGE, f"{error}.")
 

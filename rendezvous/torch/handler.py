@@ -43,7 +43,7 @@ from unicron_elastic.membership.rounds import (
 )
 from unicron_elastic.metrics.samples import Sample
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
-from unicron_elastic.rendezvous.job import rounds as round_store
+from unicron_elastic.rendezvous.job import rounds
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.job.rounds import RoundListener, RoundStoreError, RoundWatch
 from unicron_elastic.rendezvous.records.cluster import JobSpec, spec_text
@@ -550,7 +550,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         """The round's store and where the workers' is, once all have come; None if one of them is lost before."""
         key = self._keys.store(found.number)
         if found.places[0].node_id == self._member.node_id:
-            store = round_store.host(self._address, STORE_TIMEOUT_S)
+            store = rounds.host(self._address, STORE_TIMEOUT_S)
             self._presence.say(key, f"{self._address}:{store.port}")
             self._hosted.append(key)
             while len(self._hosted) > _HOSTED_KEPT:  # nobody comes to those rounds any more, and a job may live long
@@ -564,16 +564,16 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
                 self._presence.wait(_LOOK_S, changes)
                 changes = self._presence.changes
             try:
-                store, host, port = round_store.visit(address, STORE_TIMEOUT_S)
+                store, host, port = rounds.visit(address, STORE_TIMEOUT_S)
             except ValueError as error:
                 raise RendezvousConnectionError(f"{key} {error}") from None
             where = RendezvousStoreInfo(host, port)
-        if not round_store.arrive(store, len(found.places), lambda: self._is_off(found)):
+        if not rounds.arrive(store, len(found.places), lambda: self._is_off(found)):
             return None
         if not self.use_agent_store:
             rank = found.rank_of(self._member.node_id)
             assert rank is not None
-            where = round_store.place_for_workers(store, rank, self._address)
+            where = rounds.place_for_workers(store, rank, self._address)
         return store, where
 
     def _is_off(self, found: Round) -> bool:

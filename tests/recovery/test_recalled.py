@@ -331,3 +331,14 @@ def test_a_fault_of_a_peer_counts_also_while_a_node_leaves() -> None:
     job.peer_failed()
     start = only(job.terminated(0, 1), StartWorkers)
     assert (start.restarts_used, start.reason) == (1, PEERS_FAULT)
+
+
+def test_a_node_found_broken_before_its_leave_is_granted_is_isolated_all_the_same() -> None:
+    job = started(max_restarts=1)
+    only(recalled(job), AskToLeave)
+    only(job.finds(reason=FELL_OFF), StopWorkers)
+    job.may_leave()  # as it was asked before the finding
+    told = job.terminated(0, 1)
+    assert only(told, LeaveJob).reason.startswith(FELL_OFF)
+    assert only(told, RecordIncident).incident.action == "isolate"
+    assert job.state.phase is Phase.FINISHED

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unicron_elastic.recovery import node as isolating
+from unicron_elastic.recovery import node
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     AwaitStep,
@@ -71,14 +71,14 @@ def answered(state: JobState, event: LeaveAnswered) -> tuple[JobState, list[Comm
         return state, []
     departure = recall.departure
     if event.why_not and departure is not None:
-        return isolating.must_stay(state, departure, event.why_not)
+        return node.must_stay(state, departure, event.why_not)
     if event.why_not:
         return _stay(state, event.why_not, event.at)
     patience_s = LEFT_OUT_WITHIN_S if is_in_place(state) else STOP_AFTER_S
     recall = replace(recall, stage=RecallStage.LEAVES, act_at=event.at + patience_s)
     state, said = replace(state, recall=recall), list[Command]([Tell(reason=f"{recall.reason} {LEAVES_IT_GOES_ON}")])
     if departure is not None:
-        state, said = isolating.leave_alone(state, departure, event.at)
+        state, said = node.leave_alone(state, departure, event.at)
     if is_left_out(state):  # its workers are newcomers, whom nobody misses
         state, commands = end_workers(state, event.at)
         return state, [*said, *commands]
@@ -111,11 +111,13 @@ def end_workers(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     return stop(state, at, f"{recall.reason} Its workers end.")
 
 
-def left(state: JobState) -> tuple[JobState, list[Command]]:
+def left(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     """What is done when the workers of a node that leaves have ended."""
     assert state.recall is not None
     if state.recall.departure is not None:
-        return isolating.has_left_alone(state, state.recall.departure)
+        return node.has_left_alone(state, state.recall.departure)
+    if state.leaving is not None:
+        return node.has_left_broken(state, at)
     reason, is_drained = f"{state.recall.reason} It has left the job.", state.recall.is_drained
     incident, commands = state.incident, list[Command]()
     if incident is not None and incident.action:  # else it is what its workers failed of because it leaves

@@ -12,10 +12,7 @@ from dataclasses import replace
 
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.base.world import World
-from unicron_elastic.recovery import departure as recalled
-from unicron_elastic.recovery import node_loss as taken_for_lost
-from unicron_elastic.recovery import storms
-from unicron_elastic.recovery import worker_loss as ending
+from unicron_elastic.recovery import departure, node_loss, storms, worker_loss
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -78,7 +75,7 @@ def about_world(state: JobState, event: AboutWorld) -> tuple[JobState, list[Comm
         case MemberWentOn():
             return _went_on(state, worker, event)
         case MemberParted():
-            return ending.parted(state, worker, event)
+            return worker_loss.parted(state, worker, event)
 
 
 def _entered(state: JobState, worker: Worker, at: float) -> tuple[JobState, list[Command]]:
@@ -150,14 +147,14 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
     state = replace(state, world=event.world, restarts_used=used, came_late=state.came_late or came_late)
     if before is None or event.world.breaks(before):
         state = replace(state, unbroken_since=event.world.number, broke=None)
-    if recalled.is_left_out(state):
-        return recalled.end_workers(state, event.at)
-    if taken_for_lost.is_left_out(state, before):
-        return taken_for_lost.begin_anew(state, event.at)
+    if departure.is_left_out(state):
+        return departure.end_workers(state, event.at)
+    if node_loss.is_left_out(state, before):
+        return node_loss.begin_anew(state, event.at)
     told: list[Command] = []
     late: list[Command] = []
     for worker in state.running:
-        if event.world.over and ending.is_unneeded(state, worker):
+        if event.world.over and worker_loss.is_unneeded(state, worker):
             continue
         is_in = event.world.rank_of(name_of(state, worker)) is not None
         if is_in and worker.part is Part.PARTED and worker.parted_in:
@@ -170,9 +167,9 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
             state, more = _came_late(state, worker)
             late += more
     if event.world.over:  # who has not made its last step hears of it and meets nobody
-        state, ended = ending.end_newcomers(state)
+        state, ended = worker_loss.end_newcomers(state)
         return state, [*told, *ended]
-    left_out = [*ending.left_to_the_others(state, before), *_without_the_gone(state, event.world)]
+    left_out = [*worker_loss.left_to_the_others(state, before), *_without_the_gone(state, event.world)]
     return state, [*told, *late, *left_out, *_without_the_ended(state, event.world)]
 
 

@@ -17,12 +17,7 @@ from dataclasses import replace
 
 from unicron_elastic.faults import Failure, Fault, RootCause, Severity, classify, root_cause
 from unicron_elastic.recovery import departure as recalled
-from unicron_elastic.recovery import in_place, joins, storms
-from unicron_elastic.recovery import node as isolating
-from unicron_elastic.recovery import node_loss as lost_nodes
-from unicron_elastic.recovery import node_loss as taken_for_lost
-from unicron_elastic.recovery import worker_loss as ending
-from unicron_elastic.recovery import worker_loss as losses
+from unicron_elastic.recovery import in_place, joins, node, node_loss, storms, worker_loss
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     Command,
@@ -149,7 +144,7 @@ def _is_too_late(state: JobState, event: Event) -> bool:
 
 def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, list[Command]]:
     workers = tuple(Worker(local_rank=w.local_rank, rank=w.rank, pid=w.pid) for w in event.workers)
-    opened = None if state.incident is None else losses.begun_again(state.incident, state.summons)
+    opened = None if state.incident is None else worker_loss.begun_again(state.incident, state.summons)
     state = replace(
         state,
         phase=Phase.RUNNING,
@@ -220,9 +215,9 @@ def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list
     state = state.with_worker(replace(worker, exit_code=event.exit_code, step=step))
     commands: list[Command] = []
     if worker.is_lost and state.phase is Phase.RUNNING:
-        state, commands = losses.lost_ended(state, worker, event)
+        state, commands = worker_loss.lost_ended(state, worker, event)
     elif event.exit_code == 0 and state.phase is Phase.RUNNING:
-        state, commands = ending.member_ended(state, worker)
+        state, commands = worker_loss.member_ended(state, worker)
     elif any(f.failure.local_rank == worker.local_rank for f in state.faults):
         state = _add_exit_code(state, worker.local_rank, event.exit_code)
     elif event.exit_code != 0 and not _was_forgiven(state, worker) and _is_fault(state.phase, worker, event):
@@ -301,14 +296,14 @@ def _fault_noticed(
         return recalled.end_workers(state, at) if state.phase is Phase.RUNNING else (state, [])
     if state.is_left_out:  # nobody waits for these workers any more
         return state, []
-    gone_on = losses.go_on(state, fault, at, method)
+    gone_on = worker_loss.go_on(state, fault, at, method)
     if gone_on is not None:
         return gone_on
     join = state.join
     if state.phase is Phase.RUNNING and join is not None and join.at is not None and fault.is_consequence:
         # Another node has stopped for those who wait a moment before this one.
         return summon(state, at, joins.reason_to_begin_again(join), counts=False)
-    if (following := lost_nodes.follows(state, fault)) is not None:
+    if (following := node_loss.follows(state, fault)) is not None:
         return following, []
     is_first = not state.faults
     state = replace(state, faults=(*state.faults, fault))
@@ -332,17 +327,17 @@ def _end_storm(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     fault = storms.overrun(state, at)
     if fault is None:
         return state, []
-    if isolating.why_not_ask(state, losses.why_not_in_place(state, -1)):
-        return _fault_noticed(state, fault, at, isolating.SUPERVISION)
+    if node.why_not_ask(state, worker_loss.why_not_in_place(state, -1)):
+        return _fault_noticed(state, fault, at, node.SUPERVISION)
     cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
     stays = Verdict(restart=True, restarts_used=state.restarts_used, reason="")
     rung = Rung(severity=Severity.SEV1, reason=fault.reason)
-    return isolating.ask_to_leave(state, cause, rung, stays, otherwise=fault)
+    return node.ask_to_leave(state, cause, rung, stays, otherwise=fault)
 
 
 def _begin_again_at_the_end(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     """Has all begin again if some end whose training others, that were lost after it, had not ended."""
-    reason = ending.why_not_over(state)
+    reason = worker_loss.why_not_over(state)
     if not reason:
         return state, []
     state, commands = summon(state, at, reason, counts=True)
@@ -352,18 +347,18 @@ def _begin_again_at_the_end(state: JobState, at: float) -> tuple[JobState, list[
 def _about_peers(
     state: JobState, event: PeerFailed | NodesLost | TakenForLost | NodesDepart
 ) -> tuple[JobState, list[Command]]:
-    if isinstance(event, TakenForLost) and taken_for_lost.do_others_go_on(state):
-        return taken_for_lost.begin_anew(state, event.at, event.reason)
+    if isinstance(event, TakenForLost) and node_loss.do_others_go_on(state):
+        return node_loss.begin_anew(state, event.at, event.reason)
     if isinstance(event, NodesLost | NodesDepart):
         state = replace(state, gone=state.gone | set(event.nodes))
     if isinstance(event, NodesDepart):
-        why_not = losses.why_not_in_place(state, -len(event.nodes))
+        why_not = worker_loss.why_not_in_place(state, -len(event.nodes))
         gone_on = None if why_not else recalled.go_on_without(state, event)
         return gone_on or joins.node_departs(state, event)
-    gone_on = losses.go_on_without(state, event) if isinstance(event, NodesLost) else None
+    gone_on = worker_loss.go_on_without(state, event) if isinstance(event, NodesLost) else None
     if gone_on is not None:
         return gone_on
-    state, commands = lost_nodes.booked(state, event) if isinstance(event, NodesLost) else (state, [])
+    state, commands = node_loss.booked(state, event) if isinstance(event, NodesLost) else (state, [])
     state, stopping = summon(state, event.at, event.reason, counts=True)
     return state, [*stopping, *commands]
 
@@ -396,7 +391,7 @@ def _leave_answered(state: JobState, event: LeaveAnswered) -> tuple[JobState, li
     state, commands = recalled.answered(state, event)
     if not event.why_not or asked is None or asked.otherwise is None:
         return state, commands
-    state, more = _fault_noticed(state, asked.otherwise, event.at, isolating.SUPERVISION)
+    state, more = _fault_noticed(state, asked.otherwise, event.at, node.SUPERVISION)
     return state, commands + more
 
 
@@ -461,14 +456,14 @@ def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Com
 
 
 def _while_running(state: JobState, at: float) -> tuple[JobState, list[Command]]:
-    state, commands = losses.replace_if_due(state, at)
-    state, more = losses.end_lost(state, at)
+    state, commands = worker_loss.replace_if_due(state, at)
+    state, more = worker_loss.end_lost(state, at)
     commands += more
-    fault = losses.cause_of_breaks(state, at)
+    fault = worker_loss.cause_of_breaks(state, at)
     if fault is not None:
-        state, more = _fault_noticed(replace(state, broke=None), fault, at, losses.BROKE_METHOD)
+        state, more = _fault_noticed(replace(state, broke=None), fault, at, worker_loss.BROKE_METHOD)
         return state, commands + more
-    for due in (losses.reattempt_if_due, _act_if_due):
+    for due in (worker_loss.reattempt_if_due, _act_if_due):
         state, more = due(state, at)
         commands += more
     return state, commands
@@ -477,9 +472,9 @@ def _while_running(state: JobState, at: float) -> tuple[JobState, list[Command]]
 def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     state = replace(state, kill_at=None, teardown_at=None, hang=None, broke=None, replace_at=None)
     if state.leaves:
-        return recalled.left(state)
-    if state.phase is Phase.RUNNING and losses.is_nobody_left(state):
-        return losses.begin_again(state)
+        return recalled.left(state, at)
+    if state.phase is Phase.RUNNING and worker_loss.is_nobody_left(state):
+        return worker_loss.begin_again(state)
     if state.phase is Phase.RUNNING:
         return replace(state, phase=Phase.FINISHED), [FinishJob(reason="All workers of this node ended well.")]
     used = restarts_after_progress(state.policy, state.restarts_used, (w.step for w in state.workers))
@@ -492,18 +487,18 @@ def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
         return replace(state, phase=Phase.IDLE), [StartWorkers(restarts_used=used, reason=state.summons)]
     none_left = why_none_left(state.policy, used)
     if none_left is not None:
-        state, recorded = lost_nodes.ended(state, at, "fail", none_left)
+        state, recorded = node_loss.ended(state, at, "fail", none_left)
         fails = FailJob(cause=None, reason=f"{state.summons} {none_left}")
         return replace(state, phase=Phase.FINISHED), [*recorded, fails]
     decision = f"Restart {used + 1} of {state.policy.max_restarts}."
-    state, recorded = lost_nodes.ended(state, at, "restart", decision)
+    state, recorded = node_loss.ended(state, at, "restart", decision)
     starts = StartWorkers(restarts_used=used + 1, reason=state.summons)
     return replace(state, phase=Phase.IDLE), [*recorded, starts]
 
 
 def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     cause = explained(root_cause(state.faults), state.findings)
-    is_known = losses.is_being_answered(state, cause.fault)
+    is_known = worker_loss.is_being_answered(state, cause.fault)
     repeats = state.repeats if is_known else count_repeats(state.repeats, cause)
     verdict = judge(state.policy, state.restarts_used - is_known, repeats, tuple(f.failure for f in state.faults))
     departure = None
@@ -536,7 +531,7 @@ def _first_step_done(state: JobState, event: FirstStepDone) -> tuple[JobState, l
     state = storms.stepped(state.with_worker(replace(worker, has_stepped=True)), worker.local_rank)
     if state.incident is None or not all(w.has_stepped for w in state.running):
         return state, []
-    if losses.tells_itself(state.incident):
+    if worker_loss.tells_itself(state.incident):
         return state, []
     incident = replace(state.incident, first_step_at=event.at)
     return replace(state, incident=None), [RecordIncident(incident=incident)]

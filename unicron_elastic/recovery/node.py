@@ -91,6 +91,12 @@ def left(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     return state, [AskToLeave(reason=incident.reason)]
 
 
+def has_left_broken(state: JobState, at: float) -> tuple[JobState, list[Command]]:
+    """Take this node, which was found broken on its way out of the job, to quarantine: the others have let it go."""
+    state, _asks = left(state, at)
+    return leave_answered(replace(state, recall=None), LeaveAnswered(at=at, why_not=""))
+
+
 def leave_answered(state: JobState, event: LeaveAnswered) -> tuple[JobState, list[Command]]:
     """Leaves, or restarts here if the job cannot spare this node any more."""
     departure, incident = state.departure, state.incident
@@ -270,5 +276,5 @@ def leave_alone(state: JobState, departure: Departure, at: float) -> tuple[JobSt
 
 def has_left_alone(state: JobState, departure: Departure) -> tuple[JobState, list[Command]]:
     """Take this node out of the job: its workers have ended."""
-    state = replace(state, phase=Phase.FINISHED, incident=None, recall=None)
+    state = replace(state, phase=Phase.FINISHED, incident=None, recall=None, leaving=None)
     return state, [leave_job(departure, f"{departure.reason} It has left the job.")]

@@ -12,8 +12,7 @@ from unicron_elastic.base.incident import Incident
 from unicron_elastic.base.world import World
 from unicron_elastic.faults import Fault, RootCause, Severity, classify, signature
 from unicron_elastic.planning.model.configured import why_begin_again
-from unicron_elastic.recovery import node as isolating
-from unicron_elastic.recovery import storms
+from unicron_elastic.recovery import node, storms
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -160,7 +159,7 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     attempts, rung = climb(state.attempts, fault, at, state.policy)
     if not verdict.restart:
         return None
-    why_stay = isolating.why_not_ask(state, why_not_in_place(state, -1)) if rung.severity is Severity.SEV1 else ""
+    why_stay = node.why_not_ask(state, why_not_in_place(state, -1)) if rung.severity is Severity.SEV1 else ""
     decision = f"{_who_goes_on(state, lost)} {verdict.reason}"
     if why_stay:
         decision = " ".join(filter(None, (decision, rung.reason, f"The node stays: {why_stay}")))
@@ -171,7 +170,7 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     state = replace(hang_after(state, lost), answered=(signature(fault.failure), fault.failure.step))
     if rung.severity is not Severity.SEV1 or why_stay:
         return state, [*commands, *booked]
-    state, asks = isolating.ask_to_leave(state, cause, rung, verdict)
+    state, asks = node.ask_to_leave(state, cause, rung, verdict)
     return state, [*commands, *booked, *asks]
 
 
