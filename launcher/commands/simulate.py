@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unicron_elastic.launcher.config.answers import BAD_USAGE, fail, say
+from unicron_elastic.launcher.config.answers import BAD_USAGE, fail
 
 if TYPE_CHECKING:
     from unicron_elastic.simulation.model.accounting import StudyResult
     from unicron_elastic.simulation.model.scenario import Scenario
-
-
-FORMATS = ("png", "svg")
 
 
 def simulate(
@@ -53,9 +50,6 @@ def simulate(
     as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all results as JSON.")] = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a line for each policy and seed.")] = None,
     incidents: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every incident as CSV.")] = None,
-    plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw figures into this folder (needs matplotlib).")
-    ] = None,
     processes: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="So many processes at once; by default one for each core.")
     ] = None,
@@ -81,12 +75,8 @@ def simulate(
     _show(found, baseline)
     try:
         _write(found, baseline, as_json, csv, incidents)
-        if plots is not None:
-            _draw(found, scenario, first_seed, plots)
     except OSError as error:
         fail(BAD_USAGE, _sentence(error))
-    except (ImportError, ValueError) as error:
-        fail(BAD_USAGE, str(error))
 
 
 def _policies(text: str) -> list[str]:
@@ -191,13 +181,6 @@ def _write(
             texts = [text_of(each) for each in found]
             # One head for all: a row says of which study it is.
             path.write_text(texts[0] + "".join(text.split("\n", 1)[1] for text in texts[1:]), encoding="utf-8")
-
-
-def _draw(found: Sequence[StudyResult], scenario: Scenario, seed: int, folder: Path) -> None:
-    from unicron_elastic.simulation.study.plots import draw
-
-    for path in draw(found, folder, FORMATS, histories={scenario.name: scenario.history(seed)}):
-        say(f"{path} is drawn.")
 
 
 def _sentence(error: Exception) -> str:

@@ -17,7 +17,6 @@ from unicron_elastic.simulation.history.events import (
     NodeJoins,
     NodeLeaves,
 )
-from unicron_elastic.simulation.study.plots import healthy_nodes
 
 
 def history(*events: Event, nodes: int = 4, absent: frozenset[int] = frozenset()) -> History:
@@ -91,17 +90,3 @@ def test_measured_phases_add_up_if_all_are_known() -> None:
     phases = {"noticed_s": 0.5, "stopped_s": 0.25, "regrouped_s": 1.0, "first_step_s": 2.0}
     assert Measured(job="j", host="h", action="restart", **phases).total_s == 3.75
     assert Measured(job="j", host="h", action="restart", **{**phases, "first_step_s": None}).total_s is None
-
-
-def test_healthy_nodes_are_counted_over_time() -> None:
-    made = history(
-        NodeJoins(at_s=10.0, node=3),
-        fault(20.0, 0, repair_s=30.0),  # away from 20 to 50
-        fault(20.0, 1, repair_s=None),  # for good
-        fault(30.0, 2, Status.TASK_HANG),  # takes no node away
-        NodeLeaves(at_s=40.0, node=0),  # while it is under repair
-        NodeJoins(at_s=60.0, node=0),
-        fault(90.0, 2, repair_s=30.0),  # beyond the end
-        absent=frozenset({3}),
-    )
-    assert healthy_nodes(made) == [(0.0, 3), (10.0, 4), (20.0, 2), (60.0, 3), (90.0, 2)]

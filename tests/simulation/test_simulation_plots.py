@@ -10,9 +10,14 @@ from xml.etree import ElementTree
 import pytest
 from made_studies import seed_result, study
 
+from unicron_elastic.faults import Status
+from unicron_elastic.simulation.history.events import Fault, History, NodeJoins, NodeLeaves
 from unicron_elastic.simulation.history.generate import generate
 from unicron_elastic.simulation.model.accounting import PolicyResult
-from unicron_elastic.simulation.study.plots import Point, draw, sensitivities
+
+sys.path.append(str(Path(__file__).parent.parent.parent / "benchmarks"))
+from simulation_plots import Point, draw, healthy_nodes, sensitivities
+
 from unicron_elastic.simulation.study.summary import summarise
 
 needs_matplotlib = pytest.mark.skipif(
@@ -72,7 +77,7 @@ def test_a_format_that_is_not_known_is_refused(tmp_path: Path) -> None:
 
 def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"figures need matplotlib: pip install 'unicron-elastic\[plots\]'"):
+    with pytest.raises(ValueError, match=r"figures need matplotlib: pip install matplotlib"):
         draw([study(unicron=(1.0,))], tmp_path)
 
 
@@ -96,3 +101,20 @@ def test_what_cannot_be_put_on_an_axis_is_refused() -> None:
         sensitivities([study("the weather", unicron=(1.0,))])
     with pytest.raises(ValueError, match="two studies have 'spares 2'"):
         sensitivities([study("spares 2", unicron=(1.0,)), study("spares 2", unicron=(1.0,))])
+
+
+def test_healthy_nodes_are_counted_over_time() -> None:
+    def fault(at_s: float, node: int, kind: Status = Status.ECC_ERROR, repair_s: float | None = None) -> Fault:
+        return Fault(at_s=at_s, node=node, kind=kind, repair_s=repair_s)
+
+    events = (
+        NodeJoins(at_s=10.0, node=3),
+        fault(20.0, 0, repair_s=30.0),  # away from 20 to 50
+        fault(20.0, 1),  # for good
+        fault(30.0, 2, Status.TASK_HANG),  # takes no node away
+        NodeLeaves(at_s=40.0, node=0),  # while it is under repair
+        NodeJoins(at_s=60.0, node=0),
+        fault(90.0, 2, repair_s=30.0),  # beyond the end
+    )
+    made = History.of(events, name="h", duration_s=100.0, nodes=4, source="made by hand", absent=frozenset({3}))
+    assert healthy_nodes(made) == [(0.0, 3), (10.0, 4), (20.0, 2), (60.0, 3), (90.0, 2)]

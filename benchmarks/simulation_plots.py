@@ -1,12 +1,17 @@
-"""Figures of studies, as PNG and SVG: WAF over time, what is lost in which phase, and sensitivities.
+"""Draw studies of policies, as PNG and SVG: WAF over time, what is lost in which phase, and sensitivities.
 
-With matplotlib (`pip install 'unicron-elastic[plots]'`). The same results make the same bytes with the same matplotlib.
-Colours are those of Okabe and Ito, which are told apart by people with any kind of colour vision.
+    python benchmarks/simulation_plots.py trace-b --seeds 20 --folder figures
+    python benchmarks/simulation_plots.py trace-b --sensitivity fault-rate --policies unicron,megatron --folder figures
+
+Needs matplotlib. The same results make the same bytes with the same matplotlib. Colours are those of Okabe and Ito,
+which are told apart by people with any kind of colour vision.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unicron_elastic.simulation.history.events import Fault, History, NodeJoins, NodeLeaves
 from unicron_elastic.simulation.model.accounting import LOST_PHASES, SeedResult, StudyResult
+from unicron_elastic.simulation.policies.policies import COMPARED, POLICIES
+from unicron_elastic.simulation.study import studies as comparison
+from unicron_elastic.simulation.study.scenario_file import preset_scenario
 from unicron_elastic.simulation.study.summary import Interval, PolicySummary, summarise
 
 if TYPE_CHECKING:
@@ -156,7 +164,7 @@ def _matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise ValueError("figures need matplotlib: pip install 'unicron-elastic[plots]'") from None
+        raise ValueError("figures need matplotlib: pip install matplotlib") from None
     return matplotlib
 
 
@@ -323,3 +331,36 @@ def _prefix(value: float) -> tuple[float, str]:
         if value >= scale:
             return scale, prefix
     return 1.0, ""
+
+
+def main() -> None:
+    """Simulate a preset under several policies, and draw what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("preset", help="such as trace-a or trace-b: see docs/simulation.md")
+    parser.add_argument("--policies", default=",".join(COMPARED), help="their names, separated by commas")
+    parser.add_argument("--seeds", type=int, default=20, help="so many histories")
+    parser.add_argument("--sensitivity", choices=tuple(comparison.VARIED), help="vary one thing, over its usual values")
+    parser.add_argument("--folder", type=Path, default=Path("figures"), help="where figures go")
+    told = parser.parse_args()
+    names = told.policies.split(",")
+    if unknown := [name for name in names if name not in POLICIES]:
+        parser.error(f"there is no policy {unknown[0]!r}: known are {', '.join(POLICIES)}")
+    try:
+        _matplotlib()
+        scenario = preset_scenario(told.preset)
+        variants = [
+            comparison.varied(scenario, told.sensitivity, value)
+            for value in comparison.VARIED.get(told.sensitivity, ())
+        ]
+        found = [
+            comparison.study(each, names, range(told.seeds), processes=os.cpu_count() or 1, told=what)
+            for each, what in variants or [(scenario, "")]
+        ]
+        for path in draw(found, told.folder, histories={scenario.name: scenario.history(0)}):
+            print(path)
+    except (OSError, ValueError) as error:
+        parser.exit(1, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()
