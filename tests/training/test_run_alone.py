@@ -61,7 +61,7 @@ def test_it_trains_as_plain_accumulation_does(reproducible: bool) -> None:
         mean = sum(plain.loss(step, index) for index in range(MICRO_BATCHES)) / MICRO_BATCHES
         mean.backward()
         plain.optimizer.step()
-        assert losses[step] == pytest.approx(float(mean))
+        assert losses[step] == pytest.approx(mean.item())
     for mine, theirs in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
     assert (ours.run.step, ours.run.rank, ours.run.world_size) == (3, 0, 1)
