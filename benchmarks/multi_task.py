@@ -47,7 +47,7 @@ class Divided(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A node of the largest task is lost, and comes back."""
+    """A node of the largest job is lost, and comes back."""
 
     victim: str
     lost: Plan

@@ -55,7 +55,7 @@ def show_command(
     elif found:
         show(_table(found))
     if not found:
-        fail(NOTHING_FOUND, "Nothing is set: all has its default.")
+        fail(NOTHING_FOUND, "Nothing is set: every option has its default.")
 
 
 def _of_all(*, every: bool) -> list[Resolved]:

@@ -182,7 +182,7 @@ def _changes(
     if unpin:
         found["pinned_nodes"] = None
     if not found:
-        fail(BAD_USAGE, "Nothing is to be changed; give --weight, --min-nodes, --max-nodes, --pin, --pause or so.")
+        fail(BAD_USAGE, "No change was given: use --weight, --min-nodes, --max-nodes, --pin or --pause.")
     return found
 
 

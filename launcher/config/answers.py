@@ -39,7 +39,7 @@ def duration_s(text: str) -> float:
     try:
         return parse_duration(text)
     except ValueError as error:
-        fail(BAD_USAGE, f"--for: {text!a} is not possible here; it takes {error}.")
+        fail(BAD_USAGE, f"--for: {text!a} is not valid; give {error}.")
 
 
 def operator() -> str:

@@ -43,7 +43,7 @@ def take_variables(args: Namespace, environ: Mapping[str, str] = os.environ) -> 
             continue
         if known and text not in known:
             right = f"{', '.join(known[:-1])} or {known[-1]}"
-            raise options.BadOption(f"{variable}: {text!r} is not possible here; it takes {right}")
+            raise options.BadOption(f"{variable}: {text!r} is not valid; give {right}")
         setattr(args, name, text)
 
 

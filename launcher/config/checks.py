@@ -58,7 +58,7 @@ def check_value(name: str, value: Any) -> None:
 
 
 def _bad(flag: str, value: object, right: str) -> BadArgument:
-    return BadArgument(f"{flag}: {value!r} is not possible here; it takes {right}")
+    return BadArgument(f"{flag}: {value!r} is not valid; give {right}")
 
 
 def _drop_unknown_signals(args: argparse.Namespace, warn: Callable[[str], object]) -> None:

@@ -178,10 +178,10 @@ def _close(name: str, known: Mapping[str, Any]) -> list[str]:
     return difflib.get_close_matches(name, known, 1)
 
 
-# Which source of a setting has the word: flag, then environment, then file, then default. Pure.
+# Which source of a setting counts: flag, then environment, then file, then default. Pure.
 
 
-SOURCES = ("flag", "environment", "file", "default")  # the first that has a value has the word
+SOURCES = ("flag", "environment", "file", "default")  # the first that has a value counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ def resolve(
     environ: Mapping[str, str],
     entries: Mapping[tuple[str, str], Entry],
 ) -> Resolved:
-    """Who has the word about one setting.
+    """Tell which source of one setting counts.
 
     ``given`` has what the command line says, by the setting's name: flag and text. Raises ValueError for a value that
     is not possible, which names its source.
@@ -243,7 +243,7 @@ def resolve(
 
 
 def from_file(setting: Setting, environ: Mapping[str, str], entries: Mapping[tuple[str, str], Entry]) -> Entry | None:
-    """What the file says of it, unless the environment has the word."""
+    """What the file says of it, unless the environment has it."""
     if setting.variable(environ) or _any_is_set(setting.rivals, environ):
         return None
     return entries.get((setting.section, setting.key))

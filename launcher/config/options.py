@@ -133,7 +133,7 @@ class _Option:
         try:
             return self.parse(text)
         except ValueError as error:
-            raise BadOption(f"{source}: {text!r} is not possible here; it takes {error}") from None
+            raise BadOption(f"{source}: {text!r} is not valid; give {error}") from None
 
 
 OPTIONS = (

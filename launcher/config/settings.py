@@ -22,7 +22,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What has one value for a process, whichever of its sources has the word."""
+    """What has one value for a process, whichever of its sources counts."""
 
     section: str
     key: str
@@ -48,10 +48,10 @@ class Setting:
             return self.kind.parse(text)
         except ValueError as error:
             what = "this value" if self.is_secret else repr(text)
-            raise ValueError(f"{place}: {what} is not possible here; it takes {error}") from None
+            raise ValueError(f"{place}: {what} is not valid; give {error}") from None
 
     def variable(self, environ: Mapping[str, str]) -> str:
-        """The variable that has the word; "" if none is set."""
+        """Name the variable that counts; "" if none is set."""
         for name in self.variables:
             if environ.get(name, "").strip() or (self.blank_counts and name in environ):
                 return name

@@ -394,7 +394,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"--weight: {text!r} is not possible here; it takes a number, 0 or more") from None
+        raise ValueError(f"--weight: {text!r} is not valid; give a number, 0 or more") from None
 
 
 def _stem(script: str) -> str:

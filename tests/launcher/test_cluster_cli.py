@@ -470,7 +470,7 @@ def test_an_etcd_that_is_silent_is_one_sentence_in_time() -> None:
         (["drain", "a", "--reason", " \n"], "--reason is empty; say why, for whoever reads it."),
         (
             ["drain", "a", "--reason", "x", "--for", "1w"],
-            "--for: '1w' is not possible here; it takes a number and a unit such as 30s, 15m, 6h or 2d.",
+            "--for: '1w' is not valid; give a number and a unit such as 30s, 15m, 6h or 2d.",
         ),
         (["cancel", "x" * 600], f"'{'x' * 80}' names no job; give an id such as unicron jobs shows."),
         (["cancel", "a", "--reason", ""], "--reason is empty; say why, for whoever reads it."),

@@ -82,21 +82,21 @@ def test_values_are_taken_as_they_are_written(read: Callable[[str], Entries]) ->
         ("run:\n  warm: on\n  nnode: 2", 3, "run has no setting 'nnode'; is it 'nnodes'?"),
         ("run:\n  unicron-console: off", 2, "is it 'console'?"),
         ("nodes:\n  endpoint: h:1", 2, "nodes has no setting 'endpoint'; the section cluster has one"),
-        ("run:\n  max_restarts: three", 2, "run.max_restarts: 'three' is not possible here; it takes a whole number"),
-        ("run:\n  max-restarts: -1", 2, "it takes a whole number, 0 or more"),
-        ("run:\n  monitor_interval: yes", 2, "it takes a number"),
-        ("run:\n  nnodes: 4:2", 2, "it takes N or MIN:MAX with 0 < MIN <= MAX"),
-        ("run:\n  nproc_per_node: 0", 2, "it takes a number above 0, auto, cpu or gpu"),
-        ("run:\n  start_method: thread", 2, "it takes spawn, fork or forkserver"),
-        ("run:\n  standalone: perhaps", 2, "it takes on or off"),
-        ("run:\n  console: fancy", 2, "it takes auto, panel, plain or off"),
-        ("run:\n  hang_patience: -3", 2, "it takes a number of seconds, 0 or more"),
-        ("run:\n  rdzv_conf: x", 2, "it takes key=value pairs with commas between"),
-        ("run:\n  chaos: no", 2, "it takes a plan of faults"),
-        ("agent:\n  metrics_port: 70000", 2, "it takes a port from 1 to 65535, or 0 for none"),
-        ("etcd:\n  port: 70000", 2, "it takes a whole number, at least 0 and at most 65535"),
-        ("simulate:\n  seeds: 0", 2, "it takes a whole number, at least 1 and at most 10000"),
-        ("cluster:\n  endpoint: a b", 2, "it takes http://HOST:PORT"),
+        ("run:\n  max_restarts: three", 2, "run.max_restarts: 'three' is not valid; give a whole number"),
+        ("run:\n  max-restarts: -1", 2, "give a whole number, 0 or more"),
+        ("run:\n  monitor_interval: yes", 2, "give a number"),
+        ("run:\n  nnodes: 4:2", 2, "give N or MIN:MAX with 0 < MIN <= MAX"),
+        ("run:\n  nproc_per_node: 0", 2, "give a number above 0, auto, cpu or gpu"),
+        ("run:\n  start_method: thread", 2, "give spawn, fork or forkserver"),
+        ("run:\n  standalone: perhaps", 2, "give on or off"),
+        ("run:\n  console: fancy", 2, "give auto, panel, plain or off"),
+        ("run:\n  hang_patience: -3", 2, "give a number of seconds, 0 or more"),
+        ("run:\n  rdzv_conf: x", 2, "give key=value pairs with commas between"),
+        ("run:\n  chaos: no", 2, "give a plan of faults"),
+        ("agent:\n  metrics_port: 70000", 2, "give a port from 1 to 65535, or 0 for none"),
+        ("etcd:\n  port: 70000", 2, "give a whole number, at least 0 and at most 65535"),
+        ("simulate:\n  seeds: 0", 2, "give a whole number, at least 1 and at most 10000"),
+        ("cluster:\n  endpoint: a b", 2, "give http://HOST:PORT"),
         ("run:\n  warm: on\n  warm: off", 3, "'warm' is there twice, first in line 2"),
         ("run:\n  log_dir: a\n  log-dir: b", 3, "'log-dir' is there twice, first in line 2"),
         ("run: {}\nagent: {}\nrun: {}", 3, "'run' is there twice, first in line 1"),
@@ -246,10 +246,10 @@ def test_a_complaint_about_a_value_of_the_file_names_the_place(
     script.write_text("")
     path.write_text(f"run:\n  log_dir: {script}\n")
     assert main._run_command(["--config", str(path), str(script)]) == 1
-    assert f"unicron-run: {path}:2: --log-dir: '{script}' is not possible here" in capsys.readouterr().err
+    assert f"unicron-run: {path}:2: --log-dir: '{script}' is not valid" in capsys.readouterr().err
     path.write_text("run:\n  nnodes: x\n")
     assert main._run_command(["--config", str(path), str(script)]) == 2
-    assert f"unicron-run: {path}:2: run.nnodes: 'x' is not possible here" in capsys.readouterr().err
+    assert f"unicron-run: {path}:2: run.nnodes: 'x' is not valid" in capsys.readouterr().err
     assert main._run_command(["--config", "", str(script)]) == 2
     assert "unicron-run: --config is empty; give a file" in capsys.readouterr().err
     assert located("--no-flag: nothing is known") == "--no-flag: nothing is known"
@@ -262,7 +262,7 @@ def test_variables_for_options_that_torchrun_reads_none_for(monkeypatch: pytest.
     assert main.parse_args(["train.py"]).numa_binding == "node"
     assert main.parse_args(["--numa-binding=socket", "train.py"]).numa_binding == "socket"
     monkeypatch.setenv("UNICRON_NUMA_BINDING", "moon")
-    with pytest.raises(BadOption, match="UNICRON_NUMA_BINDING: 'moon' is not possible here; it takes node, socket"):
+    with pytest.raises(BadOption, match="UNICRON_NUMA_BINDING: 'moon' is not valid; give node, socket"):
         main.parse_args(["train.py"])
 
 
@@ -310,7 +310,7 @@ def test_a_wrong_file_or_variable_ends_the_command(
     assert "--config is empty" in capsys.readouterr().err
     monkeypatch.setenv("UNICRON_SIMULATE_SEEDS", "many")
     assert _unicron("simulate", "trace-a") == 2
-    said = "UNICRON_SIMULATE_SEEDS: 'many' is not possible here; it takes a whole number, at least 1 and at most 10000."
+    said = "UNICRON_SIMULATE_SEEDS: 'many' is not valid; give a whole number, at least 1 and at most 10000."
     assert said in capsys.readouterr().err
 
 

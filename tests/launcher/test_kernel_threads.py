@@ -60,7 +60,11 @@ def can_read(path: str) -> bool:
 
 def test_threads_are_counted_by_where_they_wait(start: Callable[[str], int]) -> None:
     pid = start(THREADS + READ)
-    lines = until(lambda: sorted(summary_lines(pid)), lambda lines: len(lines) == 2 and "state R" not in "".join(lines))
+    # One that is about to sleep has the state of who sleeps, and waits nowhere yet.
+    lines = until(
+        lambda: sorted(summary_lines(pid)),
+        lambda lines: len(lines) == 2 and all("state S, waiting in " in line for line in lines),
+    )
     assert lines[0].startswith("1 thread in state S, waiting in ")
     assert lines[1].startswith("3 threads in state S, waiting in ")
 

@@ -117,7 +117,7 @@ def test_a_bad_value_is_named_with_its_option_and_remedy(name: str, text: str, r
     ):
         with pytest.raises(BadOption) as caught:
             parse()
-        assert str(caught.value).startswith(f"{source}: {text!r} is not possible here; it takes ")
+        assert str(caught.value).startswith(f"{source}: {text!r} is not valid; give ")
         assert remedy in str(caught.value)
 
 

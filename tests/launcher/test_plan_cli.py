@@ -220,7 +220,9 @@ def test_what_if_says_what_would_move_and_writes_nothing(planned: Store) -> None
     assert planned.read_prefix("") == before
     lines = text.splitlines()
     assert lines[0] == "What if: lose n1; weight code 2, join 1 node"
-    assert lines[1].startswith("The plan would be, and nothing is written: There is 1 lost node, 1 new node, 1 changed")
+    assert lines[1].startswith(
+        "The plan would be, and nothing is written: Since the last plan: 1 lost node, 1 new node, 1 changed"
+    )
     assert lines[2] == "job   nodes   weight  FLOP/s  F"
     assert lines[3].startswith("chat  3 -> 3  1.5 ")
     assert lines[5].startswith("code  2 -> 3  2 ")
@@ -350,7 +352,7 @@ def test_a_race_that_is_always_lost_is_a_sentence(planned: Store, monkeypatch: p
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "Nothing is to be changed; give --weight, --min-nodes, --max-nodes, --pin, --pause or so."),
+        ([], "No change was given: use --weight, --min-nodes, --max-nodes, --pin or --pause."),
         (["--pin", "3", "--unpin"], "Give --pin or --unpin, not both."),
         (["--max-nodes", "many"], "--max-nodes: 'many' is no number of nodes; give one such as 8, or none."),
         (["--max-nodes", "²"], r"--max-nodes: '\xb2' is no number of nodes; give one such as 8, or none."),

@@ -171,7 +171,7 @@ def test_by_default_the_list_is_in_the_users_state_folder(monkeypatch: pytest.Mo
         (["add", "a", "--reason", " \n"], "--reason is empty; say why, for whoever reads the list."),
         (
             ["add", "a", "--reason", "x", "--for", "1w"],
-            "--for: '1w' is not possible here; it takes a number and a unit such as 30s, 15m, 6h or 2d.",
+            "--for: '1w' is not valid; give a number and a unit such as 30s, 15m, 6h or 2d.",
         ),
     ],
 )

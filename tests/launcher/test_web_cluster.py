@@ -170,7 +170,7 @@ def test_a_port_that_is_none_ends_the_command(
         web_place(given, None, {"UNICRON_WEB_PORT": "80a"})
     assert ended.value.exit_code == 2
     said = capsys.readouterr().err
-    assert said == f"unicron: {source}: '80a' is not possible here; it takes a port from 1 to 65535, or 0 for none.\n"
+    assert said == f"unicron: {source}: '80a' is not valid; give a port from 1 to 65535, or 0 for none.\n"
 
 
 def served(store: Store, place: Place, said: list[str], told: list[str]) -> Any:

@@ -102,7 +102,7 @@ def test_everything_is_shown_and_nothing_is_asked_of_others(page: Browser, serve
     assert "finished" in rows[2]
     assert "7 nodes: 5 working, 1 idle, 1 broken" in page.text("#nodes-count")
     assert "16.1 TFLOP/s" in page.text("#waf-now")
-    assert "Task code lost a node" in page.text("#plan")
+    assert "Job code lost a node" in page.text("#plan")
     assert set(page.run(REQUESTED)) == {f"http://{LOOPBACK}:{server.port}"}
     assert page.log() == []
     keep("web-page-made.png", page.screenshot())

@@ -82,7 +82,7 @@ def cluster(now_s: float) -> Overview:
     )  # fmt: skip
     plan = PlanLine(
         revision=13, made_unix_s=now_s - 600,
-        reason="Task code lost a node; code keeps 2 of its 3 nodes, as none is idle that is well.",
+        reason="Job code lost a node; code keeps 2 of its 3 nodes, as none is idle that is well.",
         overtaken="", waf_flops=18.4 * TERA, achieved_waf_flops=16.1 * TERA, next_fault_s=2e6,
     )  # fmt: skip
     found = Overview(

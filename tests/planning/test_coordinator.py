@@ -41,10 +41,10 @@ def test_jobs_are_started_on_the_best_division() -> None:
 def test_a_job_is_submitted_and_finishes() -> None:
     cluster = two_jobs()
     cluster.submit(job("c", [0, 50, 100]))
-    assert "Task c was submitted" in cluster.reasons()[0]
+    assert "Job c was submitted" in cluster.reasons()[0]
     assert cluster.held() == {"a": 2, "b": 2, "c": 2}
     cluster.end("c", Phase.FINISHED)
-    assert "Task c finished" in cluster.reasons()[0]
+    assert "Job c finished" in cluster.reasons()[0]
     cluster.settle()
     assert cluster.held() == {"a": 3, "b": 3}
 
@@ -58,7 +58,7 @@ def test_a_lost_node_is_answered_from_the_table(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(proposal, "plan_for", None)  # nothing is computed
     monkeypatch.setattr(type(table), "plan", lambda self, event: self.plans[event])
     assert propose(cluster.snapshot(), cluster.wall, table) == computed
-    assert computed.reason.startswith("Task b lost a node")
+    assert computed.reason.startswith("Job b lost a node")
 
 
 @pytest.mark.parametrize("what", ["joined", "submitted", "finished"])
@@ -85,7 +85,7 @@ def test_a_plan_that_was_overtaken_is_replaced_and_not_carried_out() -> None:
     (publish,) = cluster.coordinate()
     assert isinstance(publish, PublishPlan)
     assert publish.expected_revision == first.revision
-    assert publish.reason.startswith("Task a lost a node")
+    assert publish.reason.startswith("Job a lost a node")
     before = cluster.nodes.copy(), cluster.jobs.copy()
     for command in stale:  # they come late, and are refused
         cluster.obey(command)
@@ -172,6 +172,6 @@ def test_every_reason_is_one_sentence() -> None:
     cluster.start("new")
     cluster.submit(job("c", [0, 50]))
     (told,) = cluster.reasons(5.0)
-    assert told.startswith("There are 2 lost nodes, 1 new node, 1 new job")
+    assert told.startswith("Since the last plan: 2 lost nodes, 1 new node, 1 new job")
     assert told.endswith(".")
     assert told.count(". ") == 0

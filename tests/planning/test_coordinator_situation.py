@@ -97,7 +97,7 @@ def test_a_job_that_is_forgotten_with_its_end_has_ended() -> None:
     before, event = seen(cluster)
     assert (event, held(before)) == (NothingChanged(), {"b": 3})
     assert before.nodes == 3  # those of the others are not known to be free
-    assert propose(cluster.snapshot(), cluster.wall).reason.startswith("There are 3 lost nodes, 1 ended job")
+    assert propose(cluster.snapshot(), cluster.wall).reason.startswith("Since the last plan: 3 lost nodes, 1 ended job")
     del cluster.jobs["b"]
     assert held(seen(cluster)[0]) == {}
 

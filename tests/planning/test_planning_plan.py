@@ -24,7 +24,7 @@ PLAN = Plan(
     waf_after_flops=5e12,
     lost_flop=1e13,
     running_s=86_400.0,
-    reason="Task a lost a node.",
+    reason="Job a lost a node.",
 )
 
 

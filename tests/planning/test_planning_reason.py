@@ -34,7 +34,7 @@ PLATEAU = task("a", [0, 1, 1], nodes=2)
             TWO,
             NodesLost(("a",)),
             (
-                "Task a lost a node; b gives it 1 of its 5 nodes, as a earns 1.8 times as much with it: 6.9 % more "
+                "Job a lost a node; b gives it 1 of its 5 nodes, as a earns 1.8 times as much with it: 6.9 % more "
                 "weighted FLOP/s for 40 s of b standing still."
             ),
         ),
@@ -42,14 +42,14 @@ PLATEAU = task("a", [0, 1, 1], nodes=2)
             replace(TWO, faults=OFTEN),
             NodesLost(("a",)),
             (
-                "Task a lost a node; it goes on with 4 of its 5 nodes: no node moves, as no move would earn what it "
+                "Job a lost a node; it goes on with 4 of its 5 nodes: no node moves, as no move would earn what it "
                 "costs before the next fault, expected in 1.59 s."
             ),
         ),
         (
             replace(TWO, nodes=11),
             NodesLost(("a",)),
-            "Task a lost a node; it gets an idle node: 16 % more weighted FLOP/s.",
+            "Job a lost a node; it gets an idle node: 16 % more weighted FLOP/s.",
         ),
         (
             TWO,
@@ -67,31 +67,31 @@ PLATEAU = task("a", [0, 1, 1], nodes=2)
         (
             Cluster(tasks=(task("a", linear(4), nodes=2), B), nodes=7),
             TaskFinished("b"),
-            "Task b finished; a gets 2 idle nodes: 100 % more weighted FLOP/s for 10 s of a standing still.",
+            "Job b finished; a gets 2 idle nodes: 100 % more weighted FLOP/s for 10 s of a standing still.",
         ),
         (
             Cluster(tasks=(PLATEAU,), nodes=2),
             TaskSubmitted(task("b", [0, 1])),
             (
-                "Task b was submitted; a gives it 1 of its 2 nodes, as a earns no less without it: 100 % more weighted "
+                "Job b was submitted; a gives it 1 of its 2 nodes, as a earns no less without it: 100 % more weighted "
                 "FLOP/s for 10 s of a standing still."
             ),
         ),
         (
             Cluster(tasks=(), nodes=2),
             TaskSubmitted(task("b", [0, 1])),
-            "Task b was submitted; it gets an idle node: 1e+12 weighted FLOP/s instead of none.",
+            "Job b was submitted; it gets an idle node: 1e+12 weighted FLOP/s instead of none.",
         ),
         (
             Cluster(tasks=(task("a", linear(2), nodes=2, min_nodes=2),), nodes=2),
             NodesLost(("a",)),
-            "Task a lost a node; it gives up its last node and waits: no more weighted FLOP/s.",
+            "Job a lost a node; it gives up its last node and waits: no more weighted FLOP/s.",
         ),
         (
             Cluster(tasks=(task("a", linear(2), nodes=2), task("b", linear(2), nodes=2)), nodes=5),
             NodesLost(("a", "a", "b"), idle=1),
             (
-                "Task a lost 2 nodes and task b lost a node and an idle node went away; a has to wait; b goes on with "
+                "Job a lost 2 nodes and job b lost a node and an idle node went away; a has to wait; b goes on with "
                 "1 of its 2 nodes: no node moves"
             ),
         ),

@@ -147,7 +147,7 @@ def test_exit_code_93_ends_the_job() -> None:
     failed = only(commands, FailJob)
     assert failed.cause is not None
     assert failed.cause.fault.failure.rank == 5
-    assert failed.reason.endswith("No restart: rank 5 exited with code 93, which means do not restart.")
+    assert failed.reason.endswith("No restart: rank 5 exited with code 93, by which a script asks not to be restarted.")
     incident = only(commands, RecordIncident).incident
     assert (incident.action, incident.restarts_used) == ("fail", 0)
     assert job.state.phase is Phase.FINISHED

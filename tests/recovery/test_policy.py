@@ -108,7 +108,7 @@ def test_a_final_exit_code_of_any_worker_ends_the_job() -> None:
     failures = (_failure(exit_code=1, rank=0), _failure(exit_code=93, rank=6))
     verdict = judge(Policy(max_restarts=3), 0, None, failures)
     assert not verdict.restart
-    assert verdict.reason == "No restart: rank 6 exited with code 93, which means do not restart."
+    assert verdict.reason == "No restart: rank 6 exited with code 93, by which a script asks not to be restarted."
     assert judge(Policy(max_restarts=3, no_restart_exit_codes=frozenset()), 0, None, failures).restart
 
 

@@ -5,9 +5,9 @@
                                  v
                               STOPPING --all ended--> IDLE (start again) or FINISHED (failed)
 
-At this tier a fault stops every worker of the node and a new generation starts, as torchrun does it. The verdict is
-passed when all workers have ended, because only then every report that tells the root cause from its consequences
-is in.
+Workers that train in place go on without one that is lost (``in_place``, ``worker_loss``). Else a fault stops every
+worker of the node and a new generation starts, as torchrun does it; the verdict is passed when all workers have ended,
+because only then every report that tells the root cause from its consequences is in.
 """
 
 from __future__ import annotations

@@ -129,7 +129,9 @@ def _why_final(policy: Policy, failures: tuple[Failure, ...]) -> str | None:
     final = next((f for f in failures if f.exit_code in policy.no_restart_exit_codes), None)
     if final is None:
         return None
-    return f"No restart: rank {final.rank} exited with code {final.exit_code}, which means do not restart."
+    return (
+        f"No restart: rank {final.rank} exited with code {final.exit_code}, by which a script asks not to be restarted."
+    )
 
 
 def _why_hopeless(policy: Policy, repeats: Repeats | None) -> str | None:

@@ -112,6 +112,6 @@ def serve_metrics(
     try:
         number = port(text)
     except ValueError as error:
-        fail(BAD_USAGE, f"{source}: {text!r} is not possible here; it takes {error}.")
+        fail(BAD_USAGE, f"{source}: {text!r} is not valid; give {error}.")
     address = given_address if given_address is not None else environ.get("UNICRON_METRICS_ADDRESS", LOOPBACK)
     return open_server(address, number, answers, say) if number else None

@@ -125,7 +125,7 @@ def web_place(
     try:
         number = port(text)
     except ValueError as error:
-        fail(BAD_USAGE, f"{source}: {text!r} is not possible here; it takes {error}.")
+        fail(BAD_USAGE, f"{source}: {text!r} is not valid; give {error}.")
     address = given_address if given_address is not None else environ.get("UNICRON_WEB_ADDRESS", LOOPBACK)
     return Place(address, number) if number else None
 

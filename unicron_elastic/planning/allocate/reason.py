@@ -44,11 +44,11 @@ def _happened(event: Event) -> str:
         case NodesJoined(count):
             return f"{_nodes(count).capitalize()} joined"
         case TaskFinished(task):
-            return f"Task {task} finished"
+            return f"Job {task} finished"
         case TaskSubmitted(task):
-            return f"Task {task.name} was submitted"
+            return f"Job {task.name} was submitted"
         case NodesLost(names, idle):
-            lost = [f"task {name} lost {_nodes(names.count(name))}" for name in dict.fromkeys(names)]
+            lost = [f"job {name} lost {_nodes(names.count(name))}" for name in dict.fromkeys(names)]
             text = " and ".join([*lost, *([f"{_nodes(idle, 'idle ')} went away"] if idle else [])])
             return text[0].upper() + text[1:]
 

@@ -186,7 +186,7 @@ def _happened(snapshot: Snapshot, changes: Changes, at_unix_s: float) -> str:
     parts = [f"{count} {how} {what}{'s' * (count > 1)}" for count, how, what in told if count]
     if not parts:
         return why_overtaken(snapshot, at_unix_s).removesuffix(".") or UNCHANGED
-    return f"There {'is' if parts[0].startswith('1 ') else 'are'} {', '.join(parts)}"
+    return f"Since the last plan: {', '.join(parts)}"
 
 
 def _needed(snapshot: Snapshot, plan: Plan, kept: frozenset[str]) -> frozenset[str]:
