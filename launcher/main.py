@@ -106,7 +106,7 @@ def run(args: argparse.Namespace, runtime: Runtime | None = None) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """As ``torch.distributed.run.main``: raises ChildFailedError and copies the first failure's error file."""
+    """Run as ``torch.distributed.run.main``: raises ChildFailedError and copies the first failure's error file."""
     from unicron_elastic.compat.errors import record
 
     record(lambda: run(parse_args(args)))()

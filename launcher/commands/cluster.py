@@ -405,7 +405,7 @@ def _reason(text: str) -> str:
 
 
 def width() -> int | None:
-    """Of the terminal in columns; None: the answer goes elsewhere."""
+    """Return the terminal's width in columns; None: the answer goes elsewhere."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

@@ -36,7 +36,7 @@ def terminal() -> Console | None:
 
 
 def show_once(overview: Overview) -> None:
-    """As a screenful on a terminal; all of it elsewhere."""
+    """Show a screenful on a terminal; all of it elsewhere."""
     console = terminal()
     if console is None:
         show("\n".join(_plain(overview)))
@@ -127,5 +127,5 @@ class Screen:
 
 
 def _plain(overview: Overview) -> list[str]:
-    """As a pipe gets it: all of it, in lines as long as they are."""
+    """Show what a pipe gets: all of it, in lines as long as they are."""
     return [line.plain.rstrip() for line in status_lines(overview, local_time, None, None)]

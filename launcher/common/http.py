@@ -110,7 +110,7 @@ class BoundedServer(ThreadingHTTPServer):
         self._free.release()
 
     def _cut_off_late(self) -> None:
-        """Who sends a byte now and then is never too late for a single read: so the whole request has a limit."""
+        """Limit the whole request: who sends a byte now and then is never too late for a single read."""
         now = time.monotonic()
         with self._lock:
             late = [request for request, ends_at in self._ends_at.items() if ends_at < now]

@@ -94,7 +94,7 @@ def _named(before: str, after: str, width: int, numbers: list[int]) -> str:
 
 
 def _runs(numbers: list[int], width: int) -> Iterator[str]:
-    """Of numbers in their order."""
+    """Find the runs of numbers in their order."""
     first = last = numbers[0]
     for number in [*numbers[1:], None]:
         if number == last + 1:

@@ -107,7 +107,7 @@ def _check_mode(path: str, mode: int, found: Entries) -> None:
 
 
 def _members(node: Any, path: str, what: str, wanted: str, joint: str) -> Iterator[tuple[str, Any, str]]:
-    """Of a mapping: key with ``joint`` between its words, value, FILE:LINE. Raises BadConfig."""
+    """Yield a mapping's members: key with ``joint`` between its words, value, FILE:LINE. Raises BadConfig."""
     if node is None or _is_null(node):
         return
     if not isinstance(node, yaml.MappingNode):

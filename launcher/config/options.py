@@ -122,7 +122,7 @@ class _Option:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """With dashes and, as torchrun's own, with underscores."""
+        """Return the flags with dashes and, as torchrun's own, with underscores."""
         return self.flag, self.flag[:2] + self.flag[2:].replace("-", "_")
 
     @property

@@ -21,7 +21,7 @@ def remember(name: str, place: str) -> None:
 
 
 def forget(name: str) -> None:
-    """It has not any more."""
+    """Forget where the value of NAME came from."""
     _PLACES.pop(name, None)
 
 

@@ -39,7 +39,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """As errors and ``unicron config show`` have it."""
+        """Return the name as errors and ``unicron config show`` have it."""
         return f"{self.section}.{self.key}"
 
     def value(self, text: str, place: str) -> object:

@@ -34,7 +34,7 @@ from unicron_elastic.launcher.config.settings import (
 
 
 def variables_in(words: str) -> tuple[str, ...]:
-    """Of ``[env: A, B]``."""
+    """Return the variables of ``[env: A, B]``."""
     found = re.search(r"\[env: ([^]]*)\]", " ".join(words.split()))
     return () if found is None else tuple(re.findall(r"\b(?:UNICRON|PET)_[A-Z_]*[A-Z]", found[1]))
 
@@ -143,7 +143,7 @@ def _torch_switch(word: str) -> bool:
 
 
 def _checked(dest: str, parse: Callable[[str], object]) -> Callable[[str], object]:
-    """As ``checks`` does it before a job starts, without what depends on this machine."""
+    """Check as ``checks`` does before a job starts, without what depends on this machine."""
 
     def checked(value: str) -> object:
         from unicron_elastic.launcher.config.checks import BadArgument, check_value
@@ -210,7 +210,7 @@ _ETCD = ("endpoint", "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_pass
 
 @cache
 def shared() -> dict[str, Setting]:
-    """By key: where the cluster is, how to be let in, and what else no command has alone."""
+    """Return by key: where the cluster is, how to be let in, and what else no command has alone."""
     from unicron_elastic.launcher.config import answers as etcd
     from unicron_elastic.rendezvous.store.address import DEFAULT_ENDPOINT, PASSWORD_VARIABLE
 

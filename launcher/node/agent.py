@@ -186,7 +186,7 @@ class ClusterAgent:
         self._handle(event)
 
     def _look_at_status(self) -> None:
-        """Who is taken for lost, and is not, says that it is there, as soon as the coordinator is reached."""
+        """Say that this node is there if it is taken for lost, as soon as the coordinator is reached."""
         if not (self._is_known() or self._stop.is_set() or self._is_entering):
             self._is_entering = True
             threading.Thread(target=self._enter_again, name="unicron-enter", daemon=True).start()
@@ -336,7 +336,7 @@ class ClusterAgent:
         return self._child_metrics.connect() if self.tells_metrics else None
 
     def _tell_refusal(self, key: str, reason: str) -> None:
-        """As long as it holds; an agent that lives long must not say more and more."""
+        """Tell a refusal once as long as it holds; an agent that lives long must not say more and more."""
         now = time.monotonic()
         for known, since in list(self._refused.items()):
             if now - since > REFUSED_S and known != key:

@@ -316,7 +316,7 @@ class OutputSender:
             self._link.add(number, data)
 
     def _finish(self, now: float) -> None:
-        """From then on what is in a pipe is read, and nothing that comes after."""
+        """Read what is in a pipe from then on, and nothing that comes after."""
         if now < self._finish_at:
             return
         for stream in self._streams:

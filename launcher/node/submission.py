@@ -177,7 +177,7 @@ class _Attached:
         self._woken.set()
 
     def _receive(self, presence: Presence[_Mirror]) -> None:
-        """Has the output come here. Raises StoreError, OSError."""
+        """Receive the output here. Raises StoreError, OSError."""
         secret = _secret(self._store)
         if self._receivers and self._receivers[-1][0] == secret:
             return
@@ -244,7 +244,7 @@ class _Attached:
         self._has_lost_data = self._is_blind = True
 
     def _submits_again(self) -> bool:
-        """To a store that has lost its data, which nobody did who wanted the job to be gone."""
+        """Resubmit if the store lost its data; a deliberate deletion is not undone."""
         try:
             if self._store.read(self._keys.spec).entry is not None:
                 return True  # it is there by now
@@ -260,7 +260,7 @@ class _Attached:
         return True
 
     def _stop(self) -> int:
-        """As torchrun is stopped: the workers get the same signal, and a second one is the last word."""
+        """Stop as torchrun is stopped: the workers get the same signal, and a second one is the last word."""
         name, stops = signal.Signals(self._stop_signal).name, self._stops
         _say(f"{name}: the job {self._spec.name} is stopped on all its nodes; once more leaves at once.")
         record = PhaseRecord(

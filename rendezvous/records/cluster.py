@@ -104,7 +104,7 @@ class JobSpec:
 
 
 def node_key(node_id: str) -> str:
-    """Of an agent."""
+    """Return the key of an agent."""
     return f"{NODES}{quote(node_id, safe='')}"
 
 
@@ -131,12 +131,12 @@ def parse_node(entry: Entry) -> NodeRecord:
 
 
 def unreachable_key(node_id: str) -> str:
-    """Of an agent that cannot reach the coordinator."""
+    """Return the key of an agent that cannot reach the coordinator."""
     return f"{UNREACHABLE}{quote(node_id, safe='')}"
 
 
 def web_key(node_id: str) -> str:
-    """Of an agent that serves a web page, if it coordinates."""
+    """Return the key of an agent that serves a web page, if it coordinates."""
     return f"{WEB}{quote(node_id, safe='')}"
 
 
@@ -159,7 +159,7 @@ def parse_leader(entry: Entry) -> LeaderRecord:
 
 
 def quarantine_key(host: str) -> str:
-    """Of a node that is kept out of all jobs of the cluster."""
+    """Return the key of a node that is kept out of all jobs of the cluster."""
     return f"{QUARANTINE}{quote(host, safe='')}"
 
 

@@ -36,11 +36,11 @@ class JobKeys:
         self.cancelled = f"{self.prefix}cancelled"  # why, by an operator
 
     def member(self, node_id: str) -> str:
-        """Of an agent."""
+        """Return the key of an agent."""
         return f"{self.prefix}members/{quote(node_id, safe='')}"
 
     def claim(self, number: int) -> str:
-        """Of a spare that is on its way."""
+        """Return the key of a spare that is on its way."""
         return f"{self.claims}{number}"
 
     def lost(self, node_id: str) -> str:
@@ -56,7 +56,7 @@ class JobKeys:
         return f"{self.prefix}recalled/{quote(host, safe='')}"
 
     def world(self, round_number: int, place: int) -> str:
-        """Of those who train together in a round, one after the other, from place 1."""
+        """Return the key of those who train together in a round, one after the other, from place 1."""
         return f"{self.prefix}worlds/{round_number}/{place}"
 
     def latest_world(self, round_number: int) -> str:
@@ -188,7 +188,7 @@ class JobMirror:
         return self._entries.get(key)
 
     def revision(self, key: str) -> int:
-        """Of a key's last change; 0: it does not exist."""
+        """Return the revision of a key's last change; 0: it does not exist."""
         entry = self._entries.get(key)
         return 0 if entry is None else entry.revision
 

@@ -56,7 +56,7 @@ class JobNews:
 
 
 def job_news_key(run_id: str) -> str:
-    """Of a job, by its --rdzv-id: the same for all starts of one that is planned."""
+    """Return the key of a job's news, by its --rdzv-id: the same for all starts of one that is planned."""
     return f"{JOB_NEWS}{quote(run_id, safe='')}"
 
 
@@ -91,7 +91,7 @@ def parse_job_news(entry: Entry) -> JobNews:
 
 
 def incidents_key(host: str) -> str:
-    """Of a node."""
+    """Return the key of a node's incidents."""
     return f"{INCIDENTS}{quote(host, safe='')}"
 
 
@@ -185,7 +185,7 @@ class NewsWriter:
         return False
 
     def _lease(self, store: Store) -> int:
-        """Of the run's news, for another minute."""
+        """Lease the run's news for another minute."""
         if self._lease_id is None or store.keep_alive(self._lease_id) is None:
             self._lease_id = store.grant(JOB_NEWS_FOR_S).lease_id
         return self._lease_id

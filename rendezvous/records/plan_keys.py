@@ -40,12 +40,12 @@ def job_of_key(key: str) -> str:
 
 
 def status_key(node_id: str) -> str:
-    """Of what an agent says that it does."""
+    """Return the key of what an agent says that it does."""
     return f"{NODE_RECORDS}{quote(node_id, safe='')}"
 
 
 def order_key(node_id: str) -> str:
-    """Of what an agent is to do."""
+    """Return the key of what an agent is to do."""
     return f"{ORDERS}{quote(node_id, safe='')}"
 
 

@@ -15,7 +15,7 @@ _IDLE_S, _INTERVAL_S = 2, 1
 
 
 def break_when_silent(port: int) -> int:
-    """Has the kernel end this process's connections to that port of a host that is silent; returns how many there are.
+    """Have the kernel end this process's connections to that port of a host that is silent; return how many there are.
 
     To be called when the store has just connected. Then what waits for an answer raises DistNetworkError.
     """

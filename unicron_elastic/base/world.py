@@ -98,7 +98,7 @@ class World:
         )
 
     def to_message(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the world as plain data."""
         members = [[member.name, member.node, member.local_rank] for member in self.members]
         return {
             "number": self.number,
@@ -112,7 +112,7 @@ class World:
         }
 
     def to_json(self) -> str:
-        """As a text that ``parse`` takes."""
+        """Return the world as a text that ``parse`` takes."""
         return json.dumps(self.to_message(), separators=(",", ":"))
 
     @classmethod

@@ -59,7 +59,7 @@ _C10D = "torch.distributed.distributed_c10d"
 
 
 def _of(part: Part, *rows: Any) -> Iterator[Expectation]:
-    """Of rows: a path, or a path and what it is like."""
+    """Read rows: a path, or a path and what it is like."""
     for row in rows:
         path, like = row if isinstance(row, tuple) else (row, {})
         yield Expectation(part=part, path=path, **like)

@@ -45,7 +45,7 @@ class Beats:
 
 
 def later_s(arrivals: Mapping[int, Arrivals], per_step: float, slow_steps: float) -> dict[int, float]:
-    """By how much each rank has begun its collectives later than usual since the steps became slow, in seconds a step.
+    """Return by how much each rank begins its collectives later since the steps became slow, in seconds a step.
 
     ``per_step`` collectives make a step, and the last ``slow_steps`` were slow. Empty if too little is known.
     """
@@ -142,7 +142,7 @@ def followed(lockstep: Lockstep, steps: tuple[int, ...], at: float) -> Lockstep:
 
 
 def skip(ranks: Mapping[int, tuple[Arrivals, Beats]]) -> Skip | None:
-    """Who left out collectives, if that is plain: the ranks were in step before, and are apart by that much since.
+    """Return who left out collectives, if that is plain: the ranks were in step before, and are apart by that since.
 
     A rank that ended a step without its optimizer did something else and is not named.
     """

@@ -44,7 +44,7 @@ def suspects(ranks: tuple[RankSample, ...], standing: frozenset[int]) -> Suspect
 
 
 def _missing_from_world(near: list[RankSample], others: list[RankSample]) -> Suspects:
-    """Of ranks of which some wait in a new world for the ``others``."""
+    """Tell of ranks of which some wait in a new world for the ``others``."""
     # That a rank waits, though it is outside, is what torch's recorder says if it missed the end of a collective.
     if all(any(group.waits and group.op for group in rank.groups) for rank in others):  # perhaps they have gone on
         return Suspects(tuple(rank.rank for rank in near), "")
@@ -55,7 +55,7 @@ def _missing_from_world(near: list[RankSample], others: list[RankSample]) -> Sus
 
 
 def _late(near: list[RankSample]) -> Suspects:
-    """By their steps and collectives."""
+    """Tell who is late by steps and collectives."""
     absent = _absent_from_group(near)
     if absent is not None:
         return absent
@@ -74,7 +74,7 @@ def _late(near: list[RankSample]) -> Suspects:
 
 
 def _absent_from_group(near: list[RankSample]) -> Suspects | None:
-    """Who has not begun what others wait for in some process group; None if no group tells.
+    """Tell who has not begun what others wait for in some process group; None if no group tells.
 
     A rank that has not come to one group because it waits itself, in another, for somebody who has not come there, is
     held up like the rest. If that goes round in a circle, all in the circle are named.

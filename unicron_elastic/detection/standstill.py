@@ -35,7 +35,7 @@ SLACK_S = 1e-9  # a look at the very moment it was wanted is not too early, howe
 
 
 def suspected_at(allowed: Allowance, pace: RankPace, policy: PacePolicy) -> float:
-    """From when on a rank without a step is looked at more closely.
+    """Return from when on a rank without a step is looked at more closely.
 
     For short steps later than the share of the limit says: a look at every second step would cost more than the
     100 ms are worth that verifying may take.
@@ -87,7 +87,7 @@ def _ended(state: PaceState, was: Standstill, sample: Sample) -> tuple[PaceState
 
 
 def _stood_s(before: RankSample | None, now: RankSample, at: float) -> float:
-    """From the step before the standstill to the one after it, in seconds; to ``at`` if that is not known."""
+    """Return the seconds from the step before the standstill to the one after it; to ``at`` if that is not known."""
     if before is None or before.step_at is None:
         return 0.0
     is_next = before.step is not None and now.step == before.step + 1 and now.step_at is not None
@@ -174,7 +174,7 @@ def _patience_s(allowed: Allowance, state: PaceState) -> float:
 def _working(
     was: Standstill, suspected: Suspects, standing: frozenset[int], sample: Sample, policy: PacePolicy
 ) -> dict[int, str]:
-    """Who is at work, and how that is known; ranks that only wait in a collective are not asked."""
+    """Tell who is at work, and how that is known; ranks that only wait in a collective are not asked."""
     before = {rank.rank: rank for rank in was.seen}
     found = {}
     for rank in sample.ranks:
@@ -288,7 +288,7 @@ def _by_work(paces: tuple[RankPace, ...], factor: float, at: float) -> list[Rank
 
 
 def _growth_s(pace: RankPace, factor: float, at: float) -> float | None:
-    """By how much the CPU time for a step has grown, in seconds."""
+    """Return by how much the CPU time for a step has grown, in seconds."""
     was, now, usual_s = pace.signals, pace.seen.cpu_time_s, pace.tempo.typical_s
     if not was.cpu_share or now is None or was.cpu_time_s is None or at <= was.at:
         return None

@@ -102,7 +102,7 @@ class Ledger:
 
 
 def _badness(found: Finding) -> tuple[int, int]:
-    """By level, and then by severity, of which 1 is the worst."""
+    """Order findings by level, and then by severity, of which 1 is the worst."""
     return found.level, -(found.severity or 0)
 
 
@@ -362,7 +362,7 @@ class NodeHealth:
                 self._hand_on(each)
 
     def _on_event(self, found: Finding) -> None:
-        """From the thread that waits for the driver's events. What happened may show in the GPUs' state as well."""
+        """Take an event from the thread that waits for the driver's. It may show in the GPUs' state as well."""
         with self._telling:
             is_new = self._ledger.event(found)
             if is_new:

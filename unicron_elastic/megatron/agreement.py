@@ -167,7 +167,7 @@ def _catch_up(said: Sequence[Said], layout: Layout, step: int, nodes: Sequence[s
 
 
 def _nearest(member: int, having: Sequence[int], busy: Sequence[int], nodes: Sequence[str]) -> int:
-    """Of those who have the state one on the same node, and of these one that gives it to the fewest others yet."""
+    """Choose who gives the state: one on the same node, and of these one that gives it to the fewest others yet."""
     return min(having, key=lambda source: (bool(nodes) and nodes[source] != nodes[member], busy.count(source), source))
 
 

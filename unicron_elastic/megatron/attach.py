@@ -98,7 +98,7 @@ class ForwardBackward:
         return is_done and written[0]
 
     def __call__(self, *, forward_only: bool = False, **arguments: Any) -> list[Any]:
-        """As ``get_forward_backward_func()``'s. ``data_iterator`` and ``num_microbatches`` are for evaluation only.
+        """Do what ``get_forward_backward_func()``'s does. ``data_iterator``, ``num_microbatches``: for evaluation only.
 
         Returns what the passes of this rank gave; nothing when all steps of the run are made, or for an evaluation in
         which another rank of this replica was lost.
@@ -118,7 +118,7 @@ class ForwardBackward:
         return list(self._passes(**{**arguments, **own})), self._tokens
 
     def note_tokens(self, _chunks: Any, tokens: Any = None, **_arguments: Any) -> None:
-        """In the place of ``finalize_model_grads``, right after the passes."""
+        """Count tokens in the place of ``finalize_model_grads``, right after the passes."""
         self._tokens = int(tokens)
 
 
@@ -186,7 +186,7 @@ def attach(
 
 
 def _step(run: Run, make: Callable[[], Any]) -> Any:
-    """In the place of the optimizer's. As there: whether it was made, the gradients' norm, how many are zero."""
+    """Step in the place of the optimizer's. As there: whether it was made, the gradients' norm, how many are zero."""
     made = run.make_step(make)
     return (True, None, None) if made is None else made
 

@@ -116,7 +116,7 @@ class Buckets:
             self._keep(number)
 
     def restore_reduced(self) -> None:
-        """As ``keep_reduced`` found them."""
+        """Restore the sums as ``keep_reduced`` found them."""
         for number in self.done:
             self._take_back(number)
 

@@ -160,12 +160,12 @@ _MAIN = (0, 0, 0)
 
 
 def _names(chunks: Sequence[Any]) -> list[str]:
-    """As Megatron-LM names them."""
+    """Name tensors as Megatron-LM does."""
     return ["model"] if len(chunks) == 1 else [f"model{number}" for number in range(len(chunks))]
 
 
 def _pieces(chunks: Sequence[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of each chunk its name, and what Megatron says of its tensors."""
+    """Yield each chunk's name, and what Megatron says of its tensors."""
     for name, chunk in zip(_names(chunks), chunks, strict=True):
         yield name, chunk.module.sharded_state_dict()
 
@@ -182,7 +182,7 @@ def _row(piece: Any, kind: str, row: Tensor, replica_id: Any) -> Any:
 
 
 def _rows(parameter: Tensor, held: _Held | None, kinds: Sequence[str]) -> Tensor:
-    """Of shape (kinds, elements of the parameter); zero where this rank's optimizer has nothing."""
+    """Return the state, of shape (kinds, elements of the parameter); zero where this rank's optimizer has nothing."""
     rows = torch.zeros(len(kinds), parameter.numel(), device=parameter.device)
     if held is not None:
         for row, own in zip(rows, held.rows(kinds), strict=True):
@@ -195,7 +195,7 @@ def _optimizers(optimizer: Any) -> list[Any]:
 
 
 def _held(optimizer: Any) -> dict[Tensor, _Held]:
-    """By parameter of the model."""
+    """Return what is held, by parameter of the model."""
     found: dict[Tensor, _Held] = {}
     for each in _optimizers(optimizer):
         inner = each.optimizer
@@ -227,7 +227,7 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _identity(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """By which Megatron-Core knows a group again."""
+    """Return that by which Megatron-Core knows a group again."""
     return tuple(group.get(key, group.get(f"pre_{key}")) for key in param_group_identifier_keys)
 
 

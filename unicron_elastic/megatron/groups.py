@@ -38,7 +38,7 @@ def takes_place() -> bool:
 
 
 def begin_alone() -> None:
-    """From now on the script's process groups have no peers, until ``join``."""
+    """Leave the script's process groups without peers, until ``join``."""
     dist.init_process_group, dist.new_group = _init_alone, _new_alone
 
 
@@ -137,7 +137,7 @@ class Groups:
         self._named = named
 
     def keep(self) -> None:
-        """Has the groups never be destroyed: a collective in one of them does not end."""
+        """Have the groups never be destroyed: a collective in one of them does not end."""
         for group in self._named.values():
             keep_for_ever(group)
 

@@ -71,7 +71,7 @@ class Layout:
         return len(self.replicas) * self.shape.seats
 
     def replica_of(self, member: int) -> int | None:
-        """In which replica a member trains; None: it waits."""
+        """Return the replica in which a member trains; None: it waits."""
         return next((number for number, members in enumerate(self.replicas) if member in members), None)
 
     def rank_of(self, member: int) -> int | None:
@@ -82,12 +82,12 @@ class Layout:
         return self.shape.rank_of(self.replicas[replica].index(member), replica, len(self.replicas))
 
     def in_seat(self, seat: int) -> tuple[int, ...]:
-        """Who has this seat, by replica."""
+        """Return who has this seat, by replica."""
         return tuple(members[seat] for members in self.replicas)
 
 
 def lay_out(shape: Shape, places: Sequence[Place]) -> Layout:
-    """As many replicas as there are processes for, in the order of their first members.
+    """Form as many replicas as there are processes for, in the order of their first members.
 
     Those that are whole and have the training state stay as they are. Of the others' members and of newcomers more are
     put together, those who have the training state first.

@@ -93,13 +93,13 @@ class Members:
         return self._meeting is not None and self._meeting.is_announced(_OVER)
 
     def be_alone(self) -> None:
-        """Has process groups without peers: the script may go on."""
+        """Use process groups without peers: the script may go on."""
         self.is_alone = True
         self._groups.leave()
         self._groups.be_alone()
 
     def part(self, nothing: Tensor) -> None:
-        """With all others who train, after the last step. Raises what a collective raises."""
+        """End with all others who train, after the last step. Raises what a collective raises."""
         held = [nothing]
         references = count_references(held)
         self.sum(nothing)
@@ -242,11 +242,11 @@ class Members:
         return tensor
 
     def send(self, tensor: Tensor, destination: int) -> None:
-        """To one member, by index. Raises what a collective raises."""
+        """Send to one member, by index. Raises what a collective raises."""
         self.waiter.wait_one_to_one(dist.isend(tensor, self._rank(destination)))
 
     def receive(self, tensor: Tensor, source: int) -> None:
-        """From one member, by index. Raises what a collective raises."""
+        """Receive from one member, by index. Raises what a collective raises."""
         self.waiter.wait_one_to_one(dist.irecv(tensor, self._rank(source)))
 
     def swap(self, tensor: Tensor, destination: int, into: Tensor, source: int) -> None:
@@ -256,7 +256,7 @@ class Members:
         self.waiter.wait_one_to_one(sent)
 
     def in_seat(self) -> tuple[int, ...]:
-        """Who has this one's seat, by replica."""
+        """Return who has this one's seat, by replica."""
         if self._layout is not None:
             return self._layout.in_seat(self.seat)
         shape, size = self._groups.shape, self.replicas * self._groups.shape.seats

@@ -20,7 +20,7 @@ from unicron_elastic.training.step.collective import keep_for_ever
 
 
 def spans_of(chunks: Sequence[Any], numbers: Mapping[Tensor, int]) -> list[tuple[list[Span], int]]:
-    """Of each bucket, where its parameters are in it, by their numbers; and its length without padding."""
+    """Return for each bucket where its parameters are, by their numbers; and its length without padding."""
     found = []
     for chunk in chunks:
         for buffer in chunk.buffers:

@@ -48,7 +48,7 @@ class Sharded:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Of the optimizer."""
+        """Return those of the optimizer."""
         groups: list[dict[str, Any]] = self._optimizer.optimizer.param_groups
         return groups
 
@@ -68,7 +68,7 @@ class Sharded:
             self._copy = before
 
     def begin_anew(self) -> None:
-        """As a newcomer, or after a wait: has nothing."""
+        """Begin as a newcomer, or after a wait: with nothing."""
         self._own.is_good = False
         self._copy = self._former_own = self._former_copy = None
 
@@ -136,7 +136,7 @@ class Sharded:
     # -- another number of parts --------------------------------------------------------------------------------------
 
     def settle(self, cuts: Sequence[tuple[Cut, ...]]) -> None:
-        """In a new world: has the part that belongs to this replica now, its copy, and all parameters.
+        """Take, in a new world, the part that belongs to this replica now, its copy, and all parameters.
 
         ``cuts`` are the parts that each member has. Raises what a collective raises, and NoShardLeft.
         """
@@ -217,7 +217,7 @@ class Sharded:
         self._optimizer.optimizer.register_step_post_hook(stepped)
 
     def _gather(self, gather: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        """In the place of Megatron's ``start_param_sync``, which waits for gloo without a time-out."""
+        """Gather in the place of Megatron's ``start_param_sync``, which waits for gloo without a time-out."""
 
         def gathered() -> None:
             with torch.no_grad():  # which is of a thread
@@ -264,7 +264,7 @@ class Settings:
         self._sharded = sharded
 
     def state_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the state as plain data."""
         groups = self._sharded.param_groups
         kept = [{key: value for key, value in group.items() if key != "params"} for group in groups]
         return {"groups": kept, "group_of": list(self._sharded.group_of)}

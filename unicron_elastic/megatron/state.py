@@ -52,7 +52,7 @@ class State:
 
 
 def load_into(target: Any, state: Any) -> None:
-    """Has ``target`` take over what its ``state_dict`` gave, wherever that was."""
+    """Load into ``target`` what its ``state_dict`` gave, wherever that was."""
     if isinstance(target, OptimizerParamScheduler):
         target.num_steps = 0  # it adds what it loads to what it has (megatron-core 0.16.1)
     target.load_state_dict(state)
@@ -124,7 +124,7 @@ class Part:
 
     @staticmethod
     def length(ranges: Sequence[Range]) -> int:
-        """Of what ``rows`` gives."""
+        """Return the length of what ``rows`` gives."""
         return (1 + len(_MOMENTS)) * sum(end - begin for _, begin, end in ranges) + 1
 
     def _rows(self, each: Range) -> list[Tensor]:

@@ -479,7 +479,7 @@ def _why_silent(state: CoordinationState, node_id: str) -> str:
 
 
 def _with_links_at_work(state: CoordinationState) -> CoordinationState:
-    """As it is once a node of another host has had a connection to this coordinator."""
+    """Return the state once a node of another host has had a connection to this coordinator."""
     return replace(state, do_links_work=state.do_links_work or bool(state.linked_once & _elsewhere(state)))
 
 

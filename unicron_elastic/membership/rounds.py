@@ -188,7 +188,7 @@ def _without(view: JobView, there: tuple[Member, ...]) -> tuple[Place, ...]:
 
 
 def _chosen(before: Round | None, waiting: tuple[Member, ...], most: int) -> list[Member]:
-    """Who had a place keeps one; the rest goes to those who came first."""
+    """Choose nodes: who had a place keeps one; the rest goes to those who came first."""
     had_place = {place.node_id for place in before.places} if before is not None else set()
     return sorted(waiting, key=lambda member: member.node_id not in had_place)[:most]
 

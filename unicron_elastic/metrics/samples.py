@@ -31,12 +31,12 @@ class Sample:
 
 
 def process_samples(version: str) -> Iterator[Sample]:
-    """Of every process."""
+    """Return the samples of every process."""
     yield Sample(m.BUILD_INFO, (version,), 1)
 
 
 def job_samples(job: JobFigures) -> Iterator[Sample]:
-    """Of a job, as one of its nodes sees it. What is not known is left out, so that no alert takes it for a value."""
+    """Return a job's samples, as one of its nodes sees it; what is not known is left out, so no alert counts it."""
     run = (job.run_id,)
     yield Sample(m.JOB_INFO, (*run, job.script, job.node), 1)
     yield Sample(m.JOB_START, run, job.started_unix_s)
@@ -77,12 +77,12 @@ def _incidents(run: tuple[str], found: IncidentFigures) -> Iterator[Sample]:
 
 
 def node_samples(node: NodeFigures) -> Iterator[Sample]:
-    """Of an agent of the cluster."""
+    """Return the samples of an agent of the cluster."""
     yield from _one_of(m.NODE_STATE, (node.node,), m.NODE_STATES, node.state)
 
 
 def coordination_samples(found: CoordinationFigures) -> Iterator[Sample]:
-    """Of whoever may coordinate the cluster."""
+    """Return the samples of whoever may coordinate the cluster."""
     yield Sample(m.COORDINATES, (), int(found.leads))
     yield Sample(m.COORDINATOR_KNOWN, (), int(found.knows_coordinator))
     yield Sample(m.STORE_VISIBLE, (), int(found.sees_store))
@@ -90,7 +90,7 @@ def coordination_samples(found: CoordinationFigures) -> Iterator[Sample]:
 
 
 def plan_samples(plan: PlanFigures) -> Iterator[Sample]:
-    """Of whoever coordinates the cluster."""
+    """Return the samples of whoever coordinates the cluster."""
     for state, count in plan.nodes:
         yield Sample(m.CLUSTER_NODES, (state,), count)
     for host in plan.quarantined:

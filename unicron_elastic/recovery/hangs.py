@@ -117,7 +117,7 @@ def told_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
 
 
 def _workers_go_on(state: JobState, event: WorkersGoOn) -> tuple[JobState, list[Command]]:
-    """It was none. Who has heard of it hears that, too."""
+    """Drop a hang that was none. Who has heard of it hears that, too."""
     commands: list[Command] = [Tell(reason=event.reason)] if state.hang is not None and state.hang.is_told else []
     return replace(state, hang=None), commands
 

@@ -223,7 +223,7 @@ def _total(counts: Iterable[int | None]) -> int | None:
 
 
 def _regrouped_at(incident: Incident, event: MemberWentOn) -> float:
-    """As the member tells it that stepped last, within reason."""
+    """Return when the ranks met, as the member tells it that stepped last, within reason."""
     return min(max(event.regrouped_at or event.at, incident.stopped_at or event.at), event.at)
 
 

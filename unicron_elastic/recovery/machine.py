@@ -323,7 +323,7 @@ def _fault_noticed(
 
 
 def _end_storm(state: JobState, at: float) -> tuple[JobState, list[Command]]:
-    """Has this node leave for a worker that was started too often, or else all workers begin again."""
+    """End a storm: this node leaves for a worker that was started too often, or else all workers begin again."""
     fault = storms.overrun(state, at)
     if fault is None:
         return state, []
@@ -336,7 +336,7 @@ def _end_storm(state: JobState, at: float) -> tuple[JobState, list[Command]]:
 
 
 def _begin_again_at_the_end(state: JobState, at: float) -> tuple[JobState, list[Command]]:
-    """Has all begin again if some end whose training others, that were lost after it, had not ended."""
+    """Begin again, all, if some end whose training others, that were lost after it, had not ended."""
     reason = worker_loss.why_not_over(state)
     if not reason:
         return state, []

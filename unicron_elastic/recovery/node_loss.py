@@ -51,7 +51,7 @@ def _explained(state: JobState, event: NodesLost) -> tuple[JobState, list[Comman
 
 
 def follows(state: JobState, fault: Fault) -> JobState | None:
-    """With the fault as a consequence of nodes that are lost; None if it is none."""
+    """Return the fault as a consequence of nodes that are lost; None if it is none."""
     if not state.lost or state.incident is None or state.faults or not fault.is_consequence:
         return None
     return replace(state, incident=replace(state.incident, consequences=(*state.incident.consequences, fault.reason)))

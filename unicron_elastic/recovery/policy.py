@@ -62,7 +62,7 @@ class Verdict:
 
     @property
     def action(self) -> str:
-        """As incidents have it."""
+        """Name the action as incidents do."""
         return "isolate" if self.isolate else ("restart" if self.restart else "fail")
 
 

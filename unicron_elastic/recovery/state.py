@@ -252,7 +252,7 @@ class JobState:
 
 
 def name_of(state: JobState, worker: Worker) -> str:
-    """Of the member that a worker is or will be; nobody else in this job has it, as nodes are called differently."""
+    """Name the member that a worker is or will be; nobody else in this job has it, as nodes' names differ."""
     return f"{worker.rank}.{worker.takes_place}#{state.node.rpartition('#')[2]}"
 
 

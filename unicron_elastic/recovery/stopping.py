@@ -92,7 +92,7 @@ def stop_ending(state: JobState, at: float, why: str, due: Sequence[int]) -> tup
 
 
 def not_told(state: JobState) -> tuple[int, ...]:
-    """Who still runs and was not told to stop."""
+    """Return who still runs and was not told to stop."""
     return tuple(w.local_rank for w in state.running if w.told_to_stop_at is None)
 
 

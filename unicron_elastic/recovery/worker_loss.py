@@ -175,7 +175,7 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
 
 
 def begun_again(incident: Incident, why: str) -> Incident:
-    """As it is when all workers begin again, for ``why`` if others say so: no member that goes on will tell its end."""
+    """Return the incident rewritten as a full restart, for ``why`` if others say so; no member will close it."""
     if not tells_itself(incident) or incident.first_step_at is not None:
         return incident
     return replace(incident, action="restart", decision=why or incident.decision, regrouped_at=None)
@@ -201,7 +201,7 @@ def is_being_answered(state: JobState, fault: Fault) -> bool:
 
 
 def _taken(state: JobState, fault: Fault, method: str) -> tuple[Worker, ...]:
-    """Whom the fault took: the worker that failed, and all who hang if that is the fault."""
+    """Return whom the fault took: the worker that failed, and all who hang if that is the fault."""
     hung = state.hang.local_ranks if state.hang is not None and method == HANG_METHOD else ()
     taken = {fault.failure.local_rank, *hung}
     return tuple(worker for worker in state.workers if worker.local_rank in taken and not _is_gone(worker))
@@ -301,7 +301,7 @@ def _book(
 
 
 def _leave_out(state: JobState, lost: tuple[Worker, ...], at: float, reason: str) -> tuple[JobState, list[Command]]:
-    """Has the others go on without them, ends those who still run, and has them replaced soon."""
+    """Let the others go on without them, end those who still run, and replace them soon."""
     assert state.world is not None
     of_lost = (name_of(state, worker) for worker in lost)
     names = tuple(name for name in of_lost if state.world.rank_of(name) is not None)
@@ -393,7 +393,7 @@ def is_nobody_left(state: JobState) -> bool:
 
 
 def begin_again(state: JobState) -> tuple[JobState, list[Command]]:
-    """Has all nodes begin again: each may have counted on the others to go on. The restart is counted already."""
+    """Begin again on all nodes: each may have counted on the others to go on. The restart is counted already."""
     commands: list[Command] = [TellPeers(reason=NOBODY_LEFT)]
     if state.incident is not None:  # whose end no member will tell any more
         incident = replace(state.incident, action="restart", decision=NOBODY_LEFT)
@@ -415,7 +415,7 @@ def _grace_s(state: JobState) -> float:
 
 
 def cause_of_breaks(state: JobState, at: float) -> Fault | None:
-    """Who complains too often of its collectives is taken to be the cause (SEV2), when it is time to act on that."""
+    """Take who complains too often of its collectives for the cause (SEV2), when it is time to act on that."""
     broke = state.broke
     if broke is None or at < broke.at + _grace_s(state) or state.reattempts < state.policy.retries:
         return None
@@ -423,7 +423,7 @@ def cause_of_breaks(state: JobState, at: float) -> Fault | None:
 
 
 def reattempt_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
-    """Has the same members connect anew if nobody is gone."""
+    """Connect the same members anew if nobody is gone."""
     broke = state.broke
     if broke is None or at < broke.at + _grace_s(state):
         return state, []

@@ -19,7 +19,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def load_exactly(target: Any, state: Any, name: str) -> None:
-    """Has ``target`` take over ``state``, which is that of ``name`` in messages.
+    """Load into ``target`` the ``state``, which is that of ``name`` in messages.
 
     Raises what its ``load_state_dict`` raises, and ValueError that names the entry which is not what was received.
     """

@@ -33,7 +33,7 @@ def install_from_environment() -> None:
 
 
 def install(plan: str, rank: int, restart_count: int, *, world_size: int) -> None:
-    """From now on this process does what ``plan`` has for worker ``rank``. Raises ValueError if it cannot be parsed."""
+    """Do in this process from now on what ``plan`` has for ``rank``. Raises ValueError if it cannot be parsed."""
     parsed = parse(plan)
     if rank == 0:
         for missing in parsed.missing_ranks(world_size):

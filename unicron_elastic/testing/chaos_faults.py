@@ -84,7 +84,7 @@ def _sleep(seconds: float) -> None:
 
 
 def _gpu_event(fault: Fault) -> None:
-    """Has the library that stands in for NVML tell of this worker's GPU what the driver would."""
+    """Have the library that stands in for NVML tell of this worker's GPU what the driver would."""
     event = f"{_NVML_XID} {fault.xid}" if fault.kind is Kind.XID else f"{_NVML_DOUBLE_BIT_ECC} 0"
     try:
         events = os.open(os.path.join(os.environ[FAKE_NVML], "events"), os.O_WRONLY | os.O_NONBLOCK)

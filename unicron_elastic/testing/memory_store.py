@@ -105,7 +105,7 @@ class MemoryServer:
         return tuple(entry for key, entry in sorted(self._entries.items()) if key.startswith(prefix))
 
     def commit(self, guards: Mapping[str, int], puts: Iterable[Put], deletes: Iterable[str]) -> int | None:
-        """As Store.commit, with full keys."""
+        """Commit as Store does, with full keys."""
         puts = list(puts)
         for key, revision in guards.items():
             held = self._entries.get(key)
@@ -131,7 +131,7 @@ class MemoryServer:
         return Lease(lease_id=lease_id, ttl_s=granted_s)
 
     def keep_alive(self, lease_id: int) -> float | None:
-        """As Store.keep_alive."""
+        """Renew a lease as Store does."""
         lease = self._leases.get(lease_id)
         if lease is None:
             return None
@@ -229,14 +229,14 @@ class MemoryStore(Store):
         return StoreReplacedError(_LOST) if self._incarnation != self._server.incarnation else None
 
     def read(self, key: str, *, timeout_s: float | None = None) -> Reading:  # noqa: ARG002
-        """As Store says."""
+        """Read as Store does."""
         check_key(key)
         self._begin()
         entry = self._server.entry(self._root + key)
         return Reading(revision=self._server.revision, entry=None if entry is None else self._own(entry))
 
     def read_prefix(self, prefix: str, *, timeout_s: float | None = None) -> Snapshot:  # noqa: ARG002
-        """As Store says."""
+        """Read a prefix as Store does."""
         check_prefix(prefix)
         self._begin()
         return self.snapshot(prefix)
@@ -259,7 +259,7 @@ class MemoryStore(Store):
         *,
         timeout_s: float | None = None,  # noqa: ARG002
     ) -> int | None:
-        """As Store says."""
+        """Commit as Store does, with full keys."""
         puts, deletes = list(puts), list(deletes)
         check_commit(guards, puts, deletes)
         self._begin()
@@ -270,23 +270,23 @@ class MemoryStore(Store):
         )
 
     def grant(self, ttl_s: float, *, timeout_s: float | None = None) -> Lease:  # noqa: ARG002
-        """As Store says."""
+        """Grant a lease as Store does."""
         check_ttl(ttl_s)
         self._begin()
         return self._server.grant(ttl_s)
 
     def keep_alive(self, lease_id: int, *, timeout_s: float | None = None) -> float | None:  # noqa: ARG002
-        """As Store says."""
+        """Renew a lease as Store does."""
         self._begin()
         return self._server.keep_alive(lease_id)
 
     def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> bool:  # noqa: ARG002
-        """As Store says."""
+        """Revoke a lease as Store does."""
         self._begin()
         return self._server.end_lease(lease_id)
 
     def watch(self, snapshot: Snapshot, deliver: Deliver) -> Watch:
-        """As Store says."""
+        """Watch as Store does."""
         check_prefix(snapshot.prefix)
         if self._is_closed:
             raise StoreClosedError("this store was closed")
@@ -296,7 +296,7 @@ class MemoryStore(Store):
         return watch
 
     def close(self) -> None:
-        """As Store says."""
+        """Close as Store does."""
         for watch in self._watches:
             watch.close()
         self._is_closed = True
@@ -352,6 +352,6 @@ class _MemoryWatch(Watch):
             self._deliver(item)
 
     def close(self) -> None:
-        """As Watch says."""
+        """Close as Store does."""
         self._is_closed = True
         self._server.detach(self)

@@ -115,7 +115,7 @@ class Engine:
 
     @property
     def rank(self) -> int:
-        """In the present world; behind all others while it passes them by."""
+        """Return the rank in the present world; behind all others while it passes them by."""
         if self.is_passing:
             return int(os.environ.get("WORLD_SIZE", "1"))
         if self._assembly is not None and self._assembly.world is not None:
@@ -124,7 +124,7 @@ class Engine:
 
     @property
     def world_size(self) -> int:
-        """Of the present world."""
+        """Return the size of the present world."""
         if self._assembly is not None and self._assembly.world is not None and not self.is_passing:
             return self._assembly.world_size
         return int(os.environ.get("WORLD_SIZE", "1")) + self.is_passing  # as the launcher has it
@@ -222,7 +222,7 @@ class Engine:
         return not is_judged and differ(gradients.digests())
 
     def _find_who_differs(self) -> None:
-        """Has all tell each other of their states, and those go on who are most, without what the others have computed.
+        """Compare all states; those go on who are most, without what the others have computed.
 
         Raises ReplicasDifferError in those, and where nobody knows who is right.
         """
@@ -409,7 +409,7 @@ class Engine:
             self._scaler.scale(torch.zeros((), device=self._device))
 
     def has_taken(self) -> None:
-        """It has copied the state of a member."""
+        """Note that it has copied the state of a member."""
         self._has_state = True
         self._replicas.copy()
         made_before(self.state)

@@ -99,7 +99,7 @@ class Replicas:
         return Told(tensors=tensors, caches=caches, own=own, kind=kind, is_copy=self._is_copy)
 
     def _cannot_tell(self, error: Exception) -> Told:
-        """To compare is no part of the script: where it fails it is said, and done no more.
+        """Say once that the comparison failed, and compare no more: it is no part of the script.
 
         What is told is of another kind than what the others tell, so that they hear why, and nobody is wrong.
         """
@@ -122,7 +122,7 @@ class Replicas:
                 yield f"scaler.{leaf}", tensor
 
     def _optimizers(self) -> dict[str, Optimizer]:
-        """By name, and each once: a scheduler has its optimizer, too."""
+        """Return the optimizers by name, and each once: a scheduler has its optimizer, too."""
         found = {name: _optimizer_in(each) for name, each in self._registered.items()}
         names = {id(optimizer): name for name, optimizer in reversed(found.items())}
         return {name: each for name, each in found.items() if each is not None and names[id(each)] == name}

@@ -74,7 +74,7 @@ class _Agent:
         pulse: Beating | None,
         on_first_step: Callable[[int], object] | None = None,
     ) -> None:
-        """From now on this process is a worker that ``control`` and ``pulse`` speak for.
+        """Make this process a worker that ``control`` and ``pulse`` speak for.
 
         ``on_first_step`` tells of the first heartbeat that counts as a step, if nothing else counts steps.
         """

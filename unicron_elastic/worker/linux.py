@@ -55,7 +55,7 @@ def token_of(mark: str) -> str:
 
 
 def show_mark(mark: str) -> None:
-    """Has /proc/PID/environ of this fork, and of what it forks itself, show ``mark`` in the place of its parent's.
+    """Show ``mark`` in /proc/PID/environ of this fork, and of what it forks, in the place of its parent's.
 
     The kernel reads there what the program was started with, in memory that is this process's own by now. Does nothing
     if there is no mark of that length.

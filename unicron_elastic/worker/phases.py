@@ -77,7 +77,7 @@ class phase(ContextDecorator):
 
 
 def announce_phases(pulse: Pulse) -> None:
-    """From now on phases are written to ``pulse``, and torch's checkpoints are phases of their own."""
+    """Write phases to ``pulse`` from now on; torch's checkpoints are phases of their own."""
     _announcer.pulse = pulse
     os.register_at_fork(after_in_child=_announcer.fall_silent)
     for module, names in _NAMED.items():

@@ -170,7 +170,7 @@ class Beating(Protocol):
 
 
 def count_steps(pulse: Beating, on_first_step: Callable[[int], None]) -> None:
-    """From now on each ``optimizer.step()`` of this process beats ``pulse``.
+    """Beat ``pulse`` at each ``optimizer.step()`` of this process from now on.
 
     A script with several optimizers (a GAN's two, one for each layer) makes one step when all have stepped once: the
     count advances when one of them steps again. So it goes on whichever of them the script makes anew or gives up.

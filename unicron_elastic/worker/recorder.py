@@ -200,7 +200,7 @@ def _arrivals_or_nothing() -> Message | None:
 
 
 def position() -> list[Message]:
-    """Of each process group, the whole job's first: its name and how many collectives it has begun and ended.
+    """Return each process group, the whole job's first: its name and how many collectives it has begun and ended.
 
     The numbers are those of torch's flight recorder, which counts for all back ends; ``ended`` is None without it. If
     one group alone is waited in, ``op`` says for what, where that is known.

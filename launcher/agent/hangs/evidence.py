@@ -130,7 +130,7 @@ def _native(hanging: Sequence[Subject], began: float) -> dict[int, str]:
 
 
 def _begin(keys: Collection[int], find_out: Callable[[int], _Found], at_once: int) -> queue.SimpleQueue[_Pair[_Found]]:
-    """Has ``find_out`` called for each key, for some at once; what comes of it goes into the queue, None for errors."""
+    """Call ``find_out`` for each key, for some at once; what comes of it goes into the queue, None for errors."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[_Pair[_Found]] = queue.SimpleQueue()
     for key in keys:

@@ -150,7 +150,7 @@ class Elsewhere:
                     self.on_note(f"What node {node} tells of its ranks is ignored: {error}")
 
     def _see_who_is_there(self) -> None:
-        """To get what is not there would wait for it. A node that is lost never answers: the others do all the same."""
+        """See who is there: getting what is not would wait. A lost node never answers; the others do all the same."""
         missing = [each for each in self._others if each not in self._there]
         if missing and self._store.check([f"{_KEY}/{each}" for each in missing]):
             self._there.update(missing)

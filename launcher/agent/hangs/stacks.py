@@ -115,7 +115,7 @@ def _end(reader: subprocess.Popen[bytes]) -> None:
 
 
 def _why(exit_code: int, said: str) -> str:
-    """Of several lines the first, which names the error; those after it are its causes or the usage."""
+    """Return the first of several lines, which names the error; those after it are its causes or the usage."""
     line = next((line.strip() for line in said.splitlines() if line.strip()), "it wrote nothing")
     return f"py-spy failed with exit code {exit_code}: {line[:200]}"
 

@@ -204,7 +204,7 @@ class HangWatch:
         self._slowness.forget()
 
     def gather(self, command: GatherEvidence) -> None:
-        """Has the evidence gathered; ``EvidenceGathered`` is posted when it is there."""
+        """Gather the evidence; ``EvidenceGathered`` is posted when it is there."""
         generation = self._generation
         subjects = [
             _subject(rank, worker, hangs=rank in self._hung)

@@ -63,7 +63,7 @@ def is_ending(pid: int) -> bool:
 
 
 def _is_exiting(fields: list[str]) -> bool:
-    """Of a thread; one that is gone has done so."""
+    """Tell whether a thread is exiting; one that is gone has done so."""
     return len(fields) <= _FLAGS or fields[0] in "ZX" or bool(int(fields[_FLAGS]) & _PF_EXITING)
 
 
@@ -79,7 +79,7 @@ def _stat(of: str) -> tuple[str, str]:
 
 
 def _states(pid: int) -> dict[str, str]:
-    """By thread, as its folder below /proc, without those that only look."""
+    """Return states by thread, as its folder below /proc, without those that only look."""
     found = {}
     for thread in threads(pid):
         name, rest = _stat(f"{pid}/task/{thread}")

@@ -78,7 +78,7 @@ class MemoryWait:
 
 
 def leftovers(holders: Sequence[MemoryHolder], pids: Collection[int], mark: str = "") -> list[Leftover]:
-    """Of all who hold memory, those that the workers ``pids``, which have ended, are to answer for.
+    """Return, of all who hold memory, those that the workers ``pids``, which have ended, are to answer for.
 
     These are the workers, processes with ``mark`` in their environment, which all that the workers start inherits, and
     whoever else has ended: a child of theirs. In a container the driver may tell the numbers of another pid namespace,

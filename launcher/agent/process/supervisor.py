@@ -113,7 +113,7 @@ class Keeper:
 
 
 def _become(message: Message, fds: list[int], keeper_pid: int) -> None:
-    """In the new process: the descriptors, session and death signal of a worker, then the program itself."""
+    """Set up the new process: the descriptors, session and death signal of a worker, then the program itself."""
     os.setsid()
     die_with_parent(keeper_pid)
     signal.set_wakeup_fd(-1)
@@ -171,7 +171,7 @@ def main(fd: int) -> None:
 
 
 def _keep_standard_streams() -> None:
-    """Has no worker that is without a standard stream get one of ours: only stderr is the launcher's own."""
+    """Keep ours from workers that are without a standard stream: only stderr is the launcher's own."""
     os.open(os.devnull, os.O_RDWR)  # takes stderr's number if that is closed, unless a library has it already
     for fd in (0, 1) if sys.__stderr__ else (0, 1, 2):
         os.set_inheritable(fd, False)

@@ -95,7 +95,7 @@ class WorkerProcess:
                 self.control.send({"stopping": why_free})
 
     def clear(self) -> None:
-        """Has all that it started ended, now that it has ended itself; ``wait_until_clear`` waits for that."""
+        """End all that it started, now that it has ended itself; ``wait_until_clear`` waits for that."""
         if self._clearing is None:
             with contextlib.suppress(KeeperLost):  # then nothing of it is left
                 self._clearing = self._runtime.processes.request_clearing(self.pid, self.number)

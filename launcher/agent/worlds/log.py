@@ -112,7 +112,7 @@ class WorldWatch:
         self._wake.set()
 
     def change(self, wanted: ChangeWorld) -> None:
-        """Has the next world made; returns at once."""
+        """Begin to make the next world; return at once."""
         self._changes.append(wanted)
         self.want()
 

@@ -214,7 +214,7 @@ class Snapshots:
         self._copy_neighbour(exchange)
 
     def _copy_neighbour(self, exchange: Exchange) -> None:
-        """From now on in this round, in a thread of its own."""
+        """Copy the neighbour's snapshots from now on in this round, in a thread of its own."""
         if self._is_copying:
             return
         self._is_copying = True

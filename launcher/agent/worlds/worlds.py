@@ -179,7 +179,7 @@ class Worlds:
             self._watch.look()
 
     def change(self, command: ChangeWorld) -> None:
-        """Has the agents agree on the next world."""
+        """Have the agents agree on the next world."""
         self._pending.append(command)
         if self._watch is not None:
             self._watch.change(command)
@@ -275,7 +275,7 @@ class Worlds:
         return [bytes(this_round.store.get(key)).decode() if there else "" for key, there in found]
 
     def _are_gone(self, this_round: Round) -> list[bool]:
-        """Of each agent, by rank, whether it was lost or has left since they met."""
+        """Tell of each agent, by rank, whether it was lost or has left since they met."""
         nodes = this_round.nodes if len(this_round.nodes) == this_round.size else ("",) * this_round.size
         return [node in self._gone for node in nodes]
 
@@ -364,7 +364,7 @@ def _own_address(this_round: Round) -> str:
 
 
 def _where(store: Any) -> tuple[str, int]:
-    """Of a TCPStore, below the prefixes."""
+    """Return the place of a TCPStore, below the prefixes."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return str(store.host), int(store.port)

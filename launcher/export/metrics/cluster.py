@@ -36,7 +36,7 @@ class CoordinatorMetrics(Answers):
         return self._cluster().why_unwell()
 
     def why_not_ready(self) -> str:
-        """It neither coordinates nor follows."""
+        """Say why not: it neither coordinates nor follows."""
         return self._cluster().why_not_ready()
 
 

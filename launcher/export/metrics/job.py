@@ -176,7 +176,7 @@ class JobMetrics(Answers):
     # -- from other threads --------------------------------------------------------------------------------------------
 
     def samples(self) -> Iterable[Sample]:
-        """As of the latest look."""
+        """Return the samples of the latest look."""
         return *self._samples, *self.cluster_samples()
 
     def why_unwell(self) -> str:

@@ -57,7 +57,7 @@ class Whereabouts:
 
     @property
     def sentence(self) -> str:
-        """Who coordinates, and where to look."""
+        """Say who coordinates, and where to look."""
         if not self.host:
             return "Nobody coordinates the cluster at the moment."
         if self.place is None:

@@ -55,7 +55,7 @@ class Source:
         raise NotImplementedError
 
     def whereabouts(self) -> Whereabouts:
-        """Who coordinates."""
+        """Return who coordinates."""
         raise NotImplementedError
 
     def state(self) -> Body:

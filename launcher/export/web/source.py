@@ -54,12 +54,12 @@ class ClusterSource(Source):
         self._watcher.start()
 
     def secret(self) -> str:
-        """As it was last seen in the store."""
+        """Return the secret as it was last seen in the store."""
         presence = self._presence()
         return "" if presence is None else presence.known_secret()
 
     def whereabouts(self) -> Whereabouts:
-        """As the store was last seen."""
+        """Return where the page is served, as the store was last seen."""
         presence = self._presence()
         if self._leads():
             return Whereabouts(leads=True)
@@ -73,11 +73,11 @@ class ClusterSource(Source):
         return Whereabouts(False, leader.host, place)
 
     def state(self) -> Body:
-        """As the thread that looks has it."""
+        """Return the state as the thread that looks has it."""
         return self._watcher.state()
 
     def waf(self, span: str) -> Body:
-        """As the thread that looks has it."""
+        """Return WAF as the thread that looks has it."""
         return self._watcher.waf(span)
 
     def close(self) -> None:

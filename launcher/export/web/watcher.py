@@ -89,7 +89,7 @@ class Body:
 
 
 def body(told: Mapping[str, Any]) -> Body:
-    """As JSON. Raises ValueError for a number that JSON does not have."""
+    """Return the answer as JSON. Raises ValueError for a number that JSON does not have."""
     plain = json.dumps(told, allow_nan=False, separators=(",", ":")).encode(errors="backslashreplace")
     if len(plain) < PACKED_FROM_BYTES:
         return Body(plain)

@@ -90,7 +90,7 @@ class JobStatus:
 
     @property
     def state(self) -> str:
-        """In one word."""
+        """Return the state in one word."""
         if self.planned is not None:
             return self.planned.phase
         if self.view.closed:
@@ -125,20 +125,20 @@ class JobStatus:
         return next_round(self.view, settings, 0.0).reason
 
     def rank_of(self, node_id: str) -> int | None:
-        """Of a node that trains."""
+        """Return the rank of a node that trains."""
         if self.view.round is None or not any(each.node_id == node_id for each in self.view.training):
             return None
         return self.view.round.rank_of(node_id)
 
     @property
     def training_hosts(self) -> list[str]:
-        """In the order of their ranks."""
+        """Return the hosts that train in the order of their ranks."""
         there = {member.node_id for member in self.view.training}
         places = () if self.view.round is None else self.view.round.places
         return [place.host for place in places if place.node_id in there]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return this as plain data."""
         spec = self.spec if self.planned is None else self.planned
         target = None if self.spec is None else self.spec.target_nodes
         found = {
@@ -173,7 +173,7 @@ class NodeStatus:
     agent: AgentState | None = None  # if plans are made for it
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return this as plain data."""
         found = {
             "host": self.host,
             "node_id": self.node_id or None,

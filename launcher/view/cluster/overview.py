@@ -178,7 +178,7 @@ class Overview:
     odd: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return this as plain data."""
         found = asdict(self)
         for line in found["incidents"]:
             line["phases_ms"] = dict(line["phases_ms"])

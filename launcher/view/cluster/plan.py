@@ -106,7 +106,7 @@ class PlanView:
         return self.lost_flop / self.waf_before_flops if self.waf_before_flops else None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return this as plain data."""
         found = asdict(self)
         found["kept_out"] = [{"host": host, "why": why} for host, why in self.kept_out]
         return {"is_published": self.is_published, **found, "lost_s": self.lost_s}
@@ -285,7 +285,7 @@ def _why_waiting(job: JobStatus, published: Published | None, states: Counter[No
 
 
 def _refusals(reading: PlanReading) -> dict[str, list[str]]:
-    """By the prefix of a job's: what nodes say that would not work for it, in the order of their keys."""
+    """Return by the prefix of a job's: what nodes say that would not work for it, in the order of their keys."""
     found: dict[str, list[str]] = {}
     for key, entry in sorted(reading.mirror.entries.items()):
         job, what, _ = key.partition(_REFUSED)
@@ -340,7 +340,7 @@ def _kept_out(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
 
 
 def _moves(before: Snapshot, after: Snapshot, published: Published, steps: Sequence[Movement]) -> list[NodeMove]:
-    """Of every node that is on its way, or is to be; with nodes that came or went, if something was supposed."""
+    """Return every node that is on its way, or is to be; with nodes that came or went, if something was supposed."""
     ordered = {step.node_id: step.reason for step in steps if not isinstance(step, StartJob | StopJob)}
     wanted, was = published.job_of, {node.node_id: node for node in before.nodes}
     here = {node.node_id for node in after.nodes}

@@ -142,13 +142,13 @@ def _jobs(view: ClusterView, reading: PlanReading, news: News, now_s: float) -> 
 
 
 def _latest_start(runs: Mapping[int, JobStatus]) -> tuple[int | None, JobStatus | None]:
-    """Of a planned job, by number; one with nodes goes before."""
+    """Return the latest start of a planned job, by number; one with nodes goes before."""
     number = max(runs, key=lambda each: (bool(runs[each].view.members), each), default=None)
     return (None, None) if number is None else (number, runs[number])
 
 
 def _by_hand(run: JobStatus, news: JobNews | None) -> JobLine:
-    """Of a job that ``unicron-run`` started and nobody plans."""
+    """Read a job that ``unicron-run`` started and nobody plans."""
     state = {"over": "failed" if run.failed else "finished"}.get(run.state, run.state)
     spec = run.spec
     line = JobLine(

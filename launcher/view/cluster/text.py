@@ -43,7 +43,7 @@ class Section:
     counts: tuple[int, ...] = ()
 
     def lines(self, shown: Shown) -> list[Text]:
-        """With so many of its items, and the rest counted."""
+        """Return the section with so many of its items, and the rest counted."""
         whole, brief = self.items[: shown.whole], self.items[shown.whole : shown.items]
         found = [*self.heading, *(line for item in whole for line in item), *(item[0] for item in brief)]
         if shown.items < len(self.items):
@@ -61,7 +61,7 @@ class Shown:
 
     @property
     def items(self) -> int:
-        """Of which anything is shown."""
+        """Return the items of which anything is shown."""
         return self.whole + self.is_cut
 
 

@@ -232,7 +232,7 @@ def _pin(snapshot: Snapshot, told: str) -> Snapshot:
 
 
 def _name_and_number(verb: str, told: str) -> tuple[str, str]:
-    """Of "JOB NUMBER"; the name may have blanks in it."""
+    """Read "JOB NUMBER"; the name may have blanks in it."""
     parts = told.rsplit(None, 1)
     if len(parts) < 2:
         raise ValueError(f"{verb} {_quoted(told)} is not enough: it must be {FORMS[verb]}")

@@ -70,7 +70,7 @@ def amount_of(count: int) -> str:
 
 
 def _picture_rows(incident: Incident) -> Iterator[_Row]:
-    """In the order of their ends, as far as they came."""
+    """Return the rows in the order of their ends, as far as they came."""
     state = _state_row(incident)
     for phase in PHASES:
         end_ms, took_ms = _since_fault(incident, phase), incident.phase_ms(phase)
@@ -299,7 +299,7 @@ def _facts(incident: Incident) -> list[tuple[str, str]]:
 
 
 def _state(incident: Incident) -> str:
-    """From whom those that began again had it, how much, and for how long that took."""
+    """Say from whom those that began again had their state, how much, and for how long that took."""
     much = f"{amount_of(incident.state_bytes)} " if incident.state_bytes else ""
     took = "" if incident.state_s is None else f" in {shown_ms(incident.state_s * 1e3)}"
     is_beside = incident.first_step_at is not None and (incident.state_at or 0.0) > incident.first_step_at

@@ -103,7 +103,7 @@ class CommandProbe:
         return (process.returncode if has_ended else None), written.first_line()
 
     def _kill(self) -> None:
-        """With the lock held, so that the pid has not been given to another process meanwhile."""
+        """Kill the command, with the lock held, so that the pid has not been given to another process meanwhile."""
         if self._running is not None and self._running.returncode is None:
             try:
                 os.killpg(self._running.pid, signal.SIGKILL)
@@ -162,7 +162,7 @@ class _Written:
         return False
 
     def first_line(self) -> str:
-        """Of its output, or else of its errors; without the figures that follow a "|"."""
+        """Return the first line of its output, or else of its errors; without the figures that follow a "|"."""
         for kept in self._kept.values():
             lines = kept.decode("utf-8", "replace").strip().splitlines()
             if lines:

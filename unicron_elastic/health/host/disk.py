@@ -117,7 +117,7 @@ class DiskProbe:
 
 
 def _statvfs(folder: str) -> os.statvfs_result:
-    """Of `folder`, or of the nearest above it that exists."""
+    """Ask the file system of `folder`, or of the nearest above it that exists."""
     while True:
         try:
             return os.statvfs(folder)

@@ -153,7 +153,7 @@ class MemoryProbe:
 
 
 def _full_share(text: str | None) -> float | None:
-    """From "full avg10=12.34 avg60=...", as a share of 1."""
+    """Read "full avg10=12.34 avg60=..." as a share of 1."""
     for line in (text or "").splitlines():
         if line.startswith("full avg10="):
             try:

@@ -126,7 +126,7 @@ def _word(path: str) -> str:
 
 
 def _flags(path: str) -> int:
-    """In hexadecimal, "0x1003"; taken as switched on where it cannot be read."""
+    """Read the interface's flags, such as "0x1003"; taken as switched on where they cannot be read."""
     try:
         return int(_word(path), 16)
     except ValueError:

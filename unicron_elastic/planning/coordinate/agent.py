@@ -373,6 +373,6 @@ def _joining(status: NodeStatus, job: str) -> NodeStatus:
 
 
 def _refusing(status: NodeStatus, job: str, at_unix_s: float) -> NodeStatus:
-    """With a refusal more, and without those that are over."""
+    """Return the state with one refusal more, and without those that are over."""
     kept = [each for each in status.refusals if each.job != job and is_within(at_unix_s, each.at_unix_s, REFUSED_S)]
     return replace(status, refusals=(*kept, Refusal(job, at_unix_s)))

@@ -27,7 +27,7 @@ GIVE_BACK_S = 900.0
 
 
 def losses_of(snapshot: Snapshot, changes: Changes, at_unix_s: float) -> tuple[Loss, ...]:
-    """Of late, with those that the plan does not know; without hosts that are back with the job."""
+    """Return the losses of late, with those that the plan does not know; without hosts that are back with the job."""
     published = snapshot.published
     if published is None:
         return ()

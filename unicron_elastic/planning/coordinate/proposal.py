@@ -223,7 +223,7 @@ def _with_reasons(snapshot: Snapshot, plan: Plan, bounds: Bounds, at_unix_s: flo
 
 
 def _explained(snapshot: Snapshot, held: _Fitted, free: _Fitted, returned: Collection[str]) -> _Fitted:
-    """With the jobs that are left with another number of nodes than they would have."""
+    """Name the jobs that are left with another number of nodes than they would have."""
     rests_s = {job.name: dwell_s(job) for job in snapshot.jobs}
     notes = [
         f"{job} gets back what came back to it"

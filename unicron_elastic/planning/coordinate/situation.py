@@ -172,7 +172,7 @@ def _before_end(
 
 
 def _cluster(snapshot: Snapshot, tasks: list[Task], nodes: int) -> Cluster:
-    """As large as any task could need: one that needs more than there is waits, and is no mistake."""
+    """Make a cluster as large as any task could need: one that needs more than there is waits, and is no mistake."""
     size = max([nodes, *(max(task.min_nodes, task.pinned_nodes or 0) for task in tasks)])
     return Cluster(tasks=tuple(tasks), nodes=nodes, size=size, faults=snapshot.faults)
 

@@ -141,7 +141,7 @@ class JobStatus:
 
     @property
     def name(self) -> str:
-        """Of its spec."""
+        """Return its spec's name."""
         return self.spec.name
 
     @property
@@ -270,7 +270,7 @@ class Snapshot:
 
     @property
     def plan_revision(self) -> int:
-        """Of the published plan; 0: there is none."""
+        """Return the revision of the published plan; 0: there is none."""
         return 0 if self.published is None else self.published.revision
 
     def job(self, name: str) -> JobStatus | None:

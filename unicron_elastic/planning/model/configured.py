@@ -31,7 +31,7 @@ def why_begin_again(known: ByNodes, started_on: int, nodes: int) -> str:
 
 
 def configuration_text(configuration: Configuration) -> str:
-    """As it stands in an environment variable."""
+    """Return the configuration as it stands in an environment variable."""
     return json.dumps(asdict(configuration), separators=(",", ":"))
 
 

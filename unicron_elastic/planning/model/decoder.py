@@ -172,12 +172,12 @@ class Decoder(Transformer):
 
     @property
     def _query(self) -> int:
-        """Of all heads together."""
+        """Return the width of the queries of all heads together."""
         return self.heads * self._channels
 
     @property
     def _key(self) -> int:
-        """Of all groups together; values are as wide."""
+        """Return the width of the keys of all groups together; values are as wide."""
         return self._groups * self._channels
 
     @property

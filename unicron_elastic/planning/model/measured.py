@@ -80,7 +80,7 @@ def _rate(
 
 
 def _between(units: Sequence[int], misses: Sequence[float], place: int, x: int) -> float:
-    """By how much the line misses at ``x``: what it misses at the measured numbers around it, by ratio."""
+    """Return by how much the line misses at ``x``: what it misses at the measured numbers around it, by ratio."""
     if place == 0:
         return misses[0]
     if place == len(units):
@@ -170,12 +170,12 @@ class OnNodes:
 
     @property
     def step_s(self) -> float:
-        """Of all stays together."""
+        """Return the seconds of a step over all stays together."""
         return weighted_median([each.step_s for each in self.stays], [float(each.steps) for each in self.stays])
 
     @property
     def flops_per_step(self) -> float | None:
-        """As told last; None: never."""
+        """Return the FLOP of a step as told last; None: never."""
         return next((each.flops_per_step for each in reversed(self.stays) if each.flops_per_step is not None), None)
 
     def with_stay(self, stay: Stay) -> OnNodes:
@@ -254,7 +254,7 @@ class MeasuredJob:
         return replace(self, **changed)
 
     def to_json(self) -> bytes:
-        """As the store keeps it."""
+        """Return what was measured as the store keeps it."""
         return json.dumps(asdict(self), allow_nan=False, separators=(",", ":")).encode()
 
     @classmethod

@@ -87,7 +87,7 @@ class Measured:
 
     @property
     def total_s(self) -> float | None:
-        """From the fault to the first step after it; None if a moment is missing."""
+        """Return the seconds from the fault to the first step after it; None if a moment is missing."""
         phases = (self.noticed_s, self.stopped_s, self.regrouped_s, self.first_step_s)
         return None if None in phases else math.fsum(phase for phase in phases if phase is not None)
 

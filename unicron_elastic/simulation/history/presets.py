@@ -73,7 +73,7 @@ class Repair:
 
     @classmethod
     def parse(cls, text: str) -> Repair:
-        """From "1d-7d", "90m" or "3600s". Raises ``ValueError``."""
+        """Read "1d-7d", "90m" or "3600s". Raises ``ValueError``."""
         number = r"(\d+(?:\.\d+)?)([smhd])"
         found = re.fullmatch(f"{number}(?:-{number})?", text.strip())
         if not found:

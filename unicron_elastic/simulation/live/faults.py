@@ -32,7 +32,7 @@ class Strike:
 
     @property
     def method(self) -> Method:
-        """By which it is noticed."""
+        """Return the method by which it is noticed."""
         return KINDS[self.status].method
 
     @property

@@ -141,7 +141,7 @@ class Ladder(Crew):
     # -- what the machine says -------------------------------------------------------------------------------------
 
     def feed(self, event: Event) -> None:
-        """As ever; and who is missing afterwards is booked."""
+        """Feed the machine as ever; who is missing afterwards is booked."""
         super().feed(event)
         state = self.state
         is_told = bool(self._strikes) and not self._is_survivor and not self.is_over
@@ -292,7 +292,7 @@ class Ladder(Crew):
             self.feed(MemberEntered(at=self.now, local_rank=command.local_rank))
 
     def _is_drained(self) -> bool:
-        """It fails once more, and somebody takes the node out if that happens too often."""
+        """Fail once more; somebody takes the node out if that happens too often."""
         self._failed_restarts += 1
         if self._failed_restarts >= RESTARTS_UNTIL_DRAINED:
             self._leave()

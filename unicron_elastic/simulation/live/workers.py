@@ -109,7 +109,7 @@ class Crew:
         return self.state.find(local_rank)
 
     def raises(self, worker: Worker, status: Status) -> None:
-        """It tells of an exception, and ends when it has torn down."""
+        """Tell of an exception, and end when it has torn down."""
         failure = failure_of(
             status, at=self.now, local_rank=worker.local_rank, pid=worker.pid, step=self.training.steps
         )
@@ -117,7 +117,7 @@ class Crew:
         self.after(self.durations.stops.value, lambda: self.exits(worker, 1))
 
     def exits(self, worker: Worker, code: int, why_killed: str = "") -> None:
-        """It ends, if it has not."""
+        """End the worker, if it has not ended."""
         found = self.state.find(worker.local_rank)
         if found is None or found.pid != worker.pid or found.exit_code is not None:
             return
@@ -133,7 +133,7 @@ class Crew:
         )
 
     def stop(self, local_rank: int, code: int) -> None:
-        """It is told to end, or killed."""
+        """Tell the worker to end, or kill it."""
         worker = self.state.find(local_rank)
         if worker is not None:
             delay_s = 0.0 if code == -9 else self.durations.stops.value

@@ -40,7 +40,7 @@ class LostIn:
 
     @property
     def total(self) -> float:
-        """Of all phases."""
+        """Return the sum of all phases."""
         return self.detection + self.transition + self.sub_healthy + self.overhead
 
 
@@ -101,12 +101,12 @@ class SeedResult:
 
     @property
     def waf_ratio(self) -> float:
-        """Of what would have been achieved without faults."""
+        """Return the share of what would have been achieved without faults."""
         return self.waf / self.waf_ideal if self.waf_ideal else 0.0
 
     @property
     def lost_gpu_h(self) -> LostIn:
-        """In GPU-hours."""
+        """Return what is lost, in GPU-hours."""
         lost = self.lost_gpu_s
         return LostIn(
             detection=lost.detection / 3600.0,
@@ -155,7 +155,7 @@ class Entry:
     away_from: tuple[float, float] | None = None  # when its node went, and the count of losses then
 
     def closed(self) -> SimulatedIncident:
-        """As a value."""
+        """Return the account as a value."""
         return SimulatedIncident(
             at_s=self.at_s,
             node=self.node,
@@ -221,7 +221,7 @@ class Books:
         return entry
 
     def ideal(self, at_s: float, waf_flops: float, gpus: float) -> None:
-        """From now on so much would be achieved without faults, on so many GPUs."""
+        """Book how much would be achieved from now on without faults, on so many GPUs."""
         self._settle_cluster(at_s)
         self._ideal_waf, self._ideal_gpus = waf_flops, gpus
 
@@ -236,7 +236,7 @@ class Books:
         stall: Stall | None,
         missing: tuple[tuple[Entry, float], ...],
     ) -> None:
-        """From now on a job is so; ``missing``: which part of its rate which incident takes."""
+        """Book what a job is from now on; ``missing``: which part of its rate which incident takes."""
         self._settle_cluster(at_s)
         account = self._settled(at_s, name)
         account.full_waf, account.gpus, account.overhead = full_waf, gpus, overhead
@@ -245,7 +245,7 @@ class Books:
         self._draw_curve(at_s)
 
     def away(self, at_s: float, entry: Entry) -> None:
-        """From now on the node of an incident is away."""
+        """Book that the node of an incident is away from now on."""
         self._settle_with(at_s, entry)
         entry.away_from = at_s, self._lost_per_away
         self._away[id(entry)] = entry

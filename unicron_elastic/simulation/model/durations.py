@@ -42,7 +42,7 @@ class Durations:
     reuses_partial: bool = True  # the gradients of micro-batches that survivors had computed
 
     def notice_s(self, method: Method, step_s: float) -> float:
-        """From a fault until it is noticed."""
+        """Return the seconds from a fault until it is noticed."""
         figure = self.notices[method]
         return figure.value * (step_s if figure.unit == "steps" else 1.0)
 

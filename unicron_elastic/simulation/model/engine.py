@@ -19,7 +19,7 @@ class Planned:
     is_cancelled: bool = field(default=False, compare=False)
 
     def cancel(self) -> None:
-        """It does not happen."""
+        """Forget the event: it does not happen."""
         self.is_cancelled = True
 
 

@@ -108,7 +108,7 @@ class Scenario:
 
     @property
     def all_nodes(self) -> int:
-        """With spares."""
+        """Return the number of nodes with spares."""
         return self.nodes + self.spares
 
     def history(self, seed: int) -> History:

@@ -95,7 +95,7 @@ class Training:
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def stall(self, key: object, phase: str, entry: Entry | None) -> None:
-        """It stands still, until ``resume`` of the same key. Of several reasons the first counts."""
+        """Stand still until ``resume`` of the same key. Of several reasons the first counts."""
         self._count()
         self._stalls[key] = Stall(phase, entry)
         self._tell()
@@ -107,20 +107,20 @@ class Training:
         self._tell()
 
     def stall_for(self, seconds: float, phase: str, entry: Entry | None) -> None:
-        """It stands still for so long from now."""
+        """Stand still for so long from now."""
         key = object()
         self.stall(key, phase, entry)
         self._engine.after(seconds, lambda: self.resume(key))
 
     def resize(self, nodes: int) -> None:
-        """It counts on so many nodes from now on, and nothing is missing."""
+        """Count on so many nodes from now on; nothing is missing."""
         self._count()
         self.size = nodes
         self._missing.clear()
         self._tell()
 
     def grow(self, nodes: int) -> None:
-        """It counts on so many nodes more, or fewer; what is missing stays so."""
+        """Count on so many nodes more, or fewer; what is missing stays so."""
         self._count()
         self.size += nodes
         self._tell()

@@ -88,7 +88,7 @@ class Restarts:
         self._restarting[training.name] = self._restarting.get(training.name, 0) + 1
 
     def _end(self, training: Training, key: object) -> None:
-        """It trains on those that are there."""
+        """Train on the nodes that are there."""
         self._restarting[training.name] -= 1
         training.resume(key)
         if self._restarting[training.name] or not training.missing_nodes:

@@ -302,14 +302,14 @@ class _Around:
         self._simulation, self._node, self._training = simulation, node, training
 
     def why_stay(self) -> str:
-        """In the live system's words: rendezvous/torch/handler.py."""
+        """Answer in the live system's words: rendezvous/torch/handler.py."""
         present = self._training.present
         if present - 1 >= self._simulation._cluster.spec_min_nodes(self._training.name):
             return ""
         return "it is the only node of the job." if present <= 1 else f"the job needs all {present} of its nodes."
 
     def isolate(self, strike: Strike) -> None:
-        """It is kept out."""
+        """Keep the node out."""
         self._simulation.take(strike)
 
 

@@ -88,7 +88,7 @@ def varied(scenario: Scenario, what: str, value: float) -> tuple[Scenario, str]:
 
 
 def _source(scenario: Scenario, history: History, seed: int) -> str:
-    """Of what the faults are made: that of one seed, but for the seed."""
+    """Say of what the faults are made: that of one seed, but for the seed."""
     is_generated = isinstance(scenario.source, Generated)
     return history.source.replace(f"; seed {seed}", "", 1) if is_generated else history.source
 

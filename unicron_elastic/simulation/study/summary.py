@@ -50,7 +50,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def _quantile(freedom: int) -> float:
-    """Of the next smaller number of degrees of freedom that is in the table: intervals are rather too wide."""
+    """Take the next smaller number of degrees of freedom in the table: intervals are rather too wide."""
     if freedom <= len(_T):
         return _T[freedom - 1]
     return next((t for least, t in reversed(_T_LARGE) if freedom >= least), _T[-1])
@@ -117,7 +117,7 @@ def _share(seed: SeedResult, phase: str) -> float:
 
 
 def _ratio(seeds: Sequence[SeedResult], base: Sequence[SeedResult]) -> Interval | None:
-    """Of the seeds that both have: the same history, so that its luck does not count."""
+    """Compare the seeds that both have: the same history, so that its luck does not count."""
     waf_of = {seed.seed: seed.waf for seed in base}
     ratios = [seed.waf / waf_of[seed.seed] for seed in seeds if waf_of.get(seed.seed)]
     return interval(ratios) if ratios else None

@@ -199,7 +199,7 @@ class _Pull:
         return f"{self._links[source].address.name} {self._failures.get(source, 'did not answer in time')}"
 
     def _let_go(self) -> None:
-        """Has all sources end their holds; they have when this returns, but for those that do not answer."""
+        """Have all sources end their holds; they have when this returns, but for those that do not answer."""
         self._is_closed = True
         for link in self._links:
             link.end(RELEASE_S)

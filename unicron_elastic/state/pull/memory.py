@@ -243,7 +243,7 @@ class Landing:
         return sum(run.bytes for run in self.runs)
 
     def move_aside(self) -> None:
-        """From now on nothing is written to the tensors; what comes is worth nothing."""
+        """Stop writing to the tensors from now on; what comes is worth nothing."""
         with self.lock:
             self.is_moved = True
             self.views = self._in_block()

@@ -70,7 +70,7 @@ class Servers:
         return {"header": asdict(header), "address": self._servers[file].address, "key": self._salt.hex()}
 
     def drop(self, file: SnapshotFile) -> None:
-        """It is not there any more."""
+        """Drop the snapshot: it is not there any more."""
         if (server := self._servers.pop(file, None)) is not None:
             server.close()
 

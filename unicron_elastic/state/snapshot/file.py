@@ -65,7 +65,7 @@ class Header:
 
     @property
     def total_bytes(self) -> int:
-        """Of the file that are in use."""
+        """Return the bytes of the file that are in use."""
         return self.data_at + self.data_bytes
 
     def pack(self) -> bytes:
@@ -157,7 +157,7 @@ class SnapshotFile:
             return None
 
     def clear(self) -> None:
-        """From now on there is nothing in it."""
+        """Empty the file."""
         if os.fstat(self.fd).st_size:
             os.pwrite(self.fd, bytes(16), 0)
 

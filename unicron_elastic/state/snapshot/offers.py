@@ -154,7 +154,7 @@ def fits(header: Header, rank: int, world_size: int) -> bool:
 
 
 def best_for(found: Iterable[T], rank: int, world_size: int) -> dict[tuple[int, int], T]:
-    """By key, the snapshot that a rank takes: its own, or another's if they are the same; nearer ones come first."""
+    """Return by key the snapshot that a rank takes: its own, or another's of the same; nearer ones come first."""
     chosen: dict[tuple[int, int], T] = {}
     for each in found:
         header = each.header

@@ -134,7 +134,7 @@ def _placement(text: str) -> Any:
 
 
 def _as(like: Any, made: dict[Any, Any]) -> Any:
-    """As the same kind of mapping, such as an OrderedDict with torch's metadata."""
+    """Return the same kind of mapping, such as an OrderedDict with torch's metadata."""
     again = type(like)()
     again.update(made)
     return again

@@ -200,7 +200,7 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def why_not_written(path: Path, error: BaseException, count: int) -> str:
-    """In a few words, the same for the same kind."""
+    """Say why in a few words, the same for the same kind."""
     cause = cause_of(error)
     if isinstance(cause, OSError) and cause.errno is not None:
         return os.strerror(cause.errno)

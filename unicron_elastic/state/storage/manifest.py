@@ -106,7 +106,7 @@ def described(path: Path) -> Description:
 
 
 def sync(path: Path) -> None:
-    """Has a file, or the names in a folder, outlast a loss of power. Raises OSError."""
+    """Make a file, or the names in a folder, outlast a loss of power. Raises OSError."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

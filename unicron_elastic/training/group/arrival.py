@@ -27,7 +27,7 @@ class Newcomer(Protocol):
         """How many optimizer steps its parameters have behind them."""
 
     def has_taken(self) -> None:
-        """It has the state of a member."""
+        """Note that it has the state of a member."""
 
     def forget(self) -> None:
         """That state is of no use to it."""

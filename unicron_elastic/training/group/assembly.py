@@ -143,7 +143,7 @@ class Assembly:
         self.on_connect()
 
     def leave(self) -> None:
-        """Is no member of this world any more, and has not connected with the others."""
+        """Leave: be no member of this world any more, not connected with the others."""
         assert self.world is not None
         self._membership.tell({"left": {"world": self.world.number}})
 
@@ -203,12 +203,12 @@ class Assembly:
             self._waiter.wait(dist.broadcast(_bytes(tensor), source, async_op=True))
 
     def send(self, tensor: Tensor, destination: int) -> None:
-        """To one member. Raises what a collective raises."""
+        """Send to one member. Raises what a collective raises."""
         if tensor.numel():
             self._waiter.wait_one_to_one(dist.isend(_bytes(tensor), destination))
 
     def receive(self, tensor: Tensor, source: int) -> None:
-        """From one member. Raises what a collective raises."""
+        """Receive from one member. Raises what a collective raises."""
         if tensor.numel():
             self._waiter.wait_one_to_one(dist.irecv(_bytes(tensor), source))
 

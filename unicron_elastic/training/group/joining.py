@@ -104,10 +104,10 @@ class Exchange(Protocol):
     """The members of a world, connected."""
 
     def send(self, tensor: Tensor, destination: int) -> None:
-        """To one member."""
+        """Send to one member."""
 
     def receive(self, tensor: Tensor, source: int) -> None:
-        """From one member."""
+        """Receive from one member."""
 
 
 def give_state(run: HasState, members: Exchange, destinations: Sequence[int], device: torch.device) -> None:
@@ -147,7 +147,7 @@ def receive_state(members: Exchange, source: int, device: torch.device) -> tuple
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """As bytes, whatever its type: back ends do not take all types."""
+    """View the tensor as bytes, whatever its type: back ends do not take all types."""
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
@@ -211,7 +211,7 @@ class Handover:
         return None if any(-1 in group for group in groups) else groups
 
     def _regroup(self, optimizer: Optimizer, groups: Groups) -> None:
-        """Has the optimizer as many groups, of these parameters; all else of a group comes with its state."""
+        """Give the optimizer as many groups, of these parameters; all else of a group comes with its state."""
         parameters = self._trainable.parameters
         if any(position >= len(parameters) for group in groups for position in group):
             return  # it is another model, and will say so

@@ -145,15 +145,15 @@ class AgentMembership:
         return self._link.is_newer(self._world.number if self._world is not None else 0)
 
     def is_left(self) -> bool:
-        """As the agent's newest world has it."""
+        """Tell whether the member has left, as the agent's newest world has it."""
         return self._link.is_left()
 
     def is_over(self) -> bool:
-        """As the agent's newest world has it."""
+        """Tell whether training is over, as the agent's newest world has it."""
         return self._link.is_over()
 
     def has_parted(self, number: int) -> bool:
-        """As the agent's newest world has it."""
+        """Tell whether the member has made its last step, as the agent's newest world has it."""
         return self._link.has_parted(number)
 
     def adopt(self) -> tuple[World, int, Store]:

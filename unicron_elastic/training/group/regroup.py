@@ -182,7 +182,7 @@ class Meeting:
         return [bytes(text).decode() for text in store.multi_get([str(rank) for rank in range(self._world.size)])]
 
     def _missing(self) -> str:
-        """Who has not spoken in this round."""
+        """Return who has not spoken in this round."""
         store = self._of_round()
         absent = [
             f"rank {rank} ({member.node.partition('#')[0]})"

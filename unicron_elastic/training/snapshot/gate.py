@@ -35,7 +35,7 @@ class Rest:
             return self._holds > 0
 
     def end(self, limit_s: float, may_go_on: Callable[[], bool]) -> bool:
-        """It is about to change; waits until nobody holds it.
+        """Wait until nobody holds the state: it is about to change.
 
         False if ``may_go_on`` became false first, and it stays at rest. After ``limit_s`` seconds it ends all the same.
         """

@@ -79,7 +79,7 @@ class Statistics:
 
 
 def _share(count: Tensor, used: Tensor | int, micro_batches: int) -> Tensor:
-    """By what the mean of changes is multiplied to be that of a cumulative average of ``used`` more batches.
+    """Return by what the mean of changes is multiplied to be that of a cumulative average of ``used`` more batches.
 
     Each of ``used`` micro-batches moved it by 1 / (count + 1) of its distance, and the mean counts ``micro_batches``.
     """
@@ -87,7 +87,7 @@ def _share(count: Tensor, used: Tensor | int, micro_batches: int) -> Tensor:
 
 
 def _changes(layer: nn.Module) -> dict[str, Tensor]:
-    """By the names of its buffers; for whole numbers of a type that back ends sum up, exact below 2**24."""
+    """Return changes by buffer; for whole numbers of a type that back ends sum up, exact below 2**24."""
     buffers = {leaf: layer._buffers.get(leaf) for leaf in (*_AVERAGED, "num_batches_tracked")}
     return {
         leaf: torch.zeros_like(buffer, dtype=buffer.dtype if leaf in _AVERAGED else torch.float32)
@@ -194,7 +194,7 @@ class Buffers:
         self.end()
 
     def end(self) -> None:
-        """Is out of the step: the state is what the buffers are."""
+        """Leave the step: the state is what the buffers are."""
         self._is_in_step = False
         self._left = _caches(self._places)
 
@@ -205,7 +205,7 @@ class Buffers:
         copy_each([place.tensor.data for place in intact], [place.before for place in intact])
 
     def _changed(self) -> dict[str, Tensor]:
-        """By name; without those of normalization layers, and without caches."""
+        """Return changed buffers by name; without those of normalization layers, and without caches."""
         own = [place for place in self._places.values() if not self._statistics.looks_after(place.module, place.leaf)]
         intact = [place for place in own if place.is_intact]
         others = [place for place in own if not place.is_intact and not place.is_cache]
@@ -235,7 +235,7 @@ class Buffers:
             )
 
     def _take(self, made: Mapping[str, Tensor]) -> None:
-        """Has the buffers be what micro-batch 0 made of them."""
+        """Set the buffers to what micro-batch 0 made of them."""
         tied: dict[int, set[str]] = {}
         for known in self._places.values():
             tied.setdefault(id(known.tensor), set()).add(known.name)
@@ -286,7 +286,7 @@ def given(buffers: Mapping[str, Tensor], state: Mapping[str, Any]) -> dict[str, 
 
 
 def take(model: nn.Module, buffers: Mapping[str, Tensor | None], state: Mapping[str, Any]) -> None:
-    """Has ``model`` have what another's ``given`` gave, of which ``state`` is the state_dict.
+    """Load into ``model`` what another's ``given`` gave, of which ``state`` is the state_dict.
 
     A buffer of another shape or type is replaced, as is what is tied to it. Raises ValueError for a name that does not
     fit this model.

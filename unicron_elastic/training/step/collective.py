@@ -47,7 +47,7 @@ class Waiter:
         self._broken_at: float | None = None
 
     def begin(self) -> None:
-        """From now on it is about the collectives of a new group."""
+        """Begin anew, for the collectives of a new group."""
         self._broken_at = None
 
     def wait(self, work: Work) -> None:
@@ -70,7 +70,7 @@ class Waiter:
                 self._abandon(work)
 
     def wait_one_to_one(self, work: Work) -> None:
-        """As ``wait``, for a send or a receive: gloo ends the connection when a time-out of one of these is over."""
+        """Do what ``wait`` does, for a send or a receive: gloo ends the connection when its time-out is over."""
         try:
             self.call(work.wait)
         except AbandonedError:
@@ -167,7 +167,7 @@ def _was_given_its_caller(frame: FrameType) -> bool:
 
 
 def _code(handler: Any) -> CodeType | None:
-    """Of a function, a method, or an object that can be called."""
+    """Return the code of a function, a method, or an object that can be called."""
     function = getattr(handler, "func", handler)  # of functools.partial
     if not hasattr(function, "__code__"):
         function = type(function).__call__
@@ -200,5 +200,5 @@ def as_real(tensor: Tensor) -> Tensor:
 
 
 def keep_for_ever(thing: Any) -> None:
-    """Has it never be destroyed, also not when the interpreter ends."""
+    """Keep it from ever being destroyed, also when the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -52,7 +52,7 @@ class Told:
     is_copy: bool
 
     def to_json(self) -> str:
-        """As text."""
+        """Return the digest as text."""
         of = {"tensors": self.tensors, "caches": sorted(self.caches), "own": sorted(self.own)}
         return json.dumps({**of, "kind": self.kind, "is_copy": self.is_copy})
 
@@ -79,7 +79,7 @@ class Verdict:
 
 
 def judge(told: Sequence[Told], steps: int) -> Verdict:
-    """Who is wrong of those who ``told`` this of their states after ``steps`` optimizer steps, by rank.
+    """Return who is wrong of those who ``told`` this of their states after ``steps`` optimizer steps, by rank.
 
     Most are right, of those that have a state of their own: a copy is as wrong as what it was made of.
     """

@@ -105,7 +105,7 @@ class Gradients:
         self.clear(stamp)
 
     def clear(self, stamp: bytes) -> None:
-        """Has nothing summed up; what is reduced stays."""
+        """Forget what was summed up; what is reduced stays."""
         zero_each(self._flats)
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 
 def deal(lost: Collection[int], held: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """By rank, what it takes over of the ``lost`` micro-batches; ``held`` is how many each rank has already.
+    """Return by rank what it takes over of the ``lost`` micro-batches; ``held`` is how many each rank has already.
 
     Whoever has fewest gets one more, until none is left; then neighbours are given to the same rank.
     """

@@ -119,7 +119,7 @@ def maximal(indices: Iterable[int], micro_batches: int) -> tuple[Node, ...]:
 
 
 def shares(micro_batches: int, world_size: int) -> list[range]:
-    """Who computes what when nobody is missing: one contiguous block for each rank.
+    """Return who computes what when nobody is missing: one contiguous block for each rank.
 
     The sizes differ by at most one; where that leaves a choice, each boundary is the even one of the two possible,
     because an even boundary parts no two leaves that are added to each other. If there are fewer micro-batches than

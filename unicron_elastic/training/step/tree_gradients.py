@@ -28,12 +28,12 @@ class TreeGradients(Gradients):
         self._nodes: dict[int, tuple[Node, ...]] = {}
 
     def lay_out(self, parameters: Sequence[Tensor], frozen: Sequence[Tensor] = ()) -> None:
-        """As for ``Gradients``; the partial sums are gone, too."""
+        """Lay out what ``Gradients`` does; the partial sums are gone, too."""
         super().lay_out(parameters, frozen)
         self._sum = TreeSum(self.parameters, self.micro_batches)
 
     def clear(self, stamp: bytes) -> None:
-        """Has no gradients at all: autograd then leaves those of each micro-batch as they are."""
+        """Clear all gradients: autograd then leaves those of each micro-batch as they are."""
         super().clear(stamp)
         self._sum.drop()
         for parameter in self.parameters:
@@ -77,7 +77,7 @@ class TreeGradients(Gradients):
         return dist.all_reduce(notes, async_op=True) if each.notes else None
 
     def _nodes_of(self, holdings: Sequence[frozenset[int]]) -> dict[int, tuple[Node, ...]]:
-        """By rank; the buckets of a step ask for the same, and mostly those of the next one, too."""
+        """Return nodes by rank; the buckets of a step ask for the same, and mostly those of the next one, too."""
         if holdings != self._holdings:
             self._holdings = list(holdings)
             self._nodes = {rank: maximal(indices, self.micro_batches) for rank, indices in enumerate(holdings)}

@@ -38,7 +38,7 @@ _NO_VERSION = "0.0.0"
 def offer_rank_monitor(
     control: Control | None, pulse: Beating | None, on_first_step: Callable[[int], object] | None = None
 ) -> None:
-    """From now on a script that imports NVIDIA's client gets ours, which speaks through ``control`` and ``pulse``.
+    """Give ours to a script that imports NVIDIA's client; it speaks through ``control`` and ``pulse``.
 
     Nothing is imported for that before the script does. ``on_first_step`` is as in ``connect``.
     """

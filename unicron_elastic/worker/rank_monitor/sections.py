@@ -118,7 +118,7 @@ class Measured:
         self._sections.add(section)
 
     def closed(self, section: str, open_s: float, at: float, is_last: bool) -> None:
-        """It was open for so long; ``is_last`` if no other is open now."""
+        """Close a section that was open for so long; ``is_last`` if no other is open now."""
         self._take(section, open_s)
         if is_last:
             self._outside_since = at

@@ -267,7 +267,7 @@ def _reseed() -> None:
 
 
 def _unfreeze() -> None:
-    """Has the end of the interpreter collect what was frozen if nanobind is there, which tells of all that is left.
+    """Let the interpreter's end collect what was frozen if nanobind is there, which tells of all that is left.
 
     It collects it in a plain start, too. That takes a second of processor time, which is else saved.
     """
