@@ -285,10 +285,10 @@ class Heartbeats:
 
 
 def _own_revision(state: CoordinationState) -> int:
-    """Of the leader's key, if this agent holds it; else 0."""
+    """Return the revision of the leader's key, if this agent holds it; else 0."""
     return state.leader.revision if state.leads and state.leader is not None else 0
 
 
 def _bounded(reason: str) -> str:
-    """As much of it as a line has room for: JSON may take twelve bytes for a character."""
+    """Cut it to what a line has room for: JSON may take twelve bytes for a character."""
     return reason[: _REASON_CHARACTERS if len(json.dumps(reason[:_REASON_CHARACTERS])) < LINE_BYTES_MAX // 2 else 500]

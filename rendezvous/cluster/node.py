@@ -48,7 +48,7 @@ class ClusterAnswers:
         )
 
     def plan(self) -> PlanFigures | None:
-        """Of the cluster; None unless this process coordinates it."""
+        """Return the cluster's plan; None unless this process coordinates it."""
         return self._planner.figures
 
     def samples(self) -> Iterator[Sample]:

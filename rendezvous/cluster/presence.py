@@ -103,13 +103,13 @@ class ClusterPresence(Presence[ClusterMirror]):
 
     @property
     def leader(self) -> Leader | None:
-        """Who coordinates, as last seen."""
+        """Return who coordinates, as last seen."""
         with self._changed:
             return None if self._mirror is None else self._mirror.leader
 
     @property
     def accusers(self) -> tuple[str, frozenset[str]]:
-        """Whom of those who coordinate, and who cannot reach it."""
+        """Return the coordinator's id and the ids of agents that report it unreachable."""
         with self._changed:
             return ("", frozenset()) if self._mirror is None else self._mirror.accusers()
 

@@ -59,7 +59,7 @@ class JobPresence(Presence[JobMirror]):
         self.enter(timeout_s)
 
     def offer(self, key: str, text: bytes) -> None:
-        """Has a key of the job's own written by the next ``join``, unless it is there."""
+        """Have the next ``join`` write a key of the job's own, unless it is there."""
         self._job_texts[key] = text
 
     def why_lost(self, node_id: str) -> str:
@@ -214,7 +214,7 @@ class JobPresence(Presence[JobMirror]):
         return "the cluster's store is not open."
 
     def _departed(self, store: Store) -> set[str]:
-        """As the store has them now; the mirror may not have heard of a write of this moment. Raises StoreError."""
+        """Read departures in the store: the mirror may not have heard of a write of this moment. Raises StoreError."""
         found = set()
         for entry in store.read_prefix(self._keys.departing("")).entries:
             with contextlib.suppress(ValueError):

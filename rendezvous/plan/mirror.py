@@ -55,7 +55,7 @@ class PlannedJob:
 
     @property
     def revision(self) -> int:
-        """Of what it is planned by."""
+        """Return its revision; 0: it does not exist."""
         return max(self.spec_revision, self.rates_revision)
 
 
@@ -95,7 +95,7 @@ class PlanMirror:
         return self.entries.get(key)
 
     def revision(self, key: str) -> int:
-        """Of a key's last change; 0: it does not exist."""
+        """Return its revision; 0: it does not exist."""
         entry = self.entries.get(key)
         return 0 if entry is None else entry.revision
 

@@ -49,7 +49,7 @@ class Planner:
 
     @property
     def figures(self) -> PlanFigures | None:
-        """Of the cluster, as of the latest look; None while this agent does not plan. From any thread."""
+        """Return the cluster's figures, as of the latest look; None while this agent does not plan. From any thread."""
         term = self._term
         return None if term is None or not self._leader_revision else term.figures(time.time())
 
@@ -111,7 +111,7 @@ class Planner:
         return self._error != before
 
     def _serve(self, term: Term, revision: int) -> None:
-        """As long as this agent leads by the same right."""
+        """Serve as long as this agent leads by the same right."""
         while self._leader_revision == revision and not self._is_over.is_set():
             self._turned_at = time.monotonic()
             term.look(time.time())

@@ -298,7 +298,7 @@ class Term:
 
 
 def _batches(puts: Sequence[Put], most: int = _BATCH) -> Iterator[list[Put]]:
-    """As many in one transaction as the store takes."""
+    """Split writes into transactions as large as the store takes."""
     batch: list[Put] = []
     size = 0
     for put in puts:

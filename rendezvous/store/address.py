@@ -69,7 +69,7 @@ class EtcdEndpoint:
 
     @property
     def target(self) -> str:
-        """As gRPC wants it."""
+        """Return the address as gRPC wants it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:

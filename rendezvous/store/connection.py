@@ -181,7 +181,7 @@ class EtcdServer:
             raise StoreClosedError(_CLOSED) from error
 
     def distrust(self, *, renew: bool) -> None:
-        """It failed. ``renew`` also gives up the connection, as one that is silent may be dead for many minutes."""
+        """Note a failure. ``renew`` also gives up the connection: one that is silent may be dead for many minutes."""
         with self._lock:
             self.is_proven = False
             if renew:
@@ -442,7 +442,7 @@ _connections: weakref.WeakSet[EtcdConnection] = weakref.WeakSet()
 
 
 def _forget_channels() -> None:
-    """In a forked child gRPC's threads are missing, and freeing a channel would wait for them for ever."""
+    """Forget channels in a forked child: gRPC's threads are missing, and freeing one would wait for them for ever."""
     for connection in list(_connections):
         for server in connection.servers:
             for held in server.abandon():

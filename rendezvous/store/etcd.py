@@ -69,13 +69,13 @@ class EtcdStore(Store):
         self._watches: list[EtcdWatch] = []
 
     def read(self, key: str, *, timeout_s: float | None = None) -> Reading:
-        """As Store says."""
+        """Read as Store says."""
         check_key(key)
         revision, kvs = self._range(messages.RangeRequest(key=self._full(key)), self._limit(timeout_s))
         return Reading(revision=revision, entry=self._entry(kvs[0]) if kvs else None)
 
     def read_prefix(self, prefix: str, *, timeout_s: float | None = None) -> Snapshot:
-        """As Store says."""
+        """Read a prefix as Store says."""
         check_prefix(prefix)
         first = self._full(prefix)
         revision, kvs = self._range(messages.RangeRequest(key=first, range_end=_end(first)), self._limit(timeout_s))
@@ -90,7 +90,7 @@ class EtcdStore(Store):
         *,
         timeout_s: float | None = None,
     ) -> int | None:
-        """As Store says."""
+        """Commit as Store says."""
         puts, deletes = list(puts), list(deletes)
         check_commit(guards, puts, deletes)
         compare = [
@@ -109,20 +109,20 @@ class EtcdStore(Store):
         return None if answer is None else int(answer.header.revision)
 
     def grant(self, ttl_s: float, *, timeout_s: float | None = None) -> Lease:
-        """As Store says. If an answer is lost, a lease that nobody knows runs out by itself."""
+        """Grant as Store says. If an answer is lost, a lease that nobody knows runs out by itself."""
         check_ttl(ttl_s)
         request = messages.LeaseGrantRequest(TTL=math.ceil(ttl_s))
         answer = self._connection.call(_GRANT, request, self._limit(timeout_s))
         return Lease(lease_id=answer.ID, ttl_s=float(answer.TTL))
 
     def keep_alive(self, lease_id: int, *, timeout_s: float | None = None) -> float | None:
-        """As Store says."""
+        """Renew a lease as Store says."""
         request = messages.LeaseKeepAliveRequest(ID=lease_id)
         answer = self._connection.call(_KEEP_ALIVE, request, self._limit(timeout_s))
         return float(answer.TTL) if answer.TTL > 0 else None
 
     def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> bool:
-        """As Store says."""
+        """Revoke a lease as Store says."""
         try:
             self._connection.call(_REVOKE, messages.LeaseRevokeRequest(ID=lease_id), self._limit(timeout_s))
         except LeaseGoneError:
@@ -130,7 +130,7 @@ class EtcdStore(Store):
         return True
 
     def watch(self, snapshot: Snapshot, deliver: Deliver) -> Watch:
-        """As Store says."""
+        """Watch as Store says."""
         check_prefix(snapshot.prefix)
         self._connection.check_open()
         first = self._full(snapshot.prefix)
@@ -151,7 +151,7 @@ class EtcdStore(Store):
         return watch
 
     def close(self) -> None:
-        """As Store says."""
+        """Close as Store says."""
         self._connection.close()  # first, so that no watch waits for an answer any more
         for watch in self._watches:
             watch.close()

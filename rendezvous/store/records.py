@@ -40,7 +40,7 @@ def text_in(told: Mapping[str, Any], name: str, characters: int | None = None) -
 
 
 def number_in(told: Mapping[str, Any], name: str, least: int = 0, bits: int = 62) -> int:
-    """Of ``least`` at the least and less than 2^``bits``. Raises ValueError."""
+    """Return a number of ``least`` at the least and less than 2^``bits``. Raises ValueError."""
     value = told.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**bits:
         raise ValueError(f"{name} must be a whole number, at least {least} and below 2^{bits}")
@@ -48,6 +48,6 @@ def number_in(told: Mapping[str, Any], name: str, least: int = 0, bits: int = 62
 
 
 def whole_number(value: bytes) -> int | None:
-    """Of a key that holds nothing else; None for what is none, or not below 2^63."""
+    """Read the number of a key that holds nothing else; None for what is none, or not below 2^63."""
     number = int(value) if value.isdigit() and len(value) <= _DIGITS_MAX else None
     return number if number is not None and number < 2**63 else None

@@ -103,7 +103,7 @@ class EmbeddedEtcd:
 
     @property
     def pid(self) -> int:
-        """Of the server, which was started."""
+        """Return the pid of the server, which was started."""
         assert self._process is not None, "the server was not started"
         return self._process.pid
 

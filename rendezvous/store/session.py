@@ -275,7 +275,7 @@ class Presence(Generic[M]):
             self._settle()
 
     def _heard(self, store: Store, item: WatchItem) -> None:
-        """From the store's thread."""
+        """Take news from the store's thread."""
         with self._changed:
             if store is not self._store or self._mirror is None:
                 return

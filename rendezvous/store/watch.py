@@ -84,7 +84,7 @@ class EtcdWatch(Watch):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """As Watch says."""
+        """Close as Watch says."""
         if (
             not self._connection.is_ours
         ):  # in a forked child there is no such thread, and its locks may be held for ever

@@ -31,7 +31,7 @@ _LONGEST_S = 86_400.0  # of all that may be waited for; a lease cannot be longer
 
 
 def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
-    """As torch's registry wants it. Raises ValueError for what cannot be right, with what would be."""
+    """Make a handler for torch's registry. Raises ValueError for what cannot be right, with what would be."""
     from unicron_elastic.rendezvous.store.address import etcd_address
     from unicron_elastic.rendezvous.store.etcd import EtcdStore
 

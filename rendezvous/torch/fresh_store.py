@@ -40,7 +40,7 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def use_agent_store(self) -> bool:
-        """As the inner handler says."""
+        """Answer as the inner handler does."""
         return bool(self._inner.use_agent_store)
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -64,7 +64,7 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
         return str(self._inner.get_backend())
 
     def is_closed(self) -> bool:
-        """As the inner handler says."""
+        """Answer as the inner handler does."""
         return bool(self._inner.is_closed())
 
     def set_closed(self) -> None:
@@ -72,7 +72,7 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._inner.set_closed()
 
     def num_nodes_waiting(self) -> int:
-        """As the inner handler says."""
+        """Answer as the inner handler does."""
         return int(self._inner.num_nodes_waiting())
 
     def get_run_id(self) -> str:

@@ -166,7 +166,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._presence.close_job(f"The job was closed by {self._member.host}.")
 
     def watch_nodes(self, listener: RoundListener) -> None:
-        """From now on the listener hears of what this round's nodes need to know, from other threads."""
+        """Let the listener hear, from now on and from other threads, what this round's nodes need to know."""
         if self._round is not None:
             watch = RoundWatch(self, self._round, listener)
             self._tells_lost = True
@@ -212,7 +212,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         return self._node.known_secret()
 
     def offer_job(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], nproc_per_node: int) -> None:
-        """Has the job's command line written for spare nodes. Raises ValueError for one that is no use to them."""
+        """Write the job's command line for spare nodes. Raises ValueError for one that is no use to them."""
         settings = self._settings
         spec = JobSpec(
             min_nodes=settings.min_nodes,
@@ -227,11 +227,11 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def node_ids(self) -> tuple[str, ...]:
-        """Who has met in the present round."""
+        """Return who has met in the present round."""
         return () if self._round is None else tuple(place.node_id for place in self._round.places)
 
     def keep_measured(self, job: str, merge: Callable[[bytes | None], bytes]) -> bool:
-        """Has ``merge`` bring up to date what was measured of a planned job. Whether it did; may take seconds."""
+        """Have ``merge`` bring up to date what was measured of a planned job. Whether it did; may take seconds."""
         return self._presence.keep(PlannedJobKeys(job).measured, merge)
 
     def news_writer(self) -> NewsWriter:
@@ -307,7 +307,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         return self._take_leave(self._round, nodes)
 
     def depart(self, nodes: int, reason: str, have_state: Collection[str] = ()) -> str:
-        """As ``take_leave``, for a node that is well: the others are told of it, and why, at the same time.
+        """Do what ``take_leave`` does, for a node that is well: the others are told of it, and why, at the same time.
 
         ``have_state``: the nodes that have the training state, of which one has to stay; empty: that does not matter.
         """
@@ -585,7 +585,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
 
 
 def _tell_verdict(word: str) -> None:
-    """To the agent that runs this one for a planned job, if one does."""
+    """Tell the agent that runs this one for a planned job, if one does."""
     path = os.environ.get(VERDICT_VARIABLE)
     if path:
         with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:

@@ -398,7 +398,7 @@ class Agent(TorchAgent):
     # -- what happened ---------------------------------------------------------------------------------------------
 
     def _happenings(self, group: WorkerGroup) -> Happenings:
-        """Of the workers that are about to start, in the generation that the state machine will count them to."""
+        """Read what workers that are about to start say, in the generation that they will be counted to."""
         return Happenings(
             self._state.generation + 1,
             group,
@@ -422,7 +422,7 @@ class Agent(TorchAgent):
             self._reporter.say(f"{self._unheard_loss} This node has ended well and waits for nobody.")
 
     def _is_nobody_awaited(self) -> bool:
-        """Who is lost would be waited for in vain; nobody needs this round's store when the last step is made."""
+        """Tell whether nobody is awaited: nobody needs this round's store when the last step is made."""
         if self._has_lost_nodes or self._recalls.does_anyone_depart:
             return True
         handler = self._worker_group.spec.rdzv_handler
@@ -700,7 +700,7 @@ class Agent(TorchAgent):
             self._pace.start(lambda: seen_of(self._state, self._worker_group, context.workers))
 
     def _watch_hangs(self) -> None:
-        """Of the workers that train; newcomers are not in step yet."""
+        """Watch the workers that train; newcomers are not in step yet."""
         if not isinstance(self._pcontext, WorkersContext) or self._options.on_hang == "off":
             return
         trains = {worker.local_rank for worker in self._state.workers if trains_here(self._state, worker)}
@@ -771,7 +771,7 @@ class Agent(TorchAgent):
             self._node.start(folders, self._pids, self._options.health_command)
 
     def _pids(self) -> dict[int, str]:
-        """Of the workers that run, for the probes' threads."""
+        """Return the pids of workers that run, for the probes' threads."""
         return {worker.pid: f"rank {worker.rank}" for worker in self._state.running}
 
     def _stop_watches(self) -> None:

@@ -25,7 +25,7 @@ def write_error_file(path: str, failure: Failure) -> None:
 
 
 def write_reason(path: str, reason: str) -> None:
-    """As ``write_error_file``, for a job that ended on this node for what is no worker's failure."""
+    """Write what ``write_error_file`` does, for a job that ended on this node for what is no worker's failure."""
     _write(path, f"NodeLeft: {reason}", f"NodeLeft: {reason}")  # torch shows the stack alone
 
 

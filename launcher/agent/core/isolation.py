@@ -209,7 +209,7 @@ def why_stay(handler: Any, nodes: int) -> str:
 
 
 def why_not_now(handler: Any, nodes: int, command: AskToLeave) -> str:
-    """As ``why_stay``, but among nodes that would leave at the same moment only as many may as the job can spare."""
+    """Answer as ``why_stay``; but of nodes that would leave at one moment only as many may as the job can spare."""
     if why := why_stay(handler, nodes):
         return why
     if not command.is_departure:

@@ -190,7 +190,7 @@ class Happenings:
             self._post(WorkerRaised(at=time.monotonic(), failure=failure))
 
     def _failure(self, local_rank: int, pid: int, at: float, described: Mapping[str, str], step: int | None) -> Failure:
-        """Of the process ``pid``: where workers are replaced, torch's records are of those that began."""
+        """Read the failure of ``pid``: where workers are replaced, torch's records are of those that began."""
         return Failure(
             at=at,
             rank=self._workers[local_rank].global_rank,
@@ -217,7 +217,7 @@ def _seconds(said_ns: object, now: float) -> float:
 
 
 def _overdue(rank: int, overdue: Mapping[str, object]) -> str:
-    """Of a section that is open for longer than the script's own limit. Raises KeyError, TypeError or ValueError."""
+    """Read a section that is open for longer than the script's limit. Raises KeyError, TypeError or ValueError."""
     name = shorten(one_line(str(overdue["section"])), _NAME_CHARACTERS)
     open_s, limit_s = float(str(overdue["open_s"])), float(str(overdue["limit_s"]))
     return f'rank {rank} has been in section "{name}" for {open_s:.1f} s, of which its limit is {limit_s:.1f} s.'

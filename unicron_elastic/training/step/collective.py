@@ -77,7 +77,7 @@ class Waiter:
             self._abandon(work)
 
     def call(self, waits: Callable[[], Any]) -> None:
-        """As ``wait``, for what waits without a time-out, in a thread. Raises what it raises, or AbandonedError."""
+        """Call in a thread what waits without time-out, as ``wait`` does. Raises what it raises, or AbandonedError."""
         if not self._looks_up:
             waits()
             return
