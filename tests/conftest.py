@@ -123,3 +123,8 @@ def lab() -> Iterator[Lab]:
         yield made
     finally:
         made.end()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--update``, by which golden files are written anew."""
+    parser.addoption("--update", action="store_true", help="write golden files anew from what the code says now")

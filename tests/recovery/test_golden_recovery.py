@@ -1,0 +1,115 @@
+"""What the recovery machine decides, as text: events go in, commands with their reasons come out.
+
+Each file of ``golden/`` has scenarios. A line at the margin is an event, by the name and the arguments of a method of
+``scenario.Job``; the indented lines below it are all that the machine answers. ``pytest --update`` writes the answers
+anew: read the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scenario
+
+from unicron_elastic.base.incident import Incident
+from unicron_elastic.faults import RootCause
+
+GOLDEN = Path(__file__).parent / "golden"
+CODES = {name: getattr(scenario, name) for name in ("KILLED", "TERMINATED", "CRASHED", "GLOO_CLOSED")}
+OF_INCIDENT = (
+    *("rank", "host", "status", "severity", "method", "exit_code", "exception_type", "message", "step"),
+    *("action", "restarts_used", "occurred_at", "noticed_at", "superseded_by"),
+)
+
+
+def answers(text: str) -> str:
+    """Return ``text`` with the answers of the machine as they are now."""
+    lines: list[str] = []
+    job = scenario.Job()
+    for line in text.splitlines():
+        if line.startswith("    "):
+            continue
+        lines.append(line)
+        if not line or line.startswith(("#", "==")):
+            continue
+        name, arguments, options = parsed(line)
+        if name == "job":
+            job = scenario.Job(*arguments, **options)
+            continue
+        before, told = job.state.phase, len(job.log)
+        getattr(job, name)(*arguments, **options)
+        lines += [f"    {shown(command)}" for command in job.log[told:]]
+        if job.state.phase is not before:
+            lines.append(f"    ({job.state.phase.value})")
+    return "\n".join(lines) + "\n"
+
+
+def parsed(line: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Return the method, the arguments and the options of an event's line."""
+    name, *words = shlex.split(line)
+    arguments: list[Any] = []
+    options: dict[str, Any] = {}
+    for word in words:
+        key, is_option, rest = word.partition("=")
+        if is_option and key.isidentifier():
+            options[key] = value(rest)
+        else:
+            arguments.append(value(word))
+    return name, arguments, options
+
+
+def value(word: str) -> Any:
+    """Return a number, a constant of ``scenario``, or else the word itself."""
+    if word in CODES:
+        return CODES[word]
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word
+
+
+def shown(command: Any) -> str:
+    """Return a command as one line: what differs from its defaults, and its reason behind a colon."""
+    told = [f"{name}={short(each)}" for name, each in changed(command) if name != "reason"]
+    reason = f": {command.reason}" if getattr(command, "reason", "") else ""
+    return " ".join([type(command).__name__, *told]) + reason
+
+
+def changed(command: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a command that are not what they are by default."""
+    for field in fields(command):
+        found = getattr(command, field.name)
+        if field.default is MISSING or found != field.default:
+            yield field.name, found
+
+
+def short(each: Any) -> str:
+    """Return a field's value in a few words."""
+    if isinstance(each, RootCause):
+        return f"<rank {each.fault.failure.rank}>"
+    if isinstance(each, Incident):
+        told = {name: getattr(each, name) for name in OF_INCIDENT}
+        parts = [f"{name}={found!r}" for name, found in told.items() if found not in (None, "")]
+        return f"<{each.number}: {', '.join(parts)}, {len(each.consequences)} consequences>"
+    return f"{each:.6g}" if isinstance(each, float) else repr(each)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.txt")), ids=lambda path: path.stem)
+def test_the_machine_answers_as_it_is_written(path: Path, request: pytest.FixtureRequest) -> None:
+    text = path.read_text(encoding="utf-8")
+    now = answers(text)
+    if request.config.getoption("--update"):
+        path.write_text(now, encoding="utf-8")
+    else:
+        assert now == text, f"if this is meant: pytest {Path(__file__).name} --update"
+
+
+def test_another_answer_is_seen() -> None:
+    text = (GOLDEN / "restarts.txt").read_text(encoding="utf-8")
+    assert answers(text.replace("max_restarts=0", "max_restarts=1", 1)) != text
