@@ -11,6 +11,7 @@ import ast
 import shlex
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ import pytest
 import scenario
 
 from unicron_elastic.base.incident import Incident
-from unicron_elastic.faults import RootCause
+from unicron_elastic.faults import HangKind, RootCause, Severity, Status
+from unicron_elastic.recovery.commands import RecordIncident
 
 GOLDEN = Path(__file__).parent / "golden"
 CODES = {name: getattr(scenario, name) for name in ("KILLED", "TERMINATED", "CRASHED", "GLOO_CLOSED")}
-OF_INCIDENT = (
-    *("rank", "host", "status", "severity", "method", "exit_code", "exception_type", "message", "step"),
-    *("action", "restarts_used", "occurred_at", "noticed_at", "superseded_by"),
+ENUMS: dict[str, type[Enum]] = {each.__name__: each for each in (HangKind, Severity, Status)}
+FACTS = (
+    *("rank", "status", "severity", "method", "exit_code", "exception_type", "message", "location", "step"),
+    *("action", "restarts_used", "generation", "evidence", "left", "superseded_by"),
+    *("occurred_at", "noticed_at", "stopped_at", "regrouped_at", "first_step_at"),
 )
 
 
@@ -44,7 +48,8 @@ def answers(text: str) -> str:
             continue
         before, told = job.state.phase, len(job.log)
         getattr(job, name)(*arguments, **options)
-        lines += [f"    {shown(command)}" for command in job.log[told:]]
+        for command in job.log[told:]:
+            lines += [f"    {shown(command)}", *(f"        {each}" for each in of_incident(command))]
         if job.state.phase is not before:
             lines.append(f"    ({job.state.phase.value})")
     return "\n".join(lines) + "\n"
@@ -68,6 +73,9 @@ def value(word: str) -> Any:
     """Return a number, a constant of ``scenario``, or else the word itself."""
     if word in CODES:
         return CODES[word]
+    kind, _, name = word.partition(".")
+    if kind in ENUMS:
+        return ENUMS[kind][name]
     try:
         return ast.literal_eval(word)
     except (ValueError, SyntaxError):
@@ -79,6 +87,18 @@ def shown(command: Any) -> str:
     told = [f"{name}={short(each)}" for name, each in changed(command) if name != "reason"]
     reason = f": {command.reason}" if getattr(command, "reason", "") else ""
     return " ".join([type(command).__name__, *told]) + reason
+
+
+def of_incident(command: Any) -> Iterator[str]:
+    """Yield what an incident says: facts, why, what is done, and what followed from it."""
+    if not isinstance(command, RecordIncident):
+        return
+    told = {name: getattr(command.incident, name) for name in FACTS}
+    yield ", ".join(f"{name} {found}" for name, found in told.items() if found not in (None, ""))
+    yield f"reason: {command.incident.reason}"
+    yield f"decision: {command.incident.decision}"
+    for each in command.incident.consequences:
+        yield f"consequence: {each}"
 
 
 def changed(command: Any) -> Iterator[tuple[str, Any]]:
@@ -94,9 +114,7 @@ def short(each: Any) -> str:
     if isinstance(each, RootCause):
         return f"<rank {each.fault.failure.rank}>"
     if isinstance(each, Incident):
-        told = {name: getattr(each, name) for name in OF_INCIDENT}
-        parts = [f"{name}={found!r}" for name, found in told.items() if found not in (None, "")]
-        return f"<{each.number}: {', '.join(parts)}, {len(each.consequences)} consequences>"
+        return f"<{each.number}>"
     return f"{each:.6g}" if isinstance(each, float) else repr(each)
 
 
