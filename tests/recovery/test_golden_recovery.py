@@ -26,7 +26,7 @@ GOLDEN = Path(__file__).parent / "golden"
 CODES = {name: getattr(scenario, name) for name in ("KILLED", "TERMINATED", "CRASHED", "GLOO_CLOSED")}
 ENUMS: dict[str, type[Enum]] = {each.__name__: each for each in (HangKind, Severity, Status)}
 FACTS = (
-    *("rank", "status", "severity", "method", "exit_code", "exception_type", "message", "location", "step"),
+    *("rank", "status", "severity", "method", "exit_code", "exception_type", "message", "location", "stack", "step"),
     *("action", "restarts_used", "generation", "evidence", "left", "superseded_by"),
     *("occurred_at", "noticed_at", "stopped_at", "regrouped_at", "first_step_at"),
 )
@@ -94,7 +94,7 @@ def of_incident(command: Any) -> Iterator[str]:
     if not isinstance(command, RecordIncident):
         return
     told = {name: getattr(command.incident, name) for name in FACTS}
-    yield ", ".join(f"{name} {found}" for name, found in told.items() if found not in (None, ""))
+    yield ", ".join(f"{name} {' '.join(str(found).split())}" for name, found in told.items() if found not in (None, ""))
     yield f"reason: {command.incident.reason}"
     yield f"decision: {command.incident.decision}"
     for each in command.incident.consequences:
