@@ -127,7 +127,7 @@ def test_a_port_that_is_none_ends_the_command(
     assert caught.value.exit_code == 2
     told = capsys.readouterr().err
     assert told.startswith(f"unicron: {source}: ")
-    assert "it takes a port from 1 to 65535, or 0 for none." in told
+    assert "give a port from 1 to 65535, or 0 for none." in told
 
 
 def test_a_job_does_not_get_the_port_of_its_agent_nor_of_who_submitted_it() -> None:
