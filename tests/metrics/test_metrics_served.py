@@ -133,14 +133,21 @@ def test_an_error_in_telling_is_an_answer(server: MetricsServer, said: Said, cap
     assert get(server, "/metrics")[0] == 200
 
 
-def test_clients_that_say_nothing_keep_nobody_from_being_answered(server: MetricsServer) -> None:
-    idle = [socket.create_connection((LOOPBACK, server.port)) for _ in range(REQUESTS_MOST - 1)]
-    assert get(server, "/healthz")[0] == 200
-    for each in idle:
+@pytest.mark.parametrize("said_first", [b"", b"GET /healthz HTTP/1.1\r\nHost: ", b"\r\n"])
+def test_clients_that_say_nothing_keep_nobody_from_being_answered(server: MetricsServer, said_first: bytes) -> None:
+    """However many they are: who is silent for the longest time makes room."""
+    silent = []
+    for _ in range(4 * REQUESTS_MOST):
+        silent.append(socket.create_connection((LOOPBACK, server.port)))
+        silent[-1].sendall(said_first)
+        if len(silent) >= REQUESTS_MOST:
+            assert get(server, "/healthz")[0] == 200
+            assert get(server, "/metrics")[0] == 200
+    for each in silent:
         each.close()
 
 
-def test_too_many_at_a_time_are_turned_away(server: MetricsServer, said: Said) -> None:
+def test_too_many_at_a_time_are_turned_away_but_for_those_who_ask_for_health(server: MetricsServer, said: Said) -> None:
     asked, may_go_on = threading.Semaphore(0), threading.Event()
 
     def slow() -> list[Sample]:
@@ -154,12 +161,12 @@ def test_too_many_at_a_time_are_turned_away(server: MetricsServer, said: Said) -
         thread.start()
     for _ in threads:
         assert asked.acquire(timeout=20)
-    with pytest.raises((urllib.error.URLError, ConnectionError)):
-        get(server, "/healthz")
+    assert get(server, "/metrics")[::2] == (503, "Too many ask at this moment.\n")
+    assert get(server, "/healthz")[0] == get(server, "/readyz")[0] == 200
     may_go_on.set()
     for thread in threads:
         thread.join(20)
-    assert get(server, "/healthz")[0] == 200
+    assert get(server, "/metrics")[0] == 200
 
 
 def test_a_descriptor_that_is_wanting_does_not_stop_it(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:

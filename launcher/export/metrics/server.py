@@ -17,7 +17,7 @@ from unicron_elastic.metrics.figures import Distribution
 from unicron_elastic.metrics.samples import Sample, process_samples
 
 REQUEST_S = 5.0  # for a client to send its request and take the answer
-REQUESTS_MOST = 8  # at a time
+REQUESTS_MOST = 8  # that are read at a time, and as many that are answered
 _BOUNDS = (*map(str, RECOVERY_BUCKETS_S), "+Inf")
 
 logger = logging.getLogger(__name__)
@@ -136,10 +136,13 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """One of the three."""
+        """One of the three. Those who ask for health are answered however many ask for metrics."""
         path = self.path.partition("?")[0]
+        has_room = self.server.has_asked(self.connection)
         try:
             match path:
+                case "/metrics" if not has_room:
+                    self._answer(503, "text/plain; charset=utf-8", b"Too many ask at this moment.\n")
                 case "/metrics":
                     self._metrics()
                 case "/healthz":

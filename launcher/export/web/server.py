@@ -22,7 +22,7 @@ from unicron_elastic.launcher.export.web.place import Whereabouts
 from unicron_elastic.launcher.export.web.watcher import SPANS, Body, body
 
 REQUEST_S = 10.0  # for a client to send its request and take the answer
-REQUESTS_MOST = 32  # at a time
+REQUESTS_MOST = 32  # that are read at a time, and as many that are answered
 FORM_BYTES_MAX = 1024
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -33,7 +33,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_SCRIPTS = ("page.js", "panels.js", "charts.js", "text.js")
+_TOO_MANY = "Too many ask at this moment."
 _FILES = {  # by path: what is served, and its type
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -105,7 +105,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """A file of the page, or what it shows."""
         path, _, query = self.path.partition("?")
-        if path in self.server.files:
+        if not self.server.has_asked(self.connection):
+            self._refuse(503, _TOO_MANY)
+        elif path in self.server.files:
             text, kind = self.server.files[path]
             self._answer(200, kind, text)
         elif path in ("/state", "/waf"):
@@ -206,6 +208,9 @@ class _Handler(BaseHTTPRequestHandler):
             except (ValueError, RecursionError):
                 told = None
             found = told.get("password", "") if isinstance(told, dict) else None
+            if not self.server.has_asked(self.connection):
+                self._refuse(503, _TOO_MANY)
+                return None
             if isinstance(found, str):
                 return found
             self._refuse(400, 'Send {"password": "..."}.')
