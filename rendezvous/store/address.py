@@ -8,7 +8,7 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -112,7 +112,15 @@ class EtcdAddress:
 
 
 def own_address(etcd: EtcdAddress) -> str:
-    """Where other hosts find this one: its full name, or if that leads nowhere else the address towards etcd."""
+    """Return where other hosts find this one, which reaches etcd as they do."""
+    return address_of_this_host((each.host, each.port) for each in etcd.endpoints)
+
+
+def address_of_this_host(others: Iterable[tuple[str | None, int]] = ()) -> str:
+    """Return the full name of this host, or if that leads nowhere else its address towards ``others`` (host, port).
+
+    Where there are no others, a loopback address does: so it is returned where the name does not resolve at all.
+    """
     name = socket.getfqdn()
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
@@ -120,12 +128,12 @@ def own_address(etcd: EtcdAddress) -> str:
         found = set()
     if found and not any(_is_loopback(each) for each in found):
         return name
-    for endpoint in etcd.endpoints:
+    for host, port in others:
         with contextlib.suppress(OSError):
-            address = address_towards(endpoint.host, endpoint.port)
+            address = address_towards(host, port)
             if not _is_loopback(address):
                 return address
-    return name
+    return name if found else "127.0.0.1"
 
 
 def _is_loopback(address: str) -> bool:

@@ -18,7 +18,7 @@ from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.records.cluster import NodeRecord
 from unicron_elastic.rendezvous.records.job import JobKeys
 from unicron_elastic.rendezvous.records.plan_keys import run_of_start
-from unicron_elastic.rendezvous.store.address import own_address
+from unicron_elastic.rendezvous.store.address import address_of_this_host, own_address
 from unicron_elastic.rendezvous.torch.fresh_store import FreshStoreRendezvous
 from unicron_elastic.rendezvous.torch.handler import BACKEND, ClusterRendezvous
 from unicron_elastic.rendezvous.torch.local import LocalRendezvous
@@ -102,20 +102,32 @@ def rendezvous_handler(parameters: RendezvousParameters) -> RendezvousHandler:
 
     Raises ValueError for parameters that name no valid rendezvous, as torch does.
     """
-    if parameters.max_nodes == 1 and parameters.backend in ("c10d", "static"):
-        host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
-        if parameters.backend == "static" and port > 0:
-            return LocalRendezvous(
-                backend="static", run_id=parameters.run_id, host=host, port=port, timeout_s=_timeout_s(parameters)
-            )
-        if parameters.backend == "c10d" and port == 0 and host in _LOOPBACK:
-            return LocalRendezvous(backend="c10d", run_id=parameters.run_id, host=parameters.local_addr)
+    host, port = _endpoint(parameters)
+    if parameters.backend == "static" and port == 0 and parameters.max_nodes > 1:
+        raise ValueError(
+            f"port 0 in the endpoint {parameters.endpoint!r} is any free port, which the other nodes could not know: "
+            "give all nodes the same port (--master-port, or HOST:PORT in --rdzv-endpoint)"
+        )
+    if parameters.backend == "static" and parameters.max_nodes == 1 and port >= 0:
+        return LocalRendezvous(
+            backend="static", run_id=parameters.run_id, host=host, port=port, timeout_s=_timeout_s(parameters)
+        )
+    if parameters.backend == "c10d" and parameters.max_nodes == 1 and port == 0 and host in _LOOPBACK:
+        return LocalRendezvous(backend="c10d", run_id=parameters.run_id, host=parameters.local_addr)
     if parameters.backend == BACKEND:
         return create_handler(parameters)
     inner = get_rendezvous_handler(parameters)
     if parameters.backend == "c10d":
-        return FreshStoreRendezvous(inner, parameters.local_addr)
+        return FreshStoreRendezvous(inner, parameters.local_addr or address_of_this_host([(host, max(port, 1))]))
     return inner
+
+
+def _endpoint(parameters: RendezvousParameters) -> tuple[str, int]:
+    """Return host and port, of torch's own back ends; -1 where no port is given."""
+    if parameters.backend not in ("c10d", "static"):
+        return "", -1
+    host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
+    return str(host), int(port)
 
 
 def _timeout_s(parameters: RendezvousParameters) -> float:

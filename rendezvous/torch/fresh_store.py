@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from datetime import timedelta
 
 import psutil
@@ -30,9 +29,10 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
     tells its address through the round's own keys. TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 keeps torch's behaviour.
     """
 
-    def __init__(self, inner: RendezvousHandler, local_addr: str | None, timeout_s: float = 600.0) -> None:
+    def __init__(self, inner: RendezvousHandler, address: str, timeout_s: float = 600.0) -> None:
+        """Take the ``address`` under which the other nodes find this one."""
         self._inner = inner
-        self._local_addr = local_addr
+        self._address = address
         self._timeout = timedelta(seconds=timeout_s)
         self._store: Store | None = None
         self._meeting: Store | None = None
@@ -51,7 +51,7 @@ class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
         if not self.use_agent_store or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") == "1":
             return info
         previous, self._store = self._store, None
-        port, address = 0, self._local_addr or socket.getfqdn()
+        port, address = 0, self._address
         if info.rank == 0:
             store = bound_store(address, self._timeout)
             self._store, port = store, store.port

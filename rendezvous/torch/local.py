@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from datetime import timedelta
 
 from torch.distributed import DistNetworkError, PrefixStore, Store
@@ -15,6 +14,7 @@ from unicron_elastic.compat.rendezvous import (
     RendezvousStoreInfo,
 )
 from unicron_elastic.rendezvous.job.bound_store import bound_store
+from unicron_elastic.rendezvous.store.address import address_of_this_host
 
 
 class LocalRendezvous(RendezvousHandler):  # type: ignore[misc]
@@ -31,7 +31,7 @@ class LocalRendezvous(RendezvousHandler):  # type: ignore[misc]
     ) -> None:
         self._backend = backend
         self._run_id = run_id
-        self._host = host or socket.getfqdn()
+        self._host = host or address_of_this_host()
         self._port = port
         self._timeout = timedelta(seconds=timeout_s)
         self._store: Store | None = None

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.rendezvous.store.address import EtcdAddress, TlsFiles, address_towards, own_address
+from unicron_elastic.rendezvous.store.address import (
+    EtcdAddress,
+    TlsFiles,
+    address_of_this_host,
+    address_towards,
+    own_address,
+)
 
 
 def test_endpoints_are_understood() -> None:
@@ -27,6 +33,19 @@ def test_a_host_whose_names_can_be_none_is_found_by_its_address(monkeypatch: pyt
         lambda host, _port: "10.1.2.3" if host == "etcd1" else address_towards("a..b", 1),
     )
     assert own_address(EtcdAddress.parse("a..b:1,etcd1:2379")) == "10.1.2.3"
+
+
+def test_a_host_whose_name_does_not_resolve_is_found_by_the_loopback_if_nobody_else_looks_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("socket.getfqdn", lambda: "no-such-host.invalid")
+    assert address_of_this_host() == "127.0.0.1"
+    assert own_address(EtcdAddress.parse("127.0.0.1:2379")) == "127.0.0.1"
+
+
+def test_a_host_whose_name_resolves_goes_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.getfqdn", lambda: "localhost")
+    assert address_of_this_host() == "localhost"
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,10 @@ def test_agents_keep_the_store_of_the_meeting(shared: TCPStore) -> None:
 
 
 def test_the_first_node_says_by_which_address_it_is_reached(shared: TCPStore) -> None:
-    handlers = [FreshStoreRendezvous(Inner(shared, 0, 2), "localhost"), FreshStoreRendezvous(Inner(shared, 1, 2), None)]
+    handlers = [
+        FreshStoreRendezvous(Inner(shared, 0, 2), "localhost"),
+        FreshStoreRendezvous(Inner(shared, 1, 2), "another"),
+    ]
     assert [info.bootstrap_store_info.master_addr for info in _meet(handlers)] == ["localhost", "localhost"]
 
 
@@ -130,7 +133,7 @@ def test_it_can_be_told_to_leave_the_store_alone(shared: TCPStore, monkeypatch: 
 
 def test_everything_else_is_the_inner_handlers(shared: TCPStore) -> None:
     inner = Inner(shared, 0, 1)
-    handler = FreshStoreRendezvous(inner, None)
+    handler = FreshStoreRendezvous(inner, "127.0.0.1")
     assert (handler.get_backend(), handler.get_run_id(), handler.num_nodes_waiting()) == ("c10d", "r1", 3)
     assert handler.use_agent_store
     assert not handler.is_closed()

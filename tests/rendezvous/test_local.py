@@ -113,6 +113,28 @@ def test_a_static_job_of_one_node_is_local_on_the_port_that_was_asked_for() -> N
     handler.shutdown()
 
 
+def test_port_0_of_a_static_job_of_one_node_is_any_free_port() -> None:
+    handler = rendezvous_handler(_parameters(backend="static", endpoint="localhost:0", rank=0))
+    assert isinstance(handler, LocalRendezvous)
+    info = handler.next_rendezvous().bootstrap_store_info
+    assert info.master_port > 0
+    _client(info.master_port).set("from a worker", "x")
+    handler.shutdown()
+
+
+def test_port_0_of_a_static_job_of_several_nodes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"port 0 .* the other nodes could not know: give all nodes the same port"):
+        rendezvous_handler(_parameters(backend="static", endpoint="localhost:0", rank=0, min_nodes=2, max_nodes=2))
+
+
+def test_a_job_alone_on_a_host_whose_name_does_not_resolve_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.getfqdn", lambda: "no-such-host.invalid")
+    handler = rendezvous_handler(_parameters(backend="c10d", endpoint="localhost:0", max_nodes=1))
+    info = handler.next_rendezvous().bootstrap_store_info
+    TCPStore(info.master_addr, info.master_port, None, False, timedelta(seconds=5), wait_for_workers=False)
+    handler.shutdown()
+
+
 @pytest.mark.parametrize("changed", [{"max_nodes": 2}, {}])
 def test_c10d_with_a_meeting_point_keeps_torchs_meeting_and_gets_fresh_stores(changed: dict[str, Any]) -> None:
     handler = rendezvous_handler(_parameters(endpoint=f"localhost:{_free_port()}", is_host=True, **changed))
