@@ -47,6 +47,9 @@ RDZV_CONF = (
     *((name, "", f"or `UNICRON_{name.upper()}`") for name in etcd_options.OPTIONS),
 )
 
+# Options that not every torch has, from which one on: the page is the same with each.
+NEWER_TORCH = {"shutdown_timeout": "2.12", "log_line_prefix_template": "2.14"}
+
 # Settings without an option, in the section of a file that all commands share.
 WITHOUT_OPTION = ("etcd_password", "quarantine", "node_name", "spec_env")
 
@@ -190,9 +193,12 @@ def _cluster_options() -> Iterator[tuple[str, ...]]:
 def _torchrun_options() -> Iterator[tuple[str, ...]]:
     of_torch = {action.dest for action in torchrun_parser()._actions}
     for use in config_table.run_uses():
-        if use.setting.section == config_table.RUN and use.setting.key in of_torch:
-            default = f"`{_plain(use.setting.default)}`" if use.setting.default else ""
-            yield f"`{use.flags[0]}`", f"`{use.setting.variables[0]}`", f"`{use.setting.name}`", default
+        setting = use.setting
+        if setting.section == config_table.RUN and setting.key in of_torch - set(NEWER_TORCH):
+            default = f"`{_plain(setting.default)}`" if setting.default else ""
+            yield f"`{use.flags[0]}`", f"`{setting.variables[0]}`", f"`{setting.name}`", default
+    for key, version in NEWER_TORCH.items():
+        yield f"`--{key.replace('_', '-')}` (torch {version} or newer)", f"`PET_{key.upper()}`", f"`run.{key}`", ""
 
 
 def _conf_rows() -> Iterator[tuple[str, ...]]:
