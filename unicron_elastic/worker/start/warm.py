@@ -256,14 +256,18 @@ def _replace_environment(env: dict[str, str]) -> None:
 
 
 def _reseed() -> None:
-    """What an interpreter of its own would have: random states that differ between workers."""
+    """Renew what an interpreter and its imports draw anew in each process: generators' seeds, and a secret key."""
     random.seed()
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()  # those of GPUs are seeded when CUDA is opened, which is in the worker
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.ORIGINAL_DIR = os.getcwd()
+        process.current_process().authkey = os.urandom(32)
 
 
 def _unfreeze() -> None:
