@@ -27,6 +27,7 @@ from unicron_elastic.training.step.collective import count_references, wait_let_
 from unicron_elastic.training.step.comparison import ReplicasDifferError, Told, differ, judge, written
 from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.training.step.randomness import Randomness
+from unicron_elastic.training.step.suitable import check_suitable
 from unicron_elastic.training.step.trainable import Guard, Trainable
 from unicron_elastic.training.step.tree import shares
 from unicron_elastic.training.step.tree_gradients import TreeGradients
@@ -143,6 +144,7 @@ class Engine:
             if not self._must_meet:
                 assembly.holdings = [frozenset(each) for each in shares(gradients.micro_batches, assembly.world_size)]
                 self._held.update(assembly.holdings[assembly.rank])
+        self.guard.look(self._trainable.parameters)
         self._has_begun = True
         self._randomness.keep()
         if not self._is_late and (self._must_meet or assembly.needs_meeting()):
@@ -171,8 +173,7 @@ class Engine:
         """Adds the gradients of a micro-batch."""
         gradients, _ = self._parts()
         gradients.check()
-        mean = loss / gradients.micro_batches
-        (mean if self._scaler is None else self._scaler.scale(mean)).backward()
+        self.guard.scaled(loss / gradients.micro_batches).backward()
         self._take_buffers(index)
         gradients.add(index, loss.detach())
         self._computed.add(index)
@@ -301,6 +302,11 @@ class Engine:
         """
         if self._gradients is None:
             raise RuntimeError("run.mean() is for the ranks of run.steps(), and has to stand behind its first call")
+        if self.guard.is_inside:
+            raise RuntimeError(
+                "run.mean() belongs between steps: within 'for index in step' ranks have different numbers of "
+                "micro-batches; the mean loss of all is step.loss, behind the inner loop"
+            )
         _, assembly = self._parts()
         own = value.detach() / 1
         found = None
@@ -394,6 +400,7 @@ class Engine:
         return False
 
     def _make_parts(self, micro_batches: int) -> None:
+        check_suitable(self._model, self._optimizers)
         kind = TreeGradients if self._is_reproducible else Gradients
         self._buffers = Buffers(self._model, micro_batches, is_reproducible=self._is_reproducible)
         self._gradients = kind((), micro_batches, others=self._buffers.changes)
@@ -404,7 +411,7 @@ class Engine:
         self._assembly.on_connect = self._on_regroup
         self._assembly.tell_apart = self._trainable.tell_apart
         self._lay_out()
-        self.guard = Guard(self._optimizers, self._scaler, self._trainable.parameters)
+        self.guard = Guard(self._optimizers, self._scaler)
         if self._scaler is not None:  # which makes its scale when it is first asked, and a newcomer may not ask in time
             self._scaler.scale(torch.zeros((), device=self._device))
 

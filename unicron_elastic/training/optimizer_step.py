@@ -75,15 +75,16 @@ class Step:
         """Computes the gradients of the micro-batch that was yielded last.
 
         ``loss`` is its mean, a scalar; the gradients of the step are those of the mean over all micro-batches. With a
-        GradScaler it is scaled. Raises RuntimeError without a micro-batch, for the second time, or if gradients were
-        changed since the one before.
+        GradScaler it is scaled here. Raises TypeError for what is no scalar, and RuntimeError without a micro-batch,
+        for the second time, for a loss without a graph, or if gradients were changed since the one before.
         """
         if self._index is None:
             raise RuntimeError("step.backward(loss) belongs once into each round of 'for index in step'")
         if self._has_failed:
             self._check_computed()
+        scalar = _scalar(loss)
         self._has_failed = True  # until it is known to be well
-        self._engine.backward(self._index, loss)
+        self._engine.backward(self._index, scalar)
         self._index, self._has_failed = None, False
 
     @property
@@ -97,3 +98,21 @@ class Step:
     def loss(self) -> float:
         """The mean loss of the global batch, the same on all ranks, when the loop has ended."""
         return float(torch.mean(self.losses.double()))
+
+
+def _scalar(loss: Tensor) -> Tensor:
+    """The loss, without dimensions. Raises TypeError and RuntimeError for what has no gradients."""
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"step.backward(loss) takes the loss as a tensor, and not as {type(loss).__name__}")
+    if loss.numel() != 1 or not loss.is_floating_point():
+        kind = str(loss.dtype).removeprefix("torch.")
+        raise TypeError(
+            f"step.backward(loss) takes the mean loss of a micro-batch, one real number, and got {kind} of shape "
+            f"{list(loss.shape)}"
+        )
+    if not loss.requires_grad:
+        raise RuntimeError(
+            "step.backward(loss) got a loss that depends on no parameter that is trained: it was detached, or computed "
+            "under torch.no_grad()"
+        )
+    return loss.reshape(())

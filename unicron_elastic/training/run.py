@@ -98,6 +98,7 @@ class Run:
         is_replicated = self._is_wrapped if replicated is None else replicated
         self._snapshot_every = snapshot_every
         self._peer_snapshot_every = peer_snapshot_every
+        self._is_in_steps = False
         self._keeper = Keeper(self, self._stateful, is_replicated=is_replicated, peer_every=peer_snapshot_every)
 
     @property
@@ -119,17 +120,28 @@ class Run:
         """Yields the steps that are left of ``total``, each of ``micro_batches`` micro-batches.
 
         A newcomer begins with the step that the others are in; of calls that they have behind them it gets none. All
-        ranks make the same calls with the same totals. Raises ValueError for numbers below 1, TypeError for a
-        SparseAdam, and RuntimeError if the members of the job do not train the same.
+        ranks make the same calls with the same totals. Raises ValueError for numbers below 1, TypeError for a model
+        that is wrapped or divided among ranks and for a SparseAdam, and RuntimeError if the loop of an earlier call has
+        not come to its end, and if the members of the job do not train the same.
         """
         if total < 1 or micro_batches < 1:
             raise ValueError(f"total and micro_batches must be 1 or more, got {total} and {micro_batches}")
         if self._is_wrapped:
-            raise TypeError("model must not be wrapped in DistributedDataParallel: the run reduces its gradients")
+            raise TypeError(
+                "the model must not be wrapped in DistributedDataParallel for run.steps(), which reduces its "
+                "gradients: give Run the model that is inside (model.module)"
+            )
+        if self._is_in_steps:
+            raise RuntimeError(
+                f"the loop over run.steps() before this one has not come to its end, in step {self.step}: it is still "
+                "going on, or was left by break, return or an exception, and that step would be trained twice. Let the "
+                "loop end; to stop early, give run.steps() smaller totals and make no further call"
+            )
         self._keeper.is_replicated = True
         engine = self._engine
         if engine.has_made(total) or not engine.join(total, micro_batches):
             return
+        self._is_in_steps = True
         while engine.state < total:
             step = Step(engine)
             yield step
@@ -141,6 +153,7 @@ class Run:
             if self._snapshot_every or self._peer_snapshot_every:
                 self.snapshot(engine.state, every=self._snapshot_every)
         engine.part()
+        self._is_in_steps = False
 
     # -- state that outlives this process -----------------------------------------------------------------------------
 

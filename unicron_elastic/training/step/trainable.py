@@ -7,12 +7,15 @@ not run those lines, and gets what they did together with the state.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer, SparseAdam
 
+from unicron_elastic.compat.scalers import watch_scaling
 from unicron_elastic.compat.tensors import unscaled_by, walked
 from unicron_elastic.training.step.shares import from_ranges, to_ranges
 
@@ -98,32 +101,80 @@ class Trainable:
 
 
 class Guard:
-    """Of the registered ``optimizers`` and GradScaler (or None) of a run that trains these parameters of its model.
+    """`Guard` watches the registered ``optimizers`` and GradScalers of a run; ``scaler`` (or None) is the run's own.
 
     Raises TypeError for an optimizer that cannot do with a run's gradients.
     """
 
-    def __init__(
-        self, optimizers: Iterable[Optimizer] = (), scaler: Any = None, parameters: Iterable[Tensor] = ()
-    ) -> None:
+    def __init__(self, optimizers: Iterable[Optimizer] = (), scaler: Any = None) -> None:
+        self._optimizers = list(optimizers)
         self._scaler = scaler
         self._is_inside = False
+        self._is_ours = False  # what is scaled now
+        self._thread = 0
         self._unscaled: set[int] = set()
         self._not_reduced: list[Tensor] = []  # parameters of an optimizer, not of the model, that got a gradient
-        known = set(map(id, parameters))
-        for optimizer in optimizers:
+        self._known: frozenset[int] = frozenset()  # parameters of the model
+        self._seen: list[int] = []  # parameters of the optimizers
+        self._hooks: dict[Tensor, Any] = {}
+        for optimizer in self._optimizers:
             if isinstance(optimizer, SparseAdam):
                 raise TypeError("SparseAdam takes sparse gradients alone, and those of a run are dense: take Adam")
             optimizer.register_step_pre_hook(self._before_optimizer)
-            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-                if parameter.requires_grad and parameter.is_leaf and id(parameter) not in known:
-                    parameter.register_post_accumulate_grad_hook(self._not_reduced.append)
+        for kind in {GradScaler, type(scaler)} - {type(None)}:
+            watch_scaling(kind, self)
+
+    def look(self, parameters: Iterable[Tensor]) -> None:
+        """Looks which parameters the model has now, and which the optimizers have that it has not."""
+        trained = [
+            each for optimizer in self._optimizers for group in optimizer.param_groups for each in group["params"]
+        ]
+        known, seen = frozenset(map(id, parameters)), list(map(id, trained))
+        if (known, seen) == (self._known, self._seen):
+            return
+        self._known, self._seen = known, seen
+        others = {each for each in trained if each.requires_grad and each.is_leaf and id(each) not in known}
+        for parameter in self._hooks.keys() - others:
+            self._hooks.pop(parameter).remove()
+        for parameter in others - self._hooks.keys():
+            self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(self._not_reduced.append)
 
     def begin(self) -> None:
         """A step begins."""
-        self._is_inside = True
+        self._is_inside, self._thread = True, threading.get_ident()
         self._unscaled = unscaled_by(self._scaler)
         self._not_reduced.clear()
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a step's micro-batches are being computed."""
+        return self._is_inside
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss as the run's GradScaler scales it."""
+        if self._scaler is None:
+            return loss
+        self._is_ours = True
+        try:
+            scaled: Tensor = self._scaler.scale(loss)
+        finally:
+            self._is_ours = False
+        return scaled
+
+    def is_scaling(self, scaler: Any) -> None:
+        """Raises RuntimeError if the script scales a loss in a step itself. A disabled scaler scales nothing."""
+        is_of_script = self._is_inside and not self._is_ours and self._thread == threading.get_ident()
+        if not is_of_script or (hasattr(scaler, "is_enabled") and not scaler.is_enabled()):
+            return
+        if scaler is self._scaler:
+            raise RuntimeError(
+                "step.backward(loss) scales the loss itself: give it the loss, and not scaler.scale(loss), which would "
+                "be scaled twice"
+            )
+        raise RuntimeError(
+            "a GradScaler that is not the run's scales a loss within 'for index in step': register it, with "
+            "Run(scaler=scaler), and give step.backward(loss) the loss as it is, which is scaled there"
+        )
 
     def check(self) -> None:
         """Raises RuntimeError for what does not show in the gradients of the model, since the step began.
@@ -136,7 +187,7 @@ class Guard:
                 "the gradients were unscaled while micro-batches were being summed up: scaler.unscale_(optimizer) "
                 "belongs behind 'for index in step'"
             )
-        for parameter in self._not_reduced:
+        for parameter in (each for each in self._not_reduced if id(each) not in self._known):
             raise RuntimeError(
                 f"a parameter of shape {tuple(parameter.shape)} got a gradient that is not reduced: an optimizer has "
                 "it, and the model of this run has not. Give Run one module that has all of them, as a ModuleList"

@@ -1,0 +1,246 @@
+"""Wrong use of a run is refused at the first wrong call by one sentence that says what is right."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+from unicron_elastic import Run
+from unicron_elastic.training.optimizer_step import Step
+
+MICRO_BATCHES = 3
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class Training:
+    """A small model that a run trains."""
+
+    def __init__(self, *, scaler: torch.amp.GradScaler | None = None) -> None:
+        self.model = nn.Linear(3, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.scaler = scaler
+        self.other = torch.amp.GradScaler("cpu")
+        self.run = Run(model=self.model, optimizer=self.optimizer, scaler=scaler)
+
+    def losses(self) -> Tensor:
+        return self.model(torch.ones(2, 3)).square().flatten()
+
+    def loss(self) -> Tensor:
+        return self.losses().mean()
+
+
+def _scaled(training: Training, step: Step) -> None:
+    assert training.scaler is not None
+    step.backward(training.scaler.scale(training.loss()))
+
+
+def _scaled_in_a_list(training: Training, step: Step) -> None:
+    assert training.scaler is not None
+    step.backward(sum(training.scaler.scale([training.loss(), training.loss()])))
+
+
+def _scaled_and_divided(training: Training, step: Step) -> None:
+    assert training.scaler is not None
+    step.backward(training.scaler.scale(training.loss() * 2) / 2)
+
+
+def _scaled_by_another(training: Training, step: Step) -> None:
+    step.backward(training.other.scale(training.loss()))
+
+
+def _twice(training: Training, step: Step) -> None:
+    step.backward(training.loss())
+    step.backward(training.loss())
+
+
+def _directly(training: Training, step: Step) -> None:
+    training.loss().backward()
+    step.backward(training.loss())
+
+
+def _optimizer_step(training: Training, step: Step) -> None:
+    step.backward(training.loss())
+    training.optimizer.step()
+
+
+def _again(training: Training, step: Step) -> None:
+    step.backward(training.loss())
+    list(step)
+
+
+def _detached(training: Training, step: Step) -> None:
+    step.backward(training.loss().detach())
+
+
+def _mean(training: Training, step: Step) -> None:
+    loss = training.loss()
+    step.backward(loss)
+    training.run.mean(loss)
+
+
+def _a_number(training: Training, step: Step) -> None:
+    step.backward(training.loss().item())  # type: ignore[arg-type]
+
+
+def _nothing(training: Training, step: Step) -> None:
+    pass
+
+
+IN_A_STEP: list[tuple[Callable[[Training, Step], None], type[Exception], str]] = [
+    (_scaled, RuntimeError, r"scales the loss itself.*not scaler\.scale"),
+    (_scaled_in_a_list, RuntimeError, r"scales the loss itself.*not scaler\.scale"),
+    (_scaled_and_divided, RuntimeError, r"scales the loss itself.*not scaler\.scale"),
+    (_scaled_by_another, RuntimeError, r"Run\(scaler=scaler\)"),
+    (_twice, RuntimeError, "once into each round"),
+    (_directly, RuntimeError, "no other backward pass"),
+    (_optimizer_step, RuntimeError, r"optimizer\.step\(\) belongs behind"),
+    (_again, RuntimeError, "iterated over once"),
+    (_detached, RuntimeError, "depends on no parameter"),
+    (_mean, RuntimeError, r"run\.mean\(\) belongs between steps"),
+    (lambda training, step: step.backward(training.losses()), TypeError, r"one real number, and got float32 .*\[2\]"),
+    (lambda training, step: step.backward(training.loss() * 1j), TypeError, "one real number, and got complex64"),
+    (_a_number, TypeError, "as a tensor, and not as float"),
+    (_nothing, RuntimeError, "was not called for micro-batch 0"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "kind", "sentence"), IN_A_STEP)
+def test_in_a_step(wrong: Callable[[Training, Step], None], kind: type[Exception], sentence: str) -> None:
+    training = Training(scaler=torch.amp.GradScaler("cpu"))
+    step = next(training.run.steps(2, MICRO_BATCHES))
+
+    def go_through() -> None:
+        for _ in step:
+            wrong(training, step)
+
+    with pytest.raises(kind, match=sentence) as found:
+        go_through()
+    assert "\n" not in str(found.value)
+
+
+def test_a_loss_of_one_number_in_a_dimension_is_as_good_as_a_scalar() -> None:
+    one, other = Training(), Training()
+    other.model.load_state_dict(one.model.state_dict())
+    for training, shape in ((one, ()), (other, (1, 1))):
+        for step in training.run.steps(2, MICRO_BATCHES):
+            for _ in step:
+                step.backward(training.loss().reshape(shape))
+            training.optimizer.step()
+    assert torch.equal(one.model.weight, other.model.weight)
+
+
+def test_a_scaler_scales_as_before_outside_of_steps_and_where_it_is_disabled() -> None:
+    training = Training(scaler=torch.amp.GradScaler("cpu", enabled=False))
+    assert training.scaler is not None
+    for step in training.run.steps(1, MICRO_BATCHES):
+        for _ in step:
+            step.backward(training.scaler.scale(training.loss()))
+        assert float(training.other.scale(torch.ones(()))) == training.other.get_scale()
+
+
+def _steps(training: Training, total: int) -> Iterator[Step]:
+    for step in training.run.steps(total, MICRO_BATCHES):
+        for _ in step:
+            step.backward(training.loss())
+        training.optimizer.step()
+        yield step
+
+
+def test_a_second_loop_over_steps_after_a_break_is_refused() -> None:
+    training = Training()
+    for step in _steps(training, 5):
+        if step.number == 2:
+            break
+    with pytest.raises(RuntimeError, match=r"has not come to its end, in step 2.*would be trained twice"):
+        next(training.run.steps(5, MICRO_BATCHES))
+
+
+def test_a_second_loop_over_steps_beside_the_first_is_refused() -> None:
+    training = Training()
+    for _ in _steps(training, 2):
+        with pytest.raises(RuntimeError, match="has not come to its end"):
+            next(training.run.steps(4, MICRO_BATCHES))
+    assert [step.number for step in _steps(training, 4)] == [2, 3]
+
+
+def test_a_head_that_its_optimizer_had_first_is_trained_when_it_is_attached() -> None:
+    head = nn.Linear(1, 1)
+    model = nn.Sequential(nn.Linear(3, 1))
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    run = Run(model=model, optimizer=optimizer)
+    before = head.weight.detach().clone()
+    for step in run.steps(3, MICRO_BATCHES):
+        if step.number == 1:
+            model.append(head)
+        for _ in step:
+            step.backward(model(torch.ones(2, 3)).square().mean())
+        optimizer.step()
+    assert not torch.equal(head.weight, before)
+
+
+def test_what_an_optimizer_gets_later_and_the_model_has_not_is_refused() -> None:
+    training = Training()
+    head = nn.Linear(1, 1)
+
+    def train() -> None:
+        for step in training.run.steps(2, MICRO_BATCHES):
+            if step.number == 1:
+                training.optimizer.add_param_group({"params": head.parameters()})
+            for _ in step:
+                step.backward(head(training.model(torch.ones(2, 3))).square().mean())
+            training.optimizer.step()
+
+    with pytest.raises(RuntimeError, match="got a gradient that is not reduced"):
+        train()
+
+
+def _sharded() -> nn.Module:
+    return fully_shard(nn.Linear(4, 4))
+
+
+def _deepspeed(model: nn.Module) -> nn.Module:
+    engine = type("DeepSpeedEngine", (nn.Module,), {"__module__": "deepspeed.runtime.engine"})()
+    engine.module = model
+    return engine  # type: ignore[no-any-return]
+
+
+MODELS: list[tuple[Callable[[], nn.Module], str]] = [
+    (_sharded, "FSDPModule.*whole on every rank.*tier 1"),
+    (lambda: nn.Sequential(_sharded(), nn.Linear(4, 1)), r"the model's 0 is divided .*FSDPModule.*tier 1"),
+    (lambda: _deepspeed(nn.Linear(4, 1)), "DeepSpeedEngine.*whole on every rank.*tier 1"),
+    (lambda: nn.parallel.DistributedDataParallel(nn.Linear(4, 1)), "wrapped in DistributedDataParallel"),
+    (lambda: nn.Sequential(nn.parallel.DistributedDataParallel(nn.Linear(4, 1))), r"model's 0 .*DistributedDataPar"),
+    (lambda: torch.compile(nn.parallel.DistributedDataParallel(nn.Linear(4, 1))), "wrapped in DistributedDataPar"),  # type: ignore[return-value]
+    (lambda: nn.DataParallel(nn.Linear(4, 1)), r"wrapped in DataParallel.*model\.module"),
+    (lambda: nn.LazyLinear(3), "weight has no shape yet: make one forward pass"),
+    (lambda: nn.Linear(3, 3, device="meta"), "weight is on the meta device"),
+]
+
+
+@pytest.mark.parametrize(("make", "sentence"), MODELS)
+def test_a_model_that_steps_cannot_train(make: Callable[[], nn.Module], sentence: str) -> None:
+    os.environ.pop("RANK", None)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    run = Run(model=make())
+    with pytest.raises(TypeError, match=sentence):
+        next(run.steps(1, 1))
+
+
+def test_a_compiled_model_is_trained() -> None:
+    model = nn.Linear(3, 1)
+    run = Run(model=torch.compile(model, backend="eager"), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))  # type: ignore[arg-type]
+    assert next(run.steps(1, 1)).number == 0

@@ -1,0 +1,44 @@
+"""Says of a model that ``run.steps()`` cannot train what it is, and what is right instead.
+
+What a run trains is whole on each rank, and the run reduces its gradients. Classes are known by their names, as most of
+those who wrap a model are packages that need not be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+_WRAPPERS = ("DistributedDataParallel", "DataParallel")
+_SHARDERS = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
+_WHOLE = "run.steps() trains models that are whole on every rank"
+_TIER_1 = "keep your own loop and have run.restore() and run.snapshot() for it (tier 1 in docs/going-on.md)"
+
+
+def check_suitable(model: nn.Module, optimizers: Iterable[Any] = ()) -> None:
+    """Raises TypeError for a model, or an optimizer of it, that is wrapped, sharded, or has no numbers yet."""
+    for name, module in model.named_modules():
+        kinds = [kind.__name__ for kind in type(module).__mro__]
+        what = f"the model's {name}" if name else "the model"
+        for kind in kinds:
+            if kind in _WRAPPERS:
+                raise TypeError(
+                    f"{what} must not be wrapped in {kind} for run.steps(), which reduces its gradients: give Run the "
+                    "model that is inside (model.module)"
+                )
+            if kind in _SHARDERS:
+                raise TypeError(f"{what} is divided among ranks by {kind}, and {_WHOLE}: {_TIER_1}")
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "device_mesh") or hasattr(parameter, "ds_id"):
+            by = "a DTensor" if hasattr(parameter, "device_mesh") else "ZeRO"
+            raise TypeError(f"{name} is divided among ranks, as {by}, and {_WHOLE}: {_TIER_1}")
+        if isinstance(parameter, UninitializedParameter):
+            raise TypeError(f"{name} has no shape yet: make one forward pass before run.steps()")
+        if parameter.is_meta:
+            raise TypeError(f"{name} is on the meta device and has no numbers: make it before run.steps()")
+    for optimizer in optimizers:
+        if type(optimizer).__module__.partition(".")[0] == "deepspeed":
+            raise TypeError(f"{type(optimizer).__name__} is DeepSpeed's and reduces gradients itself: {_TIER_1}")
