@@ -16,6 +16,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from unicron_elastic.base.text import set_apart
 from unicron_elastic.compat.command_line import TorchMissing
 from unicron_elastic.launcher import stepping_aside
 from unicron_elastic.launcher.agent.process.processes import KeeperLost
@@ -262,7 +263,7 @@ def _complain(text: str, code: int) -> int:
 
 def _say(text: str) -> None:
     try:
-        print(f"unicron-run: {text}", file=sys.stderr)
+        print(f"unicron-run: {set_apart(text)}", file=sys.stderr)
     except OSError:
         pass
 

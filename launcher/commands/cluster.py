@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unicron_elastic.base.quarantine import Quarantined, add, check_node, sentence
-from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.config.answers import (
     BAD_USAGE,
     NOTHING_FOUND,
@@ -109,7 +109,7 @@ class Cluster:
         for problem in odd:
             if problem not in self._told:
                 self._told.add(problem)
-                say(f"Skipped: {shorten(one_line(problem), 300)}.")
+                say(f"Skipped: {one_line(problem, 300)}.")
 
 
 jobs_app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
@@ -401,7 +401,7 @@ def check_job(job: str) -> None:
 def _reason(text: str) -> str:
     if not one_line(text):
         fail(BAD_USAGE, "--reason is empty; say why, for whoever reads it.")
-    return shorten(one_line(text), _REASON_CHARACTERS)
+    return one_line(text, _REASON_CHARACTERS)
 
 
 def width() -> int | None:

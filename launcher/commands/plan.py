@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.commands.cluster import (
     ATTEMPTS,
     AsJson,
@@ -257,5 +257,5 @@ def _are(count: int) -> str:
 
 
 def _sentence(error: Exception) -> str:
-    text = shorten(one_line(str(error)), _ERROR_CHARACTERS)
+    text = one_line(str(error), _ERROR_CHARACTERS)
     return text if text.endswith((".", "?")) else f"{text}."

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from unicron_elastic.launcher.agent.core.isolation import node_name
-from unicron_elastic.launcher.common.output import stamped
+from unicron_elastic.launcher.common.output import StampedFormatter, stamped
 from unicron_elastic.launcher.config.answers import Ca, Cert, Endpoint, Key, PasswordFile, User, fail, given, spelled
 from unicron_elastic.launcher.export.metrics.cluster import MetricsAddress, MetricsPort, serve_metrics
 from unicron_elastic.launcher.export.web.source import WebAddress, WebPort, serve_web, web_place
@@ -185,7 +185,9 @@ def _opener(endpoint: str | None, options: dict[str, str]) -> tuple[Callable[[],
         from unicron_elastic.rendezvous.store.etcd import EtcdStore
     except ImportError as error:
         fail(BAD_USAGE, f"{error}.")
-    logging.basicConfig(level=logging.WARNING, format="[unicron] %(asctime)s %(message)s", datefmt="%H:%M:%S")
+    handler = logging.StreamHandler()
+    handler.setFormatter(StampedFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     return lambda: EtcdStore(address), address
 
 

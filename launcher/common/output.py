@@ -8,6 +8,7 @@ full, after which a script's output would land in the middle of an escape sequen
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import sys
@@ -16,6 +17,8 @@ from collections import deque
 from datetime import datetime
 from typing import TextIO
 
+from unicron_elastic.base.text import set_apart
+
 PANEL_MIN_ROWS = 12  # of a terminal; below this a panel would take more than half of the screen
 _MOST_KEPT_BYTES = 1 << 20
 _PATIENCE_S = 0.05  # once per stall, so that what others write to the same place comes after what we wrote first
@@ -23,13 +26,16 @@ _PATIENCE_AT_CLOSE_S = 1.0
 
 
 def stamped(sentence: str) -> str:
-    """``sentence`` as a line for people; further lines of it (a stack) follow as they are. No control characters."""
-    lines = [_printable(line) for line in sentence.rstrip().splitlines()] or [""]
-    return "\n".join([f"[unicron] {datetime.now():%H:%M:%S} {lines[0]}", *lines[1:]]) + "\n"
+    """``sentence`` as a line for people; further lines of it (a stack) are indented. No control characters."""
+    return f"[unicron] {datetime.now():%H:%M:%S} {set_apart(sentence)}\n"
 
 
-def _printable(line: str) -> str:
-    return "".join(c if c.isprintable() else "    " if c == "\t" else " " for c in line)
+class StampedFormatter(logging.Formatter):
+    """Formats what is logged as all else that is said; a name, a reason or a traceback forges no line of it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record, without the break at its end."""
+        return stamped(super().format(record)).rstrip("\n")
 
 
 class Output:

@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from unicron_elastic.base.quarantine import parse_duration
-from unicron_elastic.base.text import one_line
+from unicron_elastic.base.text import one_line, set_apart
 from unicron_elastic.launcher.config.origin import located
 
 NOTHING_FOUND, BAD_USAGE = 1, 2
@@ -25,7 +25,7 @@ def show(text: str) -> None:
 
 def say(text: str) -> None:
     """A word beside the answer."""
-    typer.echo(f"unicron: {text}", err=True)
+    typer.echo(f"unicron: {set_apart(text)}", err=True)
 
 
 def fail(code: int, text: str) -> NoReturn:

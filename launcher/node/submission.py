@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.output import stamped
 from unicron_elastic.launcher.config.forwarded import OF_SUBMISSION, environment
 from unicron_elastic.launcher.node.output_receiver import OutputReceiver
@@ -284,7 +285,7 @@ class _Attached:
     def _tell_refusals(self, mirror: _Mirror) -> None:
         for key, entry in list(mirror.entries.items()):
             if key.startswith(self._keys.refusals):
-                self._tell(entry.value.decode(errors="replace"))
+                self._tell(one_line(entry.value))
 
     def _tell_why_it_waits(self) -> None:
         try:

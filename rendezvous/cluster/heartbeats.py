@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.base.text import one_line
 from unicron_elastic.membership import coordination
 from unicron_elastic.membership.coordination import CoordinationState, Leader, handle
 from unicron_elastic.rendezvous.cluster.heartbeat_wire import LINE_BYTES_MAX, Hello
@@ -216,7 +216,7 @@ class Heartbeats:
             self._links.tell_nodes(job, told, but=node_id)
         if fault.get("job") == self._hello.job:
             try:
-                self._on_fault(number, shorten(one_line(reason), _REASON_CHARACTERS))
+                self._on_fault(number, one_line(reason, _REASON_CHARACTERS))
             except Exception:
                 logger.exception("A fault that another node has told could not be passed on")
 

@@ -178,7 +178,7 @@ class ClusterNode:
         if found is None:
             return ""
         who = "is in quarantine" if found.by == LAUNCHER else f"is drained by {one_line(found.by)}"
-        return f"Node {self._host} {who}: {one_line(found.reason)[:REASON_CHARACTERS].rstrip('.')}."
+        return f"Node {self._host} {who}: {one_line(found.reason, REASON_CHARACTERS).rstrip('.')}."
 
     def keep_out(self, quarantined: Quarantined) -> str:
         """Puts this node on the cluster's list; why that was not possible, or "". Who is on it stays as it is."""

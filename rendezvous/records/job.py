@@ -11,7 +11,7 @@ from urllib.parse import quote
 from unicron_elastic.base.text import one_line
 from unicron_elastic.membership.rounds import JobView, Member, Place, Round
 from unicron_elastic.rendezvous.store.interface import Change, Entry, Snapshot
-from unicron_elastic.rendezvous.store.records import object_in
+from unicron_elastic.rendezvous.store.records import object_in, odd
 
 NAME_CHARACTERS = 200  # of hosts, labels and nodes
 PLACES_MAX = 100_000
@@ -92,7 +92,7 @@ def parse_member(entry: Entry) -> Member:
             waits_for=int(told["waits_for"]),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{entry.key} holds no member: {error!r}") from None
+        raise odd(entry, "member", error) from None
 
 
 def parse_round(entry: Entry) -> Round:
@@ -105,9 +105,9 @@ def parse_round(entry: Entry) -> Round:
         )
         found = Round(number=int(told["number"]), places=places)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{entry.key} holds no round: {error!r}") from None
+        raise odd(entry, "round", error) from None
     if found.number < 1 or not places:
-        raise ValueError(f"{entry.key} holds no round: its number is {found.number}, and it has {len(places)} places")
+        raise odd(entry, "round", ValueError(f"its number is {found.number}, and it has {len(places)} places"))
     return found
 
 
@@ -135,10 +135,10 @@ def parse_lost(entry: Entry) -> Lost:
     told = object_in(entry, _RECORD_MAX_BYTES)
     node_id, reason = told.get("node"), told.get("reason")
     if not isinstance(node_id, str) or not isinstance(reason, str):
-        raise ValueError(f"{entry.key} holds no lost agent: node and reason must be texts")
+        raise odd(entry, "lost agent", ValueError("node and reason must be texts"))
     return Lost(
         node_id=node_id[:NAME_CHARACTERS],
-        reason=one_line(reason)[:REASON_CHARACTERS],
+        reason=one_line(reason, REASON_CHARACTERS),
         has_ended=told.get("has_ended") is True,
         is_orderly=told.get("is_orderly") is True,
     )
@@ -154,8 +154,8 @@ def parse_departing(entry: Entry) -> tuple[str, str]:
     told = object_in(entry, _RECORD_MAX_BYTES)
     node_id, reason = told.get("node"), told.get("reason")
     if not isinstance(node_id, str) or not isinstance(reason, str):
-        raise ValueError(f"{entry.key} holds no agent that leaves: node and reason must be texts")
-    return node_id[:NAME_CHARACTERS], one_line(reason)[:REASON_CHARACTERS]
+        raise odd(entry, "agent that leaves", ValueError("node and reason must be texts"))
+    return node_id[:NAME_CHARACTERS], one_line(reason, REASON_CHARACTERS)
 
 
 class JobMirror:
@@ -201,7 +201,7 @@ class JobMirror:
     def _make_view(self) -> JobView:
         members = tuple(self._members[key] for key in sorted(self._members))
         closed = self._entries.get(self._keys.closed)
-        reason = "" if closed is None else closed.value.decode(errors="replace") or "The job has ended."
+        reason = "" if closed is None else one_line(closed.value) or "The job has ended."
         revision = self.revision(self._keys.round)
         return JobView(
             members=members,

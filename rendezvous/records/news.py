@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from unicron_elastic.base.incident import Incident
-from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.base.text import one_line
 from unicron_elastic.rendezvous.store.interface import Entry, LeaseGoneError, Store, StoreError
 from unicron_elastic.rendezvous.store.records import number_in, object_in, odd
 
@@ -121,17 +121,17 @@ def parse_incidents(entry: Entry) -> tuple[Incident, ...]:
 
 def _brief(incident: Incident) -> dict[str, Any]:
     found = {name: getattr(incident, name) for name in _KEPT}
-    return {
-        name: shorten(one_line(value), _TEXT_CHARACTERS) if isinstance(value, str) else value
-        for name, value in found.items()
-        if value is not None or name in _NEEDED
-    }
+    return {name: _bounded(value) for name, value in found.items() if value is not None or name in _NEEDED}
+
+
+def _bounded(value: Any) -> Any:
+    return one_line(value, _TEXT_CHARACTERS) if isinstance(value, str) else value
 
 
 def _incident(told: object) -> Incident:
     if not isinstance(told, dict):
         raise ValueError("each must be an object")
-    known = {name: told[name] for name in _KEPT if name in told}
+    known = {name: _bounded(told[name]) for name in _KEPT if name in told}
     if not all(math.isfinite(value) for value in known.values() if isinstance(value, float)):
         raise ValueError("each number must be finite")
     return Incident.from_json(known)

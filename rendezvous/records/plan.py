@@ -25,7 +25,7 @@ from unicron_elastic.planning.model.jobs import GivenRates, JobSpec, parse_job
 from unicron_elastic.rendezvous.records.job import NAME_CHARACTERS, REASON_CHARACTERS
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys, status_key
 from unicron_elastic.rendezvous.store.interface import Entry
-from unicron_elastic.rendezvous.store.records import number_in, object_in, odd, text_in
+from unicron_elastic.rendezvous.store.records import number_in, object_in, odd, sentence_in, text_in
 
 SPEC_MAX_BYTES = 512 * 1024
 _RECORD_MAX_BYTES = 64 * 1024
@@ -118,7 +118,7 @@ def parse_order(entry: Entry) -> Order:
             source=text_in(told, "source", NAME_CHARACTERS),
             target=text_in(told, "target", NAME_CHARACTERS),
             plan_revision=number_in(told, "plan"),
-            reason=text_in(told, "reason", REASON_CHARACTERS),
+            reason=sentence_in(told, "reason", REASON_CHARACTERS),
         )
     except ValueError as error:
         raise odd(entry, "order", error) from None
@@ -167,7 +167,7 @@ def parse_phase(entry: Entry) -> PhaseRecord:
     try:
         return PhaseRecord(
             phase=Phase(text_in(told, "phase", NAME_CHARACTERS)),
-            reason=text_in(told, "reason", REASON_CHARACTERS),
+            reason=sentence_in(told, "reason", REASON_CHARACTERS),
             nodes=number_in(told, "nodes"),
             exit_code=None if told.get("exit_code") is None else number_in(told, "exit_code"),
             signal=_signal(told),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from typing import Any
 
-from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.base.text import one_line
 from unicron_elastic.rendezvous.store.address import EtcdAddress, EtcdEndpoint, TlsFiles
 from unicron_elastic.rendezvous.store.interface import (
     LeaseGoneError,
@@ -102,7 +102,7 @@ def describe(error: grpc.RpcError, waited_s: float) -> str:
     words = next((words for part, words in _WORDS if part in text), None)
     if words is None and error.code() is grpc.StatusCode.PERMISSION_DENIED:
         return "does not allow this user to use the key"
-    said = shorten(one_line(text.removeprefix("etcdserver: ")), _LONGEST)
+    said = one_line(text.removeprefix("etcdserver: "), _LONGEST)
     return words or f"failed: {said or error.code().name}"
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.base.text import one_line
 from unicron_elastic.rendezvous.store.interface import Entry
 
 _ERROR_CHARACTERS = 300
@@ -16,19 +16,23 @@ _DIGITS_MAX = 19  # below 2^63
 def object_in(entry: Entry, max_bytes: int) -> Mapping[str, Any]:
     """Raises ValueError that names the key."""
     if len(entry.value) > max_bytes:
-        raise ValueError(f"{entry.key} holds {len(entry.value)} bytes, and at most {max_bytes} are read")
+        raise ValueError(f"{_name(entry)} holds {len(entry.value)} bytes, and at most {max_bytes} are read")
     try:
         told = json.loads(entry.value)
     except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict):
-        raise ValueError(f"{entry.key} holds no JSON object")
+        raise ValueError(f"{_name(entry)} holds no JSON object")
     return told
 
 
 def odd(entry: Entry, what: str, error: Exception) -> ValueError:
     """What to raise for a key that does not hold ``what``."""
-    return ValueError(f"{entry.key} holds no {what}: {shorten(one_line(str(error)), _ERROR_CHARACTERS)}")
+    return ValueError(f"{_name(entry)} holds no {what}: {one_line(str(error), _ERROR_CHARACTERS)}")
+
+
+def _name(entry: Entry) -> str:
+    return one_line(entry.key, _ERROR_CHARACTERS)
 
 
 def text_in(told: Mapping[str, Any], name: str, characters: int | None = None) -> str:
@@ -37,6 +41,11 @@ def text_in(told: Mapping[str, Any], name: str, characters: int | None = None) -
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a text")
     return value[:characters]
+
+
+def sentence_in(told: Mapping[str, Any], name: str, characters: int) -> str:
+    """What it says to people, as one line of at most so many characters. Raises ValueError."""
+    return one_line(text_in(told, name), characters)
 
 
 def number_in(told: Mapping[str, Any], name: str, least: int = 0, bits: int = 62) -> int:

@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.base.text import one_line
 from unicron_elastic.rendezvous.store.address import TlsFiles
 
 START_TIMEOUT_S = 30.0
@@ -337,8 +337,8 @@ class EmbeddedEtcd:
             with contextlib.suppress(ValueError, AttributeError):
                 record = json.loads(line)
                 if record.get("level") in ("fatal", "panic", "error"):
-                    return f": {shorten(one_line(str(record.get('error') or record.get('msg'))), _LONGEST)}"
-        return f": {shorten(one_line(lines[-1]), _LONGEST)}" if lines else ""
+                    return f": {one_line(str(record.get('error') or record.get('msg')), _LONGEST)}"
+        return f": {one_line(lines[-1], _LONGEST)}" if lines else ""
 
     def _end_process(self, timeout_s: float) -> None:
         process, self._process = self._process, None

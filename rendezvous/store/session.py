@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
+from unicron_elastic.base.text import one_line
 from unicron_elastic.rendezvous.store.interface import (
     Blind,
     Change,
@@ -124,10 +125,10 @@ class Presence(Generic[M]):
         return self._mirror
 
     def get(self, key: str) -> str | None:
-        """What a key below the prefix holds."""
+        """What a key below the prefix holds, as one line."""
         with self._changed:
             entry = None if self._mirror is None else self._mirror.get(key)
-            return None if entry is None else entry.value.decode(errors="replace")
+            return None if entry is None else one_line(entry.value)
 
     def say(self, key: str, text: str) -> None:
         """Writes a key that goes with this agent, now or when the store can be reached."""

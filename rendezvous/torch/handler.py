@@ -442,7 +442,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         why = self._presence.get(self._keys.recalled(self._member.host))
         if why is None:
             return ""
-        words = one_line(why)[:REASON_CHARACTERS].rstrip(".") or "it is wanted elsewhere"
+        words = one_line(why, REASON_CHARACTERS).rstrip(".") or "it is wanted elsewhere"
         return f"Node {self._member.host} is recalled: {words}."
 
     def _leave_if_recalled(self, view: JobView) -> None:
@@ -535,7 +535,7 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
     def _tell_why_held(self) -> None:
         why = self._presence.get(self._keys.held) or ""
         if why and why != self._told_held:
-            logger.warning("This node has to wait. %s", one_line(why)[:REASON_CHARACTERS])
+            logger.warning("This node has to wait. %s", one_line(why, REASON_CHARACTERS))
         self._told_held = why
 
     def _refuse_if_unwanted(self, view: JobView) -> None:

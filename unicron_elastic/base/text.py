@@ -18,9 +18,31 @@ _CHAIN = re.compile(
 _TYPE_AND_TEXT = re.compile(r"([A-Za-z_][\w.]*)(?::\s?(.*))?", re.DOTALL)
 
 
-def one_line(text: str) -> str:
-    """`text` on one line of printable characters: breaks, tabs, escapes and lone surrogates become single spaces."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+LONGEST_LINE = 2000  # characters of what somebody else wrote, wherever it is shown
+_LINES_MOST = 400
+
+
+def one_line(text: str | bytes, limit: int = LONGEST_LINE) -> str:
+    """`text` on one line of at most `limit` printable characters, as all that others wrote is shown.
+
+    Breaks, tabs, escapes, marks that turn the direction of writing, and lone surrogates become single spaces.
+    """
+    text = text.decode(errors="replace") if isinstance(text, bytes) else text
+    seen = text[: 8 * limit + 8]  # what is longer is not worth a look
+    return shorten(" ".join("".join(c if c.isprintable() else " " for c in seen).split()), limit)
+
+
+def set_apart(text: str) -> str:
+    """`text` for a log or terminal behind a mark of ours: its further lines are indented, so none begins as ours do.
+
+    No control characters, and bounded.
+    """
+    lines = [shorten(_printable(line), LONGEST_LINE) for line in text.rstrip().splitlines()[:_LINES_MOST]] or [""]
+    return "\n".join([lines[0], *(line if line[:1] in ("", " ") else f"    {line}" for line in lines[1:])])
+
+
+def _printable(line: str) -> str:
+    return "".join(c if c.isprintable() else "    " if c == "\t" else " " for c in line)
 
 
 def shorten(text: str, limit: int) -> str:
@@ -34,7 +56,7 @@ def shown(value: object, limit: int = 80) -> str:
     Its kind alone where it cannot be written: lists in lists may be nested deeper than that goes.
     """
     try:
-        return shorten(one_line(repr(value)), limit)
+        return one_line(repr(value), limit)
     except (RecursionError, ValueError):  # ValueError: a number of thousands of digits
         return type(value).__name__
 

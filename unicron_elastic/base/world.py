@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from unicron_elastic.base.text import shorten, shown
+from unicron_elastic.base.text import one_line, shorten, shown
 
 _MEMBERS_MAX = 1_000_000
 _TEXT_MAX = 4096
@@ -131,7 +131,7 @@ class World:
             number=number,
             members=_members(data.get("members")),
             store=store,
-            reason=reason,
+            reason=one_line(reason, _TEXT_MAX),
             restarts_used=restarts_used,
             anew=_count(data.get("anew", 1), "last new beginning", least=1),
             over=_count(data.get("over", 0), "end", least=0),

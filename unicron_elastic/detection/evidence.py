@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.base.text import one_line
 from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import MEET, SPARE, GroupPosition, RankSample
 from unicron_elastic.faults import HangKind
@@ -107,7 +107,7 @@ def _absent_from_group(near: list[RankSample]) -> Suspects | None:
 
 
 def _of_group(group: GroupPosition) -> str:
-    return f" of process group {shorten(one_line(group.name), _NAME_CHARACTERS)}"
+    return f" of process group {one_line(group.name, _NAME_CHARACTERS)}"
 
 
 def _op(group: GroupPosition) -> str:

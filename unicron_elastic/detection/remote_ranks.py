@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.base.text import one_line
 from unicron_elastic.detection.evidence import work
 from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import GroupPosition, RankSample, RemoteRank, waits
@@ -69,11 +69,9 @@ def parse_report(text: bytes) -> Report:
         ranks = tuple(_rank(each) for each in _list(told["ranks"], RANKS_MAX))
         if len({seen.rank for seen in ranks}) != len(ranks):
             raise ValueError("a rank twice")
-        return Report(
-            asked=_count(told["asked"]), node=one_line(_name(told["node"])), at=_seconds(told["at"]), ranks=ranks
-        )
+        return Report(asked=_count(told["asked"]), node=_name(told["node"]), at=_seconds(told["at"]), ranks=ranks)
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
-        raise ValueError(f"not a report on ranks: {shorten(one_line(repr(error)), 100)}") from None
+        raise ValueError(f"not a report on ranks: {one_line(repr(error), 100)}") from None
 
 
 def _rank(told: Mapping[str, Any]) -> RankSample:
@@ -126,7 +124,7 @@ def _flag(told: Any) -> bool | None:
 def _name(told: Any) -> str:
     if not isinstance(told, str):
         raise ValueError("not a name")
-    return told[:NAME_CHARACTERS]
+    return one_line(told, NAME_CHARACTERS)
 
 
 class _OfNode(NamedTuple):

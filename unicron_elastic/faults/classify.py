@@ -165,7 +165,7 @@ def _excerpt(text: str, match: re.Match[str] | None) -> str:
 
 def _reason(failure: Failure, excerpt: str) -> str:
     head = f"rank {failure.rank} {_what_happened(failure, excerpt)}"
-    place = shorten(one_line(failure.location or ""), _LONGEST_PLACE)
+    place = one_line(failure.location or "", _LONGEST_PLACE)
     return shorten(f"{head}{f' ({place})' if place else ''}{_progress(failure.step)}", _LONGEST_REASON - 1) + "."
 
 
@@ -177,7 +177,7 @@ def _progress(step: int | None) -> str:
 
 def _what_happened(failure: Failure, excerpt: str) -> str:
     short = shorten(excerpt, _LONGEST_EXCERPT)
-    name = shorten(one_line(failure.exception_type or ""), _LONGEST_TYPE)
+    name = one_line(failure.exception_type or "", _LONGEST_TYPE)
     if name:
         return f"raised {name}: {short}" if short else f"raised {name}"
     if failure.exit_code is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from unicron_elastic.base.fault import Failure
-from unicron_elastic.base.text import LONGEST_TEXT, one_line, shorten
+from unicron_elastic.base.text import LONGEST_TEXT, one_line
 from unicron_elastic.faults.classify import signal_of
 
 _LONGEST_MESSAGE = 300  # characters after normalising; the rest of a text seldom tells two failures apart
@@ -51,7 +51,7 @@ def _normalise(message: str) -> str:
     text = message[:LONGEST_TEXT]
     for pattern, mark in _CHANGING.items():
         text = pattern.sub(mark, text)
-    return shorten(one_line(text), _LONGEST_MESSAGE)
+    return one_line(text, _LONGEST_MESSAGE)
 
 
 def _end(exit_code: int | None) -> str:

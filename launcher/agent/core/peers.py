@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from torch.distributed import Store
 
+from unicron_elastic.base.text import one_line
 from unicron_elastic.compat.rendezvous import RendezvousHandler
 from unicron_elastic.launcher.agent.hangs.remote_ranks import NEWS_KEY, Elsewhere, question_in
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess
@@ -120,7 +121,7 @@ class PeerWatch:
             return self._ask_without_store(self._store_error)
         news = self._news()
         if news is not None and question_in(news) is None:
-            reason = news.decode(errors="replace")
+            reason = one_line(news)  # everybody who reaches the store can write it
             return lambda: self._on_fault(reason)
         if self._elsewhere is not None:
             self._elsewhere.exchange(news)

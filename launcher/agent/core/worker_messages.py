@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.base.text import one_line
 from unicron_elastic.compat.agent import RunResult, WorkerGroup, WorkerState
 from unicron_elastic.faults import Failure
 from unicron_elastic.launcher.agent.core import failures
@@ -108,14 +108,14 @@ class Happenings:
             pass
         elif "restored" in message:
             with contextlib.suppress(KeyError, TypeError):
-                self._say(shorten(one_line(str(message["restored"]["sentence"])), _SENTENCE_CHARACTERS))
+                self._say(one_line(str(message["restored"]["sentence"]), _SENTENCE_CHARACTERS))
             with contextlib.suppress(ValueError, AttributeError):
                 self.on_moved(parse_move(message["restored"], now))
         elif "fetched" in message:
             with contextlib.suppress(ValueError, AttributeError):
                 self.on_moved(parse_move(message["fetched"], now))
         elif "workload_control" in message:
-            wish = shorten(one_line(str(message["workload_control"])), _NAME_CHARACTERS)
+            wish = one_line(str(message["workload_control"]), _NAME_CHARACTERS)
             self._say(
                 f"rank {self._rank(worker)} asks for {wish} through its RankMonitorClient: that is not done here."
             )
@@ -218,6 +218,6 @@ def _seconds(said_ns: object, now: float) -> float:
 
 def _overdue(rank: int, overdue: Mapping[str, object]) -> str:
     """Read a section that is open for longer than the script's limit. Raises KeyError, TypeError or ValueError."""
-    name = shorten(one_line(str(overdue["section"])), _NAME_CHARACTERS)
+    name = one_line(str(overdue["section"]), _NAME_CHARACTERS)
     open_s, limit_s = float(str(overdue["open_s"])), float(str(overdue["limit_s"]))
     return f'rank {rank} has been in section "{name}" for {open_s:.1f} s, of which its limit is {limit_s:.1f} s.'

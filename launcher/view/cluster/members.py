@@ -285,14 +285,14 @@ def job_status(run_id: str, snapshot: Snapshot, odd: list[str]) -> JobStatus | N
     odd += mirror.odd.values()
     spec, cancelled = mirror.get(keys.spec), mirror.get(keys.cancelled)
     specs = _parsed([] if spec is None else [spec], parse_spec, odd)
-    reason = "" if cancelled is None else cancelled.value.decode(errors="replace") or "cancelled"
+    reason = "" if cancelled is None else one_line(cancelled.value) or "cancelled"
     failed = mirror.get(keys.failed)
     return JobStatus(
         run_id=run_id,
         view=mirror.view(),
         spec=specs[0] if specs else None,
         cancelled=reason,
-        failed="" if failed is None else failed.value.decode(errors="replace") or "The job has failed.",
+        failed="" if failed is None else one_line(failed.value) or "The job has failed.",
     )
 
 

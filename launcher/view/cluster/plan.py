@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.tables import natural
 from unicron_elastic.launcher.view.cluster.members import AgentState, PlannedJob
 from unicron_elastic.planning.coordinate.proposal import propose, why_overtaken
@@ -290,7 +291,7 @@ def _refusals(reading: PlanReading) -> dict[str, list[str]]:
     for key, entry in sorted(reading.mirror.entries.items()):
         job, what, _ = key.partition(_REFUSED)
         if what:
-            found.setdefault(job + what, []).append(entry.value.decode(errors="replace"))
+            found.setdefault(job + what, []).append(one_line(entry.value))
     return found
 
 

@@ -129,7 +129,7 @@ def parse_job(told: object) -> JobSpec:
     """
     options = _mapping(told, "a job")
     name = options.get("name", "")
-    name = one_line(name)[:NAME_CHARACTERS] if isinstance(name, str) else shown(name)
+    name = one_line(name, NAME_CHARACTERS) if isinstance(name, str) else shown(name)
     require_keys(options, [each.name for each in fields(JobSpec)], f"job {name}", ("name", "command", "directory"))
     values = dict(options)
     command = values["command"]
