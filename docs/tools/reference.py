@@ -51,7 +51,7 @@ RDZV_CONF = (
 NEWER_TORCH = {"shutdown_timeout": "2.12", "log_line_prefix_template": "2.14"}
 
 # Settings without an option, in the section of a file that all commands share.
-WITHOUT_OPTION = ("etcd_password", "quarantine", "node_name", "spec_env")
+WITHOUT_OPTION = ("etcd_password", "quarantine", "node_name", "in_place", "spec_env")
 
 # Variables by which the parts of unicron-run find each other. Nobody sets them by hand.
 INNER_VARIABLES = {

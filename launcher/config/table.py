@@ -221,6 +221,7 @@ def shared() -> dict[str, Setting]:
         ("etcd_password", PASSWORD_VARIABLE, "the password itself, where a file would be one more thing to keep"),
         ("quarantine", "UNICRON_QUARANTINE", "the file with the nodes in quarantine; else the user's own"),
         ("node_name", "UNICRON_NODE_NAME", "what this node is called; else its host name"),
+        ("in_place", "UNICRON_IN_PLACE", "`force`: ranks go on in place on any back end, not on gloo alone; untested"),
         ("spec_env", "UNICRON_SPEC_ENV", "names of further variables, with commas, that go along with a job"),
     )
     for key, variable, words in others:

@@ -156,7 +156,7 @@ def attach(
     groups = Groups([*chunks, optimizer, *state.values()], backend, timeout_s)
     if micro_batches % groups.unit:
         raise ValueError(f"micro_batches must be a multiple of {groups.unit}, the stages of an interleaved pipeline")
-    members = Members(membership(lambda _key: {}), groups, micro_batches)
+    members = Members(membership(lambda _key: {}, backend), groups, micro_batches)
     to_agent = link()
     if to_agent is not None:
         to_agent.on_serve = None

@@ -77,7 +77,9 @@ class Engine:
         self._replicas = replicas
         self._judged_in = (0, 0)  # the step and world in which what the ranks told each other was found to be right
         self._rest = Rest()
-        self._membership = membership(Servant(self._registered, self._rest, lambda: (self.until, self.state)).serve)
+        self._membership = membership(
+            Servant(self._registered, self._rest, lambda: (self.until, self.state)).serve, backend
+        )
         self._arrival = Arrival(self._membership, self._registered)
         self.until = 0
         self.reports = Reports()

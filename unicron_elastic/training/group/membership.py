@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -18,6 +19,8 @@ from unicron_elastic.worker.worlds import Link, link
 
 ANSWER_TIMEOUT_S = 60.0
 NEXT_WORLD_TIMEOUT_S = 120.0  # after a collective failed: the agent decides within milliseconds, if it lives
+
+FORCE = "UNICRON_IN_PLACE"
 
 Invitation = dict[str, Any]  # where a newcomer gets the state: {"sources": [address, ...], "key": hex}
 
@@ -64,15 +67,22 @@ class Membership(Protocol):
 
 
 class FixedMembership:
-    """Under torchrun, or alone: one world, which lives as long as all its processes."""
+    """Under torchrun, or alone: one world, which lives as long as all its processes.
+
+    ``why`` says to the user why it is so under unicron-run.
+    """
 
     is_fixed = True
 
-    def __init__(self) -> None:
+    def __init__(self, why: str = "") -> None:
         self._is_alone = "RANK" not in os.environ
+        self._why = why
 
     def enter(self) -> None:
-        """The first world is there."""
+        """Find the first world there."""
+        if self._why and os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"unicron: {self._why}\n")
+        self._why = ""
 
     def is_ready(self, state: int) -> None:
         """Nobody asks."""
@@ -195,15 +205,35 @@ class AgentMembership:
             pass
 
 
-def membership(serve: Callable[[str], dict[str, Any]]) -> Membership:
+def membership(serve: Callable[[str], dict[str, Any]], backend: str) -> Membership:
     """This process's. ``serve`` begins to offer its state to newcomers that know a key, and returns where.
 
-    Raises RuntimeError for the second time under unicron-run.
+    Raises RuntimeError for the second time under unicron-run, and ValueError for a wrong UNICRON_IN_PLACE.
     """
     to_agent = link()
     if to_agent is None:
         return FixedMembership()
+    if why := why_not_in_place(backend, os.environ):
+        return FixedMembership(why)
     if to_agent.on_serve is not None:
         raise RuntimeError("a process has one Run: register what else there is with it, by name")
     to_agent.on_serve = serve
     return AgentMembership(to_agent)
+
+
+def why_not_in_place(backend: str, environ: Mapping[str, str]) -> str:
+    """Say why ranks do not go on in place over this ``backend``, in one sentence; "" if they do.
+
+    gloo's sums are there when a collective ends, and others' are not: NCCL's come later, on the device. Raises
+    ValueError for a wrong UNICRON_IN_PLACE.
+    """
+    wish = environ.get(FORCE, "").strip().lower()
+    if wish not in ("", "force"):
+        raise ValueError(f"{FORCE} must be unset, or force, not {wish!r}")
+    parts = {part.rpartition(":")[2] for part in backend.lower().split(",")}
+    if wish or parts == {"gloo"}:
+        return ""
+    return (
+        f"on {backend} no rank goes on in place yet: after a loss all ranks begin again, from memory if the script "
+        f"keeps snapshots (snapshot_every, run.restore()). {FORCE}=force tries it all the same, untested."
+    )
