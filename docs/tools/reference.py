@@ -161,7 +161,7 @@ def keys_page() -> str:
         _section("Of the cluster", ("key", "kept by", "holds"), _cluster_rows(root)),
         _section("Of a job that runs", ("key", "kept by", "holds"), _job_rows(root)),
         "`JOB` is the `--rdzv-id`. A planned job may start several times, and each start has keys of its own: "
-        f"`{plan_keys.run_of_start('JOB', 1)}`.\n",
+        f"`{plan_keys.run_of_start('JOB', 1)}`. So no job may be called so.\n",
         _section("Of planning", ("key", "kept by", "holds"), _plan_rows(root)),
         _section("For people to look at", ("key", "kept by", "holds"), _news_rows(root)),
     )
@@ -339,7 +339,8 @@ def _job_rows(root: str) -> Iterator[tuple[str, ...]]:
 
 
 def _plan_rows(root: str) -> Iterator[tuple[str, ...]]:
-    constants = {name for name in vars(plan_keys) if name.isupper()} - {"PLAN", "JOB_RECORDS", "VERDICT_VARIABLE"}
+    public = {name for name in vars(plan_keys) if name.isupper() and not name.startswith("_")}
+    constants = public - {"PLAN", "JOB_RECORDS", "VERDICT_VARIABLE"}
     _require(constants == set(PLAN_KEYS), f"the keys of planning are {sorted(constants)}: describe each of them")
     for name, described in PLAN_KEYS.items():
         key = getattr(plan_keys, name)

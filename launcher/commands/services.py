@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from unicron_elastic.launcher.agent.core.isolation import node_name
+from unicron_elastic.base.node_name import node_name
 from unicron_elastic.launcher.common.output import StampedFormatter, stamped
 from unicron_elastic.launcher.config.answers import Ca, Cert, Endpoint, Key, PasswordFile, User, fail, given, spelled
 from unicron_elastic.launcher.export.metrics.cluster import MetricsAddress, MetricsPort, serve_metrics
@@ -64,7 +64,7 @@ def coordinator(
     page = web_place(web_port, web_address)
     stopped = _until_signal()
     open_store, where = _opener(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file))
-    host = name or node_name()
+    host = _host(name)
     try:
         hello = Hello(f"{host}/{uuid.uuid4().hex[:12]}", host, "")
         own = address or own_address(where)
@@ -130,7 +130,7 @@ def agent(
     page = web_place(web_port, web_address)
     options = given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
     open_store, where = _opener(endpoint, options)
-    host, own = name or node_name(), address or own_address(where)
+    host, own = _host(name), address or own_address(where)
     node_id = f"{host}/{uuid.uuid4().hex[:12]}"
     record = NodeRecord(node_id=node_id, host=host, job="", label=label, pid=os.getpid(), is_spare=True)
     node = ClusterNode(open_store, LEASE_TTL_S, record, bind=address, address=own)
@@ -189,6 +189,13 @@ def _opener(endpoint: str | None, options: dict[str, str]) -> tuple[Callable[[],
     handler.setFormatter(StampedFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     return lambda: EtcdStore(address), address
+
+
+def _host(name: str) -> str:
+    try:
+        return node_name(name)
+    except ValueError as error:
+        fail(BAD_USAGE, f"{error}.")
 
 
 def _until_signal() -> threading.Event:

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from unicron_elastic.base.node_name import node_name
+
 _CHECKED = ("nnodes", "nproc_per_node", "max_restarts", "monitor_interval", "shutdown_timeout", "redirects", "tee",
     "local_ranks_filter",
 )  # fmt: skip
@@ -32,6 +34,10 @@ def check(args: argparse.Namespace, warn: Callable[[str], object]) -> None:
     check_value("rdzv_conf", args.rdzv_conf)
     _check_script(args)
     _check_log_dir(args.log_dir)
+    try:
+        node_name()
+    except ValueError as error:
+        raise BadArgument(str(error)) from None
 
 
 def check_value(name: str, value: Any) -> None:

@@ -23,7 +23,7 @@ from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, Node
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec, parse_job
 from unicron_elastic.rendezvous.records.job import NAME_CHARACTERS, REASON_CHARACTERS
-from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys, status_key
+from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys, start_of_run, status_key
 from unicron_elastic.rendezvous.store.interface import Entry
 from unicron_elastic.rendezvous.store.records import number_in, object_in, odd, sentence_in, text_in
 
@@ -229,6 +229,8 @@ def _check_bounds(spec: JobSpec) -> None:
         raise ValueError(f"rates_flops must be less than {_RATE_MAX_FLOPS:g}")
     if len(PlannedJobKeys(spec.name).prefix) > _KEY_MAX_BYTES:
         raise ValueError("name must be shorter, as a letter that is not ASCII counts several times")
+    if start_of_run(spec.name)[1]:
+        raise ValueError("name must not end in @ and a number, as the names of a job's starts do")
 
 
 def _signal(told: Mapping[str, Any]) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from urllib.parse import quote, unquote
 
+from unicron_elastic.base.text import one_line, shown
+
 # In the environment of what runs a job's part for an agent: a file for its word on how the job has ended, as the store
 # may be away at that moment.
 VERDICT_VARIABLE = "UNICRON_VERDICT"
 
+_RUN_ID_CHARACTERS = 180  # as a part of a key
 PLAN = "plan/"
 CURRENT = f"{PLAN}current"
 FAULTS = f"{PLAN}faults"
@@ -52,3 +55,28 @@ def order_key(node_id: str) -> str:
 def run_of_start(name: str, start: int) -> str:
     """What one start of a planned job is called among the runs in the store, which keep their own records."""
     return f"{name}@{start}"
+
+
+def start_of_run(run_id: str) -> tuple[str, int]:
+    """The planned job whose start this would be, and which start; itself and 0, if it can be none."""
+    name, _, start = run_id.rpartition("@")
+    number = int(start) if start.isdecimal() and len(start) < 20 else 0
+    return (name, number) if number and run_of_start(name, number) == run_id else (run_id, 0)
+
+
+def check_run_id(run_id: str) -> None:
+    """Raises ValueError, with what would be right, for an --rdzv-id that the store cannot keep, or takes for another's.
+
+    A planned job's starts have records of their own under names that nobody else may have.
+    """
+    name, start = start_of_run(run_id)
+    if start:
+        right = f"another one, such as {one_line(name, 40)}-{start}"
+        raise ValueError(f"--rdzv-id: {shown(run_id)} would be start {start} of a planned job; give {right}")
+    try:
+        size = len(quote(run_id, safe=""))
+    except UnicodeEncodeError:
+        size = _RUN_ID_CHARACTERS + 1
+    if not run_id or size > _RUN_ID_CHARACTERS:
+        right = f"1 to {_RUN_ID_CHARACTERS} characters, where one that is no ASCII letter or digit counts several times"
+        raise ValueError(f"--rdzv-id: {shown(run_id)} is not valid; give {right}")

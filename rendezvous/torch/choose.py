@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 import uuid
 
+from unicron_elastic.base.node_name import node_name
 from unicron_elastic.compat.rendezvous import (
     RendezvousHandler,
     RendezvousParameters,
@@ -17,7 +17,7 @@ from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.records.cluster import NodeRecord
 from unicron_elastic.rendezvous.records.job import JobKeys
-from unicron_elastic.rendezvous.records.plan_keys import run_of_start
+from unicron_elastic.rendezvous.records.plan_keys import check_run_id, run_of_start
 from unicron_elastic.rendezvous.store.address import address_of_this_host, own_address
 from unicron_elastic.rendezvous.torch.fresh_store import FreshStoreRendezvous
 from unicron_elastic.rendezvous.torch.handler import BACKEND, ClusterRendezvous
@@ -39,6 +39,8 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
     address = etcd_address(parameters.endpoint, given, spell=lambda name: f"--rdzv-conf {name}")
     # A planned job may start several times under its name: each start has keys of its own.
     start = _number(parameters, "start")
+    if start is None:
+        check_run_id(parameters.run_id)
     run = parameters.run_id if start is None else run_of_start(parameters.run_id, start)
     keys = JobKeys(run)
     settings = Settings(
@@ -49,7 +51,7 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
         expected_nodes=_number(parameters, "expected_nodes"),
         blind_patience_s=_seconds(parameters, "blind_patience", 600.0, 10.0),
     )
-    host = os.environ.get("UNICRON_NODE_NAME", "").strip() or socket.gethostname()
+    host = node_name()
     node_id, label = f"{host}/{uuid.uuid4().hex[:12]}", str(parameters.get("label", ""))
     record = NodeRecord(node_id=node_id, host=host, job=run, label=label, pid=os.getpid())
     lease_ttl_s = _seconds(parameters, "lease_ttl", LEASE_TTL_S, 1.0)

@@ -114,3 +114,20 @@ def test_hangup_is_handled_without_a_terminal(launcher: Any) -> None:
     run.until_line(r"^UP")
     run.process.send_signal(signal.SIGHUP)
     assert run.wait() == 1
+
+
+def test_logs_stay_in_their_folder_whatever_the_run_is_called(launcher: Any) -> None:
+    launcher.script("say.py", "import os\nprint(os.environ['TORCHELASTIC_RUN_ID'])\n")
+    flags = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=../a/b", "--log-dir=logs", "-r1")
+    run = launcher.run(*flags, "say.py")
+    assert run.process.returncode == 0, run.err
+    (log,) = launcher.folder.glob("logs/*/attempt_0/0/stdout.log")
+    assert log.read_text() == "../a/b\n"
+
+
+def test_a_node_name_that_cannot_be_kept_is_one_sentence(launcher: Any) -> None:
+    launcher.script("say.py", "print('up')\n")
+    run = launcher.run("say.py", env={**os.environ, "UNICRON_NODE_NAME": "x" * 5000})
+    assert run.process.returncode in (1, 2)
+    assert run.err.count("\n") == 1, run.err
+    assert "give a name of at most" in run.err

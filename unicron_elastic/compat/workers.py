@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,16 @@ from torch.numa import binding
 
 from unicron_elastic.compat.signatures import accepts
 
-__all__ = ["DefaultLogsSpecs", "LogsSpecs", "PContext", "SubprocessContext", "bound_to_numa", "terminate_handler"]
+__all__ = [
+    "DefaultLogsSpecs",
+    "LogsSpecs",
+    "PContext",
+    "SubprocessContext",
+    "bound_to_numa",
+    "folder_name",
+    "keep_in_log_folder",
+    "terminate_handler",
+]
 
 _WRAP = "_maybe_wrap_command_args_with_numa_binding"
 
@@ -25,3 +35,34 @@ def bound_to_numa(command: Sequence[str], local_rank: int, options: Any) -> list
     wrap = getattr(binding, _WRAP, None) or getattr(binding, _WRAP[1:])  # the second in torch 2.10
     device = "device_index" if accepts(wrap, "device_index") else "gpu_index"  # the second before torch 2.14
     return list(wrap(tuple(command), numa_options=options, **{device: local_rank}))
+
+
+_RUN_ID = "TORCHELASTIC_RUN_ID"
+_FOLDER_BYTES = 200  # of 255, as torch puts something random behind it
+
+
+def keep_in_log_folder(specs: LogsSpecs) -> None:
+    """Have torch's ``specs`` make the run's folder inside of the log folder, whatever the run is called.
+
+    torch puts the name into the path as it is: with a slash it is a folder elsewhere, or an error once all have met.
+    """
+    if not isinstance(specs, DefaultLogsSpecs):
+        return
+    reify = specs.reify
+
+    def reify_inside(envs: dict[int, dict[str, str]]) -> Any:
+        names = {rank: env[_RUN_ID] for rank, env in envs.items() if _RUN_ID in env}
+        for rank, name in names.items():
+            envs[rank][_RUN_ID] = folder_name(name)
+        try:
+            return reify(envs)
+        finally:
+            for rank, name in names.items():
+                envs[rank][_RUN_ID] = name
+
+    specs.reify = reify_inside
+
+
+def folder_name(run_id: str) -> str:
+    """Return the id itself, unless it is too long or names a folder elsewhere."""
+    return os.fsdecode(os.fsencode(run_id.replace("/", "%2F"))[:_FOLDER_BYTES])

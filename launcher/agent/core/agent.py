@@ -17,6 +17,7 @@ from typing import Any
 
 from torch.distributed import DistError
 
+from unicron_elastic.base.node_name import node_name
 from unicron_elastic.compat.agent import (
     DEFAULT_ROLE,
     RunResult,
@@ -30,7 +31,7 @@ from unicron_elastic.compat.agent import (
 from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.compat.expectations import Part, lacks
 from unicron_elastic.compat.rendezvous import RendezvousClosedError, RendezvousGracefulExitError
-from unicron_elastic.compat.workers import LogsSpecs, PContext
+from unicron_elastic.compat.workers import LogsSpecs, PContext, keep_in_log_folder
 from unicron_elastic.faults import RootCause
 from unicron_elastic.launcher.agent.core import failures, isolation
 from unicron_elastic.launcher.agent.core.description import describe_workers
@@ -83,6 +84,7 @@ class Agent(TorchAgent):
         runtime: Runtime | None = kwargs.pop("runtime", None)
         options: Options | None = kwargs.pop("options", None)
         super().__init__(spec, logs_specs, *args, **kwargs)
+        keep_in_log_folder(self._logs_specs)
         self._options = options or (runtime.options if runtime else from_environment())
         self._owns_runtime = runtime is None
         self._runtime = runtime or Runtime(self._options)
@@ -111,7 +113,7 @@ class Agent(TorchAgent):
             policy=policy_of(spec, self._options, self._shutdown_timeout),
             run_id=spec.rdzv_handler.get_run_id(),
             job=job_name(spec),
-            host=isolation.node_name(),
+            host=node_name(),
         )
 
     @prof

@@ -7,7 +7,6 @@ import errno
 import fcntl
 import json
 import os
-import socket
 import stat
 import tempfile
 import time
@@ -217,11 +216,6 @@ def why_not_now(handler: Any, nodes: int, command: AskToLeave) -> str:
     if not hasattr(handler, "depart"):
         return "only where --rdzv-backend is unicron the others could go on in place without it."
     return str(handler.depart(nodes, command.reason, command.have_state))
-
-
-def node_name() -> str:
-    """What this node is called in incidents and in the quarantine: UNICRON_NODE_NAME, else its host name."""
-    return os.environ.get("UNICRON_NODE_NAME", "").strip() or socket.gethostname()
 
 
 def offer_job(spec: WorkerSpec, argv: Sequence[str], say: Callable[[str], None]) -> None:

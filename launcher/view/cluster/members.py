@@ -29,7 +29,7 @@ from unicron_elastic.rendezvous.records.cluster import (
     parse_spec,
 )
 from unicron_elastic.rendezvous.records.job import JobKeys, JobMirror
-from unicron_elastic.rendezvous.records.plan_keys import run_of_start
+from unicron_elastic.rendezvous.records.plan_keys import start_of_run
 from unicron_elastic.rendezvous.store.interface import Entry, Snapshot, Store
 
 
@@ -345,13 +345,6 @@ def _merged(nodes: Iterable[NodeStatus], doing: Mapping[str, AgentState]) -> lis
 
 def _runs_for(node: NodeStatus, state: AgentState) -> bool:
     return bool(state.job) and state.job in (node.job, _job_of_run(node.job))
-
-
-def start_of_run(run_id: str) -> tuple[str, int]:
-    """The planned job whose start this would be, and which start; itself and 0, if it can be none."""
-    name, _, start = run_id.rpartition("@")
-    is_number = start.isdecimal() and len(start) < 20
-    return (name, int(start)) if is_number and run_of_start(name, int(start)) == run_id else (run_id, 0)
 
 
 def _job_of_run(run_id: str) -> str:

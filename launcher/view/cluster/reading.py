@@ -13,7 +13,6 @@ from unicron_elastic.launcher.view.cluster.members import (
     NodeStatus,
     PlannedJob,
     read_cluster,
-    start_of_run,
 )
 from unicron_elastic.launcher.view.cluster.overview import (
     FINE,
@@ -37,7 +36,7 @@ from unicron_elastic.rendezvous.plan.mirror import health_of, plan_figures
 from unicron_elastic.rendezvous.records import news as told_news
 from unicron_elastic.rendezvous.records.job import NAME_CHARACTERS
 from unicron_elastic.rendezvous.records.news import JobNews
-from unicron_elastic.rendezvous.records.plan_keys import run_of_start
+from unicron_elastic.rendezvous.records.plan_keys import run_of_start, start_of_run
 from unicron_elastic.rendezvous.store.interface import Entry, Store
 
 INCIDENTS_MOST = 50
