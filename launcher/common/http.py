@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from unicron_elastic.base.seldom import Seldom
+
 LOOPBACK = "127.0.0.1"
 PAUSE_S = 0.1  # for what a request needs that could not be taken
 LOOK_S = 0.5  # between two looks at who is late, while there is somebody
@@ -51,6 +53,7 @@ class BoundedServer(ThreadingHTTPServer):
         self._connections: dict[socket.socket, _Connection] = {}  # the oldest first
         self._changed = threading.Condition()
         self._is_over = False
+        self._errors = Seldom()
         try:
             family, _, _, _, where = socket.getaddrinfo(
                 address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
@@ -118,6 +121,11 @@ class BoundedServer(ThreadingHTTPServer):
             answered = sum(each.has_asked for each in self._connections.values())
             about.has_asked = True
         return answered < self._requests_most
+
+    def log_error(self, sentence: str) -> None:
+        """Logs the exception that is being handled, unless there was one a moment ago: everybody may ask for ever."""
+        if line := self._errors.line(sentence):
+            logger.warning("%s", line, exc_info=True)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         try:

@@ -219,10 +219,12 @@ class OutputReceiver:
                 self._selector.unregister(self._listener)
                 self._is_listening = False
             return
-        greeting = sum(not peer.is_open for peer in self._peers)
-        if greeting >= _GREETING_MAX or len(self._peers) >= _PEERS_MAX:
+        silent = [peer for peer in self._peers if not peer.is_open]
+        if len(self._peers) - len(silent) >= _PEERS_MAX:
             sock.close()
             return
+        if len(silent) >= _GREETING_MAX:
+            self._close(min(silent, key=lambda peer: peer.since))  # strangers keep no node out by silence
         sock.setblocking(False)
         said, nonce = challenge()
         peer = _Peer(sock, time.monotonic(), nonce)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unicron_elastic.base.seal import Seal
+from unicron_elastic.base.seldom import Seldom
 from unicron_elastic.membership.coordination import Answer
 from unicron_elastic.rendezvous.cluster.heartbeat_wire import (
     BEAT,
@@ -42,7 +43,6 @@ from unicron_elastic.rendezvous.cluster.heartbeat_wire import (
 
 BEAT_S = 0.1
 BEATS_PER_S_MAX = 1000  # of all links of one coordinator together
-TELL_EVERY_S = 60.0  # a connection that is closed for what came over it
 GREETING_S = 2.0  # so long a connection may take until both sides have proven who they are
 PROBE_S = 0.2  # so long a host may take to answer, or three times as long as it took before
 PROBE_S_MAX = 2.0
@@ -119,8 +119,7 @@ class Links:
         self._beat_s = BEAT_S  # as the coordinator wants it
         self.secret = ""  # of the cluster; "": not known yet, and nobody is let in
         self.leads = False
-        self._may_tell_at = 0.0  # of a connection that is closed for what came over it: strangers may try for ever
-        self._untold = 0
+        self._closed = Seldom()  # of connections that are closed for what came over them: strangers may try for ever
         self._is_listening = True
         self._is_closed = False
         self._closing = threading.Lock()
@@ -249,10 +248,12 @@ class Links:
                 self._is_listening = False
             return
         sock.setblocking(False)
-        greeting = sum(not link.is_open for link in self._links)
-        if not (self.leads and self.secret) or greeting >= _GREETING_MAX:
+        if not (self.leads and self.secret):
             sock.close()  # that it was accepted is the answer to a probe
             return
+        silent = [link for link in self._links if link.comes_in and not link.is_open]
+        if len(silent) >= _GREETING_MAX:
+            self._close(min(silent, key=lambda link: link.since))  # strangers keep no agent out by silence
         watched(sock)
         link = _Link(sock, comes_in=True, since=time.monotonic())
         self._links.add(link)
@@ -290,13 +291,8 @@ class Links:
                 self._lose(link)
 
     def _tell_closed(self, why: WireError) -> None:
-        now = time.monotonic()
-        if now < self._may_tell_at:
-            self._untold += 1
-            return
-        more = f" So were {self._untold} more since this was last said." if self._untold else ""
-        self._may_tell_at, self._untold = now + TELL_EVERY_S, 0
-        logger.warning("A heartbeat connection is closed: %s.%s", why, more)
+        if line := self._closed.line(f"A heartbeat connection is closed: {why}."):
+            logger.warning("%s", line)
 
     def _said(self, link: _Link, text: bytes) -> None:
         if link.seal is not None:

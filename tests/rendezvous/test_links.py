@@ -10,12 +10,12 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from unicron_elastic.base.seal import Seal
+from unicron_elastic.base.seldom import EVERY_S, Seldom
 from unicron_elastic.membership.coordination import Answer
 from unicron_elastic.rendezvous.cluster import links as links_module
 from unicron_elastic.rendezvous.cluster.heartbeat_wire import LINE_BYTES_MAX, Hello, line, read, seal_of, sealed_line
@@ -221,6 +221,18 @@ def test_a_greeting_that_takes_its_time_is_not_begun_anew(make: Make) -> None:
 # -- strangers ---------------------------------------------------------------------------------------------------------
 
 
+def test_strangers_keep_no_agent_out_by_silence(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "_GREETING_MAX", 8)
+    boss, one = ends = linked(make, "one")
+    with contextlib.ExitStack() as opened:
+        silent = [opened.enter_context(stranger(boss)) for _ in range(20)]
+        turn(ends, lambda: sum(is_closed(boss, each) for each in silent) == 12)
+        two = make("two")
+        two.links.connect(boss.name, boss.address)
+        assert turn((*ends, two), lambda: two.opened) < links_module.GREETING_S / 2
+    assert (boss.lost, one.lost) == ([], [])
+
+
 def test_who_says_nothing_is_dropped_and_they_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "GREETING_S", 0.5)
     monkeypatch.setattr(links_module, "_GREETING_MAX", 8)
@@ -263,11 +275,11 @@ def test_whatever_a_stranger_says_harms_nobody(make: Make, monkeypatch: pytest.M
 
 
 def test_many_that_say_nonsense_are_one_warning_and_later_one_that_counts_them(
-    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(links_module, "time", SimpleNamespace(monotonic=lambda: now, time=time.time))
     boss = make("boss", leads=True)
+    boss.links._closed = Seldom(now=lambda: now)
 
     def tell(count: int) -> list[str]:
         caplog.clear()
@@ -279,13 +291,13 @@ def test_many_that_say_nonsense_are_one_warning_and_later_one_that_counts_them(
 
     said = "A heartbeat connection is closed: a line that is no JSON object."
     assert tell(5) == [said]
-    now += links_module.TELL_EVERY_S - 1.0
+    now += EVERY_S - 1.0
     assert tell(2) == []
     now += 1.0
     assert tell(3) == [f"{said} So were 6 more since this was last said."]
-    now += links_module.TELL_EVERY_S
+    now += EVERY_S
     assert tell(1) == [f"{said} So were 2 more since this was last said."]
-    now += links_module.TELL_EVERY_S
+    now += EVERY_S
     assert tell(1) == [said]
     assert not boss.links._links
 

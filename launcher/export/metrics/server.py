@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler
@@ -19,8 +18,6 @@ from unicron_elastic.metrics.samples import Sample, process_samples
 REQUEST_S = 5.0  # for a client to send its request and take the answer
 REQUESTS_MOST = 8  # that are read at a time, and as many that are answered
 _BOUNDS = (*map(str, RECOVERY_BUCKETS_S), "+Inf")
-
-logger = logging.getLogger(__name__)
 
 
 class Answers:
@@ -154,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             raise  # the client is gone
         except Exception:  # what is told must not depend on what goes wrong in telling it
-            logger.warning("%s could not be answered", path, exc_info=True)
+            self.server.log_error(f"{path} could not be answered.")
             self._answer(500, "text/plain; charset=utf-8", b"An error; the log has it.\n")
 
     do_HEAD = do_GET

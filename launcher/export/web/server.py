@@ -6,7 +6,6 @@ Only reading, but for signing in and out. Nothing on the page comes from elsewhe
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -43,8 +42,6 @@ _FILES = {  # by path: what is served, and its type
     },
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-
-logger = logging.getLogger(__name__)
 
 
 class Source:
@@ -224,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             raise  # the client is gone
         except Exception:  # the log has it; a stranger need not know
-            logger.warning("A request for the web page could not be answered", exc_info=True)
+            self.server.log_error("A request for the web page could not be answered.")
             self._refuse(500, "An error, which this process has logged.")
 
     def _refuse(self, code: int, why: str, *, more: dict[str, str] | None = None, **facts: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from unicron_elastic.base.seldom import Seldom
 from unicron_elastic.state.digest import PIECE_BYTES, Checksum
 from unicron_elastic.state.layout import Layout, check_tensors
 from unicron_elastic.state.pull.memory import Block, Chunks, TensorMemory, allow_readers
@@ -207,7 +208,8 @@ class StateServer:
         self._provider = provider
         self._key = key
         self._lock = threading.Lock()
-        self._streams: set[Stream] = set()
+        self._streams: dict[Stream, bool] = {}  # whether each has proven who it is; the oldest first
+        self._closed = Seldom()  # of those that have proven nothing: strangers may try for ever
         self._is_closed = False
         name = f"unicron-state-{secrets.token_hex(8)}"
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -240,7 +242,7 @@ class StateServer:
             except OSError as error:
                 if self._is_closed or listener.fileno() < 0:
                     return
-                logger.warning("The state server cannot take a connection: %s.", error)
+                self._tell(f"The state server cannot take a connection: {error}.")
                 threading.Event().wait(0.1)  # no more file descriptors, for one; do not spin
                 continue
             self._admit(Stream(connection, GREETING_S))
@@ -249,10 +251,15 @@ class StateServer:
         """Starts a thread for a connection, if there are not too many."""
         with self._lock:
             is_full = len(self._streams) >= CONNECTIONS_MAX or self._is_closed
+            silent = next((each for each, is_known in self._streams.items() if not is_known), None)
+            if is_full and silent is not None and not self._is_closed:  # strangers keep no replica out by silence
+                del self._streams[silent]
+                silent.close()
+                is_full = False
             if not is_full:
-                self._streams.add(stream)
+                self._streams[stream] = False
         if is_full:
-            logger.warning("The state server has %d connections and takes no more.", CONNECTIONS_MAX)
+            self._tell(f"The state server has {CONNECTIONS_MAX} connections and takes no more.")
             stream.close()
         else:
             _start(self._serve, stream)
@@ -262,17 +269,24 @@ class StateServer:
         try:
             greet_client(stream, self._key)
             stream.patience_s = PATIENCE_S
+            with self._lock:
+                if stream in self._streams:
+                    self._streams[stream] = True
             self._answer(stream)
         except WireError as error:
-            logger.warning("A connection to the state server was closed: %s.", error)
+            self._tell(f"A connection to the state server was closed: {error}.")
         except Gone as gone:
             logger.debug("A connection to the state server: %s.", gone)
         except Exception:
             logger.exception("A connection to the state server was closed.")
         finally:
             with self._lock:
-                self._streams.discard(stream)
+                self._streams.pop(stream, None)
             stream.close()
+
+    def _tell(self, sentence: str) -> None:
+        if line := self._closed.line(sentence):
+            logger.warning("%s", line)
 
     def _answer(self, stream: Stream) -> None:
         """Holds the state when it is asked for, and until the connection ends."""
