@@ -6,6 +6,7 @@ import os
 import uuid
 
 from unicron_elastic.base.node_name import node_name
+from unicron_elastic.compat.meeting_state import read_no_code
 from unicron_elastic.compat.rendezvous import (
     RendezvousHandler,
     RendezvousParameters,
@@ -118,6 +119,7 @@ def rendezvous_handler(parameters: RendezvousParameters) -> RendezvousHandler:
         return LocalRendezvous(backend="c10d", run_id=parameters.run_id, host=parameters.local_addr)
     if parameters.backend == BACKEND:
         return create_handler(parameters)
+    read_no_code()  # torch unpickles what is in its store
     inner = get_rendezvous_handler(parameters)
     if parameters.backend == "c10d":
         return FreshStoreRendezvous(inner, parameters.local_addr or address_of_this_host([(host, max(port, 1))]))

@@ -28,6 +28,7 @@ class Part(Enum):
     LEAVE = "no node leaves a c10d rendezvous before its job ends"
     RECORDER = "slow and late ranks are not named by their collectives"
     BIND = "stores listen on all addresses of their node"
+    STATE = "who reaches the store of a c10d rendezvous can run code in its agents"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +179,15 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         "torch.distributed:TCPStore",
     ),
     *_of(Part.BIND, ("torch.distributed:TCPStore.__init__", {"says": ("master_listen_fd",)})),
+    *_of(
+        Part.STATE,
+        (f"{_DYNAMIC}:_BackendRendezvousStateHolder.sync", {"uses": _words("pickle loads dumps PickleError")}),
+        (
+            f"{_DYNAMIC}:_RendezvousState.__init__",
+            {"sets": _words("participants wait_list redundancy_list last_heartbeats")},
+        ),
+        (f"{_DYNAMIC}:_NodeDesc", {"takes": _words("addr pid local_id")}),
+    ),
     *_of(
         Part.LEAVE,
         f"{_DYNAMIC}:_RendezvousExitOp",
