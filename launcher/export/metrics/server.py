@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from unicron_elastic import __version__
+from unicron_elastic.launcher.common.host_names import HostNames
 from unicron_elastic.launcher.common.http import BoundedServer
 from unicron_elastic.metrics.definitions import METRICS, RECOVERY_BUCKETS_S, Metric
 from unicron_elastic.metrics.figures import Distribution
@@ -17,6 +18,7 @@ from unicron_elastic.metrics.samples import Sample, process_samples
 
 REQUEST_S = 5.0  # for a client to send its request and take the answer
 REQUESTS_MOST = 8  # that are read at a time, and as many that are answered
+_OF_ANOTHER = b"This is no name of this host; ask by its address, its name, or one in a domain that it searches.\n"
 _BOUNDS = (*map(str, RECOVERY_BUCKETS_S), "+Inf")
 
 
@@ -123,6 +125,7 @@ class _Server(BoundedServer):
     def __init__(self, address: str, port: int, registry: Any, answers: Answers) -> None:
         """Raises OSError."""
         self.registry, self.answers = registry, answers
+        self.names = HostNames(address)
         super().__init__(address, port, _Handler, requests_most=REQUESTS_MOST, request_s=REQUEST_S)
 
 
@@ -138,6 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
         has_room = self.server.has_asked(self.connection)
         try:
             match path:
+                case "/metrics" if not all(map(self.server.names.knows, self.headers.get_all("Host", [""]))):
+                    self._answer(421, "text/plain; charset=utf-8", _OF_ANOTHER)
                 case "/metrics" if not has_room:
                     self._answer(503, "text/plain; charset=utf-8", b"Too many ask at this moment.\n")
                 case "/metrics":
