@@ -21,7 +21,7 @@ STEPS, MICRO_BATCHES = 4, 8
 def _ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (assembly, gradients):
         monkeypatch.setattr(module, "dist", Distributed())
-    monkeypatch.setattr(engine, "membership", lambda _serve: threads_as_ranks.here.rank)
+    monkeypatch.setattr(engine, "membership", lambda *_: threads_as_ranks.here.rank)
     monkeypatch.setattr(arrival, "fetch_state", fetch_state)
     monkeypatch.setattr(meeting.Meeting, "connect", lambda *_: threads_as_ranks.here.rank.connect())
     make = gradients.Gradients.__init__

@@ -224,7 +224,7 @@ def test_a_newcomer_trains_what_its_source_does_also_if_no_step_is_left(monkeypa
     source.base.requires_grad_(False)
     given = {**Run(model=source)._engine._registered.state_dict(), "until": 4}
     said: list[Said] = []
-    monkeypatch.setattr(engine, "membership", lambda _serve: Newcomer())
+    monkeypatch.setattr(engine, "membership", lambda *_: Newcomer())
     monkeypatch.setattr(arrival, "fetch_state", lambda handover, _: handover.load_state_dict(given) or Source())
     monkeypatch.setattr(engine.Engine, "_meet", lambda ours: said.append(ours._said()))
     Run(model=Net())._engine.join(4, MICRO_BATCHES)
