@@ -567,6 +567,11 @@ def before_step(optimizer: torch.optim.Optimizer, number: int) -> None:
         optimizer.param_groups[0]["weight_decay"] *= 0.5
 
 
+def after_report(optimizer: torch.optim.Optimizer, number: int) -> None:
+    """What a script does by the result of an evaluation before a step: it depends on what was before."""
+    optimizer.param_groups[0]["lr"] *= 0.5 if number % 2 else 2.0
+
+
 def after_call(optimizer: torch.optim.Optimizer) -> None:
     """What a script does after each of its epochs."""
     optimizer.param_groups[0]["lr"] *= 0.5
@@ -583,6 +588,7 @@ class Plain:
             for step in range(len(self.gradients), total):
                 model.change(changes.get(step, {}))
                 before_step(optimizer, step)
+                after_report(optimizer, step)
                 optimizer.zero_grad()
                 for index in range(micro_batches):
                     (model.loss(step, index) / micro_batches).backward()
@@ -639,6 +645,8 @@ def _train(rank: Rank) -> None:
             before_step(optimizer, number)
             if number:  # else shares are those that a launcher dealt, and there is none
                 _report(rank, run, ("before", number))
+            after_report(optimizer, number)
+            rank.point()
             for index in step:
                 rank.point()
                 model.buffered.change(number, index)

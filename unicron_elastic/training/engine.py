@@ -143,6 +143,7 @@ class Engine:
         else:
             self._lay_out()
             self._clear()
+            self._begin_rest()
             if not self._must_meet:
                 assembly.holdings = [frozenset(each) for each in shares(gradients.micro_batches, assembly.world_size)]
                 self._held.update(assembly.holdings[assembly.rank])
@@ -163,7 +164,7 @@ class Engine:
         if self._buffers is not None:
             self._buffers.begin()
         self._replicas.begin(self.state)
-        self._rest.begin(self.state)
+        self._begin_rest()
 
     def begin_micro_batch(self, index: int) -> None:
         """Right before the script computes it."""
@@ -294,6 +295,12 @@ class Engine:
         if self._buffers is not None:
             self._buffers.begin()
         self._replicas.begin(self.state)
+
+    def _begin_rest(self) -> None:
+        """Open the state to who copies it: the script has asked for the first micro-batch of the step.
+
+        What it does before, as by the result of an evaluation, or between two calls of run.steps(), is in the state.
+        """
         if self._has_state:
             self._rest.begin(self.state)
 
@@ -368,7 +375,6 @@ class Engine:
         finally:
             self._is_between = False
         if is_before:
-            self._rest.close()
             self._is_in_step = True
 
     def at_rest(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -436,7 +442,6 @@ class Engine:
         self._lay_out()
         self._clear()
         left = self._meet()
-        self._rest.close()  # until the step is begun the script may change the state
         if left is None:
             self._is_in_step = self._is_arriving = True
             return None
@@ -467,7 +472,7 @@ class Engine:
                 continue
             assert assembly.world is not None
             assembly.parts_in = assembly.world.number
-            awaited.fill_(self._rest.close() or self._membership.is_newer())
+            awaited.fill_(self._membership.is_newer())
             if assembly.together(partial(assembly.all_reduce, awaited)) and self._may_leave(bool(awaited > 0)):
                 break
         assembly.parts_in = 0
@@ -585,6 +590,8 @@ class Engine:
         self._has_state = True
         self._lay_out()
         self._clear()
+        if self._has_begun:
+            self._begin_rest()
 
     def _transfer(self, agreement: Agreement, received: list[Any]) -> None:
         """Puts what this rank is to take into ``received``. Raises what a collective raises."""
