@@ -458,7 +458,10 @@ def fetch_state(run: HasState, _invitation: dict[str, Any]) -> Fetched | None:
         rank.point()
         time.sleep(job.dice.choice([0.0, 0.002]))
         state = copy.deepcopy(state)
-    except Died:  # its connection is closed then
+        is_whole = source.name not in job.dead and not expired
+        if is_whole and (wrong := job.plain.wrong(state)):
+            raise AssertionError(f"rank {rank.name} was given a state of no step's beginning: {wrong}")
+    except (Died, AssertionError):  # its connection is closed then
         rest.release()
         raise
     if source.name in job.dead or expired:
@@ -567,14 +570,27 @@ def before_step(optimizer: torch.optim.Optimizer, number: int) -> None:
         optimizer.param_groups[0]["weight_decay"] *= 0.5
 
 
-def after_report(optimizer: torch.optim.Optimizer, number: int) -> None:
-    """What a script does by the result of an evaluation before a step: it depends on what was before."""
-    optimizer.param_groups[0]["lr"] *= 0.5 if number % 2 else 2.0
+class Trail:
+    """Registered: all changes that the script has made outside of its steps, in their order."""
+
+    def __init__(self) -> None:
+        self.places: list[str] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"places": list(self.places)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.places = list(state["places"])
+
+    def change(self, optimizer: torch.optim.Optimizer, place: str) -> None:
+        """Changes all that is registered: twice would be another state."""
+        self.places.append(place)
+        optimizer.param_groups[0]["lr"] = 0.75 - optimizer.param_groups[0]["lr"]
 
 
 def after_call(optimizer: torch.optim.Optimizer) -> None:
     """What a script does after each of its epochs."""
-    optimizer.param_groups[0]["lr"] *= 0.5
+    optimizer.param_groups[0]["weight_decay"] *= 0.5
 
 
 class Plain:
@@ -584,18 +600,43 @@ class Plain:
         model = Model()
         optimizer = optimizer_of(model)
         self.gradients: list[list[list[float] | None]] = []
+        self.begun: list[tuple[int, list[list[float]], dict[str, Any], list[str]]] = []  # what each step begins with
+        trail = Trail()
         for total in totals:
             for step in range(len(self.gradients), total):
                 model.change(changes.get(step, {}))
                 before_step(optimizer, step)
-                after_report(optimizer, step)
+                trail.change(optimizer, f"before {step}")
+                self.begun.append((total, _numbers(model), _settings(optimizer), list(trail.places)))
                 optimizer.zero_grad()
                 for index in range(micro_batches):
                     (model.loss(step, index) / micro_batches).backward()
                 self.gradients.append(model.gradients())
                 optimizer.step()
+                trail.change(optimizer, f"after {step}")
             after_call(optimizer)
-        self.parameters = [parameter.tolist() for parameter in model.parameters()]
+            trail.change(optimizer, f"call {total}")
+        self.parameters = _numbers(model)
+
+    def wrong(self, given: dict[str, Any]) -> str:
+        """What is not as it was at the beginning of a step, in a state that was given to another process."""
+        state = given["run"]["state"]
+        until, parameters, settings, places = self.begun[min(given["run"]["steps"], len(self.begun) - 1)]
+        found = {
+            "the call": (given["until"], until),
+            "the parameters": ([state["model"][name].tolist() for name in ("first", "second")], parameters[:2]),
+            "the optimizer": ({name: state["optimizer"]["param_groups"][0][name] for name in settings}, settings),
+            "the changes": (state["trail"]["places"], places),
+        }
+        return "; ".join(f"{what} {one}, not {other}" for what, (one, other) in found.items() if one != other)
+
+
+def _numbers(model: Model) -> list[list[float]]:
+    return [parameter.tolist() for parameter in model.parameters()]
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {name: optimizer.param_groups[0][name] for name in ("lr", "weight_decay")}
 
 
 def train(rank: Rank) -> None:
@@ -636,7 +677,8 @@ def _train(rank: Rank) -> None:
     job = rank.job
     model = Model()
     optimizer = optimizer_of(model)
-    run = rank.run = Run(model=model, optimizer=optimizer, seed=None, join_patience_s=0.3)
+    trail = Trail()
+    run = rank.run = Run(model=model, optimizer=optimizer, trail=trail, seed=None, join_patience_s=0.3)
     for total in job.totals:
         for step in run.steps(total, job.micro_batches):
             rank.point()
@@ -645,9 +687,11 @@ def _train(rank: Rank) -> None:
             before_step(optimizer, number)
             if number:  # else shares are those that a launcher dealt, and there is none
                 _report(rank, run, ("before", number))
-            after_report(optimizer, number)
+            trail.change(optimizer, f"before {number}")
             rank.point()
             for index in step:
+                begun = (total, _numbers(model), _settings(optimizer), trail.places)
+                assert begun == job.plain.begun[number], f"step {number} begins with {begun}"
                 rank.point()
                 model.buffered.change(number, index)
                 step.backward(model.loss(number, index))
@@ -659,7 +703,10 @@ def _train(rank: Rank) -> None:
             rank.trained.append(number)
             rank.point()
             _report(rank, run, ("step", number))
+            trail.change(optimizer, f"after {number}")
+            rank.point()
         _report(rank, run, ("call", total))
         after_call(optimizer)
+        trail.change(optimizer, f"call {total}")
         rank.point()
-    rank.parameters = [parameter.tolist() for parameter in model.parameters()]
+    rank.parameters = _numbers(model)

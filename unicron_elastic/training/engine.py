@@ -143,16 +143,26 @@ class Engine:
         else:
             self._lay_out()
             self._clear()
-            self._begin_rest()
             if not self._must_meet:
                 assembly.holdings = [frozenset(each) for each in shares(gradients.micro_batches, assembly.world_size)]
                 self._held.update(assembly.holdings[assembly.rank])
         self.guard.look(self._trainable.parameters)
         self._has_begun = True
         self._randomness.keep()
+        self._open()
         if not self._is_late and (self._must_meet or assembly.needs_meeting()):
             self._meet()
+            self._open()
         return sorted(self._held)
+
+    def _open(self) -> None:
+        """Lets others copy the state: the script has asked for the first micro-batch, and changes nothing from now on.
+
+        Nobody else may open it. What the script changes between two steps belongs to the state behind it, whoever
+        meets whom meanwhile.
+        """
+        if self._has_state:
+            self._rest.begin(self.state)
 
     def _begin_where_the_others_are(self) -> None:
         """Begins the step in which it has met the others already: what is held and reduced stays."""
@@ -164,7 +174,6 @@ class Engine:
         if self._buffers is not None:
             self._buffers.begin()
         self._replicas.begin(self.state)
-        self._begin_rest()
 
     def begin_micro_batch(self, index: int) -> None:
         """Right before the script computes it."""
@@ -295,14 +304,6 @@ class Engine:
         if self._buffers is not None:
             self._buffers.begin()
         self._replicas.begin(self.state)
-
-    def _begin_rest(self) -> None:
-        """Open the state to who copies it: the script has asked for the first micro-batch of the step.
-
-        What it does before, as by the result of an evaluation, or between two calls of run.steps(), is in the state.
-        """
-        if self._has_state:
-            self._rest.begin(self.state)
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of what all ranks have; of those that are left, the same on all of them, if others are lost.
@@ -590,8 +591,6 @@ class Engine:
         self._has_state = True
         self._lay_out()
         self._clear()
-        if self._has_begun:
-            self._begin_rest()
 
     def _transfer(self, agreement: Agreement, received: list[Any]) -> None:
         """Puts what this rank is to take into ``received``. Raises what a collective raises."""

@@ -1,7 +1,8 @@
-"""When the training state is at rest, and may be copied: from the beginning of a step to its optimizer step.
+"""When the training state is at rest, and may be copied: from the first micro-batch of a step to its optimizer step.
 
 The training loop says so; whoever copies, in other threads, holds it. Meanwhile the loop does not leave the step. Who
-begins to copy does so before the reduction, in which the other ranks hear of it.
+begins to copy does so before the reduction, in which the other ranks hear of it. Between two steps, where scripts
+evaluate and change learning rates, averages and counters, it is never at rest.
 """
 
 from __future__ import annotations
