@@ -127,6 +127,16 @@ def test_what_is_heard_is_one_bounded_line(heard: str, text: str) -> None:
         assert len(each) <= LONGEST_LINE
 
 
+@pytest.mark.parametrize("text", HOSTILE[:5])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_member_of_a_world_whose_name_cannot_be_shown_is_none(text: str, place: int) -> None:
+    member = ["a", "n", 0]
+    member[place] = text
+    told = {"number": 1, "members": [member], "store": "h:1", "reason": ""}
+    with pytest.raises(ValueError, match="a member must be"):
+        World.from_message(told)
+
+
 def _logged(text: str) -> str:
     record = logging.LogRecord("unicron_elastic", logging.WARNING, "", 0, "told: %s", (text,), None)
     return StampedFormatter().format(record)

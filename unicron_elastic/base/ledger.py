@@ -107,7 +107,8 @@ class Ledger:
         try:
             hold_own(path, make=True)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", errors="replace")
+            with path.open("x", encoding="utf-8", errors="replace") as file:  # through no link
+                file.write(text)
         except OSError as error:
             self._complain(error)
             return None

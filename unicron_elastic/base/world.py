@@ -165,5 +165,6 @@ def _members(data: Any) -> tuple[Member, ...]:
 def _member(data: Any) -> Member:
     match data:
         case [str(name), str(node), int(local_rank)] if 0 < len(name) <= _TEXT_MAX and local_rank >= 0:
-            return Member(name=name, node=node, local_rank=local_rank)
+            if name.isprintable() and node.isprintable() and len(node) <= _TEXT_MAX:  # both are said to people
+                return Member(name=name, node=node, local_rank=local_rank)
     raise ValueError(f"a member must be [name, node, local rank], got {shown(data)}")
