@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from unicron_elastic.base.world import Member, World
 
-NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+NAMES = st.text(st.characters(codec="utf-8").filter(str.isprintable), min_size=1, max_size=8)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 70000) | st.floats(allow_nan=True) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),

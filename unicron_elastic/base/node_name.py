@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from unicron_elastic.base.text import shown
+from unicron_elastic.base.text import one_line, shown
 
 VARIABLE = "UNICRON_NODE_NAME"
 NAME_CHARACTERS = 180  # as a part of a key, where a letter that is not ASCII has six or more
@@ -18,7 +18,9 @@ def node_name(given: str = "", environ: Mapping[str, str] = os.environ) -> str:
 
     Raises ValueError, with what would be right, for a name that could not be shown or kept.
     """
-    name = given or environ.get(VARIABLE, "").strip() or socket.gethostname()
+    name = given or environ.get(VARIABLE, "").strip()
+    if not name:  # which the system gives, and a job runs whatever that is
+        return one_line(socket.gethostname().encode(errors="backslashreplace"), NAME_CHARACTERS)
     if not name.isprintable() or len(quote(name, safe="")) > NAME_CHARACTERS:
         what = "--name" if given else VARIABLE
         right = f"at most {NAME_CHARACTERS} printable characters, where one that is not ASCII counts several times"
