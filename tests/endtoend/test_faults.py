@@ -195,3 +195,25 @@ def test_failure_at_once_does_not_wait_for_workers_still_starting(launcher: Any)
     run = launcher.start("--nproc-per-node=16", "--shutdown-timeout=20", "fast.py")
     assert run.wait() == 1
     assert "did not end within" not in run.err
+
+
+def test_a_job_that_saves_and_goes_on_uses_its_restarts(launcher: Any) -> None:
+    launcher.script(
+        "leak.py",
+        "import os, torch\ndone = torch.load('leak.pt')['step'] if os.path.exists('leak.pt') else 0\n"
+        "weights = torch.nn.Linear(1, 1)\noptimizer = torch.optim.SGD(weights.parameters())\n"
+        "for step in range(done + 1, done + 6):\n    optimizer.step()\n"
+        "    if step % 2 == 0:\n        torch.save({'step': step}, 'leak.pt')\n"
+        "    if step == 18:\n        print('DONE', flush=True)\n        os._exit(0)\n"
+        "raise MemoryError('cannot allocate 2.00 GiB')\n",
+    )
+    run = launcher.run("--nproc-per-node=1", "--max-restarts=5", "leak.py")
+    assert run.process.returncode == 0, run.err
+    assert "DONE" in run.out
+
+
+def test_a_script_without_an_optimizer_is_not_said_to_be_before_its_first_step(launcher: Any) -> None:
+    launcher.script("own.py", "raise ValueError('in step 12')\n")
+    run = launcher.run("--nproc-per-node=1", "--max-restarts=0", "own.py")
+    assert "ValueError: in step 12" in run.err
+    assert "first step" not in run.err

@@ -63,7 +63,9 @@ class WorkerExited:
     ended_at: float
     local_rank: int
     exit_code: int
-    step: int | None = None  # optimizer steps it had done, from its pulse page
+    step: int | None = None  # optimizer steps it had done, from its pulse page; None: unknown
+    has_saved: bool | None = None  # a checkpoint of what it had learned; None: unknown
+    has_restored: bool | None = None  # it began from one
     generation: int | None = None
     why_killed: str = ""  # why the kernel killed it, as far as it is known, such as "out of memory"
 

@@ -13,6 +13,7 @@ because only then every report that tells the root cause from its consequences i
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from dataclasses import replace
 
 from unicron_elastic.faults import Failure, Fault, RootCause, Severity, classify, root_cause
@@ -73,6 +74,7 @@ from unicron_elastic.recovery.node import (
     weigh,
 )
 from unicron_elastic.recovery.policy import (
+    Life,
     Rung,
     Verdict,
     climb,
@@ -156,6 +158,7 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         lost="",
         join=None,
         started_on=event.nodes,
+        began_at=event.at,
         counts_as_restart=True,
         why_stay=event.why_stay,
         recall=None,  # of which the new round tells
@@ -212,7 +215,15 @@ def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list
     if worker is None or worker.exit_code is not None:
         return state, []
     step = worker.step if event.step is None else event.step
-    state = state.with_worker(replace(worker, exit_code=event.exit_code, step=step))
+    state = state.with_worker(
+        replace(
+            worker,
+            exit_code=event.exit_code,
+            step=step,
+            has_saved=event.has_saved,
+            has_restored=event.has_restored,
+        )
+    )
     commands: list[Command] = []
     if worker.is_lost and state.phase is Phase.RUNNING:
         state, commands = worker_loss.lost_ended(state, worker, event)
@@ -496,10 +507,24 @@ def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     return replace(state, phase=Phase.IDLE), [*recorded, starts]
 
 
+def _life(state: JobState, at: float) -> Life:
+    """How far this generation came. What workers of other nodes saved is unknown here."""
+    return Life(
+        lived_s=at - state.began_at,
+        has_saved=_any((*(worker.has_saved for worker in state.workers), None if state.started_on > 1 else False)),
+        has_restored=_any([worker.has_restored for worker in state.workers]),
+    )
+
+
+def _any(known: Iterable[bool | None]) -> bool | None:
+    found = set(known)
+    return True if True in found else (None if None in found else False)
+
+
 def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     cause = explained(root_cause(state.faults), state.findings)
     is_known = worker_loss.is_being_answered(state, cause.fault)
-    repeats = state.repeats if is_known else count_repeats(state.repeats, cause)
+    repeats = state.repeats if is_known else count_repeats(state.repeats, cause, _life(state, at))
     verdict = judge(state.policy, state.restarts_used - is_known, repeats, tuple(f.failure for f in state.faults))
     departure = None
     if verdict.restart:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unicron_elastic.faults import Failure, Fault, RootCause, Severity, Status, signature
 from unicron_elastic.planning.model.configurations import Configuration
@@ -39,11 +39,22 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """The same failure at the same step, how many times in a row."""
+    """The same failure at the same step, how many times in a row without progress."""
 
     signature: str
-    step: int
+    step: int | None  # None: unknown
     count: int
+    was_saved: bool = False  # the last of these generations wrote a checkpoint
+    longest_s: float = 0.0  # that any of them has lived
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """What is known of how far a generation came, beside its steps, which are counted from where it began."""
+
+    lived_s: float = 0.0
+    has_saved: bool | None = None  # None: unknown, as a worker of another node may have
+    has_restored: bool | None = None  # None: unknown, as without the in-band parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,22 +77,43 @@ class Verdict:
         return "isolate" if self.isolate else ("restart" if self.restart else "fail")
 
 
-def count_repeats(previous: Repeats | None, cause: RootCause) -> Repeats | None:
-    """How often this failure has come at this step in a row; None for one that cannot be said to repeat.
+UNKNOWN_S = 60.0  # a script whose steps are unknown, and that lived so long, may have come anywhere
+LONGER = 1.5  # so many times as long as any before it has one lived that came further
 
-    It must prove a bug in the script, and come at a known step: a job whose steps are unknown (without the in-band
-    parts) keeps all of its restarts. Before the first step, where a script without torch's optimizers stays for ever,
-    an exit code alone does not tell two failures from one: there it has to be the same exception at the same place.
+
+def count_repeats(previous: Repeats | None, cause: RootCause, life: Life | None = None) -> Repeats | None:
+    """How often this failure has come at this step in a row without progress; None if it cannot be said to repeat.
+
+    It must prove a bug in the script. Where no step is known to have been made, an exit code alone does not tell two
+    failures from one: there it has to be the same exception at the same place. Progress is the job's, not the
+    process's: one that began from a checkpoint which the one before it wrote has come further after as many steps.
     """
-    failure = cause.fault.failure
+    failure, life = cause.fault.failure, life or Life()
     if cause.fault.severity is not Severity.SEV2 or not _is_own_fault(failure):
         return None
-    if failure.step is None or (failure.step == 0 and failure.exception_type is None):
+    if not failure.step and failure.exception_type is None:
         return None
-    name = signature(failure)
-    if previous is not None and (previous.signature, previous.step) == (name, failure.step):
-        return Repeats(signature=name, step=failure.step, count=previous.count + 1)
-    return Repeats(signature=name, step=failure.step, count=1)
+    if failure.step is None and (life.has_restored is None or life.lived_s >= UNKNOWN_S):
+        return None
+    first = Repeats(
+        signature=signature(failure),
+        step=failure.step,
+        count=1,
+        was_saved=life.has_saved is not False,
+        longest_s=life.lived_s,
+    )
+    if previous is None or (previous.signature, previous.step) != (first.signature, first.step):
+        return first
+    if _came_further(previous, failure.step, life):
+        return first
+    return replace(first, count=previous.count + 1, longest_s=max(previous.longest_s, life.lived_s))
+
+
+def _came_further(previous: Repeats, step: int | None, life: Life) -> bool:
+    """Whether a generation that ended as the one before it has come further all the same."""
+    if previous.was_saved and life.has_restored and step != 0:
+        return True
+    return step is None and life.lived_s > LONGER * previous.longest_s + 1.0
 
 
 def restarts_after_progress(policy: Policy, restarts_used: int, steps: Iterable[int | None]) -> int:
@@ -137,9 +169,11 @@ def _why_final(policy: Policy, failures: tuple[Failure, ...]) -> str | None:
 def _why_hopeless(policy: Policy, repeats: Repeats | None) -> str | None:
     if repeats is None or not policy.same_failure_limit or repeats.count < policy.same_failure_limit:
         return None
-    where = {0: "before the first step", 1: "after 1 step"}.get(repeats.step, f"after {repeats.step} steps")
+    where = {None: "", 0: " before the first step", 1: " after 1 step"}.get(
+        repeats.step, f" after {repeats.step} steps"
+    )
     times = "once" if repeats.count == 1 else f"{repeats.count} times in a row"
-    return f"No restart: the same failure came {times} {where}, without progress."
+    return f"No restart: the same failure came {times}{where}, without progress."
 
 
 def _is_own_fault(failure: Failure) -> bool:

@@ -48,6 +48,8 @@ class Worker:
     was_killed: bool = False  # we sent SIGKILL
     has_stepped: bool = False
     step: int | None = None  # optimizer steps it had done when it ended
+    has_saved: bool | None = None  # it wrote a checkpoint; None: unknown
+    has_restored: bool | None = None  # it began from one
     part: Part = Part.NONE
     takes_place: int = 0  # of how many that were lost, or left as they were not where the others are
     since: int = 0  # the number of the world that took it in
@@ -154,6 +156,7 @@ class JobState:
     lost: str = ""  # that nodes are lost, as a sentence, if this generation is being stopped for that
     join: Join | None = None  # for which the nodes are to meet, and this generation may have to stop
     started_on: int = 1  # nodes, of which this generation's configuration is
+    began_at: float = 0.0  # when this generation was started
     counts_as_restart: bool = True  # False while stopping for a membership change
     teardown_at: float | None = None
     kill_at: float | None = None

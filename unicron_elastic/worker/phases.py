@@ -23,6 +23,12 @@ _NAMED = {
     "torch.serialization": {"save": "checkpoint", "load": "restore"},
     "torch.distributed.checkpoint.state_dict_saver": {"save": "checkpoint", "async_save": "checkpoint"},
     "torch.distributed.checkpoint.state_dict_loader": {"load": "restore"},
+    "safetensors.torch": {
+        "save_file": "checkpoint",
+        "save_model": "checkpoint",
+        "load_file": "restore",
+        "load_model": "restore",
+    },
 }
 # Modules that have taken the functions' names over, if they were imported before us.
 _TAKEN_OVER_BY = ("torch", "torch.distributed.checkpoint")
@@ -39,6 +45,13 @@ class _Announcer:
         if self.pulse is not None:
             self.present = name
             self.pulse.enter(name)
+
+    def done(self, name: str) -> None:
+        """Book what tells whether a restart begins further on than the one before it."""
+        if self.pulse is not None and name == "checkpoint":
+            self.pulse.saved()
+        elif self.pulse is not None and name == "restore":
+            self.pulse.restored()
 
     def fall_silent(self) -> None:
         self.pulse = None
@@ -70,8 +83,10 @@ class phase(ContextDecorator):
             self._outer.append(None)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, *_: object) -> None:
         outer = self._outer.pop()
+        if kind is None:
+            _announcer.done(self._name)
         if outer is not None:
             _announcer.enter(outer)
 
@@ -99,7 +114,9 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def in_phase(*args: Any, **kwargs: Any) -> Any:
         if _announcer.present != TRAIN:  # the script has a better word for what it is doing
-            return function(*args, **kwargs)
+            found = function(*args, **kwargs)
+            _announcer.done(name)
+            return found
         with phase(name):
             return function(*args, **kwargs)
 

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import mmap
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import le
+from types import ModuleType
 from typing import Any, Protocol
 
 from unicron_elastic.worker.imports import after_import
 
 PAGE_BYTES = 4096
-MAGIC = 0x554E4943_50554C34  # "UNICPUL4"
+MAGIC = 0x554E4943_50554C35  # "UNICPUL5"
 STEP_MAX = 2**53  # beyond this a counter is garbage, not a step
 TRAIN = "train"  # the phase of a worker that names none
 SPARE = "spare"  # of one without a place among those who train
@@ -35,6 +37,7 @@ BEATS_MAX = 128  # of the latest steps, whose ends the page keeps
 # Word numbers (64 bits each) in the page.
 _MAGIC, _STEP, _STEP_NS, _FIRST_STEP_NS, _AT_NS, _PHASE_NS = range(6)
 _NAME = slice(64, 64 + PHASE_BYTES_MAX)  # bytes; zeros: TRAIN
+_IS_COUNTED, _SAVES, _RESTORES = range(16, 19)
 _BEATS = 32  # the first of BEATS_MAX words; that of a step is found by its number
 
 # From Linux's include/uapi/linux/fcntl.h; Python names them only from 3.9 on with a new enough glibc.
@@ -56,6 +59,9 @@ class PulseReading:
     """What a worker's page said. Times are monotonic seconds of this host (CLOCK_MONOTONIC)."""
 
     step: int  # optimizer steps done since the worker started
+    is_counted: bool = False  # it has made an optimizer: 0 steps are none, and not unknown
+    has_saved: bool = False  # a checkpoint was written, of what was learned since the worker started
+    has_restored: bool = False  # one was read: it began where a process before it had come to
     step_time_s: float | None = None  # duration of the latest step; None before the second step
     first_step_at: float | None = None
     at: float | None = None  # end of the latest step; None before the first
@@ -83,6 +89,9 @@ class PulsePage:
             return None
         return PulseReading(
             step=words[_STEP],
+            is_counted=bool(words[_STEP] or self._words[_IS_COUNTED]),
+            has_saved=bool(self._words[_SAVES]),
+            has_restored=bool(self._words[_RESTORES]),
             step_time_s=words[_STEP_NS] / 1e9 or None,
             first_step_at=words[_FIRST_STEP_NS] / 1e9 or None,
             at=words[_AT_NS] / 1e9 or None,
@@ -148,6 +157,19 @@ class Pulse:
         words[_STEP] = step
         words[_AT_NS] = now
 
+    def count(self) -> None:
+        """Says that this process has made an optimizer, whose steps are counted."""
+        self._words[_IS_COUNTED] = 1
+
+    def saved(self) -> None:
+        """Says that a checkpoint was written. One of a state that was only read is no progress."""
+        words = self._words
+        words[_SAVES] = words[_SAVES] or int(bool(words[_STEP] or not words[_IS_COUNTED]))
+
+    def restored(self) -> None:
+        """Says that a checkpoint was read."""
+        self._words[_RESTORES] = 1
+
     def enter(self, phase: str) -> None:
         """Says that this process is in ``phase`` from now on; a name is cut at PHASE_BYTES_MAX bytes."""
         name = b"" if phase == TRAIN else phase.encode(errors="replace")[:PHASE_BYTES_MAX]
@@ -169,16 +191,38 @@ class Beating(Protocol):
         """Optimizer step number ``step`` of this process has just ended."""
 
 
-def count_steps(pulse: Beating, on_first_step: Callable[[int], None]) -> None:
+def count_steps(pulse: Beating, on_first_step: Callable[[int], None], on_made: Callable[[], object] = int) -> None:
     """Beat ``pulse`` at each ``optimizer.step()`` of this process from now on.
 
     A script with several optimizers (a GAN's two, one for each layer) makes one step when all have stepped once: the
     count advances when one of them steps again. So it goes on whichever of them the script makes anew or gives up.
-    ``on_first_step`` is called once. torch itself is not imported here: the hook goes in when the script imports it,
-    and at once in a warm worker.
+    ``on_first_step`` is called once, ``on_made`` when there is an optimizer. torch itself is not imported here: the
+    hook goes in when the script imports it, and at once in a warm worker.
     """
     hook = _step_hook(pulse, on_first_step)
-    after_import("torch.optim.optimizer", lambda module: module.register_optimizer_step_post_hook(hook))
+
+    def hook_in(module: ModuleType) -> None:
+        module.register_optimizer_step_post_hook(hook)
+        _when_made(module.Optimizer, on_made)
+
+    after_import("torch.optim.optimizer", hook_in)
+
+
+def _when_made(optimizer: Any, then: Callable[[], object]) -> None:
+    """Call ``then`` when the first optimizer of a class is made, at once where torch does not show it."""
+    pid = os.getpid()
+    prepare_class = getattr(optimizer, "profile_hook_step", None)
+    if prepare_class is None:
+        then()
+        return
+
+    @functools.wraps(prepare_class)
+    def prepare(step: Any) -> Any:
+        if os.getpid() == pid:  # a process that the script forks is not this worker
+            then()
+        return prepare_class(step)
+
+    optimizer.profile_hook_step = staticmethod(prepare)
 
 
 def made_before(steps: int) -> None:

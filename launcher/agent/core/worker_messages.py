@@ -64,12 +64,15 @@ class Happenings:
         """A worker process ended."""
         if ended.exit_code != 0 and worker.page is None:
             self._recall_exception(worker.local_rank, worker.pid, ended.at)
+        reading = worker.reading()
         event = WorkerExited(
             at=time.monotonic(),
             ended_at=ended.at,
             local_rank=worker.local_rank,
             exit_code=ended.exit_code,
             step=self._step(worker),
+            has_saved=None if reading is None else reading.has_saved,
+            has_restored=None if reading is None else reading.has_restored,
             generation=self._generation,
             why_killed=self._why_killed(ended.exit_code, ended.at),
         )
@@ -160,8 +163,9 @@ class Happenings:
         return True
 
     def _step(self, worker: WorkerProcess) -> int | None:
+        """Return the steps that it has made; None if they are unknown, as those of a script without an optimizer."""
         reading = worker.reading()
-        return reading.step if reading else None
+        return reading.step if reading is not None and reading.is_counted else None
 
     def functions_ended(self, result: RunResult) -> None:
         """torch has ended all function workers when it tells of a failure."""

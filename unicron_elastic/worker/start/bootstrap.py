@@ -63,7 +63,7 @@ def attach(control_fd: int | None, pulse_fd: int | None) -> None:
         _first_step_done(control, step, answer)
 
     if pulse is not None:
-        _guarded("step counting", lambda: count_steps(pulse, first_step_done))
+        _guarded("step counting", lambda: count_steps(pulse, first_step_done, pulse.count))
         _guarded("phases", lambda: announce_phases(pulse))
     _guarded("rank monitor", lambda: offer_rank_monitor(control, pulse, first_step_done))
     if os.environ.get(CHAOS):
