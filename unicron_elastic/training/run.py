@@ -5,7 +5,6 @@ One script works alone, under torchrun and under unicron-run. Only under unicron
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from unicron_elastic.training.engine import Engine
 from unicron_elastic.training.optimizer_step import Step
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.snapshot.manager import Keeper
+from unicron_elastic.training.snapshot.requests import Requests
 from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.randomness import Randomness
 
@@ -82,6 +82,7 @@ class Run:
         _check(self._stateful)
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._randomness = Randomness(seed, device)
+        self._requests = Requests(self._wait_kept)
         self._engine = Engine(
             model=model,
             scaler=scaler,
@@ -144,6 +145,7 @@ class Run:
         self._is_in_steps = True
         while engine.state < total:
             step = Step(engine)
+            self._requests.carry_out()
             yield step
             if not step.is_over:
                 raise RuntimeError(
@@ -164,6 +166,7 @@ class Run:
         ranks call it, after ``init_process_group`` if there is one; a replacement in ``steps()`` gets 0, and its state
         from the others. Raises ValueError if the state is of something else than is registered here.
         """
+        self._requests.carry_out()
         return self._keeper.restore(folder)
 
     def snapshot(self, step: int, every: int = 1) -> bool:
@@ -172,40 +175,45 @@ class Run:
         That is done at steps that ``every`` or ``peer_snapshot_every`` divide (0: at none), while the next step
         computes: the next ``optimizer.step()`` waits for it. Between this call and that one, only the optimizers may
         change what they optimise. False if nothing was begun: without unicron-run nobody keeps it, and a newcomer that
-        passes by the steps of earlier ``steps()`` has nothing to keep. All ranks call it.
+        passes by the steps of earlier ``steps()`` has nothing to keep. All ranks call it. From the first ``steps()`` on
+        it is a request: what is kept is the state with which ``steps()`` yields the next step, or the script ends.
         Raises ValueError for negative numbers, and TypeError for a state that cannot be kept.
         """
         if step < 0 or every < 0:
             raise ValueError(f"step and every must be 0 or more, got {step} and {every}")
         if self._engine.is_passing or not any(each and step % each == 0 for each in (every, self._peer_snapshot_every)):
             return False
-        with self._counted(step):
-            return self._keeper.snapshot(step)
+        if self._engine.is_member:
+            self._requests.ask("snapshot", lambda: self._keeper.snapshot(self._engine.state))
+            return self._keeper.is_on
+        self._engine.state = step  # this script counts them
+        return self._keeper.snapshot(step)
 
     def save(self, folder: str | os.PathLike[str], step: int, keep: int = 3) -> None:
         """Begins to write the state after ``step`` optimizer steps to ``folder``, of which the newest ``keep`` stay.
 
         All ranks call it. A newcomer that passes by the steps of earlier ``steps()`` writes nothing. What goes wrong
-        there is said once, and ends nothing. Raises ValueError for a ``keep`` below 1, and TypeError for a state that
-        cannot be written.
+        there is said once, and ends nothing. From the first ``steps()`` on it is a request, as ``snapshot`` is, and
+        ``wait_saved`` carries it out. Raises ValueError for a ``keep`` below 1, and TypeError for a state that cannot
+        be written.
         """
+        if keep < 1:
+            raise ValueError(f"keep must be 1 or more, got {keep}: the newest state always stays")
         if self._engine.is_passing:
             return
-        with self._counted(step):
-            self._keeper.save(folder, keep)
-
-    @contextlib.contextmanager
-    def _counted(self, step: int) -> Iterator[None]:
-        """For a state that is kept in the middle of a step's round: the script says which it is."""
-        before, self._engine.state = self._engine.state, step
-        try:
-            yield
-        finally:
-            if self._engine.is_member:
-                self._engine.state = before
+        if self._engine.is_member:
+            self._requests.ask(("save", os.fspath(folder)), lambda: self._keeper.save(folder, keep))
+            return
+        self._engine.state = step  # this script counts them
+        self._keeper.save(folder, keep)
 
     def wait_saved(self) -> None:
-        """Waits until what ``save`` began is written: for sharded states, before ``destroy_process_group``."""
+        """Waits until what ``save`` was asked for is written: for sharded states, before ``destroy_process_group``."""
+        self._requests.carry_out()
+        self._keeper.wait_saved()
+
+    def _wait_kept(self) -> None:
+        self._keeper.wait()
         self._keeper.wait_saved()
 
     def mean(self, value: Tensor) -> Tensor:

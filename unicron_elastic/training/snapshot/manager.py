@@ -81,7 +81,7 @@ class Keeper:
 
     def snapshot(self, step: int) -> bool:
         """Begins to copy the state to memory; false where nobody would keep it. Raises TypeError for such a state."""
-        if link() is None or self._writer.is_off:
+        if not self.is_on:
             return False
         self.wait()
         state = self._run.state_dict()
@@ -102,6 +102,11 @@ class Keeper:
             register_optimizer_step_pre_hook(lambda *_: self._writer.wait_copied())
         self._writer.begin(layout, tensors, about, self._tell_agent)
         return True
+
+    @property
+    def is_on(self) -> bool:
+        """Whether somebody would keep it."""
+        return link() is not None and not self._writer.is_off
 
     def wait(self) -> None:
         """Waits until the copy that was begun last is complete."""

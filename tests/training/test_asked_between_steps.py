@@ -1,0 +1,95 @@
+"""What is kept between two steps is the state with which the next one is yielded, or the script ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from unicron_elastic import Run
+
+DEADLINE_S = 60.0
+
+
+class Training:
+    """It saves after each step, and changes the learning rate and a counter after each step and after each epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = torch.nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.epochs = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
+        self.run = Run(model=self.model, optimizer=self.optimizer, scheduler=self.epochs)
+        self.begun: dict[int, tuple[float, list[float]]] = {}
+
+    def now(self) -> tuple[float, list[float]]:
+        """The learning rate and the weights."""
+        return self.optimizer.param_groups[0]["lr"], self.model.weight.flatten().tolist()
+
+    def epoch(self, total: int) -> None:
+        for step in self.run.steps(total, 2):
+            self.begun[step.number] = self.now()
+            self.optimizer.param_groups[0]["lr"] *= 0.9  # as an evaluation may, before the step
+            for index in step:
+                step.backward(self.model(torch.ones(1, 2) * (index + 1)).sum())
+            self.run.save(self.folder, step.number + 1, keep=10)  # before and behind what changes it: it is the same
+            self.optimizer.step()
+            self.optimizer.param_groups[0]["lr"] *= 0.8
+        self.epochs.step()
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_each_saved_state_is_that_with_which_a_script_goes_on(tmp_path: Path, step: int) -> None:
+    one = Training(tmp_path)
+    for total in (2, 4, 5):
+        one.epoch(total)
+    one.run.wait_saved()
+    for path in tmp_path.iterdir():
+        if path.name != f"step-{step}":
+            path.rename(tmp_path / f"other-{path.name}")
+    other = Training(tmp_path)
+    assert other.run.restore(tmp_path) == step
+    assert other.now() == one.begun[step]
+
+
+def test_the_last_one_is_saved_when_that_is_waited_for(tmp_path: Path) -> None:
+    one, other = Training(tmp_path), Training(tmp_path)
+    one.epoch(3)
+    assert not (tmp_path / "step-3").exists()
+    one.run.wait_saved()
+    assert other.run.restore(tmp_path) == 3
+    assert other.now() == one.now()
+
+
+SCRIPT = """
+import sys, torch, unicron_elastic
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+run = unicron_elastic.Run(model=model, optimizer=optimizer)
+for step in run.steps(1, 1):
+    for index in step:
+        step.backward(model(torch.ones(1, 2)).sum())
+    optimizer.step()
+    run.save(sys.argv[1], 1)
+optimizer.param_groups[0]["lr"] = 0.25
+if sys.argv[2] == "fails":
+    raise ValueError("in the middle of a change")
+"""
+
+
+def test_a_script_that_ends_well_has_saved_what_it_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    ways = ("ends", "fails")
+    words = {how: [sys.executable, str(tmp_path / "train.py"), str(tmp_path / how), how] for how in ways}
+    scripts = {how: subprocess.Popen(words[how], stderr=subprocess.PIPE, text=True) for how in ways}
+    errors = {how: script.communicate(timeout=DEADLINE_S)[1] for how, script in scripts.items()}
+    assert scripts["ends"].returncode == 0, errors["ends"]
+    assert "in the middle of a change" in errors["fails"]
+    assert not (tmp_path / "fails").exists()
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    assert Run(model=model, optimizer=optimizer).restore(tmp_path / "ends") == 1
+    assert optimizer.param_groups[0]["lr"] == 0.25

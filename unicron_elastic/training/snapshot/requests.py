@@ -1,0 +1,40 @@
+"""What a script asks to keep between two steps: done when it gets the next step, or ends.
+
+Until then it may still change what is registered, as the learning rate at the end of an epoch. From there a script goes
+on that restores the state: what it does before the step's first micro-batch it does again, and that is not in it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Hashable
+
+
+class Requests:
+    """Of one run; those for the same thing are one. ``wait`` returns when what was begun is complete."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self._wait = wait
+        self._asked: dict[Hashable, Callable[[], object]] = {}
+        self._is_hooked = False
+
+    def ask(self, what: Hashable, keep: Callable[[], object]) -> None:
+        """Notes that ``keep`` is to be called."""
+        self._asked[what] = keep
+        if not self._is_hooked:
+            self._is_hooked = True
+            # Before Python ends, as it begins no threads later, and it is threads that write.
+            threading._register_atexit(self._end)  # type: ignore[attr-defined]
+
+    def carry_out(self) -> None:
+        """Does what was asked for. Raises what that raises."""
+        asked, self._asked = self._asked, {}
+        for keep in asked.values():
+            keep()
+
+    def _end(self) -> None:
+        """When the script ends, unless by an exception, which may have come when half of the state was changed."""
+        if self._asked and getattr(sys, "last_value", None) is None:
+            self.carry_out()
+            self._wait()
