@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from unicron_elastic.base.node_name import node_name
+from unicron_elastic.base.node_name import node_label, node_name
 from unicron_elastic.launcher.common.output import StampedFormatter, stamped
 from unicron_elastic.launcher.config.answers import Ca, Cert, Endpoint, Key, PasswordFile, User, fail, given, spelled
 from unicron_elastic.launcher.export.metrics.cluster import MetricsAddress, MetricsPort, serve_metrics
@@ -130,7 +130,7 @@ def agent(
     page = web_place(web_port, web_address)
     options = given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
     open_store, where = _opener(endpoint, options)
-    host, own = _host(name), address or own_address(where)
+    host, own = _host(name, label), address or own_address(where)
     node_id = f"{host}/{uuid.uuid4().hex[:12]}"
     record = NodeRecord(node_id=node_id, host=host, job="", label=label, pid=os.getpid(), is_spare=True)
     node = ClusterNode(open_store, LEASE_TTL_S, record, bind=address, address=own)
@@ -191,8 +191,9 @@ def _opener(endpoint: str | None, options: dict[str, str]) -> tuple[Callable[[],
     return lambda: EtcdStore(address), address
 
 
-def _host(name: str) -> str:
+def _host(name: str, label: str = "") -> str:
     try:
+        node_label(label, "--label")
         return node_name(name)
     except ValueError as error:
         fail(BAD_USAGE, f"{error}.")

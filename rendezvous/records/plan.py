@@ -229,6 +229,8 @@ def _check_bounds(spec: JobSpec) -> None:
         raise ValueError(f"rates_flops must be less than {_RATE_MAX_FLOPS:g}")
     if len(PlannedJobKeys(spec.name).prefix) > _KEY_MAX_BYTES:
         raise ValueError("name must be shorter, as a letter that is not ASCII counts several times")
+    if not spec.name.isprintable():
+        raise ValueError("name must be of printable characters")
     if start_of_run(spec.name)[1]:
         raise ValueError("name must not end in @ and a number, as the names of a job's starts do")
 

@@ -73,10 +73,6 @@ def check_run_id(run_id: str) -> None:
     if start:
         right = f"another one, such as {one_line(name, 40)}-{start}"
         raise ValueError(f"--rdzv-id: {shown(run_id)} would be start {start} of a planned job; give {right}")
-    try:
-        size = len(quote(run_id, safe=""))
-    except UnicodeEncodeError:
-        size = _RUN_ID_CHARACTERS + 1
-    if not run_id or size > _RUN_ID_CHARACTERS:
-        right = f"1 to {_RUN_ID_CHARACTERS} characters, where one that is no ASCII letter or digit counts several times"
+    if not run_id or not run_id.isprintable() or len(quote(run_id, safe="")) > _RUN_ID_CHARACTERS:
+        right = f"1 to {_RUN_ID_CHARACTERS} printable characters, where one that is not ASCII counts several times"
         raise ValueError(f"--rdzv-id: {shown(run_id)} is not valid; give {right}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 
-from unicron_elastic.base.node_name import node_name
+from unicron_elastic.base.node_name import node_label, node_name
 from unicron_elastic.compat.meeting_state import read_no_code
 from unicron_elastic.compat.rendezvous import (
     RendezvousHandler,
@@ -53,7 +53,8 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
         blind_patience_s=_seconds(parameters, "blind_patience", 600.0, 10.0),
     )
     host = node_name()
-    node_id, label = f"{host}/{uuid.uuid4().hex[:12]}", str(parameters.get("label", ""))
+    node_id = f"{host}/{uuid.uuid4().hex[:12]}"
+    label = node_label(str(parameters.get("label", "")), "--rdzv-conf label")
     record = NodeRecord(node_id=node_id, host=host, job=run, label=label, pid=os.getpid())
     lease_ttl_s = _seconds(parameters, "lease_ttl", LEASE_TTL_S, 1.0)
     bind, here = parameters.local_addr or "", parameters.local_addr or own_address(address)

@@ -22,7 +22,7 @@ def test_ids_that_the_store_can_keep(run_id: str) -> None:
     assert start_of_run(run_id) == (run_id, 0)
 
 
-@pytest.mark.parametrize("run_id", ["job1@17", "@1", "x" * 5000, "日" * 100, "\udc80", ""])
+@pytest.mark.parametrize("run_id", ["job1@17", "@1", "x" * 5000, "日" * 100, "\udc80", "a\nb", ""])
 def test_others_are_refused_before_anything_is_opened(run_id: str) -> None:
     if run_id:
         parameters = RendezvousParameters("unicron", "localhost:1", run_id, 1, 1)
@@ -47,6 +47,15 @@ def test_a_node_name_that_cannot_be_shown_or_kept_is_refused(name: str) -> None:
             node_name(given, environ)
         assert str(raised.value).isprintable()
         assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("label", ["x" * 5000, "a\n[unicron] 12:00:00 forged", "\x1b[2J"])
+def test_a_label_that_cannot_be_shown_or_kept_is_refused(label: str) -> None:
+    parameters = RendezvousParameters("unicron", "localhost:1", "job", 1, 1, label=label)
+    with pytest.raises(ValueError, match=r"^--rdzv-conf label: .* give ") as raised:
+        create_handler(parameters)
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 300
 
 
 def test_a_node_goes_by_what_was_given_else_by_its_variable_else_by_its_host() -> None:

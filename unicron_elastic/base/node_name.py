@@ -26,3 +26,11 @@ def node_name(given: str = "", environ: Mapping[str, str] = os.environ) -> str:
         right = f"at most {NAME_CHARACTERS} printable characters, where one that is not ASCII counts several times"
         raise ValueError(f"{what}: {shown(name)} is not valid; give a name of {right}")
     return name
+
+
+def node_label(given: str, spelled: str) -> str:
+    """``given``, where a node stands. Raises ValueError as ``node_name`` does; ``spelled`` is the option's name."""
+    if not given.isprintable() or len(given) > NAME_CHARACTERS:
+        right = f"at most {NAME_CHARACTERS} printable characters, such as the name of a rack"
+        raise ValueError(f"{spelled}: {shown(given)} is not valid; give {right}")
+    return given

@@ -88,7 +88,7 @@ class JobSpec:
     def __post_init__(self) -> None:
         require(
             isinstance(self.name, str) and self.name.strip() != "" and len(self.name) <= NAME_CHARACTERS,
-            f"a job is called {self.name!r}: its name must have 1 to {NAME_CHARACTERS} characters",
+            f"a job is called {shown(self.name)}: its name must have 1 to {NAME_CHARACTERS} characters",
         )
         _require_command(self)
         _require_counts(self)
