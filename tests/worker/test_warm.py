@@ -240,15 +240,34 @@ def test_the_end_collects_what_was_preloaded_if_somebody_counts(warmer: Warmer, 
 
 
 def test_random_states_differ_between_workers(warmer: Warmer) -> None:
-    warmer.script.write_text(
-        "import random, numpy, tempfile\n"
-        "print(random.random(), numpy.random.random(), next(tempfile._get_candidate_names()))\n"
+    # What a plain start seeds from the system differs; what a module seeds with a number of its own does not.
+    (warmer.folder / "own_generators.py").write_text(
+        "import random, numpy\n"
+        "python, seeded = random.Random(), random.Random(1)\n"
+        "generator, seeded_generator = numpy.random.default_rng(), numpy.random.default_rng(2**100)\n"
+        "state, seeded_state = numpy.random.RandomState(), numpy.random.RandomState(3)\n"
     )
-    warm = warmer.begin("numpy.random")
+    warmer.script.write_text(
+        "import logging, multiprocessing, os, random, secrets, tempfile, threading, uuid, numpy, torch\n"
+        "import own_generators as own\n"
+        "draws = [random.random(), numpy.random.random(), next(tempfile._get_candidate_names()), uuid.uuid4(),\n"
+        "    uuid.uuid1(), torch.rand(1).item(), torch.initial_seed(), own.python.random(), own.generator.random(),\n"
+        "    own.state.random(), multiprocessing.current_process().authkey.hex(), logging._startTime]\n"
+        "same = [own.seeded.random(), own.seeded_generator.random(), own.seeded_state.random(),\n"
+        "    torch.Generator().initial_seed()]\n"
+        "assert threading.main_thread().native_id == os.getpid()\n"
+        "assert secrets.randbits is numpy.random.bit_generator.randbits\n"
+        "assert random.Random.seed.__module__ == secrets.randbits.__module__ == 'random'\n"
+        "print(*draws, *same)\n"
+    )
+    path = {"PYTHONPATH": str(warmer.folder)}
+    warm = warmer.begin("numpy.random,torch,own_generators", **path)
     assert warm.wait_ready(), warm.refusal
-    draws = [warmer.fork(warm).output()[0].split() for _ in range(2)]
-    assert all(len(draw) == 3 for draw in draws)
-    assert all(first != second for first, second in zip(*draws, strict=True)), draws
+    outputs = [warmer.fork(warm, env={**os.environ, **path}).output() for _ in range(2)]
+    assert [error for _, error in outputs] == ["", ""]
+    one, other = (out.split() for out, _ in outputs)
+    assert len(one) == 16
+    assert [index for index in range(16) if one[index] == other[index]] == [12, 13, 14, 15]
 
 
 def test_a_fork_with_torch_computes_and_steps(warmer: Warmer, lab: Lab) -> None:

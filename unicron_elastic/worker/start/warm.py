@@ -12,13 +12,12 @@ import contextlib
 import gc
 import importlib
 import os
-import random
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from unicron_elastic.compat.loaded import forbids_cuda
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
@@ -31,6 +30,7 @@ from unicron_elastic.worker.linux import (
     show_mark,
 )
 from unicron_elastic.worker.start.late import hidden_modules, hold_back, script_folder
+from unicron_elastic.worker.start.renewal import Renewal
 
 PRELOAD = "UNICRON_PRELOAD"
 TRIAL_DEADLINE_S = 10.0
@@ -58,7 +58,9 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
     try:
         if refusal is not None:
             raise _Unfit(refusal)
-        _preload(os.environ.pop(PRELOAD, "torch").split(","))
+        renewal = Renewal()
+        with renewal.watching():
+            _preload(os.environ.pop(PRELOAD, "torch").split(","))
         _check_shadowing(loaded_before)
         hold_back()
         gc.collect()
@@ -72,7 +74,7 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
     try:
         channel.close()
         set_thread_name(original_name)
-        return _become_worker(message, fds, ignored)
+        return _become_worker(message, fds, ignored, renewal)
     except BaseException as error:
         sys.stderr.write(f"unicron: this worker could not be set up: {type(error).__name__}: {error}\n")
         os._exit(1)
@@ -225,7 +227,7 @@ def _fork_in_between(channel: Channel, message: Message) -> None:
     os._exit(0)
 
 
-def _become_worker(message: Message, fds: list[int], ignored: Collection[int]) -> tuple[int, int]:
+def _become_worker(message: Message, fds: list[int], ignored: Collection[int], renewal: Renewal) -> tuple[int, int]:
     """Gives this fork the descriptors, environment and arguments of the worker it is to be.
 
     ``ignored`` are the signals that the warm process found ignored. The agent may handle them since.
@@ -240,7 +242,7 @@ def _become_worker(message: Message, fds: list[int], ignored: Collection[int]) -
     os.chdir(message["cwd"])
     sys.argv[1:] = message["argv"][len(message["argv"]) - len(sys.argv) + 1 :] if len(sys.argv) > 1 else []
     sys.orig_argv[:] = message["argv"]
-    _reseed()
+    renewal.renew()
     atexit.register(_unfreeze)
     _wait_for_parent(message["keeper"])
     die_with_parent(message["keeper"])
@@ -253,21 +255,6 @@ def _replace_environment(env: dict[str, str]) -> None:
     for name, value in env.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
-
-
-def _reseed() -> None:
-    """Renew what an interpreter and its imports draw anew in each process: generators' seeds, and a secret key."""
-    random.seed()
-    numpy_random: Any = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        torch.default_generator.seed()  # those of GPUs are seeded when CUDA is opened, which is in the worker
-    process: Any = sys.modules.get("multiprocessing.process")
-    if process is not None:
-        process.ORIGINAL_DIR = os.getcwd()
-        process.current_process().authkey = os.urandom(32)
 
 
 def _unfreeze() -> None:

@@ -1,0 +1,109 @@
+"""Renews, in a worker forked from the warm process, what an import leaves behind and must differ between processes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import random
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakSet
+
+
+class Renewal:
+    """Remembers what was made from the system's entropy while modules were preloaded, and makes it anew in a fork.
+
+    A generator that a module seeded with a number of its own is the same in all processes, and stays so.
+    """
+
+    def __init__(self) -> None:
+        self._generators: WeakSet[random.Random] = WeakSet()
+        self._entropy: set[int] = set()  # what numpy drew from the system for generators that nobody seeded
+        self._bit_generators: list[Any] = []
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Notices the generators that are made meanwhile without a seed."""
+        seed, randbits = random.Random.seed, secrets.randbits
+
+        def noted_seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
+            seed(generator, a, version)
+            (self._generators.add if a is None else self._generators.discard)(generator)
+
+        def noted_randbits(k: int) -> int:
+            drawn = randbits(k)
+            self._entropy.add(drawn)
+            return drawn
+
+        random.Random.seed = noted_seed  # type: ignore[assignment, method-assign]
+        secrets.randbits = noted_randbits
+        try:
+            yield
+        finally:
+            random.Random.seed = seed  # type: ignore[method-assign]
+            for module in list(sys.modules.values()):  # numpy has taken it into a module of its own
+                if getattr(module, "__dict__", {}).get("randbits") is noted_randbits:
+                    module.randbits = randbits  # type: ignore[attr-defined]
+            self._bit_generators = self._unseeded_of_numpy()
+
+    def _unseeded_of_numpy(self) -> list[Any]:
+        numpy_random: Any = sys.modules.get("numpy.random")
+        if numpy_random is None:
+            return []
+        holders = (numpy_random.Generator, numpy_random.RandomState)
+        # By type(), as isinstance() would ask the objects, and some answer with a warning.
+        held = [each for each in gc.get_objects() if issubclass(type(each), holders)]
+        found = {id(one): one for one in (getattr(each, "bit_generator", None) or each._bit_generator for each in held)}
+        return [one for one in found.values() if _entropy(one) in self._entropy]
+
+    def renew(self) -> None:
+        """Gives this fork what an interpreter of its own would have: its own random states, times and ids."""
+        random.seed()
+        for generator in list(self._generators):
+            generator.seed()
+        for bit_generator in self._bit_generators:
+            bit_generator.state = type(bit_generator)().state
+        for name, renew in _OF_MODULES.items():
+            module = sys.modules.get(name)
+            if module is not None:
+                renew(module)
+        threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # Python 3.12 and older leave the parent's
+
+
+def _entropy(bit_generator: Any) -> int | None:
+    """Return the number that it was seeded from; numpy before 1.25 has no public name for it."""
+    sequence = getattr(bit_generator, "seed_seq", None) or getattr(bit_generator, "_seed_seq", None)
+    entropy = getattr(sequence, "entropy", None)
+    return entropy if isinstance(entropy, int) else None
+
+
+def _renew_numpy(numpy_random: Any) -> None:
+    numpy_random.seed()
+
+
+def _renew_torch(torch: Any) -> None:
+    """Seeds the generator of the CPU; those of devices are made and seeded when a device is first used."""
+    torch.default_generator.seed()
+
+
+def _renew_multiprocessing(process: Any) -> None:
+    process.ORIGINAL_DIR = os.getcwd()
+    process.current_process().authkey = os.urandom(32)
+
+
+def _renew_logging(module: Any) -> None:
+    module._startTime = time.time() if isinstance(logging._startTime, float) else time.time_ns()  # type: ignore[attr-defined]
+
+
+_OF_MODULES: dict[str, Callable[[Any], None]] = {
+    "numpy.random": _renew_numpy,
+    "torch": _renew_torch,
+    "multiprocessing.process": _renew_multiprocessing,
+    "logging": _renew_logging,
+}
