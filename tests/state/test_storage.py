@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
+import random
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,9 @@ import torch
 from torch import nn
 
 import unicron_elastic
+from unicron_elastic.state.snapshot.shards import Shards
 from unicron_elastic.state.storage import manifest
+from unicron_elastic.state.storage.folder import Storage
 
 
 def make(seed: int = 0, width: int = 16, **more: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
@@ -93,6 +97,62 @@ def test_a_spoiled_file_is_named_and_the_state_before_is_taken(tmp_path: Path, c
     said = capfd.readouterr().err
     assert f"Rank 0: the state of step 10 cannot be used: the file {spoiled} is not what was written: " in said
     assert "All ranks go on from step 5, from storage." in said
+
+
+def test_whatever_is_wrong_with_any_file_of_a_state_the_one_before_is_taken_on_every_rank(tmp_path: Path) -> None:
+    found = train(tmp_path, 5, 10)
+    path, draw = tmp_path / "step-10", random.Random(7)
+    whole = {each: each.read_bytes() for each in path.iterdir()}
+    model, _, run = make(seed=5)
+
+    def assert_is_passed_over(what: str) -> None:
+        run.restore(tmp_path)
+        assert torch.equal(weights(model), found[5]), what
+        for rank in range(3):
+            with pytest.raises(ValueError, match=r"step-10"):
+                Storage().find(tmp_path, rank, 3)[10].load(Shards({}))
+
+    for file, content in whole.items():
+        if file.name == manifest.MANIFEST:
+            continue
+        for bit in draw.sample(range(8 * len(content)), 25):
+            changed = bytearray(content)
+            changed[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(changed)
+            assert_is_passed_over(f"bit {bit} of {file.name}")
+        at = draw.randrange(len(content))
+        for changed in (b"", content[:at], content[:at] + content[at : at + 1] + content[at:], content + content):
+            file.write_bytes(changed)
+            assert_is_passed_over(f"{file.name} with {len(changed)} of {len(content)} bytes")
+        file.unlink()
+        assert_is_passed_over(f"no {file.name}")
+        file.write_bytes(content)
+    assert run.restore(tmp_path) == 10
+
+
+def test_no_flipped_bit_of_a_manifest_ends_the_job(tmp_path: Path) -> None:
+    found = train(tmp_path, 5, 10)
+    file, draw = tmp_path / "step-10" / manifest.MANIFEST, random.Random(7)
+    content = file.read_bytes()
+    model, _, run = make(seed=5)
+    for bit in draw.sample(range(8 * len(content)), 60):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(changed)
+        step = run.restore(tmp_path)
+        assert torch.equal(weights(model), found[step]), bit
+
+
+def test_a_file_that_cannot_be_read_in_any_way_is_passed_over(tmp_path: Path) -> None:
+    """Its checksum is right: somebody has written it so."""
+    found = train(tmp_path, 5, 10)
+    path = tmp_path / "step-10"
+    (path / ".metadata").write_bytes(pickle.dumps({"no": "metadata"}))
+    (path / manifest.MANIFEST).unlink()
+    manifest.finish(path)
+    model, _, run = make(seed=5)
+    assert run.restore(tmp_path) == 5
+    assert torch.equal(weights(model), found[5])
 
 
 @pytest.mark.parametrize("what", ["file", "manifest", "garbage"])

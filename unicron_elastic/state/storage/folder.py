@@ -35,19 +35,21 @@ _FULL_SHARE = 1.05  # of a state's bytes that must be free for it
 
 @dataclass(frozen=True)
 class Stored:
-    """One state in storage, whole by its manifest. ``checks``: this rank looks at the checksums for all."""
+    """One state in storage, whole by its manifest, as ``rank`` of ``world_size`` ranks reads it."""
 
     path: Path
     rank: int
-    checks: bool
+    world_size: int = 1
 
     def load(self, shards: Shards) -> Any:
-        """The state. Raises ValueError if it is not what was written, or is not for this rank."""
-        if self.checks:
-            manifest.check(self.path)
+        """The state. Raises ValueError if it is not what was written, or is not for this rank.
+
+        Checksums come first: what torch reads is a pickle, and wrong bytes in one can do anything.
+        """
+        manifest.check(self.path, share=(self.rank, self.world_size))
         try:
             return self._load(shards)
-        except (CheckpointException, RuntimeError, KeyError) as error:
+        except (CheckpointException, Exception) as error:  # torch's is no Exception
             raise ValueError(f"{self.path} cannot be read: {cause_of(error)}") from None
 
     def _load(self, shards: Shards) -> Any:
@@ -83,10 +85,10 @@ class Storage:
         self._group: Any = None
         self._told: set[str] = set()
 
-    def find(self, folder: str | os.PathLike[str], rank: int) -> dict[int, Stored]:
+    def find(self, folder: str | os.PathLike[str], rank: int, world_size: int = 1) -> dict[int, Stored]:
         """The states in a folder, by step."""
         base = Path(folder)
-        return {step: Stored(manifest.folder_of(base, step), rank, rank == 0) for step in manifest.steps_in(base)}
+        return {step: Stored(manifest.folder_of(base, step), rank, world_size) for step in manifest.steps_in(base)}
 
     def save(
         self, folder: str | os.PathLike[str], state: dict[str, Any], *, keep: int, is_replicated: bool, rank: int

@@ -18,6 +18,7 @@ from unicron_elastic.state.digest import Checksum
 
 MANIFEST = "unicron.json"
 Description = dict[str, int | str]
+_SHARDS = ".distcp"  # torch's files of tensors
 READ_BYTES = 4 * 1024 * 1024
 
 
@@ -29,9 +30,11 @@ def folder_of(folder: Path, step: int) -> Path:
 def steps_in(folder: Path, *, finished: bool = True) -> list[int]:
     """The steps whose states are there, the oldest first; with ``finished`` false, those that were not finished."""
     found = [
-        (int(match[1]), path) for path in _entries(folder) if (match := re.fullmatch(r"step-(\d{1,15})", path.name))
+        (int(match[1]), path)
+        for path in _entries(folder)
+        if (match := re.fullmatch(r"step-(0|[1-9]\d{0,14})", path.name, re.ASCII))
     ]
-    return sorted(step for step, path in found if (path / MANIFEST).exists() == finished)
+    return sorted(step for step, path in found if os.path.exists(path / MANIFEST) == finished)
 
 
 def finish(path: Path, known: Mapping[str, Description] = MappingProxyType({})) -> None:
@@ -52,17 +55,25 @@ def finish(path: Path, known: Mapping[str, Description] = MappingProxyType({})) 
 def check(path: Path, *, share: tuple[int, int] = (0, 1)) -> None:
     """Raises ValueError that names the file which is not what was written, if there is one.
 
-    ``share``: one that looks at the files, and how many share them among them.
+    ``share``: a rank that looks at the files, and how many ranks share the shards' files among them; each rank looks
+    at all others, since every rank reads them.
     """
-    number, count = share
     try:
         told = json.loads((path / MANIFEST).read_text())
         files = dict(told["files"])
-        for name in sorted(files)[number::count]:
+        for name in _of_share(files, *share):
             if described(path / Path(name).name) != files[name]:
                 raise ValueError(f"the file {path / Path(name).name} is not what was written: its checksum is wrong")
     except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not whole: {error}") from error
+
+
+def _of_share(files: Collection[str], rank: int, world_size: int) -> list[str]:
+    """The names of the files at which a rank looks."""
+    shards = sorted(name for name in files if name.endswith(_SHARDS))
+    if len(shards) > 1:
+        shards = shards[rank % world_size :: world_size]
+    return sorted(name for name in files if not name.endswith(_SHARDS)) + shards
 
 
 def to_remove(finished: Collection[int], unfinished: Collection[int], keep: int) -> list[int]:

@@ -167,7 +167,7 @@ class Keeper:
             (key[0], 1, key[1]): each for key, each in best_for(offers.found, rank, world_size).items()
         }
         if folder is not None:
-            sources |= {(step, 0, 0): each for step, each in self.storage.find(folder, rank).items()}
+            sources |= {(step, 0, 0): each for step, each in self.storage.find(folder, rank, world_size).items()}
         first_said: list[list[Key]] | None = None
         notes: list[str] = []
         while True:
@@ -188,7 +188,7 @@ class Keeper:
                 }
             )
             answers = [json.loads(each) for each in gather(told)]
-            notes += [f"Rank {number}: {each['note']}." for number, each in enumerate(answers) if each["note"]]
+            notes += _notes([each["note"] for each in answers])
             if loaded is not None and all(each["is_right"] for each in answers):
                 self._take(loaded, rank)
                 break
@@ -218,8 +218,9 @@ class Keeper:
                 return _Loaded(rebuild(layout, tensors), source.where, source.header.rank, layout.total_bytes), ""
             state = source.load(self._shards())
             return _Loaded(state, "storage", None), ""
-        except (ValueError, OSError) as error:
-            return None, f"the state of step {key[0]} cannot be used: {error}"
+        except Exception as error:  # there may be another state that can be read
+            why = error if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
+            return None, f"the state of step {key[0]} cannot be used: {why}"
 
     def _shards(self) -> Shards:
         return Shards(self._stateful["model"].state_dict())
@@ -256,6 +257,18 @@ class _Loaded:
     where: str
     rank: int | None
     bytes: int = 0  # 0: not counted
+
+
+def _notes(said: Sequence[str]) -> list[str]:
+    """What ranks have to say, each thing once with all who say it."""
+    who: dict[str, list[str]] = {}
+    for rank, note in enumerate(said):
+        if note:
+            who.setdefault(note, []).append(str(rank))
+    return [
+        f"Rank {ranks[0]}: {note}." if len(ranks) == 1 else f"Ranks {', '.join(ranks[:-1])} and {ranks[-1]}: {note}."
+        for note, ranks in who.items()
+    ]
 
 
 def _kept(leaf: Any, unchanging: set[int]) -> Any:
