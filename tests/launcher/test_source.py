@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -42,6 +43,17 @@ def test_a_missing_file_or_one_too_long_to_parse_sets_nothing(tmp_path: Path) ->
     assert early_variable(str(long)) is None
     assert early_variable(str(tmp_path / "missing.py")) is None
     assert early_variable(str(tmp_path)) is None
+
+
+def test_what_comes_through_a_pipe_is_left_to_the_worker(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    assert early_variable(str(tmp_path / "fifo")) is None  # to open it would wait for a writer
+    source, writer = os.pipe()
+    os.write(writer, b"import os; os.environ['OMP_NUM_THREADS'] = '1'")
+    os.close(writer)
+    assert early_variable(f"/proc/self/fd/{source}") is None
+    assert os.read(source, 100).startswith(b"import os")
+    os.close(source)
 
 
 def test_the_files_that_a_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

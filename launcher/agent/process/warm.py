@@ -6,6 +6,7 @@ import ast
 import contextlib
 import os
 import re
+import stat
 import sys
 import time
 import warnings
@@ -33,8 +34,13 @@ _SOURCE_BYTES_MAX = 1024 * 1024  # to parse more takes longer than a warm start 
 
 
 def early_variable(path: str) -> str | None:
-    """The first variable that the Python file seems to set and that is read at import; None if there is none."""
+    """The first variable that the Python file seems to set and that is read at import; None if there is none.
+
+    What comes through a pipe can be read once, and is left to the worker.
+    """
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return None
         with open(path, "rb") as file:
             source = file.read(_SOURCE_BYTES_MAX + 1)
         if len(source) > _SOURCE_BYTES_MAX:
