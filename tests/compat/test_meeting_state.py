@@ -53,6 +53,7 @@ def _with(**odd: Any) -> bytes:
 
 
 def _hostile(mark: Path) -> dict[str, bytes]:
+    node = dynamic_rendezvous._NodeDesc("n0", 0, 0)
     make = f"open({str(mark)!r}, 'w')"
     return {
         "a command": pickle.dumps(_Runs(os.system, f"touch {mark}")),
@@ -65,7 +66,9 @@ def _hostile(mark: Path) -> dict[str, bytes]:
         "nobody": pickle.dumps(None),
         "no nodes": _with(participants=None),
         "nodes that are none": _with(wait_list={"a"}),
-        "more than a state": _with(more=1),
+        "a heartbeat of no time zone": _with(last_heartbeats={node: datetime(2026, 1, 1)}),
+        "a rank that is none": _with(participants={node: "0"}),
+        "a name that clears the screen": _with(wait_list={dynamic_rendezvous._NodeDesc("\x1b[2J", 1, 0)}),
         "garbage": b"garbage",
         "nothing": b"",
         "cut short": pickle.dumps(_state())[:-9],

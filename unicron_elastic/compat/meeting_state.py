@@ -24,15 +24,19 @@ _KNOWN = {
     ("datetime", "timezone"): timezone,
     ("builtins", "set"): set,
 }
+_ADDRESS_CHARACTERS = 1000
 _OF_TORCH = ("_NodeDesc", "_RendezvousState")
 
 
 def read_no_code() -> None:
     """Have torch's dynamic rendezvous, in this process, read its state by `meeting_state`, where its state is known."""
-    if not lacks(Part.STATE) and not isinstance(dynamic_rendezvous.pickle, SimpleNamespace):
-        dynamic_rendezvous.pickle = SimpleNamespace(
-            loads=meeting_state, dumps=pickle.dumps, PickleError=pickle.PickleError
-        )
+    if lacks(Part.STATE) or isinstance(dynamic_rendezvous.pickle, SimpleNamespace):
+        return
+    try:
+        meeting_state(pickle.dumps(_sample()))
+    except RendezvousStateError:  # another torch keeps more in it: better read as torch does than not at all
+        return
+    dynamic_rendezvous.pickle = SimpleNamespace(loads=meeting_state, dumps=pickle.dumps, PickleError=pickle.PickleError)
 
 
 def meeting_state(text: bytes) -> Any:
@@ -60,14 +64,32 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _check(state: Any) -> None:
-    """Raises ValueError for an object that torch would stumble over later."""
-    usual = vars(dynamic_rendezvous._RendezvousState())
-    if type(state) is not dynamic_rendezvous._RendezvousState or vars(state).keys() != usual.keys():
+    """Raises ValueError for what torch would stumble over later."""
+    if type(state) is not dynamic_rendezvous._RendezvousState:
         raise ValueError(f"it is a {type(state).__name__}")
-    nodes: list[Any] = []
-    for name, value in vars(state).items():
-        if usual[name] is not None and type(value) is not type(usual[name]):
+    told = vars(state)
+    for name, usual in vars(_sample()).items():
+        value = told.get(name)
+        if type(value) is not type(usual) and not (name == "deadline" and value is None):
             raise ValueError(f"its {name} is a {type(value).__name__}")
-        nodes += value if isinstance(value, dict | set) else []
-    if not all(type(node) is dynamic_rendezvous._NodeDesc for node in nodes):
+    nodes = [*state.participants, *state.wait_list, *state.redundancy_list, *state.last_heartbeats]
+    if not all(type(node) is dynamic_rendezvous._NodeDesc and _is_name(node.addr) for node in nodes):
         raise ValueError("a node of it is none")
+    if not all(type(rank) is int for rank in state.participants.values()):
+        raise ValueError("a rank of it is none")
+    moments = [*state.last_heartbeats.values(), *([] if state.deadline is None else [state.deadline])]
+    if not all(type(moment) is datetime and moment.tzinfo is not None for moment in moments):
+        raise ValueError("a moment of it is none")
+
+
+def _is_name(addr: Any) -> bool:
+    return isinstance(addr, str) and addr.isprintable() and len(addr) <= _ADDRESS_CHARACTERS
+
+
+def _sample() -> Any:
+    """Return a state with all that one can have."""
+    state, node = dynamic_rendezvous._RendezvousState(), dynamic_rendezvous._NodeDesc("a", 1, 0)
+    state.deadline = datetime.now(timezone.utc)
+    state.participants, state.last_heartbeats = {node: 0}, {node: state.deadline}
+    state.wait_list, state.redundancy_list = {node}, {node}
+    return state
