@@ -112,6 +112,11 @@ class Engine:
         return self._has_parted and self.state >= total
 
     @property
+    def steps_made(self) -> int:
+        """How many optimizer steps the state has behind it, the one that the script makes now included."""
+        return self.state + (self._has_begun and not self.guard.is_inside)
+
+    @property
     def is_passing(self) -> bool:
         """Whether the others have the call of run.steps() behind them that this newcomer has just left."""
         return self._arrival.passes

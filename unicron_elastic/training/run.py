@@ -177,14 +177,16 @@ class Run:
         change what they optimise. False if nothing was begun: without unicron-run nobody keeps it, and a newcomer that
         passes by the steps of earlier ``steps()`` has nothing to keep. All ranks call it. From the first ``steps()`` on
         it is a request: what is kept is the state with which ``steps()`` yields the next step, or the script ends.
-        Raises ValueError for negative numbers, and TypeError for a state that cannot be kept.
+        Raises ValueError for negative numbers and there for another step than the script is in, and TypeError for a
+        state that cannot be kept.
         """
         if step < 0 or every < 0:
             raise ValueError(f"step and every must be 0 or more, got {step} and {every}")
         if self._engine.is_passing or not any(each and step % each == 0 for each in (every, self._peer_snapshot_every)):
             return False
         if self._engine.is_member:
-            self._requests.ask("snapshot", lambda: self._keeper.snapshot(self._engine.state))
+            self._check_step(step)
+            self._requests.ask("snapshot", lambda: self._keeper.snapshot(self._engine.steps_made))
             return self._keeper.is_on
         self._engine.state = step  # this script counts them
         return self._keeper.snapshot(step)
@@ -194,18 +196,25 @@ class Run:
 
         All ranks call it. A newcomer that passes by the steps of earlier ``steps()`` writes nothing. What goes wrong
         there is said once, and ends nothing. From the first ``steps()`` on it is a request, as ``snapshot`` is, and
-        ``wait_saved`` carries it out. Raises ValueError for a ``keep`` below 1, and TypeError for a state that cannot
-        be written.
+        ``wait_saved`` carries it out. Raises ValueError for a ``keep`` below 1 and there for another step than the
+        script is in, and TypeError for a state that cannot be written.
         """
         if keep < 1:
             raise ValueError(f"keep must be 1 or more, got {keep}: the newest state always stays")
         if self._engine.is_passing:
             return
         if self._engine.is_member:
+            self._check_step(step)
             self._requests.ask(("save", os.fspath(folder)), lambda: self._keeper.save(folder, keep))
             return
         self._engine.state = step  # this script counts them
         self._keeper.save(folder, keep)
+
+    def _check_step(self, step: int) -> None:
+        """Raise ValueError if that is not the step which the script is in: its count would be wrong once restored."""
+        right = self._engine.steps_made
+        if step != right:
+            raise ValueError(f"step is how many optimizer steps the state has behind it, here {right}, and not {step}")
 
     def wait_saved(self) -> None:
         """Waits until what ``save`` was asked for is written: for sharded states, before ``destroy_process_group``."""
@@ -240,7 +249,7 @@ class Run:
         return {
             "state": state,
             "buffers": buffers.given(self._engine.named_buffers(), state["model"]),
-            "steps": self._engine.state,
+            "steps": self._engine.steps_made,
             "random": self._randomness.state_dict(),
             "lineage": self._keeper.lineage,
         }
