@@ -85,7 +85,7 @@ class Launched:
         if not self.launcher.path.exists():
             return f"{self.launcher.path} does not exist"
         if importlib.util.find_spec("megatron") is None:
-            return "megatron-core is not installed: pip install 'unicron-elastic[megatron]'"
+            return "megatron-core is not installed: pip install -e '.[megatron]'"
         return None
 
     def commands(self, job: Job) -> list[Command]:

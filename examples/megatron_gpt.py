@@ -2,7 +2,7 @@
 
 The text is the source code of Python's own standard library, so there is nothing to download. The script is written for
 GPUs, as with any Megatron-Core model; without one, ``cpu_stand_in`` places the model on the CPU. It needs
-``pip install 'unicron-elastic[megatron]'`` and runs the same under each of these:
+``pip install -e '.[megatron]'`` and runs the same under each of these:
 
     python megatron_gpt.py
     torchrun --standalone --nproc-per-node=4 megatron_gpt.py --tensor 2 --pipeline 2

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from unicron_elastic.base.extras import why_missing
 from unicron_elastic.base.text import set_apart
 from unicron_elastic.compat.command_line import TorchMissing
 from unicron_elastic.launcher import stepping_aside
@@ -131,6 +132,13 @@ def console_script() -> NoReturn:
 def _run_command(argv: Sequence[str]) -> int:
     try:
         return _run_ours(argv)
+    except ImportError as error:
+        why = why_missing(error)
+        if why is not None:
+            return _complain(why, 1)
+        if not stepping_aside.may_step_aside():
+            raise
+        strange: Exception = error
     except stepping_aside.STRANGE as error:
         if not stepping_aside.may_step_aside():
             raise

@@ -23,12 +23,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from waf import Job, integral, picture, series
 
-from unicron_elastic.planning.coordinate.snapshot import NodeState
-from unicron_elastic.rendezvous.plan.mirror import PlanMirror
-from unicron_elastic.rendezvous.records.plan_keys import PLAN
-from unicron_elastic.rendezvous.store.address import EtcdAddress
-from unicron_elastic.rendezvous.store.etcd import EtcdStore
-from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
+from unicron_elastic.base.extras import why_missing
+
+try:
+    from unicron_elastic.planning.coordinate.snapshot import NodeState
+    from unicron_elastic.rendezvous.plan.mirror import PlanMirror
+    from unicron_elastic.rendezvous.records.plan_keys import PLAN
+    from unicron_elastic.rendezvous.store.address import EtcdAddress
+    from unicron_elastic.rendezvous.store.etcd import EtcdStore
+    from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
+except ImportError as error:
+    if why_missing(error) is None:
+        raise
+    sys.exit(f"run.py: {why_missing(error)}.")
 
 HERE = Path(__file__).parent
 HOSTS = ("a", "b", "c", "d")

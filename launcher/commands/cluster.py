@@ -264,10 +264,8 @@ def cancel(
 @contextmanager
 def open_cluster(endpoint: str | None, given: dict[str, str]) -> Iterator[Cluster]:
     """The cluster's store; whatever is wrong with it ends the command with one sentence."""
-    try:
-        from unicron_elastic.rendezvous.store.etcd import EtcdStore
-    except ImportError as error:
-        fail(BAD_USAGE, f"{error}.")
+    from unicron_elastic.rendezvous.store.etcd import EtcdStore
+
     try:
         address = etcd_address(endpoint, given, spell=spelled)
     except ValueError as error:

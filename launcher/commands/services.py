@@ -181,10 +181,8 @@ def _opener(endpoint: str | None, options: dict[str, str]) -> tuple[Callable[[],
         address = etcd_address(endpoint, options, spell=spelled)
     except ValueError as error:
         fail(BAD_USAGE, f"{error}.")
-    try:
-        from unicron_elastic.rendezvous.store.etcd import EtcdStore
-    except ImportError as error:
-        fail(BAD_USAGE, f"{error}.")
+    from unicron_elastic.rendezvous.store.etcd import EtcdStore
+
     handler = logging.StreamHandler()
     handler.setFormatter(StampedFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -14,12 +14,10 @@ from rich.live import Live
 from rich.text import Text
 
 from unicron_elastic.launcher.common.tables import wrapped
-from unicron_elastic.launcher.config.answers import local_time, say, show
+from unicron_elastic.launcher.config.answers import UNREADABLE, local_time, say, show
 from unicron_elastic.launcher.view.cluster.changes import changes
 from unicron_elastic.launcher.view.cluster.overview import LEVELS, Overview
 from unicron_elastic.launcher.view.cluster.text import status_lines
-
-UNREADABLE = 3  # after 0, 1 and 2, which are the verdict's
 
 
 def exit_code(overview: Overview) -> int:

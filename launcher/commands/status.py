@@ -10,7 +10,18 @@ from typer.core import TyperCommand
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.commands.cluster import TIMEOUT_S, AsJson, Cluster, open_cluster, print_json
-from unicron_elastic.launcher.config.answers import BAD_USAGE, Ca, Cert, Endpoint, Key, PasswordFile, User, given, say
+from unicron_elastic.launcher.config.answers import (
+    BAD_USAGE,
+    UNREADABLE,
+    Ca,
+    Cert,
+    Endpoint,
+    Key,
+    PasswordFile,
+    User,
+    given,
+    say,
+)
 from unicron_elastic.rendezvous.store.interface import StoreError
 
 if TYPE_CHECKING:
@@ -26,14 +37,14 @@ _ELSEWHERE = (
 class StatusCommand(TyperCommand):
     """Of ``status``: a mistake on its command line is no verdict, and does not exit with the code of one."""
 
+    no_answer = UNREADABLE
+
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Raises what typer's own does."""
         try:
             return super().make_context(*args, **kwargs)
         except Exception as error:
             if getattr(error, "exit_code", None) == BAD_USAGE:
-                from unicron_elastic.launcher.commands.show import UNREADABLE
-
                 error.exit_code = UNREADABLE  # type: ignore[attr-defined]
             raise
 
@@ -62,8 +73,6 @@ def status(
         with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
             code = _watch(cluster, interval, as_json=as_json) if watch else _once(cluster, as_json=as_json)
     except typer.Exit:  # which has been said
-        from unicron_elastic.launcher.commands.show import UNREADABLE
-
         say(_ELSEWHERE)
         raise typer.Exit(UNREADABLE) from None
     raise typer.Exit(code)

@@ -15,6 +15,7 @@ from unicron_elastic.base.text import one_line, set_apart
 from unicron_elastic.launcher.config.origin import located
 
 NOTHING_FOUND, BAD_USAGE = 1, 2
+UNREADABLE = 3  # of ``status``: after 0, 1 and 2, which are the verdict's
 
 
 def show(text: str) -> None:

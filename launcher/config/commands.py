@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from unicron_elastic.base.extras import why_missing
 from unicron_elastic.launcher.config.answers import BAD_USAGE, fail
 from unicron_elastic.launcher.config.file import from_file, resolve
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, NO_FILE, BadConfig, forget, remember
@@ -43,6 +44,17 @@ class ConfiguredGroup(TyperGroup):
             if options or hasattr(command, "commands"):
                 command.params.append(config)
         self.params.append(config)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command, and say in one sentence what is missing that an extra installs."""
+        try:
+            return super().invoke(ctx)
+        except ImportError as error:
+            why = why_missing(error)
+            if why is None:
+                raise
+            command = self.commands.get(ctx.invoked_subcommand or "")
+            fail(getattr(command, "no_answer", BAD_USAGE), sentence(ImportError(why)))
 
 
 def _name_variable(option: Any, variable: str) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["NEEDED", "grpc", "messages"]
+from unicron_elastic.base.extras import Unusable, why_missing
 
-NEEDED = 'install it with: pip install "unicron-elastic[cluster]"'
+__all__ = ["grpc", "messages"]
 
 # gRPC's own handling of forks cannot be used here: it gives up, with a line on stderr, as soon as a watch runs. What is
 # started later gets the environment as it was.
@@ -24,9 +24,9 @@ try:
     import grpc
     from pyetcd import etcdrpc as messages
 except ImportError as error:
-    raise ImportError(f"{error.name or 'etcd-sdk-python'} is missing, which speaks to etcd; {NEEDED}") from error
+    raise Unusable(why_missing(error) or f"what speaks to etcd cannot be imported: {error}") from error
 except Exception as error:  # protobuf of a version that its messages do not fit, or other messages of the same name
-    raise ImportError(f"etcd-sdk-python cannot be used beside what is installed here: {error}") from error
+    raise Unusable(f"etcd-sdk-python cannot be used beside what is installed here: {error}") from error
 finally:
     if _was_set is None:
         del os.environ[_FORK_SUPPORT]

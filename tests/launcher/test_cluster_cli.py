@@ -540,7 +540,8 @@ def test_without_the_extra_there_is_one_sentence(arguments: list[str]) -> None:
     done = _python(code)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        'unicron: pyetcd is missing, which speaks to etcd; install it with: pip install "unicron-elastic[cluster]".\n'
+        "unicron: the Python module pyetcd is missing; install it, in the checkout of unicron-elastic: "
+        "pip install -e '.[cluster]'.\n"
     )
 
 

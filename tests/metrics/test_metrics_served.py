@@ -234,7 +234,10 @@ def test_a_missing_library_is_one_sentence(said: Said, monkeypatch: pytest.Monke
     sentences: list[str] = []
     assert open_server(LOOPBACK, 9400, said, sentences.append) is None
     assert sentences == [
-        "No metrics are served: prometheus_client is not installed; pip install 'unicron-elastic[metrics]' has it."
+        (
+            "No metrics are served: prometheus_client is not installed; "
+            "install it, in the checkout of unicron-elastic: pip install -e '.[metrics]'."
+        )
     ]
 
 

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from unicron_elastic import __version__
+from unicron_elastic.base.extras import install_with
 from unicron_elastic.launcher.common.host_names import HostNames
 from unicron_elastic.launcher.common.http import BoundedServer
 from unicron_elastic.metrics.definitions import METRICS, RECOVERY_BUCKETS_S, Metric
@@ -61,7 +62,7 @@ class MetricsServer:
 def open_server(address: str, port: int, answers: Answers, say: Callable[[str], None]) -> MetricsServer | None:
     """A server, or None if there can be none: that is said, and whoever asks for it goes on without."""
     if importlib.util.find_spec("prometheus_client") is None:
-        say("No metrics are served: prometheus_client is not installed; pip install 'unicron-elastic[metrics]' has it.")
+        say(f"No metrics are served: prometheus_client is not installed; install it, {install_with('metrics')}.")
         return None
     where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     try:
