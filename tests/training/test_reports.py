@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from unicron_elastic.training.reports import Reports
+from unicron_elastic.training.group.reports import Reports
 
 
 def _reported(reports: Reports, value: float) -> None:
-    reports.begin()
-    reports.end(torch.tensor(value), ())
+    reports.begin("float64 []", torch.zeros(1))
+    reports.end((torch.tensor([value]), ()))
 
 
 def test_a_result_is_told_to_others_as_long_as_one_of_them_may_want_it() -> None:
     reports = Reports()
     reports.begin_shares(None, (8, 3))
     _reported(reports, 1.5)
-    reports.begin()  # another reduction, in which somebody may be who has not got the one before
+    reports.begin(
+        "float64 []", torch.zeros(1)
+    )  # another reduction, in which somebody may be who has not got the one before
     told = reports.last()
     assert told is not None
     assert (told.until, told.state, told.number) == (8, 3, 1)

@@ -203,6 +203,17 @@ class Rank:
         assert async_op
         return self._begin(tensor, "all", lambda given: torch.stack(list(given.values())).sum(0))
 
+    def all_gather(self, tensors: list[Tensor], tensor: Tensor, *, async_op: bool) -> Work:
+        assert async_op
+        assert self.group is not None
+        try:
+            given = self.exchange("all", self.group.world.size, tensor)
+        except RuntimeError as error:
+            return Work(error)
+        for rank, each in given.items():
+            tensors[rank].copy_(each)
+        return Work(None)
+
     def broadcast(self, tensor: Tensor, source: int, *, async_op: bool) -> Work:
         assert async_op
         assert self.group is not None

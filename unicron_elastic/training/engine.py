@@ -18,12 +18,12 @@ from unicron_elastic.training.group.arrival import Arrival
 from unicron_elastic.training.group.assembly import Assembly, OverError
 from unicron_elastic.training.group.joining import Handover, HasState, Servant, about_taken, give_state, receive_state
 from unicron_elastic.training.group.membership import membership
+from unicron_elastic.training.group.reports import Reports
 from unicron_elastic.training.group.speech import Agreement, MismatchError, Said
+from unicron_elastic.training.mean import MeanShare, check_same, few, labels, message
 from unicron_elastic.training.replicas import Replicas
-from unicron_elastic.training.reports import Reports
 from unicron_elastic.training.snapshot.gate import Rest
 from unicron_elastic.training.step.buffers import Buffers, device_of, named_buffers
-from unicron_elastic.training.step.collective import count_references, wait_let_go
 from unicron_elastic.training.step.comparison import ReplicasDifferError, Told, differ, judge, written
 from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.training.step.randomness import Randomness
@@ -223,7 +223,7 @@ class Engine:
                     return to_do
             elif not gradients.is_complete:
                 is_copied = self._rest.close()
-                assembly.reduce(is_awaited=is_copied or self._membership.is_newer())
+                assembly.reduce(self.state, is_awaited=is_copied or self._membership.is_newer())
             elif self._is_different():
                 self._find_who_differs()
             elif self._may_leave(gradients.any_awaited()):
@@ -310,10 +310,11 @@ class Engine:
             self._buffers.begin()
         self._replicas.begin(self.state)
 
-    def mean(self, value: Tensor) -> Tensor:
+    def mean(self, value: Tensor | complex) -> Tensor:
         """The mean of what all ranks have; of those that are left, the same on all of them, if others are lost.
 
-        Raises RuntimeError before the first call of run.steps().
+        Raises RuntimeError before the first call of run.steps(), MismatchError if the ranks do not all ask for the
+        same, and TypeError for what has no mean.
         """
         if self._gradients is None:
             raise RuntimeError("run.mean() is for the ranks of run.steps(), and has to stand behind its first call")
@@ -322,35 +323,40 @@ class Engine:
                 "run.mean() belongs between steps: within 'for index in step' ranks have different numbers of "
                 "micro-batches; the mean loss of all is step.loss, behind the inner loop"
             )
-        _, assembly = self._parts()
-        own = value.detach() / 1
-        found = None
-        if not self._is_elsewhere:
-            self.reports.begin()
-            found = self._reduced(value)
-            while found is None and not self._is_late:
-                try:
-                    self._meet_between()
-                except OverError:
-                    if not self._has_parted:
-                        raise
-                    break  # behind the last step the others have made this reduction and ended
-                found = self.reports.find(assembly.said, own)
-                if found is None and self._have_others_begun():
-                    break
-                found = found or self._reduced(value)
-        if found is None:
-            self.reports.is_partial = True
-            return own
-        self.reports.end(*found)
-        if self.rank == 0:
-            self.reports.tell(self.state + (not self._has_parted))
-        return found[0]
+        with torch.inference_mode(mode=False), torch.no_grad():  # the result may be sent later, outside of such a mode
+            share = MeanShare.of(value, self._device)
+            if self._is_elsewhere:
+                self.reports.is_partial = True
+                return share.given_back(share.numbers)
+            self.reports.begin(share.kind, share.numbers)
+            found = self._mean(share)
+            self.reports.end(found)
+            if found is None:
+                return share.given_back(share.numbers)
+            if self.rank == 0:
+                self.reports.tell(self.state + (not self._has_parted))
+            return share.given_back(found[0])
+
+    def _mean(self, share: MeanShare) -> tuple[Tensor, Iterable[int]] | None:
+        """The mean, and which ranks' values it lacks; None if the others are elsewhere."""
+        found = self._reduced(share)
+        while found is None and not self._is_late:
+            try:
+                self._meet_between()
+            except OverError:
+                if not self._has_parted:
+                    raise
+                break  # behind the last step the others have made this reduction and ended
+            found = self.reports.find()
+            if found is None and self._have_others_begun():
+                break
+            found = found or self._reduced(share)
+        return found
 
     @property
     def _is_elsewhere(self) -> bool:
         """Whether the others do not do now what the script does here: it comes to them, or is late."""
-        return self.is_passing or self._is_arriving or self._is_late
+        return self.is_passing or self._is_arriving or self._is_late or self._have_others_begun()
 
     def _have_others_begun(self) -> bool:
         """Whether others are in the step before which this rank is, as they were late: they do not reduce this."""
@@ -359,15 +365,22 @@ class Engine:
         others = [each for each in assembly.said if (each.until, each.state) == where and not each.is_between]
         return bool(others) and not self._has_begun and not self._has_parted
 
-    def _reduced(self, value: Tensor) -> tuple[Tensor, Iterable[int]] | None:
+    def _reduced(self, share: MeanShare) -> tuple[Tensor, Iterable[int]] | None:
         """The mean, and which ranks' values it lacks; None if the members have to meet first."""
         _, assembly = self._parts()
         if self._must_meet or assembly.needs_meeting():
             return None
-        total = value.detach().clone()
-        if not assembly.together(partial(assembly.all_reduce, total)):
+        asks, result = self.reports.asks, list[Tensor]()
+        assert asks is not None
+
+        def reduce() -> None:
+            messages = assembly.all_gather(share.message(asks.label))
+            check_same(labels(messages))
+            result.append(share.mean(messages, assembly.all_reduce))
+
+        if not assembly.together(reduce, asks.label):
             return None
-        return total / assembly.world_size, self.reports.lost(assembly.world)
+        return result[0], self.reports.lost(assembly.world)
 
     def _meet_between(self) -> None:
         """Meets the members of a new world between two steps; others may be in the next one already."""
@@ -422,6 +435,7 @@ class Engine:
         self._gradients.digest = self._digest
         self._replicas.buffers = self._buffers
         self._assembly = Assembly(self._membership, self._gradients, self._backend, self._timeout_s)
+        self._assembly.reports = self.reports
         self._assembly.on_connect = self._on_regroup
         self._assembly.tell_apart = self._trainable.tell_apart
         self._lay_out()
@@ -466,9 +480,8 @@ class Engine:
         if self._is_in_step:
             self._begin_where_the_others_are()
         self._clear()
-        awaited = torch.zeros(1, device=self._device)
-        held = [awaited]
-        references = count_references(held)
+        end = f"the end of run.steps(total={self.until})"
+        awaited: list[bool] = []
         while not assembly.is_over():  # else all have come here, and some have missed the end
             if self._must_meet or assembly.needs_meeting():
                 with contextlib.suppress(OverError):
@@ -478,18 +491,24 @@ class Engine:
                 continue
             assert assembly.world is not None
             assembly.parts_in = assembly.world.number
-            awaited.fill_(self._membership.is_newer())
-            if assembly.together(partial(assembly.all_reduce, awaited)) and self._may_leave(bool(awaited > 0)):
+            gather = partial(self._gather_end, end, self._membership.is_newer(), awaited)
+            if assembly.together(gather, end) and self._may_leave(any(awaited)):
                 break
         assembly.parts_in = 0
         self._has_begun = False
-        wait_let_go(held, references)
         if self._buffers is not None:
             self._buffers.end()
         self._has_parted = True
         self.reports.begin_shares(assembly.world, (self.until, self.state))
         assert assembly.world is not None
         self._membership.tell({"parted": {"world": assembly.world.number}})
+
+    def _gather_end(self, end: str, is_awaited: bool, awaited: list[bool]) -> None:
+        """Says that it is at the ``end``, and whether a newcomer is ``awaited``, and hears the same of all."""
+        _, assembly = self._parts()
+        told = assembly.all_gather(message(end, torch.tensor([is_awaited], dtype=torch.float64, device=self._device)))
+        check_same(labels(told))
+        awaited[:] = [bool(few(each, 1) > 0) for each in told]
 
     def _meet(self) -> Agreement | None:
         """Agrees with the members of the newest world on where they are, until all are even or this rank is late.
@@ -554,6 +573,7 @@ class Engine:
             is_new=is_new,
             is_between=self._is_between,
             report=self.reports.last(),
+            asks=self.reports.asks,
             place=self.reports.place,
             lost=self.reports.lost(assembly.world),
             state=self.state,
@@ -578,7 +598,7 @@ class Engine:
             )
         received: list[Any] = []
         began = time.monotonic()
-        if not assembly.together(partial(self._transfer, agreement, received)):
+        if not assembly.together(partial(self._transfer, agreement, received), "the state"):
             return
         if agreement.begins:
             copy_each(self._tensors(), received)

@@ -225,8 +225,13 @@ class Run:
         self._keeper.wait()
         self._keeper.wait_saved()
 
-    def mean(self, value: Tensor) -> Tensor:
+    def mean(self, value: Tensor | complex) -> Tensor:
         """The mean of ``value`` over all ranks, which must all ask for it, as for a loss on held-out data.
+
+        ``value`` is a tensor of any type, or a number, and is summed in float64. The mean of floating and complex
+        numbers is of their type, that of integers, booleans and Python's numbers of float64. Raises TypeError for what
+        has no mean, as a sparse tensor, and RuntimeError if the ranks do not ask for means of the same type and shape
+        equally often.
 
         For use between steps, and for reports. If ranks are lost on the way it is the mean of those that are left, the
         same on all of them: then ``is_partial``, and rank 0 says on stderr whose share is missing. A rank that misses

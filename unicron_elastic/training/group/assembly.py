@@ -5,20 +5,33 @@ Whatever happens on the way, another loss included, begins again with the newest
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import Work
+from torch.distributed import DistError, Work
 
 from unicron_elastic.base.world import World
+from unicron_elastic.training.group.collective_order import CollectiveOrder
 from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.group.regroup import Meeting, MissingError, Superseded
-from unicron_elastic.training.group.speech import Agreement, MismatchError, Said, agree, read, written
-from unicron_elastic.training.step.collective import AbandonedError, Waiter, keep_for_ever
+from unicron_elastic.training.group.reports import Reports
+from unicron_elastic.training.group.speech import Agreement, MismatchError, Said, agree, read, reports_to_give, written
+from unicron_elastic.training.step.collective import (
+    AbandonedError,
+    Waiter,
+    count_references,
+    keep_for_ever,
+    wait_let_go,
+)
 from unicron_elastic.training.step.gradients import Gradients
+from unicron_elastic.worker.collectives import break_collectives
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import MEET, SPARE
 
@@ -52,6 +65,11 @@ class Assembly:
         self.parts_in = 0  # the number of the world in which this one waits at the end of its steps
         self.said: list[Said] = []  # by rank, in the latest meeting
         self.holdings: list[frozenset[int]] = []  # by rank, the micro-batches of this step that it has or will compute
+        self._order: CollectiveOrder | None = None
+        self._gathered: list[tuple[list[Tensor], int]] = []  # the tensors of the latest, and how many refer to each
+        atexit.register(_let_go, weakref.ref(self))
+        self._waiter.on_look = self._look
+        self.reports = Reports()
         self.on_connect: Callable[[], None] = lambda: None
         self.tell_apart: Callable[[frozenset[int]], str] = lambda _trained: "trains other parameters"
 
@@ -92,6 +110,7 @@ class Assembly:
             self._leave_group()
             self.world, self.rank, store = self._membership.adopt()
             self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer, self._membership.is_left)
+            self._order = CollectiveOrder(self._meeting.store, self.rank)
         assert self.world is not None
         said = say()
         self._meeting.say(written(said, self.terms), is_new=is_new)
@@ -100,6 +119,8 @@ class Assembly:
                 self._meeting.wait_for_others(self._timeout_s)
         with phase(MEET):
             heard = self._meeting.hear(self._timeout_s)
+        if self._order is not None:
+            self._order.meet()
         micro_batches = self._gradients.micro_batches
         everybody = [read(text, self.terms, micro_batches, rank) for rank, text in enumerate(heard)]
         self._compare(said, everybody)
@@ -113,6 +134,7 @@ class Assembly:
             self._connect()
         self._give_gradients(agreement)
         self._fill(agreement)
+        self._give_reports()
         return agreement
 
     def _compare(self, said: Said, everybody: list[Said]) -> None:
@@ -120,6 +142,9 @@ class Assembly:
         for rank, each in enumerate(everybody):
             if each.state == said.state is not None and each.until == said.until and each.trained != said.trained:
                 raise MismatchError(f"in step {said.state} rank {rank} {self.tell_apart(each.trained)}")
+            ours, theirs = said.asks, each.asks or each.report
+            if ours is not None and theirs is not None and ours.key == theirs.key and ours.kind != theirs.kind:
+                raise MismatchError(f"rank {rank} asks for {theirs.label}, and this rank for {ours.label}")
             if each.start is not None is not said.start and each.until != said.until:
                 raise MismatchError(f"rank {rank} trains until step {each.until}, and this rank until {said.until}")
 
@@ -155,10 +180,11 @@ class Assembly:
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
-    def reduce(self, *, is_awaited: bool) -> bool:
+    def reduce(self, step: int, *, is_awaited: bool) -> bool:
         """Reduces all buckets that are not done; false if the world broke on the way, and a newer one has come."""
         gradients = self._gradients
         works: dict[int, Work | None] = {}
+        self._begin(f"the gradients of step {step}")
         try:
             for numbers in gradients.rounds:
                 left = [number for number in numbers if number not in gradients.done]
@@ -168,9 +194,12 @@ class Assembly:
                     if (work := works[number]) is not None:
                         self._waiter.wait(work)
                     gradients.done.add(number)
+        except MismatchError:
+            raise
         except BROKEN as error:
             self._broke(error, *works.values())
             return False
+        self._end()
         self._retired, self._former = self._former, []
         return True
 
@@ -192,6 +221,31 @@ class Assembly:
                 self._gradients.forget(number)
             self.broadcast(self._gradients.room(number), source)
             self._gradients.done.add(number)
+
+    def _give_reports(self) -> None:
+        """Those who have not got the result of a reduction between steps get it from another who has."""
+        for source, destination in reports_to_give(self.said):
+            if self.rank == source:
+                self.send(self.reports.result, destination)
+            elif self.rank == destination:
+                report = self.said[source].report
+                assert report is not None
+                result = self.reports.room()
+                self.receive(result, source)
+                self.reports.take(report, result)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """What each member gives, by rank. Raises what a collective raises.
+
+        Gloo ends a process whose collective of one kind meets one of another size, and no sum is gathered so: who
+        calls a sum then only waits.
+        """
+        given = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        held = [[each] for each in (tensor, *given)]
+        references = [count_references(each) for each in held]
+        self._waiter.wait(dist.all_gather(given, tensor, async_op=True))
+        self._gathered = list(zip(held, references, strict=True))
+        return given
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sums it over all members, in place. Raises what a collective raises."""
@@ -224,20 +278,49 @@ class Assembly:
             self._broke(error)
             return None
 
-    def together(self, collective: Callable[[], None]) -> bool:
-        """Does what all members do; false if the world broke on the way, and a newer one has come."""
+    def together(self, collective: Callable[[], None], what: str) -> bool:
+        """Does ``what`` all members do; false if the world broke on the way, and a newer one has come."""
+        self._begin(what)
         try:
             collective()
+        except MismatchError:
+            raise
         except BROKEN as error:
             self._broke(error)
             return False
+        self._end()
         return True
+
+    def _begin(self, what: str) -> None:
+        if self._order is not None:
+            self._order.begin(what)
+
+    def _end(self) -> None:
+        if self._order is not None:
+            self._order.end()
+
+    def _look(self) -> None:
+        if self._order is None:
+            return
+        try:
+            self._order.look()
+        except MismatchError as error:
+            break_collectives(str(error), is_quiet=True)  # else nobody could end before their time is over
+            raise
+
+    def _compare_places(self) -> None:
+        """Raises MismatchError if what broke the world is that others were elsewhere in the script."""
+        if self._order is not None:
+            with contextlib.suppress(DistError):
+                self._order.compare()
+            self._order.end()
 
     def _broke(self, error: Exception, *works: Work | None) -> None:
         """Breaks with this world, and returns when a newer one has come and ``works`` have ended, else raises.
 
         Until they have ended they may write into their tensors; those of one that does not end are not used again.
         """
+        self._compare_places()
         self._membership.broke(error)
         self._is_broken = True
         ended = [work is None or self._waiter.has_ended(work) for work in works]
@@ -245,6 +328,15 @@ class Assembly:
             self._gradients.renew()
             if self.is_connected and dist.is_initialized():
                 keep_for_ever(dist.group.WORLD)
+
+
+def _let_go(assembly: weakref.ref[Assembly]) -> None:
+    """Waits, where the script ends right behind it, until gloo's threads have let go of what was gathered last."""
+    there = assembly()
+    if there is not None:
+        gc.collect()  # a time-out that was looked into leaves a circle with the collective in it
+        for held, references in there._gathered:
+            wait_let_go(held, references)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -136,6 +136,11 @@ class Meeting:
         self._round = 0
         self._group_store: Store | None = None
 
+    @property
+    def store(self) -> Store:
+        """That of this world's members."""
+        return self._store
+
     def exchange(self, said: str, limit_s: float = math.inf) -> list[str]:
         """Speaks in the next round, and hears what each member says in it. Raises what ``hear`` raises."""
         self.say(said)

@@ -24,16 +24,27 @@ class NoStateLeft(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The result of a reduction between two steps: the ``number``-th behind step ``state`` of the call ``until``.
+    """A reduction between two steps: the ``number``-th behind step ``state`` of the call ``until``, of this ``kind``.
 
-    ``value`` are its bytes, in hexadecimal; ``lacks`` are the ranks whose share is not in it.
+    ``lacks`` are the ranks whose share is not in its result.
     """
 
     until: int
     state: int
     number: int
-    value: str
+    kind: str
     lacks: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Which it is."""
+        return self.until, self.state, self.number
+
+    @property
+    def label(self) -> str:
+        """The same for people."""
+        where = "before the first step" if self.state < 0 else f"behind step {self.state} of {self.until}"
+        return f"run.mean() number {self.number} {where}, of {self.kind}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +61,8 @@ class Said:
 
     ``until`` is the total of the ``run.steps()`` in which it is, or was last; ``has_parted``: it has left that with all
     others. ``is_new``: it was in no world before. ``is_between`` two steps its parameters are not those of ``state``.
-    ``report`` is its latest, ``place`` the total and the step behind which it makes others, and ``lost`` are ranks that
+    ``report`` is the latest of which it has the result, ``asks`` the one that it waits for,
+    ``place`` the total and the step behind which it makes others, and ``lost`` are ranks that
     were lost since shares of those were dealt.
     """
 
@@ -66,6 +78,7 @@ class Said:
     is_new: bool = False
     is_between: bool = False
     report: Report | None = None
+    asks: Report | None = None
     place: tuple[int, int] = (-1, -1)
     lost: frozenset[int] = frozenset()
 
@@ -187,6 +200,17 @@ def _first_with(said: Sequence[Said], bucket: int) -> int:
     return next(rank for rank, each in enumerate(said) if bucket in each.done)
 
 
+def reports_to_give(said: Sequence[Said]) -> list[tuple[int, int]]:
+    """The (source, destination) pairs of ranks: the one has the result of the reduction that the other waits for."""
+    given = []
+    for rank, each in enumerate(said):
+        if each.asks is not None and (each.report is None or each.report.key != each.asks.key):
+            keys = [None if other.report is None else other.report.key for other in said]
+            if each.asks.key in keys:
+                given.append((keys.index(each.asks.key), rank))
+    return given
+
+
 class MismatchError(RuntimeError):
     """The members do not run the same training."""
 
@@ -207,6 +231,7 @@ def written(said: Said, terms: str) -> str:
         "is_between": said.is_between,
         "has_parted": said.has_parted,
         "report": None if said.report is None else asdict(said.report),
+        "asks": None if said.asks is None else asdict(said.asks),
         "place": said.place,
         "lost": to_ranges(said.lost),
     }
@@ -231,6 +256,7 @@ def read(text: str, terms: str, micro_batches: int, rank: int) -> Said:
         is_between=bool(message["is_between"]),
         has_parted=bool(message["has_parted"]),
         report=_report(message["report"]),
+        asks=_report(message["asks"]),
         place=tuple(message["place"]),
         lost=from_ranges(message["lost"], sys.maxsize),
     )

@@ -45,6 +45,7 @@ class Waiter:
         self._is_broken = is_broken
         self._looks_up = looks_up
         self._broken_at: float | None = None
+        self.on_look: Callable[[], None] = lambda: None  # at each look; what it raises ends the waiting
 
     def begin(self) -> None:
         """Begin anew, for the collectives of a new group."""
@@ -68,6 +69,11 @@ class Waiter:
                     return
             if is_last:
                 self._abandon(work)
+            try:
+                self.on_look()
+            except RuntimeError:
+                keep_for_ever(work)
+                raise
 
     def wait_one_to_one(self, work: Work) -> None:
         """Do what ``wait`` does, for a send or a receive: gloo ends the connection when its time-out is over."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -34,6 +34,8 @@ class Reports:
         self._lost: frozenset[int] = frozenset()  # of those, as others have told who are at the same place
         self._heard: tuple[Place, frozenset[int]] = (FIRST, frozenset())  # of the place to which this rank comes next
         self._number = 0
+        self.asks: Report | None = None  # the one whose result this rank waits for
+        self._like = torch.empty(0)
         self._told: frozenset[int] = frozenset()
 
     def begin_shares(self, world: World | None, place: Place) -> None:
@@ -47,9 +49,12 @@ class Reports:
         self._told = frozenset()
         self._number = 0
 
-    def begin(self) -> None:
-        """One more reduction."""
+    def begin(self, kind: str, like: Tensor) -> None:
+        """One more reduction, of such a ``kind``, whose result is to have so many numbers."""
         self._number += 1
+        until, state = self.place
+        self.asks = Report(until=until, state=state, number=self._number, kind=kind)
+        self._like = like
 
     def lost(self, world: World | None) -> frozenset[int]:
         """The ranks of those days that are not in the ``world``."""
@@ -69,31 +74,38 @@ class Reports:
                 before = self._heard[1] if self._heard[0] == step else frozenset()
                 self._heard = (step, before | each.lost)
 
-    def find(self, said: Sequence[Said], like: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
-        """The result of the present reduction if another rank has it, in the type of ``like``, and what it lacks."""
-        for each in said:
-            report = each.report
-            if report is not None and (report.until, report.state, report.number) == (*self.place, self._number):
-                if not report.value:
-                    return torch.empty_like(like), report.lacks
-                value = torch.frombuffer(bytearray.fromhex(report.value), dtype=torch.uint8)
-                return value.view(like.dtype).reshape(like.shape).to(like.device), report.lacks
-        return None
+    def room(self) -> Tensor:
+        """Memory for the result that this rank waits for."""
+        return torch.empty_like(self._like)
 
-    def end(self, value: Tensor, lacks: Iterable[int]) -> None:
-        """The reduction has this result."""
-        missing = tuple(sorted(lacks))
-        self.is_partial = bool(missing)
-        until, state = self.place
-        report = Report(until=until, state=state, number=self._number, value="", lacks=missing)
-        self._last = report, value.clone()  # as the script may change what it gets
+    def take(self, report: Report, result: Tensor) -> None:
+        """Takes over what another has given."""
+        self._last = report, result
+
+    def find(self) -> tuple[Tensor, tuple[int, ...]] | None:
+        """The result of the present reduction, if this rank has it, and what it lacks."""
+        if self._last is None or self.asks is None or self._last[0].key != self.asks.key:
+            return None
+        return self._last[1], self._last[0].lacks
+
+    def end(self, found: tuple[Tensor, Iterable[int]] | None) -> None:
+        """The reduction has this result; None: it has none for this rank."""
+        assert self.asks is not None
+        missing = () if found is None else tuple(sorted(found[1]))
+        if found is not None:
+            self._last = replace(self.asks, lacks=missing), found[0]
+        self.is_partial = found is None or bool(missing)
+        self.asks = None
 
     def last(self) -> Report | None:
         """The latest that has a result, for those who have it not."""
-        if self._last is None:
-            return None
-        report, value = self._last
-        return replace(report, value=bytes(value.cpu().reshape(-1).view(torch.uint8).numpy()).hex())
+        return None if self._last is None else self._last[0]
+
+    @property
+    def result(self) -> Tensor:
+        """Its result."""
+        assert self._last is not None
+        return self._last[1]
 
     def tell(self, steps: int) -> None:
         """Says, once for all reductions of the same shares, after ``steps`` steps, which are missing."""
