@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from differential.case import Case
 from differential.draw import draw
+from differential.known import known_faults
 from differential.report import Result, write_report
 from differential.trial import Trials
 
@@ -49,6 +50,9 @@ def _cases(asked: argparse.Namespace) -> Iterator[tuple[str, Case]]:
     if asked.json:
         yield f"--json '{asked.json}'", Case.from_json(asked.json)
         return
+    if asked.known:
+        yield from ((f"--json '{each}'", Case.from_json(each)) for each in known_faults())
+        return
     number = asked.first if asked.case is None else asked.case
     while asked.case is None or number == asked.case:
         yield f"--seed {asked.seed} --case {number}", draw(asked.seed, number, with_nodes=not asked.one_host)
@@ -62,6 +66,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--case", type=int, help="only this one")
     parser.add_argument("--json", help="only this one, as it is printed with a finding")
+    parser.add_argument("--known", action="store_true", help="those in which a commit of the past has been found wrong")
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--cases", type=int, default=0, help="how many; without it and --minutes: ten")
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no case after that")

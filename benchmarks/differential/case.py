@@ -40,8 +40,12 @@ class Case:
     ``change_at`` is the step before which parameters are frozen or unfrozen. ``nodes`` 0: one host without etcd.
     ``gate``: for what the last step waits: until all who were lost have been replaced by processes that have "loaded"
     the others' state, or until the script has "begun" in a process that comes late, and for ``gate_s`` more; "": for
-    nothing. ``pace_s``: how long a micro-batch takes, ``between_s`` the time between two steps, ``after_s`` that
-    after the last.
+    nothing. ``evaluate``: where in the body of each step the script evaluates, at its "top" or its "end", and what
+    ``follows``: "rate", "plateau" or "swap" (averaged weights are in place meanwhile). ``perturb``: weights are moved
+    for each micro-batch and put back. ``churn``: what is done to a BatchNorm before step ``change_at``. ``shadow``:
+    averaged weights made from each rank's own seed. ``mean_type``: of a value that the script reduces as well.
+    ``same_seed``: all ranks make the same weights. ``pace_s``: how long a micro-batch takes, ``between_s`` the time
+    between two steps, ``after_s`` that after the last.
     """
 
     blocks: tuple[str, ...] = ()
@@ -50,6 +54,14 @@ class Case:
     scheduler: str = ""
     scaler: str = ""
     ema: bool = False
+    shadow: bool = False
+    same_seed: bool = False
+    odd_state: bool = False
+    evaluate: str = ""
+    follows: str = ""
+    perturb: bool = False
+    churn: str = ""
+    mean_type: str = ""
     reproducible: bool = True
     loop: str = "plain"
     steps: int = 8

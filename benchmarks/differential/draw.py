@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from differential.case import Case, Fault
+from differential.churn import CHURNS
 from differential.features import BLOCKS, HOWS
 from differential.parts import OPTIMIZERS, SCHEDULERS
-from differential.script import LOOPS, SAVE_AT
+from differential.script import LOOPS, MEANS, SAVE_AT
 from differential.verdict import HIDDEN
 
 __all__ = ["FAULTS", "draw"]
@@ -19,6 +21,7 @@ FAULTS = {
 }  # fmt: skip
 NODE_FAULTS = ("join", "join-at-end", "agent-stop", "node-kill", "node-return")
 ONLY_FLOAT64 = ("lbfgs",)  # flat views of all parameters
+AROUND = ("plain", "epochs", "epochs-scheduler", "evaluation", "more")  # loops in which all of that may stand
 NODE_PACE_S = 0.025
 
 
@@ -61,6 +64,8 @@ def draw(seed: int, number: int, *, with_nodes: bool = True) -> Case:
         values |= {"steps": 60, "change_at": 20, "pace_s": 0.3 / values["micro_batches"]}
     if kind == "two" and loop == "number-early":
         values |= {"ranks": 3, "micro_batches": 6}
+    if dice.random() < 0.5:
+        values |= _around(dice, kind, values)
     case = Case(**values)
     return Case(**{**values, "faults": _faults(dice, kind, case)})
 
@@ -114,6 +119,30 @@ def _trained(dice: random.Random, loop: str) -> dict[str, object]:
     }
 
 
+def _around(dice: random.Random, kind: str, values: dict[str, Any]) -> dict[str, Any]:
+    """What stands around the steps: evaluations and what follows them, weights that are moved, layers that change."""
+    if values["loop"] not in AROUND or values["optimizer"] in ONLY_FLOAT64 or "compiled" in values["hows"]:
+        return {}
+    follows = dice.choice(["", "rate", "plateau", "swap"])
+    found: dict[str, Any] = {
+        "evaluate": dice.choice(["", "top", "top", "end"]),
+        "mean_type": dice.choice(["", *MEANS]),
+        "shadow": dice.random() < 0.25,
+        "odd_state": dice.random() < 0.25,
+        "same_seed": dice.random() < 0.8,
+        "perturb": dice.random() < 0.2 and not values["scaler"],
+    }
+    if found["evaluate"]:
+        found |= {"follows": follows}
+        if follows == "plateau":
+            found["scheduler"] = "plateau"
+        elif follows == "swap":
+            found["ema"] = "complex" not in values["blocks"]
+    if kind == "none" and dice.random() < 0.4:
+        found |= {"churn": dice.choice(CHURNS), "blocks": ("batchnorm",), "ema": False, "shadow": False, "follows": ""}
+    return found
+
+
 def _faults(dice: random.Random, kind: str, case: Case) -> tuple[Fault, ...]:
     places = list(case.places)
     last = case.steps - 2
@@ -154,6 +183,10 @@ def _inside(dice: random.Random, kind: str, place: str, step: int, case: Case) -
 
 def _phase(dice: random.Random, case: Case) -> str:
     usual = [*PHASES[:6], *PHASES[1:5]]
+    if case.evaluate:
+        usual += ["evaluation", "evaluated"] * 3
+    if case.perturb:
+        usual += ["perturbed"] * 3
     if case.loop in ("evaluation", "epochs"):
         usual += ["evaluation"] * 3
     if case.loop in ("epochs", "epochs-scheduler", "early", "more"):

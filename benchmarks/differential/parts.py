@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
@@ -85,6 +89,9 @@ class Parts:
     scheduler: Any = None
     scaler: Any = None
     ema: AveragedModel | None = None
+    shadow: nn.Module | None = None
+    odd: Any = None
+    is_plateau_of_mean: bool = False
     call: Callable[..., Tensor] = field(default=None)  # type: ignore[assignment]
 
     def registered(self) -> dict[str, Any]:
@@ -92,7 +99,7 @@ class Parts:
         named: dict[str, Any] = {"model": self.model, "optimizer": self.optimizers[0]}
         if len(self.optimizers) > 1:
             named["second"] = self.optimizers[1]
-        for name in ("scheduler", "scaler", "ema"):
+        for name in ("scheduler", "scaler", "ema", "shadow", "odd"):
             if (each := getattr(self, name)) is not None:
                 named[name] = each
         return named
@@ -109,11 +116,76 @@ class Parts:
         if self.scaler is not None:
             self.scaler.update()
         if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(loss)
+            if not self.is_plateau_of_mean:
+                self.scheduler.step(loss)
         elif self.scheduler is not None:
             self.scheduler.step()
         if self.ema is not None:
             self.ema.update_parameters(self.model)
+        if self.shadow is not None:
+            average(self.shadow, self.model)
+        if self.odd is not None:
+            self.odd.step(loss)
+
+    @contextlib.contextmanager
+    def perturbed(self) -> Iterator[None]:
+        """Within it all weights are others, as in sharpness-aware minimization."""
+        with self._others(lambda parameter: parameter * 1.05):
+            yield
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Within it the averaged weights are in place."""
+        averaged = iter(self.ema.module.parameters() if self.ema is not None else [])
+        with self._others(lambda parameter: next(averaged, parameter).clone()):
+            yield
+
+    @contextlib.contextmanager
+    def _others(self, of: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        parameters = list(self.model.parameters())
+        kept = [each.detach().clone() for each in parameters]
+        with torch.no_grad():
+            for each in parameters:
+                each.copy_(of(each))
+        yield
+        with torch.no_grad():
+            for each, value in zip(parameters, kept, strict=True):
+                each.copy_(value)
+
+    def rates(self) -> list[float]:
+        """The learning rates of all groups."""
+        return [float(group["lr"]) for optimizer in self.optimizers for group in optimizer.param_groups]
+
+
+@torch.no_grad()
+def average(shadow: nn.Module, model: nn.Module) -> None:
+    """Moves ``shadow`` towards ``model``."""
+    for mine, other in zip(shadow.parameters(), model.parameters(), strict=True):
+        if mine.is_floating_point():
+            mine.lerp_(other, 0.1)
+
+
+class OddState:
+    """Registered state of counters, a numpy scalar and nested containers."""
+
+    def __init__(self) -> None:
+        self.count, self.last = 0, np.float64(0.0)
+        self.recent: deque[int] = deque(maxlen=3)
+
+    def step(self, _loss: float) -> None:
+        """Counts."""
+        self.count += 1
+        self.last = np.float64(self.count / 3)
+        self.recent.append(self.count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As others write theirs."""
+        return {"count": self.count, "last": self.last, "nested": {"recent": list(self.recent), "none": None}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Back again."""
+        self.count, self.last = state["count"], state["last"]
+        self.recent = deque(state["nested"]["recent"], maxlen=3)
 
 
 def make(case: Case, seed: int) -> Parts:
@@ -133,6 +205,11 @@ def make(case: Case, seed: int) -> Parts:
         parts.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
     if case.ema:
         parts.ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    if case.shadow:
+        parts.shadow = copy.deepcopy(model).requires_grad_(False)
+    if case.odd_state:
+        parts.odd = OddState()
+    parts.is_plateau_of_mean = case.follows == "plateau"
     if "compiled" in case.hows:
         parts.call = torch.compile(model, backend="aot_eager", dynamic=False)
     return parts

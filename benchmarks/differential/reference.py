@@ -30,6 +30,8 @@ class Came:
 
     losses: dict[int, float] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
+    rates: dict[int, list[float]] = field(default_factory=dict)
+    spans: dict[int, dict[str, str]] = field(default_factory=dict)  # digests of what is registered, as steps begin
     evaluated: dict[int, float] = field(default_factory=dict)  # by step
     final: dict[str, Any] = field(default_factory=dict)
     saved: dict[str, Any] = field(default_factory=dict)  # the state when it was to be saved
@@ -51,6 +53,9 @@ class _Notes:
         if what == "step":
             self.came.losses[values["step"]] = values["loss"]
             self.came.digests[values["step"]] = values["digest"]
+        elif what == "span":
+            self.came.rates[values["step"]] = values["rates"]
+            self.came.spans[values["step"]] = values["digests"]
         elif what == "evaluated":
             self.came.evaluated[values["step"]] = values["value"]
         elif what == "saved":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,10 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from differential.case import Case
+from differential.churn import churn
 from differential.features import batch
 from differential.parts import Parts, flat
 
-__all__ = ["HELD_OUT", "LOOPS", "Script", "Watcher", "digest"]
+__all__ = ["HELD_OUT", "LOOPS", "MEANS", "Script", "Watcher", "digest"]
 
 LOOPS = (
     "plain", "epochs", "epochs-scheduler", "evaluation", "own-collective", "caught-forward", "caught-backward",
@@ -25,6 +27,10 @@ LOOPS = (
 HELD_OUT = 12
 EVALUATE_EVERY = 3
 SAVE_AT = 3
+MEANS: dict[str, tuple[float, torch.dtype]] = {
+    "bool": (1, torch.bool), "uint8": (200, torch.uint8), "int8": (100, torch.int8), "int16": (30_000, torch.int16),
+    "int64": (7, torch.int64), "fp16": (60_000.0, torch.float16), "bf16": (3.0, torch.bfloat16),
+}  # fmt: skip
 OWN_SUMS = 8  # so many that a newcomer is likely to come beside one
 
 
@@ -67,7 +73,9 @@ class Script:
         restored = 0
         if case.loop == "save" or case.snapshot_every:
             restored = self.run.restore(self.folder / "saved" if case.loop == "save" else None)
-        for total in (each for each in self._totals() if each >= restored):  # what ends an epoch was done with it
+        for total in self._totals():
+            if 0 < total <= restored:
+                continue  # the epoch is over, and what ends it is in the state
             for step in self.run.steps(total=total, micro_batches=case.micro_batches):
                 self._step(step)
             self.watcher.at("epoch", self.run.step)
@@ -99,9 +107,13 @@ class Script:
         case, parts, watcher = self.case, self.parts, self.watcher
         early = step.number if case.loop == "number-early" else None
         watcher.at("begin", self.run.step)
+        if case.evaluate == "top":
+            self._evaluate_and_go_on()
         for done, index in enumerate(step):
             number = step.number if early is None else early
             self._freeze(step.number)
+            if done == 0:
+                self._trace(step.number)
             watcher.at("forward", self.run.step)
             self._micro_batch(step, number, index)
             watcher.log("micro", step=self.run.step, index=index, drawn=number)
@@ -118,9 +130,12 @@ class Script:
         parts.step(step.loss)
         watcher.log("step", step=number, loss=step.loss, digest=digest(flat(parts)), world=self.run.world_size)
         self._freeze(number + 1)
+        churn(case, parts.model, number + 1)
         watcher.at("optimized", number)
         if case.loop == "evaluation" and number % EVALUATE_EVERY == 1:
             self._evaluate(number)
+        if case.evaluate == "end":
+            self._evaluate_and_go_on()
         if case.loop == "own-collective":
             self._own_collective(number)
         if case.loop == "save" and number + 1 == SAVE_AT:
@@ -137,7 +152,16 @@ class Script:
             is_taken_back = self._breaks(step, number, index, loop)
             if not is_taken_back:
                 return
-        step.backward(self._loss(number, index))
+        if not self.case.perturb:
+            step.backward(self._loss(number, index))
+            return
+        with self.parts.perturbed():
+            self.watcher.at("perturbed", self.run.step)
+            step.backward(self._loss(number, index))
+
+    def _trace(self, number: int) -> None:
+        """What the state is when a step begins to be computed, by what is registered."""
+        self.watcher.log("span", step=number, rates=self.parts.rates(), digests=digests(flat(self.parts)))
 
     def _breaks(self, step: Any, number: int, index: int, loop: str) -> bool:
         """Whether the micro-batch is computed once more then."""
@@ -166,7 +190,7 @@ class Script:
 
     # -- between steps ------------------------------------------------------------------------------------------------
 
-    def _evaluate(self, number: int) -> None:
+    def _evaluate(self, number: int) -> float:
         """The mean loss on held-out data, of which each rank computes its share."""
         run, model = self.run, self.parts.model
         self.watcher.at("evaluation", number)
@@ -178,6 +202,26 @@ class Script:
             mean = run.mean(mine)
         model.train()
         self.watcher.log("evaluated", step=number, at=run.step, value=float(mean), partial=run.is_partial)
+        return float(mean)
+
+    def _evaluate_and_go_on(self) -> None:
+        parts, follows = self.parts, self.case.follows
+        with parts.swapped() if follows == "swap" else contextlib.nullcontext():
+            mean = self._evaluate(self.run.step)
+        if self.case.mean_type:
+            self._mean_of_type(self.case.mean_type)
+        self.watcher.at("evaluated", self.run.step)
+        if follows == "rate":
+            parts.optimizers[0].param_groups[0]["lr"] *= 0.9
+        elif follows == "plateau":
+            parts.scheduler.step(round(mean, 9))  # its last bits go by the number of ranks
+
+    def _mean_of_type(self, name: str) -> None:
+        """A mean that each rank's value is: so it is known."""
+        value, dtype = MEANS[name]
+        with contextlib.suppress(TypeError):  # which refuses it
+            mean = self.run.mean(torch.full((3,), value, dtype=dtype))
+            self.watcher.log("meant", name=name, value=float(mean[0]), wanted=float(value))
 
     def _own_collective(self, number: int) -> None:
         if not dist.is_initialized() or self.is_reference:
@@ -192,6 +236,14 @@ class Script:
 def _held_out(rank: int, size: int) -> Iterator[tuple[int, Tensor, Tensor]]:
     for index in range(rank, HELD_OUT, size):
         yield (index, *batch(-1, index))
+
+
+def digests(state: dict[str, Any]) -> dict[str, str]:
+    """By what is registered: parameters, buffers, and each other thing by its name."""
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in state.items():
+        groups.setdefault(re.split("[ .]", name, maxsplit=1)[0], {})[name] = value
+    return {group: digest(values) for group, values in groups.items()}
 
 
 def digest(state: dict[str, Any]) -> str:

@@ -46,9 +46,10 @@ class Recorder:
         """Strikes, if it is the place; otherwise waits as the case wants."""
         if phase == "begin":
             (self.folder / f"reached-{step}").touch()
-        if phase == "forward" and self.case.pace_s:
+        computing = "perturbed" if self.case.perturb else "forward"
+        if phase == computing and self.case.pace_s:
             time.sleep(self.case.pace_s)
-        if phase == "optimized" and self.case.between_s:
+        if phase in ("optimized", "evaluated") and self.case.between_s:
             time.sleep(self.case.between_s)
         if phase == "end" and self.case.after_s:
             time.sleep(self.case.after_s)
@@ -57,7 +58,7 @@ class Recorder:
         for number, fault in self._mine:
             if fault.place == self.place and self._is_at(fault, phase) and step >= fault.step:
                 self._strike_at(number, fault, phase)
-        if phase == "forward" and self.case.gate and step in self._gates:
+        if phase == computing and self.case.gate and step in self._gates:
             self._wait_at_gate(step)
 
     def _is_at(self, fault: Fault, phase: str) -> bool:

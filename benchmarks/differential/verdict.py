@@ -12,6 +12,7 @@ from torch import Tensor
 from differential.case import Case
 from differential.launch import Launched, Log
 from differential.reference import Came
+from differential.trace import departures
 
 __all__ = ["apart", "judge", "may_be_refused"]
 
@@ -41,6 +42,8 @@ def judge(case: Case, launched: Launched, plain: Came, alone: Came | None, resto
     found += _finals(case, launched, plain, alone)
     found += _reports(case, launched, plain, alone)
     found += _numbers(launched)
+    is_one_run = case.reproducible or not (_are_all_lost(case) or any(fault.phase == "end" for fault in case.faults))
+    found += departures(case, launched, plain, alone, is_one_run=is_one_run)
     if restored is not None:
         found += _restored(case, restored, plain)
     return list(dict.fromkeys(found))
@@ -101,13 +104,17 @@ def _came_too_late(case: Case, node: str, launched: Launched) -> bool:
 def is_anyone_to_stay(case: Case) -> bool:
     """Whether ranks that are not struck must come through: not if all are, or a peer is missed where all must meet."""
     inside = [fault for fault in case.faults if fault.is_inside]
-    if {fault.place for fault in inside} >= set(case.places):
+    if _are_all_lost(case):
         return False
     if any(fault.phase == "end" or (fault.phase, fault.step) == ("begin", 0) for fault in inside):
         return False  # nobody trains any more, or has the state yet
     if case.nodes and any(fault.phase in ("epoch", "evaluation") for fault in inside):
         return False  # between two epochs all begin again, where other nodes take part
     return not (case.loop == "own-collective" and any(fault.kind != "node-join" for fault in case.faults))
+
+
+def _are_all_lost(case: Case) -> bool:
+    return {fault.place for fault in case.faults if fault.is_inside} >= set(case.places)
 
 
 def _alone(case: Case, alone: Came, plain: Came) -> Iterator[str]:

@@ -37,8 +37,8 @@ def main() -> None:
 
 
 def train(case: Case, folder: Path, recorder: Recorder) -> None:
-    """All of the script. Each process begins with weights of its own: the first world has rank 0's."""
-    parts = make(case, seed=int(os.environ.get("RANK", "0")))
+    """All of the script. Each rank begins with weights of its own, as rank 0's are trained."""
+    parts = make(case, seed=0 if case.same_seed else int(os.environ.get("RANK", "0")))
     run = unicron_elastic.Run(
         **parts.registered(),
         reproducible=case.reproducible,
