@@ -217,3 +217,19 @@ def test_a_script_without_an_optimizer_is_not_said_to_be_before_its_first_step(l
     run = launcher.run("--nproc-per-node=1", "--max-restarts=0", "own.py")
     assert "ValueError: in step 12" in run.err
     assert "first step" not in run.err
+
+
+def test_a_rank_that_leaves_with_0_while_another_trains_is_the_cause(launcher: Any) -> None:
+    launcher.script(
+        "leaves.py",
+        "import os, sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\nweights = torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(weights.parameters())\n"
+        "for step in range(1, 9):\n    dist.all_reduce(torch.ones(1))\n    optimizer.step()\n"
+        "    if step == 3 and dist.get_rank() == 1:\n        sys.exit(0)\n",
+    )
+    run = launcher.run("--nproc-per-node=2", "--max-restarts=0", "leaves.py")
+    assert run.process.returncode == 1
+    assert "rank 1 failed first: it left with exit code 0 after 3 steps, while others still trained" in run.err
+    assert "no rank here failed by itself" not in run.err
+    assert "RankLeft: rank 1 left with exit code 0" in run.err

@@ -33,7 +33,7 @@ def test_what_may_end_by_itself_has_to_last(kind: HangKind, act_at: float) -> No
     assert act_at in wakes(job.hung(1, at=200.0, kind=kind))
     assert job.evidence(1, at=200.4) == []
     assert job.time(203.0) == []
-    assert job.time(205.0) == [Tell(reason=HANGS)]
+    assert job.time(205.0) == [Tell(reason=f"{HANGS} By now there has been no step for 5.1 s.")]
     assert job.time(act_at - 0.1) == []
     commands = job.time(act_at)
     assert only(commands, KillWorkers).local_ranks == (1,)

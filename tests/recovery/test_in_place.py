@@ -565,7 +565,7 @@ def test_who_hung_before_another_was_lost_is_seen_again_and_then_lost_too_with_t
     job = InPlace(hang_patience_s=30.0)
     job.hung(1, at=200.0, kind=HangKind.AWAITED)
     job.evidence(1, at=200.4)
-    assert only(job.time(205.0), Tell).reason == HANGS
+    assert only(job.time(205.0), Tell).reason == f"{HANGS} By now there has been no step for 5.1 s."
     job.exited(0, KILLED)
     job.watched_anew()
     assert none(job.time(500.0), KillWorkers)

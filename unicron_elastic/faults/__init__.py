@@ -4,7 +4,7 @@ Pure: no sockets, processes, threads, clocks or torch.
 """
 
 from unicron_elastic.base.fault import SEVERITY_OF, Failure, Fault, HangKind, Severity, Status
-from unicron_elastic.faults.classify import classify
+from unicron_elastic.faults.classify import classify, left_early
 from unicron_elastic.faults.root_cause import RootCause, root_cause
 from unicron_elastic.faults.signature import signature
 
@@ -17,6 +17,7 @@ __all__ = [
     "Severity",
     "Status",
     "classify",
+    "left_early",
     "root_cause",
     "signature",
 ]

@@ -169,6 +169,13 @@ def _reason(failure: Failure, excerpt: str) -> str:
     return shorten(f"{head}{f' ({place})' if place else ''}{_progress(failure.step)}", _LONGEST_REASON - 1) + "."
 
 
+def left_early(failure: Failure) -> Fault:
+    """What it means that a worker ended well while others still trained with it, and failed for that."""
+    status = Status.EXITED_ABNORMALLY
+    reason = f"rank {failure.rank} left with exit code 0{_progress(failure.step)}, while others still trained."
+    return Fault(failure=failure, status=status, severity=SEVERITY_OF[status], is_consequence=False, reason=reason)
+
+
 def _progress(step: int | None) -> str:
     if step is None:
         return ""

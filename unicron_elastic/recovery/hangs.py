@@ -41,7 +41,8 @@ def _workers_hung(state: JobState, event: WorkersHung) -> tuple[JobState, list[C
         at=event.at if before is None else before.at,
         since=event.since,
         local_ranks=hung,
-        reason=event.reason,
+        reason=" ".join((event.reason, *_who_left(state))),
+        reason_at=event.at,
         kind=event.kind,
         tell_at=event.at + _tell_after_s(state.policy, event.kind),
         act_at=_act_at(state.policy, event, before),
@@ -58,6 +59,11 @@ def _workers_hung(state: JobState, event: WorkersHung) -> tuple[JobState, list[C
         commands.insert(0, GatherEvidence(local_ranks=running, reason=event.reason))
     state, told = told_if_due(replace(state, hang=hang), event.at)
     return state, [*told, *commands]
+
+
+def _who_left(state: JobState) -> list[str]:
+    """Those for whom the others wait in vain, a sentence for each."""
+    return [f"rank {each.rank} has left with exit code 0." for each in state.workers if each.left_at is not None]
 
 
 def _is_same(before: Hang, event: WorkersHung) -> bool:
@@ -113,7 +119,10 @@ def told_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     hang = state.hang
     if hang is None or hang.is_told or hang.is_in_doubt or at < hang.tell_at:
         return state, []
-    return replace(state, hang=replace(hang, is_told=True)), [Tell(reason=hang.reason)]
+    reason = hang.reason
+    if at - hang.reason_at >= 1.0:  # the sentence is of the moment when it was noticed
+        reason = f"{reason} By now there has been no step for {at - hang.since:.1f} s."
+    return replace(state, hang=replace(hang, is_told=True)), [Tell(reason=reason)]
 
 
 def _workers_go_on(state: JobState, event: WorkersGoOn) -> tuple[JobState, list[Command]]:

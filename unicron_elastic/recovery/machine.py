@@ -16,7 +16,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import replace
 
-from unicron_elastic.faults import Failure, Fault, RootCause, Severity, classify, root_cause
+from unicron_elastic.faults import Failure, Fault, RootCause, Severity, classify, left_early, root_cause
 from unicron_elastic.recovery import departure as recalled
 from unicron_elastic.recovery import in_place, joins, node, node_loss, storms, worker_loss
 from unicron_elastic.recovery.commands import (
@@ -220,6 +220,7 @@ def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list
             worker,
             exit_code=event.exit_code,
             step=step,
+            left_at=event.ended_at if event.exit_code == 0 and _came_before_stop(worker, event.ended_at) else None,
             has_saved=event.has_saved,
             has_restored=event.has_restored,
         )
@@ -274,14 +275,18 @@ def _is_fault(phase: Phase, worker: Worker, event: WorkerExited) -> bool:
 
 
 def _failure_at_exit(worker: Worker, event: WorkerExited) -> Failure:
+    ended = replace(worker, exit_code=event.exit_code, step=event.step)
+    return replace(_failure_of(ended, event.ended_at), why_killed=event.why_killed)
+
+
+def _failure_of(worker: Worker, at: float) -> Failure:
     return Failure(
-        why_killed=event.why_killed,
-        at=event.ended_at,
+        at=at,
         rank=worker.rank,
         local_rank=worker.local_rank,
         pid=worker.pid,
-        exit_code=event.exit_code,
-        step=event.step,
+        exit_code=worker.exit_code,
+        step=worker.step,
     )
 
 
@@ -521,8 +526,17 @@ def _any(known: Iterable[bool | None]) -> bool | None:
     return True if True in found else (None if None in found else False)
 
 
+def _with_who_left(state: JobState) -> tuple[Fault, ...]:
+    """Return the faults; if all are consequences, with that of the worker that left first while others trained."""
+    left = [worker for worker in state.workers if worker.left_at is not None]
+    if not left or not all(fault.is_consequence for fault in state.faults):
+        return state.faults
+    first = min(left, key=lambda worker: (worker.left_at or 0.0, worker.rank))
+    return (left_early(_failure_of(first, first.left_at or 0.0)), *state.faults)
+
+
 def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
-    cause = explained(root_cause(state.faults), state.findings)
+    cause = explained(root_cause(_with_who_left(state)), state.findings)
     is_known = worker_loss.is_being_answered(state, cause.fault)
     repeats = state.repeats if is_known else count_repeats(state.repeats, cause, _life(state, at))
     verdict = judge(state.policy, state.restarts_used - is_known, repeats, tuple(f.failure for f in state.faults))

@@ -48,6 +48,7 @@ class Worker:
     was_killed: bool = False  # we sent SIGKILL
     has_stepped: bool = False
     step: int | None = None  # optimizer steps it had done when it ended
+    left_at: float | None = None  # when it ended by itself with exit code 0
     has_saved: bool | None = None  # it wrote a checkpoint; None: unknown
     has_restored: bool | None = None  # it began from one
     part: Part = Part.NONE
@@ -73,6 +74,7 @@ class Hang:
     since: float
     local_ranks: tuple[int, ...]
     reason: str
+    reason_at: float  # the moment of which it tells
     kind: HangKind
     tell_at: float
     act_at: float | None  # None: never

@@ -653,6 +653,8 @@ class Agent(TorchAgent):
         for worker in self._state.workers:
             if worker.raised is not None:
                 failures.write_error_file(error_files[worker.local_rank], worker.raised)
+        if cause is not None and cause.fault.failure.exit_code == 0:
+            failures.write_reason(error_files[cause.fault.failure.local_rank], cause.fault.reason, "RankLeft")
         found = failures.process_failures(
             exit_codes={w.local_rank: w.exit_code or 0 for w in self._state.workers},
             pids={w.local_rank: w.pid for w in self._state.workers},

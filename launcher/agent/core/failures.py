@@ -24,9 +24,9 @@ def write_error_file(path: str, failure: Failure) -> None:
         _write(path, f"{name}: {failure.message or ''}", failure.stack or "")
 
 
-def write_reason(path: str, reason: str) -> None:
-    """Write what ``write_error_file`` does, for a job that ended on this node for what is no worker's failure."""
-    _write(path, f"NodeLeft: {reason}", f"NodeLeft: {reason}")  # torch shows the stack alone
+def write_reason(path: str, reason: str, name: str = "NodeLeft") -> None:
+    """Write what ``write_error_file`` does, for a job that ended on this node for what is no worker's exception."""
+    _write(path, f"{name}: {reason}", f"{name}: {reason}")  # torch shows the stack alone
 
 
 def _write(path: str, message: str, stack: str) -> None:
