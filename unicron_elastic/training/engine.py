@@ -294,11 +294,9 @@ class Engine:
     def _lay_out(self) -> None:
         """For the parameters that are trained now, unless it is so already."""
         gradients, assembly = self._parts()
-        assert self._buffers is not None
-        is_other = self._trainable.look()
-        if not self._buffers.look(self._trainable.modules) and not is_other and assembly.terms:
+        if not self._trainable.look() and assembly.terms:
             return
-        gradients.lay_out(self._trainable.trained, self._trainable.frozen, self._buffers.changes)
+        gradients.lay_out(self._trainable.trained, self._trainable.frozen)
         assembly.terms = self._trainable.terms(gradients.micro_batches, is_reproducible=self._is_reproducible)
 
     def _clear(self) -> None:
@@ -432,7 +430,7 @@ class Engine:
         check_suitable(self._model, self._optimizers)
         kind = TreeGradients if self._is_reproducible else Gradients
         self._buffers = Buffers(self._model, micro_batches, is_reproducible=self._is_reproducible)
-        self._gradients = kind((), micro_batches)
+        self._gradients = kind((), micro_batches, others=self._buffers.changes)
         self._gradients.name = self._trainable.name
         self._gradients.digest = self._digest
         self._replicas.buffers = self._buffers
