@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -222,3 +223,28 @@ def test_the_end_of_the_launcher_does_not_wait_for_evidence(launcher: Any) -> No
     assert time.monotonic() - began < 10.0
     run.assert_gone()
     assert "Traceback" not in run.err
+
+
+@pytest.mark.slow
+def test_a_person_at_a_debugger_is_no_hang(launcher: Any) -> None:
+    launcher.script(
+        "prompt.py",
+        "import time, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\nweights = torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(weights.parameters())\n"
+        "for step in range(1, 31):\n    dist.all_reduce(torch.ones(1))\n"
+        "    if step == 25:\n        dist.breakpoint(0)\n"
+        "    optimizer.step()\n    time.sleep(0.02)\n"
+        "print('DONE', flush=True)\n",
+    )
+    typed, stdin = pty.openpty()
+    run = launcher.start("--nproc-per-node=2", "--unicron-hang-patience=0.5", "prompt.py", stdin=stdin)
+    os.close(stdin)
+    run.until_line(r"\(Pdb\)")
+    told = run.until(lambda: "a person is at rank 0's debugger; rank 1 waits for that." in run.err, "the person")
+    assert told
+    time.sleep(6.0)  # longer than ten times the patience, after which a hang ends the job
+    os.write(typed, b"c\n")
+    assert run.wait() == 0, run.err
+    os.close(typed)
+    assert "hangs" not in run.err

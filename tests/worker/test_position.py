@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -216,3 +217,26 @@ def test_whether_a_gpu_is_in_use_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     fake: Any = SimpleNamespace()
     monkeypatch.setitem(sys.modules, "torch", fake)
     assert not position._uses_gpu()
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import pdb; pdb.set_trace(); end = 1", True),
+        ("import code; code.interact(banner='')", True),
+        ("import pdb, threading; print('(Pdb)', flush=True); threading.Event().wait()", False),
+        ("import pdb, sys; print('(Pdb)', flush=True); sys.stdin.read()", False),
+    ],
+)
+def test_a_debuggers_prompt_is_known_by_its_frames(code: str, expected: bool) -> None:
+    program = (
+        "import _thread, os, sys\nsys.ps1 = '(Pdb)'\nfrom unicron_elastic.worker.recorder import is_at_prompt\n"
+        "def look():\n    import time\n    end = time.monotonic() + 1.0\n"
+        f"    while is_at_prompt() is not {expected} and time.monotonic() < end:\n        time.sleep(0.01)\n"
+        f"    os._exit(7 if is_at_prompt() is {expected} else 8)\n"
+        f"import threading\n_thread.start_new_thread(look, ())\n{code}\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert process.wait(DEADLINE_S) == 7
+    assert process.stdin is not None
+    process.stdin.close()

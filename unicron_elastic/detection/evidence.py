@@ -146,6 +146,8 @@ def work(before: RankSample, now: RankSample, elapsed_s: float, policy: PacePoli
 
     CPU time of up to ``least_cpu_s`` is nothing.
     """
+    if now.person:
+        return f"has a person at its {now.person}"
     if now.stopped or elapsed_s <= 0:
         return ""
     if now.cpu_time_s is not None and before.cpu_time_s is not None:

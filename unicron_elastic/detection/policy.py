@@ -39,6 +39,7 @@ class PacePolicy:
     idle_tick_s: float = 0.015  # one tick is no work of who was told to hang: some thread was awake when it came
     busy_gpu_share: float = 0.1
     slow_patience_s: float = 180.0  # beyond the limit, for those at work: an evaluation that nobody named
+    attended_s: float = 5.0  # after which is told that a person is at work, who knows that, to others
     elsewhere_s: float = 2.0  # beyond the limit, for the other nodes to say where their ranks are
     blind_floor_s: float = 30.0  # least limit if the caller cannot tell who is at work
 

@@ -59,6 +59,7 @@ class RankSample:
     in_io: bool | None = None  # some thread waits for a disk, a network file system or a driver (state D)
     uses_gpu: bool = False  # then a collective may wait for a long computation
     gpu_utilisation: float | None = None  # 0 to 1
+    person: str = ""  # at what it waits for a person: "debugger", "terminal"
     groups: tuple[GroupPosition, ...] = ()  # the whole job's first; none if they are not known
     arrivals: Arrivals | None = None  # in the whole job's collectives, when ``needs_arrivals``; None: no answer yet
     beats: Beats | None = None  # the same of its steps

@@ -16,12 +16,14 @@ from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import RankSample, Sample
 from unicron_elastic.detection.state import Habits, PaceState, RankPace, Signals, Standstill
 from unicron_elastic.detection.telling import (
+    Attended,
     Hung,
     Recovered,
     Slow,
     Verdict,
     Waiting,
     at_work_again,
+    attended,
     duration,
     idle,
     sentence,
@@ -119,6 +121,8 @@ def _verdict(
     paces = [pace for pace in standing if pace.seen.rank in suspected.ranks] or standing
     allowed = min((allowance(pace, state, floor_s) for pace in paces), key=lambda found: found.since + found.limit_s)
     standing_s = at - allowed.since
+    if people := {rank.rank: rank.person for rank in sample.ranks if rank.person}:
+        return _attended(replace(now, idle_since=None, idle_looks=0), people, tuple(sorted(ranks)), standing_s, policy)
     if was.told == Hung.__name__ and not working.keys().isdisjoint(was.told_ranks):
         return replace(now, told=""), at_work_again(was.told_ranks, working, standing_s, at)
     if was.told == Hung.__name__:
@@ -129,7 +133,7 @@ def _verdict(
     if not working:
         if _is_idle(now, standing_s, policy):
             verdict = idle(tuple(sorted(ranks)), suspected, allowed, sample, state.whole_job)
-    elif not was.told and standing_s >= _patience_s(allowed, state):
+    elif was.told in ("", Attended.__name__) and standing_s >= _patience_s(allowed, state):
         verdict = slow(working, allowed, at, {rank.seen.rank: rank.node for rank in sample.elsewhere})
     if verdict is None or not _is_news(verdict, was) or _is_early(verdict, suspected, allowed, state, sample):
         return now, None
@@ -137,6 +141,19 @@ def _verdict(
     missing = verdict.missing if isinstance(verdict, Waiting) else ()
     now = replace(now, told=type(verdict).__name__, told_ranks=verdict.ranks, told_kind=kind, told_missing=missing)
     return now, verdict
+
+
+def _attended(
+    now: Standstill, people: dict[int, str], ranks: tuple[int, ...], standing_s: float, policy: PacePolicy
+) -> tuple[Standstill, Verdict | None]:
+    """While a person is at one of them nobody hangs, however long it takes."""
+    if now.told == Hung.__name__:
+        working = {rank: f"has a person at its {place}" for rank, place in people.items()}
+        return replace(now, told=""), at_work_again(now.told_ranks, working, standing_s, now.at)
+    if now.told == Attended.__name__ or standing_s < policy.attended_s:
+        return now, None
+    verdict = attended(people, ranks, now.at)
+    return replace(now, told=Attended.__name__, told_ranks=verdict.ranks), verdict
 
 
 def _is_news(verdict: Verdict, told: Standstill) -> bool:

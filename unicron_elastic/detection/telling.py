@@ -42,6 +42,15 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attended:
+    """No step, as a person is at a rank's debugger or terminal, and may stay as long as that takes. Said once."""
+
+    at: float
+    ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hung:
     """No step for more than the limit, and nobody is at work: a fault. Said once, and again if it gets surer.
 
@@ -97,7 +106,7 @@ class OutOfStep:
     reason: str
 
 
-Verdict: TypeAlias = Degraded | Slow | Hung | Waiting | OutOfStep | Recovered
+Verdict: TypeAlias = Attended | Degraded | Slow | Hung | Waiting | OutOfStep | Recovered
 
 
 # The words that verdicts are made of.
@@ -200,6 +209,14 @@ def slow(working: dict[int, str], allowed: Allowance, at: float, nodes: Mapping[
     return Slow(
         at=at, ranks=ranks, standing_s=at - allowed.since, expected_s=allowed.expected_s, reason=sentence(words)
     )
+
+
+def attended(people: Mapping[int, str], standing: tuple[int, ...], at: float) -> Attended:
+    """``people`` are those at whose debugger or terminal a person is, and at which."""
+    places = " and ".join(f"rank {rank}'s {place}" for rank, place in people.items())
+    waiting = tuple(rank for rank in standing if rank not in people)
+    others = f"; {who(waiting)} {verb(waiting, 'waits', 'wait')} for that" if waiting else ""
+    return Attended(at=at, ranks=tuple(people), reason=sentence(f"a person is at {places}{others}"))
 
 
 def degraded(

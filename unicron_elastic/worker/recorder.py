@@ -167,6 +167,8 @@ def _answer(control: Control) -> None:
             question = control.wait()
             if "where" in question:
                 answer = {"where": question["where"], "groups": _position_or_nothing(), "uses_gpu": _uses_gpu()}
+                if is_at_prompt():
+                    answer["prompt"] = True
                 control.send(answer)
                 _learn_groups()
             elif "arrivals" in question:
@@ -237,6 +239,31 @@ def _operation() -> str:
                 return frame.f_code.co_name[:OP_CHARACTERS]
             frame = frame.f_back
     return ""
+
+
+# Whose prompt it is where the main thread waits in them, and in what they may wait there.
+_PROMPTS = (
+    *("IPython", "_pydevd_bundle", "_pyrepl", "bdb", "bpdb", "bpython", "cmd", "code", "debugpy", "getpass", "ipdb"),
+    *("pdb", "prompt_toolkit", "ptpython", "pudb", "pydevd", "remote_pdb", "rpdb", "urwid", "web_pdb"),
+)
+_WAITS = (
+    *("_pydev_bundle", "asyncio", "codecs", "contextlib", "queue", "readline", "selectors", "socket", "socketserver"),
+    *("ssl", "threading"),
+)
+
+
+def is_at_prompt() -> bool:
+    """Whether the main thread waits in a debugger or a console, for a person."""
+    with contextlib.suppress(Exception):
+        frame = sys._current_frames().get(sys.modules["threading"].main_thread().ident)
+        for _ in range(FRAMES_MAX):
+            if frame is None:
+                break
+            module = str(frame.f_globals.get("__name__")).partition(".")[0]
+            if module not in _WAITS:
+                return module in _PROMPTS
+            frame = frame.f_back
+    return False
 
 
 def _uses_gpu() -> bool:

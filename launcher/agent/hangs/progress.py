@@ -26,7 +26,7 @@ from unicron_elastic.detection.watch import (
     observe,
 )
 from unicron_elastic.launcher.agent.hangs.remote_ranks import Elsewhere
-from unicron_elastic.launcher.agent.process.activity import activity, cpu_time_s, state
+from unicron_elastic.launcher.agent.process.activity import activity, cpu_time_s, reads_terminal, state
 from unicron_elastic.launcher.agent.process.whereabouts import ANSWER_DEADLINE_S
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess
 from unicron_elastic.launcher.common.loop import Loop
@@ -176,6 +176,13 @@ def is_silent(worker: WorkerProcess, reading: PulseReading, at: float) -> bool:
     return can_answer and worker.whereabouts.is_silent(at)
 
 
+def _person(worker: WorkerProcess) -> str:
+    """At what of the worker's a person is; "" if it waits for nobody who types."""
+    if worker.whereabouts.is_at_prompt:
+        return "debugger"
+    return "terminal" if reads_terminal(worker.pid) else ""
+
+
 def _is_unread(worker: WorkerProcess) -> bool:
     """Whether it has said something that was not read yet."""
     if worker.control is None:
@@ -233,6 +240,7 @@ def _sample(rank: int, worker: WorkerProcess, is_late: bool, unlikely_s: float, 
         runnable=doing.runnable,
         in_io=doing.in_io,
         silent=silent,
+        person=_person(worker),
         collective=where.begun(now),
         waiting=where.is_waiting(now),
         uses_gpu=where.uses_gpu,

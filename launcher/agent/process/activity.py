@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import struct
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -139,6 +140,40 @@ def _names(machine: str) -> dict[int, str]:
 
 
 _NAMES = _names(platform.machine())
+
+
+# Calls in which a main thread waits for a terminal: `read`, and before it those that say when there is something.
+_TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console", "/dev/hvc")
+_POLLED = struct.Struct("ihh")  # struct pollfd
+
+
+def reads_terminal(pid: int) -> bool:
+    """Whether the main thread waits for what a person types; False where that may not be read."""
+    words = (read(f"/proc/{pid}/syscall") or "").split()
+    if len(words) < 3 or not words[0].isdigit():
+        return False
+    name, first = _NAMES.get(int(words[0]), ""), int(words[1], 16)
+    if name in ("select", "pselect6"):
+        number = first - 1  # the greatest that is waited for
+    elif name == "read":
+        number = first
+    elif name in ("poll", "ppoll") and int(words[2], 16) == 1:
+        number = _polled(pid, first)
+    else:
+        return False
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{number}").startswith(_TERMINALS)
+    except OSError:
+        return False
+
+
+def _polled(pid: int, address: int) -> int:
+    """Return the descriptor of the one ``pollfd`` there; -1 if it may not be read."""
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            return int(_POLLED.unpack(os.pread(memory.fileno(), _POLLED.size, address))[0])
+    except (OSError, struct.error, OverflowError):
+        return -1
 
 
 def summary_lines(pid: int) -> list[str]:

@@ -23,6 +23,7 @@ class Whereabouts:
 
     groups: tuple[GroupPosition, ...] = ()  # the whole job's first
     uses_gpu: bool = False
+    is_at_prompt: bool = False  # of a debugger or a console
     questions: int = 0
     asked_at: float | None = None
 
@@ -30,13 +31,15 @@ class Whereabouts:
         """After one more question."""
         return replace(self, questions=self.questions + 1, asked_at=at)
 
-    def answered(self, groups: tuple[GroupPosition, ...], *, uses_gpu: bool = False) -> Whereabouts:
+    def answered(
+        self, groups: tuple[GroupPosition, ...], *, uses_gpu: bool = False, is_at_prompt: bool = False
+    ) -> Whereabouts:
         """After the answer."""
-        return replace(self, groups=groups, uses_gpu=uses_gpu, asked_at=None)
+        return replace(self, groups=groups, uses_gpu=uses_gpu, is_at_prompt=is_at_prompt, asked_at=None)
 
     def forgotten(self) -> Whereabouts:
         """Without what was answered a while ago; an answer that is owed stays owed."""
-        return replace(self, groups=())
+        return replace(self, groups=(), is_at_prompt=False)
 
     def is_silent(self, at: float) -> bool:
         """Whether an answer should have come by now."""

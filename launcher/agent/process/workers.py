@@ -118,7 +118,9 @@ class WorkerProcess:
         """Its answer. Raises ValueError if it is none."""
         groups = parse_groups(message)
         if message.get("where") == self.whereabouts.questions:
-            self.whereabouts = self.whereabouts.answered(groups, uses_gpu=bool(message.get("uses_gpu")))
+            self.whereabouts = self.whereabouts.answered(
+                groups, uses_gpu=bool(message.get("uses_gpu")), is_at_prompt=bool(message.get("prompt"))
+            )
 
     def ask_arrivals(self) -> None:
         """Asks when it has begun its latest collectives; until it answers that is not known."""
