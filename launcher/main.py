@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from unicron_elastic.base.extras import why_missing
@@ -238,11 +238,41 @@ def _early_environment(args: argparse.Namespace) -> dict[str, str]:
     return env
 
 
-def _run_job(args: argparse.Namespace, runtime: Runtime) -> int:
-    from torch.distributed import DistError
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold back the exception of Ctrl-C while torch is imported, whose C++ would end this process by SIGABRT for it.
 
-    from unicron_elastic.compat.errors import ChildFailedError, SignalException, record
-    from unicron_elastic.compat.rendezvous import RendezvousError
+    It is raised at the end. Who presses Ctrl-C twice does not wait for that.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # such as one that nohup made ignored
+        yield
+        return
+    came = False
+
+    def hold(number: int, _frame: Any) -> None:
+        nonlocal came
+        if came:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        came = True
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+def _run_job(args: argparse.Namespace, runtime: Runtime) -> int:
+    with interrupts_held():
+        from torch.distributed import DistError
+
+        from unicron_elastic.compat import launch  # noqa: F401
+        from unicron_elastic.compat.errors import ChildFailedError, SignalException, record
+        from unicron_elastic.compat.rendezvous import RendezvousError
+        from unicron_elastic.launcher import api  # noqa: F401
 
     try:
         record(lambda: run(args, runtime))()
