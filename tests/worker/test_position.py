@@ -81,7 +81,8 @@ def test_each_collective_counts_in_its_group() -> None:
     recorder.learn()
     first, second = position.position()
     assert first["name"] == now["name"]
-    assert (second["begun"], second["ended"]) == (1, 1)
+    assert second["begun"] == 1
+    assert second["ended"] in (0, 1)
 
 
 @pytest.mark.usefixtures("group")
