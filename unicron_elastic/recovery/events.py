@@ -44,6 +44,8 @@ class WorkerRaised:
 
     at: float
     failure: Failure
+    has_saved: bool | None = None  # a checkpoint of what it had learned; None: unknown
+    has_restored: bool | None = None  # it began from one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

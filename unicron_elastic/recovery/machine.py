@@ -197,7 +197,8 @@ def _worker_raised(state: JobState, event: WorkerRaised) -> tuple[JobState, list
     worker = state.find(event.failure.local_rank, event.failure.pid)
     if worker is None or worker.exit_code is not None or worker.raised is not None:
         return state, []
-    state = state.with_worker(replace(worker, raised=event.failure, step=event.failure.step))
+    ended = replace(worker, raised=event.failure, step=event.failure.step)
+    state = state.with_worker(replace(ended, has_saved=event.has_saved, has_restored=event.has_restored))
     if not _came_before_stop(worker, event.failure.at):
         return state, []  # an exception on SIGTERM is how many scripts stop
     return _fault_noticed(state, classify(event.failure), event.at, "exception propagation")
@@ -537,7 +538,7 @@ def _with_who_left(state: JobState) -> tuple[Fault, ...]:
 
 def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     cause = explained(root_cause(_with_who_left(state)), state.findings)
-    is_known = worker_loss.is_being_answered(state, cause.fault)
+    is_known = worker_loss.is_being_answered(state, cause.fault, at)
     repeats = state.repeats if is_known else count_repeats(state.repeats, cause, _life(state, at))
     verdict = judge(state.policy, state.restarts_used - is_known, repeats, tuple(f.failure for f in state.faults))
     departure = None

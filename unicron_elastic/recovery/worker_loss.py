@@ -28,7 +28,7 @@ from unicron_elastic.recovery.events import MemberParted, NodesLost, WorkerExite
 from unicron_elastic.recovery.hangs import METHOD as HANG_METHOD
 from unicron_elastic.recovery.hangs import hang_after
 from unicron_elastic.recovery.node import open_loss_incident
-from unicron_elastic.recovery.policy import Verdict, climb, count_repeats, judge, why_none_left
+from unicron_elastic.recovery.policy import Life, Verdict, climb, count_repeats, judge, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import (
     JobState,
@@ -153,8 +153,8 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     if not lost or not _can_others_go_on(state, lost) or _has_nobody_the_state(fault):
         return None
     cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
-    is_known = is_being_answered(state, fault)
-    repeats = state.repeats if is_known else count_repeats(state.repeats, cause)
+    is_known = is_being_answered(state, fault, at)
+    repeats = state.repeats if is_known else count_repeats(state.repeats, cause, _life(state, fault, at))
     verdict = judge(state.policy, state.restarts_used - is_known, repeats, (fault.failure,))
     attempts, rung = climb(state.attempts, fault, at, state.policy)
     if not verdict.restart:
@@ -186,7 +186,7 @@ def tells_itself(incident: Incident) -> bool:
     return incident.action in ("go on", "reattempt")
 
 
-def is_being_answered(state: JobState, fault: Fault) -> bool:
+def is_being_answered(state: JobState, fault: Fault, at: float) -> bool:
     """Whether a restart was used for it already.
 
     It follows from the loss that is being answered, or is the same bug of the script, met by another rank at the same
@@ -195,9 +195,22 @@ def is_being_answered(state: JobState, fault: Fault) -> bool:
     gone = state.find(fault.failure.local_rank)
     if state.answered is None or gone is None:
         return False
-    is_bug = count_repeats(None, RootCause(fault=fault, consequences=(), reason=fault.reason)) is not None
+    cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
+    is_bug = count_repeats(None, cause, _life(state, fault, at)) is not None
     is_same = state.answered == (signature(fault.failure), fault.failure.step) and not gone.takes_place
     return fault.is_consequence or (is_bug and is_same)
+
+
+def _life(state: JobState, fault: Fault, at: float) -> Life:
+    """How far the process came whose fault it is, while others go on."""
+    local_rank = fault.failure.local_rank
+    gone = state.find(local_rank)
+    began_at = max((start.at for start in state.starts if start.local_rank == local_rank), default=state.began_at)
+    return Life(
+        lived_s=at - began_at,
+        has_saved=None if gone is None else gone.has_saved,
+        has_restored=None if gone is None else gone.has_restored,
+    )
 
 
 def _taken(state: JobState, fault: Fault, method: str) -> tuple[Worker, ...]:

@@ -123,7 +123,14 @@ class Happenings:
                 f"rank {self._rank(worker)} asks for {wish} through its RankMonitorClient: that is not done here."
             )
         elif message.get("is_final") and isinstance(message.get("exception"), Mapping):
-            self._post(WorkerRaised(at=now, failure=self._raised(worker, message, now)))
+            reading = worker.reading()
+            event = WorkerRaised(
+                at=now,
+                failure=self._raised(worker, message, now),
+                has_saved=None if reading is None else reading.has_saved,
+                has_restored=None if reading is None else reading.has_restored,
+            )
+            self._post(event)
 
     def _about_world(self, worker: WorkerProcess, message: Message, now: float) -> bool:
         """Whether a worker speaks of the world that it trains in; all is checked, for the script may write it."""
