@@ -13,6 +13,7 @@ from torch.distributed import HashStore
 
 from unicron_elastic.training.group.assembly import Assembly
 from unicron_elastic.training.group.membership import FixedMembership
+from unicron_elastic.training.group.reports import Reports
 from unicron_elastic.training.group.speech import Agreement
 from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.training.step.notes import Notes
@@ -170,7 +171,7 @@ def test_what_is_lost_while_it_is_given_again_takes_along_what_it_tells_the_size
 ) -> None:
     gradients = _made((2,), (2,), bucket_bytes=8)
     gradients.done.update(range(3))
-    assembly = Assembly(FixedMembership(), gradients, "gloo", 1.0)
+    assembly = Assembly(FixedMembership(), gradients, Reports(), "gloo", 1.0)
     monkeypatch.setattr(assembly, "broadcast", Mock(side_effect=RuntimeError("Connection closed by peer")))
     with pytest.raises(RuntimeError, match="closed by peer"):
         assembly._fill(Agreement(step=0, fill=((1, 1),)))

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 
-class Watcher(Protocol):
+class ScalingWatcher(Protocol):
     """It wants to know of each loss that is scaled."""
 
     def is_scaling(self, scaler: Any) -> None:
@@ -18,7 +18,7 @@ _watchers: WeakSet[Any] = WeakSet()
 _watched: WeakSet[Any] = WeakSet()  # classes
 
 
-def watch_scaling(kind: type, watcher: Watcher) -> None:
+def watch_scaling(kind: type, watcher: ScalingWatcher) -> None:
     """Tells ``watcher``, as long as it lives, before a scaler of this class, or of another that was watched, scales.
 
     The class is changed, not the scaler: that one is copied, pickled and compared as before.

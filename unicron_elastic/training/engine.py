@@ -434,8 +434,7 @@ class Engine:
         self._gradients.name = self._trainable.name
         self._gradients.digest = self._digest
         self._replicas.buffers = self._buffers
-        self._assembly = Assembly(self._membership, self._gradients, self._backend, self._timeout_s)
-        self._assembly.reports = self.reports
+        self._assembly = Assembly(self._membership, self._gradients, self.reports, self._backend, self._timeout_s)
         self._assembly.on_connect = self._on_regroup
         self._assembly.tell_apart = self._trainable.tell_apart
         self._lay_out()

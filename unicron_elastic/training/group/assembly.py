@@ -45,9 +45,12 @@ class OverError(RuntimeError):
 class Assembly:
     """Meets the members of each world in turn and keeps its process group. ``terms`` must be the same for all."""
 
-    def __init__(self, membership: Membership, gradients: Gradients, backend: str, timeout_s: float) -> None:
+    def __init__(
+        self, membership: Membership, gradients: Gradients, reports: Reports, backend: str, timeout_s: float
+    ) -> None:
         self._membership = membership
         self._gradients = gradients
+        self._reports = reports
         self._backend = backend
         self._timeout_s = timeout_s
         self.terms = ""
@@ -69,7 +72,6 @@ class Assembly:
         self._gathered: list[tuple[list[Tensor], int]] = []  # the tensors of the latest, and how many refer to each
         atexit.register(_let_go, weakref.ref(self))
         self._waiter.on_look = self._look
-        self.reports = Reports()
         self.on_connect: Callable[[], None] = lambda: None
         self.tell_apart: Callable[[frozenset[int]], str] = lambda _trained: "trains other parameters"
 
@@ -226,13 +228,13 @@ class Assembly:
         """Those who have not got the result of a reduction between steps get it from another who has."""
         for source, destination in reports_to_give(self.said):
             if self.rank == source:
-                self.send(self.reports.result, destination)
+                self.send(self._reports.result, destination)
             elif self.rank == destination:
                 report = self.said[source].report
                 assert report is not None
-                result = self.reports.room()
+                result = self._reports.room()
                 self.receive(result, source)
-                self.reports.take(report, result)
+                self._reports.take(report, result)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """What each member gives, by rank. Raises what a collective raises.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import os
 import random
 import secrets
@@ -98,7 +97,7 @@ def _renew_multiprocessing(process: Any) -> None:
 
 
 def _renew_logging(module: Any) -> None:
-    module._startTime = time.time() if isinstance(logging._startTime, float) else time.time_ns()  # type: ignore[attr-defined]
+    module._startTime = time.time() if isinstance(module._startTime, float) else time.time_ns()
 
 
 _OF_MODULES: dict[str, Callable[[Any], None]] = {
