@@ -226,6 +226,20 @@ def test_the_state_may_change_as_soon_as_it_is_copied() -> None:
     assert_holds(agent.files[0], 1)
 
 
+def test_where_python_starts_no_threads_any_more_nothing_is_kept_and_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    writer, agent = SnapshotWriter(files=2), Agent()
+    begin(writer, agent, 1)
+    writer.wait_copied()
+    assert writer.is_off
+    assert agent.told == []
+
+
 def test_a_new_process_goes_on_in_the_files_and_forgets_what_came_later() -> None:
     agent = Agent()
     first = SnapshotWriter(files=2)

@@ -93,3 +93,32 @@ def test_a_script_that_ends_well_has_saved_what_it_asked_for(tmp_path: Path) -> 
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     assert Run(model=model, optimizer=optimizer).restore(tmp_path / "ends") == 1
     assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+AT_EXIT = """
+import atexit, sys, torch, unicron_elastic
+model = torch.nn.Linear(2, 1)
+run = unicron_elastic.Run(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
+atexit.register(lambda: run.save(sys.argv[1], run.step))
+for step in run.steps(2, 1):
+    for index in step:
+        step.backward(model(torch.ones(1, 2)).sum())
+    if sys.argv[2] == "before" and step.number == 0:
+        run.save(sys.argv[1], 1)
+if sys.argv[2] == "no-threads":  # as Python 3.12.1 at a script's end
+    import threading
+    def start(_):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+    threading.Thread.start = start
+"""
+
+
+@pytest.mark.parametrize("how", ["before", "first", "no-threads"])
+def test_what_a_script_asks_for_when_it_has_ended_is_saved(tmp_path: Path, how: str) -> None:
+    (tmp_path / "train.py").write_text(AT_EXIT)
+    words = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "states"), how]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert "Traceback" not in ended.stderr
+    model = torch.nn.Linear(2, 1)
+    run = Run(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
+    assert run.restore(tmp_path / "states") == 2

@@ -54,11 +54,16 @@ class SnapshotWriter:
     def begin(self, layout: Layout, tensors: list[Tensor], about: dict[str, Any], tell: Tell) -> None:
         """Begins to write a state, of which nothing may change until ``wait_copied`` returns; ``about``: its header."""
         self.wait()
-        self._latest = _Job(layout, tensors, _ready(tensors), about)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, args=(tell,), name="unicron-snapshot", daemon=True)
-            self._thread.start()
-            atexit.register(self._end, self._thread)
+            thread = threading.Thread(target=self._work, args=(tell,), name="unicron-snapshot", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the script has ended, and this Python starts no threads then
+                self.is_off = True
+                return
+            self._thread = thread
+            atexit.register(self._end, thread)
+        self._latest = _Job(layout, tensors, _ready(tensors), about)
         self._jobs.put(self._latest)
 
     def wait(self) -> None:

@@ -118,8 +118,13 @@ class Storage:
             except (CheckpointException, OSError, RuntimeError) as error:
                 self._failed(path, error, 0, rank)
                 return
-        self._writing = threading.Thread(target=self._write, args=(plan, tensors), name="unicron-storage")
-        self._writing.start()
+        writing = threading.Thread(target=self._write, args=(plan, tensors), name="unicron-storage")
+        try:
+            writing.start()
+        except RuntimeError:  # the script has ended, and this Python starts no threads then
+            self._write(plan, tensors)
+        else:
+            self._writing = writing
 
     def wait(self) -> None:
         """Waits until what was begun is written, or could not be."""

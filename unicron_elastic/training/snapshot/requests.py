@@ -18,14 +18,20 @@ class Requests:
         self._wait = wait
         self._asked: dict[Hashable, Callable[[], object]] = {}
         self._is_hooked = False
+        self._has_ended = False  # the script: only what it has registered with atexit still runs
 
     def ask(self, what: Hashable, keep: Callable[[], object]) -> None:
-        """Notes that ``keep`` is to be called."""
+        """Notes that ``keep`` is to be called; where the script has ended, calls it, as nothing comes after."""
         self._asked[what] = keep
         if not self._is_hooked:
             self._is_hooked = True
-            # Before Python ends, as it begins no threads later, and it is threads that write.
-            threading._register_atexit(self._end)  # type: ignore[attr-defined]
+            try:
+                # Before Python ends, as it begins no threads later, and it is threads that write.
+                threading._register_atexit(self._end)  # type: ignore[attr-defined]
+            except RuntimeError:
+                self._has_ended = True
+        if self._has_ended:
+            self._end()
 
     def carry_out(self) -> None:
         """Does what was asked for. Raises what that raises."""
@@ -35,6 +41,7 @@ class Requests:
 
     def _end(self) -> None:
         """When the script ends, unless by an exception, which may have come when half of the state was changed."""
+        self._has_ended = True
         if self._asked and getattr(sys, "last_value", None) is None:
             self.carry_out()
             self._wait()
