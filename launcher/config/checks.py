@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from unicron_elastic.base.in_place import is_forced
 from unicron_elastic.base.node_name import node_name
 
 _CHECKED = ("nnodes", "nproc_per_node", "max_restarts", "monitor_interval", "shutdown_timeout", "redirects", "tee",
@@ -36,6 +37,7 @@ def check(args: argparse.Namespace, warn: Callable[[str], object]) -> None:
     _check_log_dir(args.log_dir)
     try:
         node_name()
+        is_forced()
     except ValueError as error:
         raise BadArgument(str(error)) from None
 

@@ -110,3 +110,10 @@ def test_an_unknown_signal_is_left_out_as_torchrun_leaves_it_out() -> None:
     check(args, warn=said.append)
     assert args.signals_to_handle == "SIGTERM,SIGUSR1"
     assert said == ["--signals-to-handle: 'SIGNONE' is no signal of this system and is left out"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_wrong_wish_to_go_on_in_place_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNICRON_IN_PLACE", "yes")
+    with pytest.raises(BadArgument, match=r"^UNICRON_IN_PLACE must be unset, or force, not 'yes'$"):
+        _check("train.py")

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch.distributed import HashStore, Store
 
+from unicron_elastic.base.in_place import FORCE, is_forced
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.training.group.regroup import connect_store
 from unicron_elastic.training.step.collective import is_of_script
@@ -19,8 +20,6 @@ from unicron_elastic.worker.worlds import Link, link
 
 ANSWER_TIMEOUT_S = 60.0
 NEXT_WORLD_TIMEOUT_S = 120.0  # after a collective failed: the agent decides within milliseconds, if it lives
-
-FORCE = "UNICRON_IN_PLACE"
 
 Invitation = dict[str, Any]  # where a newcomer gets the state: {"sources": [address, ...], "key": hex}
 
@@ -227,11 +226,9 @@ def why_not_in_place(backend: str, environ: Mapping[str, str]) -> str:
     gloo's sums are there when a collective ends, and others' are not: NCCL's come later, on the device. Raises
     ValueError for a wrong UNICRON_IN_PLACE.
     """
-    wish = environ.get(FORCE, "").strip().lower()
-    if wish not in ("", "force"):
-        raise ValueError(f"{FORCE} must be unset, or force, not {wish!r}")
+    is_wanted = is_forced(environ)
     parts = {part.rpartition(":")[2] for part in backend.lower().split(",")}
-    if wish or parts == {"gloo"}:
+    if is_wanted or parts == {"gloo"}:
         return ""
     return (
         f"on {backend} no rank goes on in place yet: after a loss all ranks begin again, from memory if the script "
