@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator
 
@@ -144,6 +146,60 @@ def test_a_scaler_scales_as_before_outside_of_steps_and_where_it_is_disabled() -
         for _ in step:
             step.backward(training.scaler.scale(training.loss()))
         assert float(training.other.scale(torch.ones(()))) == training.other.get_scale()
+
+
+def _go_on(_training: Training, _step: Step, steps: Iterator[Step]) -> None:
+    next(steps)
+
+
+def _mean_of_all(training: Training, _step: Step, _steps: Iterator[Step]) -> None:
+    training.run.mean(1.0)
+
+
+def _loss_of_all(_training: Training, step: Step, _steps: Iterator[Step]) -> None:
+    print(step.loss)
+
+
+BEHIND_A_BREAK: list[Callable[[Training, Step, Iterator[Step]], object]] = [
+    lambda training, _step, _steps: training.optimizer.step(),
+    _mean_of_all,
+    _loss_of_all,
+    _go_on,
+]
+
+
+def _break(training: Training, step: Step) -> None:
+    for number, _ in enumerate(step):
+        step.backward(training.loss())
+        if number == 1:
+            break
+
+
+def _take_two(training: Training, step: Step) -> None:
+    for _ in itertools.islice(step, 2):
+        step.backward(training.loss())
+
+
+def _raise(training: Training, step: Step) -> None:
+    with contextlib.suppress(ZeroDivisionError):
+        for number, _ in enumerate(step):
+            step.backward(training.loss())
+            print(1 / (1 - number))
+
+
+@pytest.mark.parametrize("next_call", BEHIND_A_BREAK)
+@pytest.mark.parametrize("leave", [_break, _take_two, _raise])
+def test_micro_batches_that_are_left_are_refused_in_the_next_call(
+    leave: Callable[[Training, Step], None], next_call: Callable[[Training, Step, Iterator[Step]], object]
+) -> None:
+    training = Training()
+    steps = training.run.steps(2, MICRO_BATCHES)
+    step = next(steps)
+    weight = training.model.weight.detach().clone()
+    leave(training, step)
+    with pytest.raises(RuntimeError, match=r"left by break.* after 2 micro-batches of step 0.*let that loop come"):
+        next_call(training, step, steps)
+    assert torch.equal(training.model.weight, weight)
 
 
 def _steps(training: Training, total: int) -> Iterator[Step]:

@@ -318,11 +318,10 @@ class Engine:
         """
         if self._gradients is None:
             raise RuntimeError("run.mean() is for the ranks of run.steps(), and has to stand behind its first call")
-        if self.guard.is_inside:
-            raise RuntimeError(
-                "run.mean() belongs between steps: within 'for index in step' ranks have different numbers of "
-                "micro-batches; the mean loss of all is step.loss, behind the inner loop"
-            )
+        self.guard.check_outside(
+            "run.mean() belongs between steps: within 'for index in step' ranks have different numbers of "
+            "micro-batches; the mean loss of all is step.loss, behind the inner loop"
+        )
         with torch.inference_mode(mode=False), torch.no_grad():  # the result may be sent later, outside of such a mode
             share = MeanShare.of(value, self._device)
             if self._is_elsewhere:

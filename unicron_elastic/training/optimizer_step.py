@@ -10,6 +10,8 @@ from torch import Tensor
 
 from unicron_elastic.training.engine import Engine
 
+_NOT_OVER = "the losses of a step are known when 'for index in step' has ended"
+
 
 class Step:
     """Iterate over it for the micro-batches that this rank is to compute; when that ends, ``p.grad`` is reduced."""
@@ -31,12 +33,14 @@ class Step:
             raise RuntimeError("a step is iterated over once: take the next one from run.steps()")
         self._has_begun = True
         engine = self._engine
+        taken = 0
         try:
             queue = deque(engine.begin_step())
             while True:
                 while queue:
                     self._index = queue.popleft()
                     engine.begin_micro_batch(self._index)
+                    taken += 1
                     yield self._index
                     self._check_computed()
                 more = engine.reduce()
@@ -45,6 +49,9 @@ class Step:
                 queue.extend(more)
             self._check_number()
             self._losses = engine.end_step()
+        except GeneratorExit:  # nothing can be raised here: what the script does next is refused
+            engine.guard.leave(self._number, taken)
+            raise
         finally:
             engine.guard.end()
 
@@ -91,7 +98,8 @@ class Step:
     def losses(self) -> Tensor:
         """The loss of each micro-batch of the global batch, (micro_batches,), fp32, when the loop has ended."""
         if self._losses is None:
-            raise RuntimeError("the losses of a step are known when 'for index in step' has ended")
+            self._engine.guard.check_outside(_NOT_OVER)
+            raise RuntimeError(_NOT_OVER)
         return self._losses
 
     @property

@@ -148,9 +148,9 @@ class Run:
             self._requests.carry_out()
             yield step
             if not step.is_over:
-                raise RuntimeError(
-                    f"step {step.number} was left before 'for index in step' had ended: its gradients are not reduced"
-                )
+                why = f"step {step.number} was left before 'for index in step' had ended: its gradients are not reduced"
+                engine.guard.check_outside(why)
+                raise RuntimeError(why)
             engine.end_optimizer_step(step.number)
             if self._snapshot_every or self._peer_snapshot_every:
                 self.snapshot(engine.state, every=self._snapshot_every)

@@ -110,6 +110,7 @@ class Guard:
         self._optimizers = list(optimizers)
         self._scaler = scaler
         self._is_inside = False
+        self._why_left = ""  # the step before its micro-batches were over
         self._is_ours = False  # what is scaled now
         self._thread = 0
         self._unscaled: set[int] = set()
@@ -141,13 +142,13 @@ class Guard:
 
     def begin(self) -> None:
         """A step begins."""
-        self._is_inside, self._thread = True, threading.get_ident()
+        self._is_inside, self._why_left, self._thread = True, "", threading.get_ident()
         self._unscaled = unscaled_by(self._scaler)
         self._not_reduced.clear()
 
     @property
     def is_inside(self) -> bool:
-        """Whether a step's micro-batches are being computed."""
+        """Whether a step's micro-batches are being computed, or were left before their end."""
         return self._is_inside
 
     def scaled(self, loss: Tensor) -> Tensor:
@@ -163,7 +164,8 @@ class Guard:
 
     def is_scaling(self, scaler: Any) -> None:
         """Raises RuntimeError if the script scales a loss in a step itself. A disabled scaler scales nothing."""
-        is_of_script = self._is_inside and not self._is_ours and self._thread == threading.get_ident()
+        is_inside = self._is_inside and not self._why_left
+        is_of_script = is_inside and not self._is_ours and self._thread == threading.get_ident()
         if not is_of_script or (hasattr(scaler, "is_enabled") and not scaler.is_enabled()):
             return
         if scaler is self._scaler:
@@ -194,12 +196,25 @@ class Guard:
             )
 
     def end(self) -> None:
-        """The step's gradients are reduced, or it was given up."""
-        self._is_inside = False
+        """The step's gradients are reduced, or an exception has come out of it."""
+        self._is_inside = bool(self._why_left)
+
+    def leave(self, step: int, taken: int) -> None:
+        """The script has left the micro-batches of ``step`` after it was given so many: they never come to an end."""
+        given = f"{taken} micro-batch{'es' * (taken > 1)}"
+        self._why_left = (
+            f"'for index in step' was left by break, return or an exception after {given} of step {step}, whose "
+            "gradients are not reduced: let that loop come to its end by itself; to stop early, give run.steps() a "
+            "smaller total"
+        )
+
+    def check_outside(self, why: str) -> None:
+        """Raises RuntimeError, which says ``why``, in a step whose gradients are not reduced."""
+        if self._is_inside:
+            raise RuntimeError(self._why_left or why)
 
     def _before_optimizer(self, *_: Any) -> None:
-        if self._is_inside:
-            raise RuntimeError(
-                "optimizer.step() belongs behind 'for index in step': within, the gradients are those of some "
-                "micro-batches of this rank alone"
-            )
+        self.check_outside(
+            "optimizer.step() belongs behind 'for index in step': within, the gradients are those of some "
+            "micro-batches of this rank alone"
+        )
