@@ -29,7 +29,7 @@ from unicron_elastic.launcher.config.checks import BadArgument, check
 from unicron_elastic.launcher.config.forwarded import AGENT_VARIABLE, shared_arguments
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, BadConfig, located
 from unicron_elastic.launcher.export.metrics.link import take_teller
-from unicron_elastic.worker.linux import die_with_parent
+from unicron_elastic.worker.linux import die_with_parent, ignore_instead, ignored_signals
 
 if TYPE_CHECKING:
     config_from_args: Any
@@ -80,6 +80,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
         argv = with_file(argv, len(args.training_script_args), path)
         args = parser.parse_args(argv)
     arguments.take_variables(args)
+    args.signals_are_named = arguments.names_signals(parser, args)
     return args, argv
 
 
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace, runtime: Runtime | None = None) -> None:
     from unicron_elastic.launcher import api
 
     if runtime is None:
-        runtime = Runtime(options.from_arguments(args))
+        runtime = _runtime_for(args, options.from_arguments(args))
 
     def launch(config: Any, entrypoint: Any) -> api.elastic_launch:
         return api.elastic_launch(config, entrypoint, runtime=runtime)
@@ -118,6 +119,7 @@ def console_script() -> NoReturn:
     """The command ``unicron-run``."""
     if agent := os.environ.pop(AGENT_VARIABLE, ""):
         die_with_parent(int(agent))
+        ignore_instead(ignored_signals(), [])  # which ends it by signals, whatever it ignores itself
     hold_closed()
     try:
         code = _run_command(sys.argv[1:])
@@ -170,7 +172,7 @@ def _run_ours(argv: Sequence[str]) -> int:
         return _complain(str(error), 2)
     except BadArgument as error:
         return _complain(str(error), 1)  # where torchrun raises, it exits with 1
-    runtime = Runtime(chosen)
+    runtime = _runtime_for(args, chosen)
     runtime.is_alone = True
     runtime.metrics_teller = teller
     runtime.shared_arguments = shared_arguments(argv, len(args.training_script_args))
@@ -181,6 +183,12 @@ def _run_ours(argv: Sequence[str]) -> int:
         return _complain("its keeper process, which starts the workers, was killed from outside", 1)
     finally:
         runtime.end()
+
+
+def _runtime_for(args: argparse.Namespace, chosen: options.Options) -> Runtime:
+    runtime = Runtime(chosen)
+    runtime.signals_are_named = getattr(args, "signals_are_named", False)
+    return runtime
 
 
 def _cluster_of(args: argparse.Namespace) -> str:

@@ -47,6 +47,12 @@ def take_variables(args: Namespace, environ: Mapping[str, str] = os.environ) -> 
         setattr(args, name, text)
 
 
+def names_signals(parser: ArgumentParser, args: Namespace, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether somebody said which signals end the job, be it those that do so anyway."""
+    usual = parser.get_default("signals_to_handle")  # argparse puts the very object into ``args``
+    return args.signals_to_handle is not usual or bool(environ.get("PET_SIGNALS_TO_HANDLE"))
+
+
 # What a worker runs, as torchrun builds it (torch.distributed.run, config_from_args).
 
 

@@ -155,7 +155,8 @@ class _Attached:
 
     def run(self) -> int:
         """Raises StoreError, OSError and CannotSubmit while nothing has begun."""
-        before = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
+        heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's SIGHUP
+        before = {number: signal.signal(number, self._signalled) for number in heeded}
         presence = Presence(self._open_store, self._keys.prefix, _Mirror, LEASE_TTL_S)
         presence.tells_sight = False
         try:

@@ -229,8 +229,9 @@ def test_output_and_exit_code_come_to_who_submitted(lab: Lab, submit: Submit, la
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_reaches_the_workers_and_ends_the_job(lab: Lab, submit: Submit, number: int) -> None:
-    run = submit(lab, "--nnodes=2", "--rdzv-id=stopped", "work.py")
+    run = submit(lab, "--nnodes=2", "--rdzv-id=stopped", "work.py", wrap="trap '' HUP; exec \"$@\"")
     works(run, 2)
+    run.process.send_signal(signal.SIGHUP)  # which is ignored from the start on, as by nohup
     run.process.send_signal(number)
     assert run.wait() == 1
     got = re.findall(r"^GOT (\d+)$", run.out, re.MULTILINE)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, PContext, SubprocessContext
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
+from torch.distributed.launcher.api import LaunchConfig
 from torch.numa import binding
 
 from unicron_elastic.compat.signatures import accepts
@@ -19,6 +20,7 @@ __all__ = [
     "SubprocessContext",
     "bound_to_numa",
     "folder_name",
+    "handles_usual_signals",
     "keep_in_log_folder",
     "terminate_handler",
 ]
@@ -26,6 +28,14 @@ __all__ = [
 _WRAP = "_maybe_wrap_command_args_with_numa_binding"
 
 terminate_handler = _terminate_process_handler  # of the signals that end an agent: raises SignalException
+
+_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # set by torch's launch_agent, whatever it was before
+
+
+def handles_usual_signals() -> bool:
+    """Return whether torch is about to handle the signals that it handles where nobody names any."""
+    usual = LaunchConfig.signals_to_handle
+    return bool(os.environ.get(_SIGNALS, usual) == usual)
 
 
 def bound_to_numa(command: Sequence[str], local_rank: int, options: Any) -> list[str]:

@@ -54,6 +54,7 @@ class Processes:
         self._sweeps: set[int] = set()  # requests that have not been answered
         self._alive: set[int] = set()
         self.keeper_pid = 0
+        self.ignored_here: set[int] = set()  # by this process, and not by workers
         self.token = f"unicron-{uuid.uuid4().hex}"  # marks all that is started; see sweeping
 
     @property
@@ -103,10 +104,14 @@ class Processes:
             "env": {**env, MARK: mark_of(self.token, number)},
             "cwd": cwd,
             "fds": list(fds),
-            "ignored_signals": ignored_signals(),
+            "ignored_signals": self.ignored_by_workers(),
         }
         self._send(message, list(fds.values()))
         return number
+
+    def ignored_by_workers(self) -> list[int]:
+        """The signals that a worker finds ignored when it starts now."""
+        return [number for number in ignored_signals() if number not in self.ignored_here]
 
     def next_number(self) -> int:
         """A number for a request that ``answered`` and ``wait_for_pid`` will know it by."""

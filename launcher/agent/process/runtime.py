@@ -13,6 +13,7 @@ from unicron_elastic.launcher.common.output import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.launcher.config.options import Options
 from unicron_elastic.launcher.export.metrics.link import Teller
+from unicron_elastic.worker.linux import ignored_signals
 
 
 class Runtime:
@@ -28,6 +29,8 @@ class Runtime:
         self.warm: WarmProcess | None = None
         self.shared_arguments: tuple[str, ...] = ()  # of unicron-run, as a spare node would need them
         self.is_alone = False  # whether this process is unicron-run's own, so that nobody else forks from it
+        self.ignored_at_start = frozenset(ignored_signals())
+        self.signals_are_named = False  # those that end the job, by the user
         self.metrics_teller: Teller | None = None  # to the agent of the cluster that started this process
         self.why_plain: str | None = None  # why workers start plainly, once that is known
         self._is_unfit = False  # a warm process refused to serve, as the next one would

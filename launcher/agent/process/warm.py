@@ -18,7 +18,7 @@ from unicron_elastic.launcher.agent.process.processes import KeeperLost, Process
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.worker import inject as inject_package
 from unicron_elastic.worker.channel import Channel, ChannelClosed
-from unicron_elastic.worker.linux import MARK, ignored_signals, mark_of
+from unicron_elastic.worker.linux import MARK, mark_of
 from unicron_elastic.worker.start import bootstrap, warm
 
 # Reads the source of a script, without running it, for variables that libraries read while they are imported.
@@ -181,7 +181,7 @@ class WarmProcess:
             "env": {**env, MARK: mark_of(self._processes.token, number)},
             "cwd": cwd,
             "streams": list(streams),
-            "ignored_signals": ignored_signals(),
+            "ignored_signals": self._processes.ignored_by_workers(),
             "keeper": self._processes.keeper_pid,
         }
         self._channel.send(message, fds)

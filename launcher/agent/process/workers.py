@@ -23,6 +23,7 @@ from unicron_elastic.compat.workers import (
     LogsSpecs,
     SubprocessContext,
     bound_to_numa,
+    handles_usual_signals,
     terminate_handler,
 )
 from unicron_elastic.detection.arrivals import Arrivals
@@ -220,6 +221,14 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         super()._close(death_sig, timeout)
         self.release()
 
+    def start(self) -> None:
+        """Starts all workers, as torch does; what stays ignored is never handled meanwhile."""
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._stays_ignored())
+        try:
+            super().start()  # handles all signals of its list, then calls _start
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
     def _start(self) -> None:
         if self.subprocess_handlers:
             raise ValueError("the workers of this generation are started already")
@@ -234,13 +243,25 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             self._start_all(self._request_start)
 
     def _hold_signals(self) -> None:
-        """torch's handlers, installed just before this, raise wherever they strike; let them strike between events."""
+        """torch's handlers, installed just before this, raise wherever they strike; let them strike between events.
+
+        What was ignored at the start (nohup's SIGHUP) and nobody has named is ignored again, here and not in workers:
+        torchrun's workers have the system's default of what torchrun handles.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
+        stays_ignored = self._stays_ignored()
         patient = self._runtime.loop.between_callbacks(terminate_handler)
         for number in signal.valid_signals():
             if signal.getsignal(number) is terminate_handler:
-                signal.signal(number, patient)
+                signal.signal(number, signal.SIG_IGN if number in stays_ignored else patient)
+                self._runtime.processes.ignored_here.update(stays_ignored & {number})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stays_ignored)
+
+    def _stays_ignored(self) -> frozenset[int]:
+        """The signals that were ignored when the launcher started, if nobody has named those to handle."""
+        named = self._runtime.signals_are_named or not handles_usual_signals()
+        return frozenset() if named else self._runtime.ignored_at_start
 
     def _start_all(self, request: Callable[[WorkerProcess], int]) -> None:
         workers = {local_rank: WorkerProcess(self._runtime, local_rank) for local_rank in range(self.nprocs)}
