@@ -25,7 +25,7 @@ from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.common.output import hold_closed
 from unicron_elastic.launcher.config import arguments, options
 from unicron_elastic.launcher.config.arguments import warm_command
-from unicron_elastic.launcher.config.checks import BadArgument, check
+from unicron_elastic.launcher.config.checks import STDIN, BadArgument, check
 from unicron_elastic.launcher.config.forwarded import AGENT_VARIABLE, shared_arguments
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, BadConfig, located
 from unicron_elastic.launcher.export.metrics.link import take_teller
@@ -175,7 +175,8 @@ def _run_ours(argv: Sequence[str]) -> int:
     runtime = _runtime_for(args, chosen)
     runtime.is_alone = True
     runtime.metrics_teller = teller
-    runtime.shared_arguments = shared_arguments(argv, len(args.training_script_args))
+    if args.training_script != STDIN:  # of which another node has none
+        runtime.shared_arguments = shared_arguments(argv, len(args.training_script_args))
     try:
         runtime.begin(warm_command(args), _early_environment(args))
         return _run_job(args, runtime)

@@ -19,6 +19,8 @@ _CHECKED = ("nnodes", "nproc_per_node", "max_restarts", "monitor_interval", "shu
     "local_ranks_filter",
 )  # fmt: skip
 
+STDIN = "-"  # as a script, for Python: each worker reads it from the standard input of the launcher
+
 
 class BadArgument(ValueError):
     """The text names the option, the value and what would be right."""
@@ -105,6 +107,8 @@ def _check_script(args: argparse.Namespace) -> None:
         if shutil.which(script) is None:
             what = "is not executable" if os.path.exists(script) else "does not exist, here or on PATH"
             raise BadArgument(f"the program {script!r} {what}")
+    elif script == STDIN and not args.run_path:
+        return
     elif not args.module and not os.path.exists(script):
         raise BadArgument(f"the script {script!r} does not exist (looked in {os.getcwd()})")
     elif not args.module and not os.access(script, os.R_OK):

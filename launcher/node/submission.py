@@ -19,6 +19,7 @@ from typing import Any
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.output import stamped
+from unicron_elastic.launcher.config.checks import STDIN
 from unicron_elastic.launcher.config.forwarded import OF_SUBMISSION, environment
 from unicron_elastic.launcher.node.output_receiver import OutputReceiver
 from unicron_elastic.launcher.node.planned import ENDED_FOR_S, parsed, puts_of_end, shared_options
@@ -74,6 +75,8 @@ def spec_of(
             f"--nproc-per-node: {args.nproc_per_node!r} is not possible with --cluster; it takes the number of workers "
             "on each node, which may be another one here"
         )
+    if args.training_script == STDIN and not (args.no_python or args.module):
+        raise CannotSubmit("the script '-' is standard input, which a job of a cluster does not have; give a file")
     name = args.rdzv_id if args.rdzv_id != "none" else f"{_stem(args.training_script)}-{secrets.token_hex(2)}"
     told |= {
         "name": name,

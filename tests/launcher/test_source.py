@@ -73,3 +73,4 @@ def test_the_files_that_a_command_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert source_files([python, "-m", "no_such_module.x"]) == []
     assert source_files([python, "-m"]) == []
     assert source_files([python, "-u"]) == []
+    assert source_files([python, "-u", "-", "train.py"]) == []

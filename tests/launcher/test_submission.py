@@ -251,6 +251,11 @@ def test_options_have_variables(
     assert not {"UNICRON_DETACH", "UNICRON_WEIGHT", "UNICRON_JOB_SPEC"} & set(found[0].spec.env)
 
 
+def test_standard_input_is_no_script_of_a_cluster() -> None:
+    with pytest.raises(CannotSubmit, match="standard input"):
+        made("-", "train.py")
+
+
 # -- its name ----------------------------------------------------------------------------------------------------------
 
 

@@ -77,6 +77,8 @@ def source_files(argv: Sequence[str]) -> list[str]:
             with contextlib.suppress(KeyError, ValueError, ImportError):  # a namespace package within another
                 return list(_module_files("".join(argv[index + 1 : index + 2]), [os.getcwd(), *sys.path]))
             return []
+        if argument == "-":
+            return []  # standard input is for the worker to read
         if not argument.startswith("-"):
             return [os.path.join(argument, "__main__.py") if os.path.isdir(argument) else argument]
     return []

@@ -71,7 +71,7 @@ def script_folder(orig_argv: Sequence[str]) -> str | None:
     if getattr(sys.flags, "safe_path", False):  # Python 3.11 and newer
         return None
     for argument in orig_argv[1:]:
-        if argument == "-m":
+        if argument in ("-m", "-"):
             return os.getcwd()
         if not argument.startswith("-"):
             return argument if os.path.isdir(argument) else os.path.dirname(os.path.realpath(argument))
