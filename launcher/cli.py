@@ -177,9 +177,10 @@ app.command("coordinator")(cluster_services.coordinator)
 app.command("agent")(cluster_services.agent)
 app.add_typer(cluster_cli.jobs_app, name="jobs")
 cluster_cli.jobs_app.command("set")(plan_cli.set_job)
+app.add_typer(cluster_cli.nodes_app, name="nodes")
 app.command("plan")(plan_cli.plan)
 app.command("web")(web_cli.web)
 app.command("simulate")(simulate_cli.simulate)
-for command in (cluster_cli.nodes, cluster_cli.drain, cluster_cli.undrain, cluster_cli.cancel):
+for command in (cluster_cli.drain, cluster_cli.undrain, cluster_cli.cancel):
     app.command()(command)
 declare_commands(lambda: app)

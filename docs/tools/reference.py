@@ -79,6 +79,10 @@ CLUSTER_KEYS = {
     "LEADER": (LEASE_AGENT, "who coordinates, and its address"),
     "SECRET": (STAYS, "what all agents of the cluster know, 32 random bytes as hex; made by the first of them"),
     "NODES": (LEASE_AGENT, "an agent: host, job, label, process, address"),
+    "ROSTER": (
+        "until the host's agent ends in order, or it is forgotten",
+        "a host that is missed: lost since when, why",
+    ),
     "QUARANTINE": ("until it is lifted, or its time is over", "a host that is kept out, why, by whom, until when"),
     "UNREACHABLE": (LEASE_AGENT, "by agent: the coordinator that it cannot reach"),
     "WEB": (LEASE_AGENT, "by agent: where its web page is, ADDRESS:PORT"),
@@ -308,7 +312,7 @@ def known_variables() -> set[str]:
 
 
 def _cluster_rows(root: str) -> Iterator[tuple[str, ...]]:
-    names = {"NODES": "NODE", "QUARANTINE": "HOST", "UNREACHABLE": "NODE", "WEB": "NODE"}
+    names = {"NODES": "NODE", "ROSTER": "HOST", "QUARANTINE": "HOST", "UNREACHABLE": "NODE", "WEB": "NODE"}
     not_records = {"CLUSTER", "JOBS"}  # prefixes of others
     constants = {name for name, value in vars(cluster_records).items() if name.isupper() and name[0] != "_"}
     keys = {name for name in constants if isinstance(getattr(cluster_records, name), str)}

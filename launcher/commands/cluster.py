@@ -49,9 +49,12 @@ from unicron_elastic.launcher.view.cluster.members import (
 )
 from unicron_elastic.rendezvous.records.cluster import (
     CANCELLED_FOR_S,
+    node_key,
     parse_quarantined,
+    parse_roster,
     quarantine_key,
     quarantine_text,
+    roster_key,
 )
 from unicron_elastic.rendezvous.records.job import JobKeys
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
@@ -146,7 +149,12 @@ def jobs(
             fail(NOTHING_FOUND, f"No job is in the cluster at {cluster.where}.")
 
 
+nodes_app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+
+
+@nodes_app.callback()
 def nodes(
+    context: typer.Context,
     *,
     endpoint: Endpoint = None,
     etcd_ca: Ca = None,
@@ -156,12 +164,16 @@ def nodes(
     etcd_password_file: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the nodes of the cluster.
+    """List the nodes of the cluster, or forget one that will not return.
 
-    With job, rank, which of them is the coordinator, and which are in quarantine; of an agent for which the cluster
-    plans, what it does.
+    With job, rank, which of them is the coordinator, which are in quarantine, and which are lost, since when and why;
+    of an agent for which the cluster plans, what it does.
     """
-    with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+    options = given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
+    if context.invoked_subcommand is not None:
+        context.obj = endpoint, options
+        return
+    with open_cluster(endpoint, options) as cluster:
         found = cluster.read().nodes(time.time(), _agent_states(cluster))
         if as_json:
             print_json([node.to_json() for node in found])
@@ -169,6 +181,39 @@ def nodes(
             show(nodes_table(found, local_time, width()))
         if not found:
             fail(NOTHING_FOUND, f"No node is in the cluster at {cluster.where}.")
+
+
+@nodes_app.command("forget")
+def forget(
+    context: typer.Context,
+    node: Annotated[list[str], typer.Argument(metavar="NODE", help="Their names, as unicron nodes shows them.")],
+    *,
+    endpoint: Endpoint = None,
+    etcd_ca: Ca = None,
+    etcd_cert: Cert = None,
+    etcd_key: Key = None,
+    etcd_user: User = None,
+    etcd_password_file: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forget nodes that are lost and will not return, so that the cluster misses them no longer.
+
+    One that returns all the same belongs to the cluster again.
+    """
+    for each in node:
+        _check_node(each)
+    before, options = context.obj or (None, {})
+    options = {**options, **given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)}
+    with open_cluster(before if endpoint is None else endpoint, options) as cluster:
+        why_not = {each: _forget(cluster, each) for each in dict.fromkeys(node)}
+    if as_json:
+        print_json([{"node": each, "was_forgotten": not why} for each, why in why_not.items()])
+    else:
+        for each, why in why_not.items():
+            if not why:
+                show(f"node {each} is forgotten.")
+    if refusals := [why for why in why_not.values() if why]:
+        fail(NOTHING_FOUND, " ".join(refusals))
 
 
 def drain(
@@ -307,6 +352,28 @@ def _let_in(cluster: Cluster, node: str) -> bool:
         if cluster.store.commit({key: found.revision}, deletes=[key], timeout_s=cluster.left_s()):
             return True
     raise StoreError(f"others change the quarantine of node {node} all the time; try again")
+
+
+def _forget(cluster: Cluster, node: str) -> str:
+    """Takes a lost node from the roster; why not, as a sentence, or "". Raises StoreError."""
+    key = roster_key(node)
+    for _ in range(ATTEMPTS):
+        found = cluster.store.read(key, timeout_s=cluster.left_s()).entry
+        if found is None:
+            return f"The cluster at {cluster.where} misses no node {node}."
+        guards = {key: found.revision}
+        try:
+            record = parse_roster(found)
+        except ValueError:  # nobody can read whom it would be about
+            record = None
+        if record is not None:
+            agent = cluster.store.read(node_key(record.node_id), timeout_s=cluster.left_s()).entry
+            if agent is not None:
+                return f"Node {node} is there; stop its agent, and it is missed no more."
+            guards[node_key(record.node_id)] = 0
+        if cluster.store.commit(guards, deletes=[key], timeout_s=cluster.left_s()):
+            return ""
+    raise StoreError(f"others change the record of node {node} all the time; try again")
 
 
 def _planned_jobs(cluster: Cluster) -> tuple[PlannedJob, ...]:

@@ -115,6 +115,7 @@ class ClusterAgent:
         """Obeys orders. Raises StoreError if the cluster cannot be reached at the start, or has a node of this name."""
         with self._open_store() as store:
             wait_for_name(store, self._state.status.host, self._stop)
+        self._node.join_roster()
         self._node.say(status_key(self._me), status_text(self._state.status))
         self._open()
         while not (self._stop.is_set() and self._is_idle):
@@ -124,6 +125,7 @@ class ClusterAgent:
             self._tell_ends()
             if not self._stop.is_set():
                 self._help()
+        self._node.leave_roster()
         self._sight.close()
 
     @property

@@ -247,8 +247,11 @@ class Heartbeats:
     def _look_at_nodes(self) -> None:
         assert self._presence is not None
         self._is_looking = False
-        nodes = self._presence.nodes()
+        nodes, missed = self._presence.nodes()
         self._post(lambda: self._handle(coordination.NodesSeen(time.monotonic(), nodes)))
+        if revision := _own_revision(self._state):
+            for each in missed:
+                self._presence.tell_missed(each, revision)
 
     def _make_secret(self) -> None:
         assert self._presence is not None

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime
 
 from unicron_elastic.base.quarantine import LAUNCHER, Quarantined, sentence
@@ -215,15 +216,16 @@ class ClusterNode:
         if self._presence is not None:
             self._presence.unsay(key)
 
-    def hide(self) -> None:
-        """Another process on this host is the node from now on."""
+    def join_roster(self) -> None:
+        """Says that this host belongs to the cluster, which misses it until it leaves the roster. Raises StoreError."""
         if self._presence is not None:
-            self._presence.hide()
+            self._presence.join_roster()
 
-    def show(self) -> None:
-        """This agent is the node again."""
+    def leave_roster(self) -> None:
+        """Takes that back, if the store can be reached; else this host will be missed."""
         if self._presence is not None:
-            self._presence.show()
+            with suppress(StoreError):
+                self._presence.leave_roster()
 
     def leave(self) -> None:
         """Goes. May come twice."""

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from unicron_elastic.base.quarantine import Quarantined
@@ -16,18 +17,23 @@ from unicron_elastic.rendezvous.records.cluster import (
     LEADER,
     NODES,
     QUARANTINE,
+    ROSTER,
     SECRET,
     UNREACHABLE,
     LeaderRecord,
     NodeRecord,
+    RosterRecord,
     leader_text,
     node_key,
     node_text,
     parse_leader,
     parse_node,
     parse_quarantined,
+    parse_roster,
     quarantine_key,
     quarantine_text,
+    roster_key,
+    roster_text,
 )
 from unicron_elastic.rendezvous.records.job import JobKeys, lost_text
 from unicron_elastic.rendezvous.records.plan_keys import status_key
@@ -37,6 +43,13 @@ from unicron_elastic.rendezvous.store.session import Presence
 LOST_FOR_S = 600.0  # so long it is known why a node was removed
 
 logger = logging.getLogger(__name__)
+
+
+class Missed(NamedTuple):
+    """A host that belongs to the cluster and has no agent, and the revision of its key."""
+
+    record: RosterRecord
+    revision: int
 
 
 class ClusterMirror:
@@ -100,6 +113,7 @@ class ClusterPresence(Presence[ClusterMirror]):
         self._record = None if record is None else replace(record, address=address)
         if record is not None and self._record is not None:
             self._said[node_key(record.node_id)] = node_text(self._record)
+        self._is_on_roster = False
 
     @property
     def leader(self) -> Leader | None:
@@ -120,15 +134,18 @@ class ClusterPresence(Presence[ClusterMirror]):
             found = None if self._mirror is None else self._mirror.quarantined.get(host)
             return None if found is None or (found.until is not None and found.until <= now) else found
 
-    def hide(self) -> None:
-        """Takes this agent's node back: another process on its host is the node now."""
-        if self._record is not None:
-            self.unsay(node_key(self._record.node_id))
+    def join_roster(self) -> None:
+        """Says that this host belongs to the cluster, which misses it until it leaves the roster. Raises StoreError."""
+        self._is_on_roster = True
+        self._say_more(self._opened())
 
-    def show(self) -> None:
-        """Says again that this agent's node is there."""
+    def leave_roster(self) -> None:
+        """Takes that back, unless another agent says it of this host by now. Raises StoreError."""
+        self._is_on_roster = False
         if self._record is not None:
-            self.say(node_key(self._record.node_id), node_text(self._record).decode())
+            found = self._opened().read(roster_key(self._record.host)).entry
+            if found is not None and _is_of(found, self._record.node_id):
+                self._opened().commit({found.key: found.revision}, deletes=[found.key])
 
     def keep_out(self, quarantined: Quarantined) -> bool:
         """Puts a host on the cluster's list, unless it is there already. Raises StoreError."""
@@ -145,17 +162,27 @@ class ClusterPresence(Presence[ClusterMirror]):
             store.create(SECRET, secrets.token_hex(32).encode())
         return entry.value.decode(errors="replace")
 
-    def nodes(self) -> tuple[Node, ...]:
-        """All agents of the cluster. Raises StoreError."""
-        found = []
+    def nodes(self) -> tuple[tuple[Node, ...], tuple[Missed, ...]]:
+        """All agents of the cluster, and the hosts that belong to it of whose loss nobody told. Raises StoreError."""
+        found, roster = list[Node](), list[Missed]()
         for entry in self._opened().read_prefix(NODES).entries:
             try:
-                told = parse_node(entry)
+                if entry.key.startswith(ROSTER):
+                    roster.append(Missed(parse_roster(entry), entry.revision))
+                else:
+                    told = parse_node(entry)
+                    found.append(Node(told.node_id, told.host, told.address, told.job, entry.revision))
             except ValueError as error:
                 logger.debug("%s", error)
-                continue
-            found.append(Node(told.node_id, told.host, told.address, told.job, entry.revision))
-        return tuple(found)
+        there = {node.node_id for node in found}
+        missed = [each for each in roster if each.record.node_id not in there and not each.record.reason]
+        return tuple(found), tuple(missed)
+
+    def tell_missed(self, missed: Missed, leader_revision: int) -> None:
+        """Writes since when a host is lost, of which the lease alone has told. Raises StoreError."""
+        reason = f"{missed.record.host} is lost: nothing was heard of its agent until the agent's lease ran out."
+        guards = {LEADER: leader_revision, roster_key(missed.record.host): missed.revision}
+        self._opened().commit(guards, [_loss(missed.record, reason)])
 
     def lead(self, record: LeaderRecord, revision: int, deposes: Depose | None = None) -> bool:
         """Takes the leader's key, if it is at ``revision``, and removes who had it. Raises StoreError."""
@@ -178,6 +205,11 @@ class ClusterPresence(Presence[ClusterMirror]):
         guards = {LEADER: told.leader_revision, node_key(node.node_id): node.revision}
         return store.commit(guards, puts, deletes) is not None
 
+    def _say_more(self, store: Store) -> None:
+        if self._is_on_roster and self._record is not None:
+            record = RosterRecord(host=self._record.host, node_id=self._record.node_id)
+            store.put(roster_key(record.host), roster_text(record))
+
     def _opened(self) -> Store:
         store = self._store
         if store is None or self._must_reopen:
@@ -186,14 +218,29 @@ class ClusterPresence(Presence[ClusterMirror]):
 
 
 def _removal(store: Store, node: Node, reason: str, has_ended: bool) -> tuple[list[Put], list[str]]:
-    """The node's keys go, and why is kept where its job finds it."""
+    """The node's keys go, and why is kept where its job finds it, and where people do if its host belongs here."""
     deletes = [node_key(node.node_id), status_key(node.node_id)]
     if not node.job:
-        return [], deletes
+        found = store.read(roster_key(node.host)).entry
+        belongs = found is not None and _is_of(found, node.node_id)
+        return [_loss(RosterRecord(host=node.host, node_id=node.node_id), reason)] if belongs else [], deletes
     keys = JobKeys(node.job)
     lease_id = store.grant(LOST_FOR_S).lease_id
     told = lost_text(node.node_id, reason, has_ended=has_ended)
     return [Put(keys.lost(node.node_id), told, lease_id)], [*deletes, keys.member(node.node_id)]
+
+
+def _loss(record: RosterRecord, reason: str) -> Put:
+    lost = replace(record, reason=reason, lost_unix_s=time.time())
+    return Put(roster_key(record.host), roster_text(lost))
+
+
+def _is_of(entry: Entry, node_id: str) -> bool:
+    """Whether it was this agent that said last that its host belongs to the cluster."""
+    try:
+        return parse_roster(entry).node_id == node_id
+    except ValueError:
+        return False
 
 
 def _leader(entry: Entry) -> Leader:

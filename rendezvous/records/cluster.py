@@ -1,7 +1,7 @@
 """What the whole cluster keeps in the store: keys and their texts, read with bounds. Never imports torch or gRPC.
 
-Nodes and the leader are bound to leases of theirs, so that they go when their processes do. The quarantine is bound to
-none: it belongs to the operator until it is lifted.
+Nodes and the leader are bound to leases of theirs, so that they go when their processes do. The quarantine and the
+roster are bound to none: a host that belongs to the cluster is missed until it returns or is forgotten.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from unicron_elastic.base.quarantine import TOO_LATE_UNIX_S, Quarantined
-from unicron_elastic.rendezvous.records.job import NAME_CHARACTERS
+from unicron_elastic.rendezvous.records.job import NAME_CHARACTERS, REASON_CHARACTERS
 from unicron_elastic.rendezvous.store.interface import Entry
 from unicron_elastic.rendezvous.store.records import number_in, object_in, odd, text_in
 
@@ -21,6 +21,7 @@ CLUSTER = "cluster/"
 LEADER = f"{CLUSTER}leader"
 SECRET = f"{CLUSTER}secret"
 NODES = "nodes/"  # apart, as every agent watches the rest of the cluster
+ROSTER = f"{NODES}roster/"  # by host; no agent's key has a slash there
 QUARANTINE = f"{CLUSTER}quarantine/"
 UNREACHABLE = f"{CLUSTER}unreachable/"  # by agent: the coordinator that it cannot reach
 WEB = f"{CLUSTER}web/"  # by agent: where its web page is
@@ -46,6 +47,19 @@ class NodeRecord:
     pid: int
     is_spare: bool = False
     address: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterRecord:
+    """A host that belongs to the cluster, and which agent says so; that one takes it back when it ends in order.
+
+    ``reason``: why it is lost, as the coordinator has seen it at ``lost_unix_s``; "": nobody has seen that it is.
+    """
+
+    host: str
+    node_id: str
+    reason: str = ""
+    lost_unix_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +144,30 @@ def parse_node(entry: Entry) -> NodeRecord:
     return record
 
 
+def roster_key(host: str) -> str:
+    """Return the key of a host that belongs to the cluster."""
+    return f"{ROSTER}{quote(host, safe='')}"
+
+
+def roster_text(record: RosterRecord) -> bytes:
+    """What such a key holds."""
+    return json.dumps(asdict(record)).encode()
+
+
+def parse_roster(entry: Entry) -> RosterRecord:
+    """Raises ValueError for what does not say that the host of the key belongs to the cluster."""
+    told = object_in(entry, _RECORD_MAX_BYTES)
+    try:
+        texts = {name: text_in(told, name)[:NAME_CHARACTERS] for name in ("host", "node_id")}
+        reason = text_in(told, "reason")[:REASON_CHARACTERS]
+        record = RosterRecord(**texts, reason=reason, lost_unix_s=_moment(told, "lost_unix_s"))
+        if roster_key(record.host) != entry.key:
+            raise ValueError("host must be the one that the key names")
+    except ValueError as error:
+        raise odd(entry, "host of the cluster", error) from None
+    return record
+
+
 def unreachable_key(node_id: str) -> str:
     """Return the key of an agent that cannot reach the coordinator."""
     return f"{UNREACHABLE}{quote(node_id, safe='')}"
@@ -150,10 +188,8 @@ def parse_leader(entry: Entry) -> LeaderRecord:
     told = object_in(entry, _RECORD_MAX_BYTES)
     try:
         texts = {name: text_in(told, name)[:NAME_CHARACTERS] for name in ("node_id", "host", "address")}
-        since = told.get("since_unix_s", 0.0)
-        if not isinstance(since, int | float) or isinstance(since, bool) or not 0 <= since < TOO_LATE_UNIX_S:
-            raise ValueError("since_unix_s must be unix seconds")
-        return LeaderRecord(**texts, is_dedicated=_flag(told, "is_dedicated"), since_unix_s=float(since))
+        since_unix_s = _moment(told, "since_unix_s")
+        return LeaderRecord(**texts, is_dedicated=_flag(told, "is_dedicated"), since_unix_s=since_unix_s)
     except ValueError as error:
         raise odd(entry, "leader", error) from None
 
@@ -199,6 +235,13 @@ def parse_spec(entry: Entry) -> JobSpec:
         return JobSpec(**numbers, argv=tuple(argv), cwd=text_in(told, "cwd"), env=env)
     except ValueError as error:
         raise odd(entry, "job's spec", error) from None
+
+
+def _moment(told: Mapping[str, Any], name: str) -> float:
+    value = told.get(name, 0.0)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < TOO_LATE_UNIX_S:
+        raise ValueError(f"{name} must be unix seconds")
+    return float(value)
 
 
 def _flag(told: Mapping[str, Any], name: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.rendezvous.records.cluster import LEADER, SECRET
+from unicron_elastic.rendezvous.records.cluster import LEADER, SECRET, RosterRecord, roster_key, roster_text
 from unicron_elastic.rendezvous.records.plan_keys import CURRENT, order_key, status_key
 from unicron_elastic.rendezvous.store.address import EtcdAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
@@ -131,6 +131,14 @@ def test_who_operates_keeps_nodes_out_lets_them_in_and_ends_jobs(cluster: Cluste
     finally:
         done = cluster.ask("operate", "undrain", "h1")
     assert done.returncode == 0, done.stderr
+
+
+def test_who_operates_forgets_a_lost_node(cluster: Cluster) -> None:
+    with cluster.store("node") as store:
+        store.put(roster_key("h2"), roster_text(RosterRecord(host="h2", node_id="h2/1")))
+    for user in ("look", "submit"):
+        assert _is_denied(cluster.ask(user, "nodes", "forget", "h2"))
+    assert cluster.ask("operate", "nodes", "forget", "h2").stdout == "node h2 is forgotten.\n"
 
 
 def test_who_looks_changes_nothing_and_does_not_know_the_secret(cluster: Cluster) -> None:

@@ -90,7 +90,9 @@ def test_what_happens_to_a_cluster_is_seen_and_has_an_exit_code(lab, monkeypatch
 
     agent = next(each for each in lab.agents if each.host == "b")
     agent.end()
-    until(lambda: [node["host"] for node in _status(lab)[1]["nodes"]] == ["a"], "the loss of b")
+    until(lambda: [node["state"] for node in _status(lab)[1]["nodes"]] == ["working", "lost"], "the loss of b")
+    assert "b is lost: its process has ended" in lab.unicron("status").stdout
+    assert lab.unicron("nodes", "forget", "b").returncode == 0
 
     def goes_on() -> str:
         found = lab.unicron("status")

@@ -239,6 +239,8 @@ def _records() -> Iterator[Parser]:
         ("leader", cluster_records.parse_leader, "k", _json(leader)),
         ("quarantined", cluster_records.parse_quarantined, cluster_records.quarantine_key("n1"),
          cluster_records.quarantine_text(quarantined)),
+        ("roster", cluster_records.parse_roster, cluster_records.roster_key("n1"), cluster_records.roster_text(
+            cluster_records.RosterRecord(host="n1", node_id="n1/1", reason="It is silent.", lost_unix_s=1.0))),
         ("job", cluster_records.parse_spec, "k", job),
         ("member", job_records.parse_member, "k", job_records.member_text(
             Member(node_id="n1", host="n1", label="", joined=5, waits_for=0))),

@@ -31,6 +31,12 @@ def node(host: str, state: str = "working", job: str = "chat", health: str = "we
     return NodeLine(host=host, node_id=f"{host}/1", health=health, state=state, job=job, **more)
 
 
+def lost(host: str, since: float | None, why: str = "its process has ended") -> NodeLine:
+    """One that belongs to the cluster and is not there."""
+    told = f"{host} is lost: {why}." if why else ""
+    return NodeLine(host=host, node_id="", health="well", state="lost", lost_why=told, lost_unix_s=since)
+
+
 def job(name: str = "chat", state: str = "training", **more: Any) -> JobLine:
     """One that trains on two nodes and has just stepped."""
     told = {

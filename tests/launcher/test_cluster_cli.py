@@ -34,12 +34,15 @@ from unicron_elastic.rendezvous.records.cluster import (
     JobSpec,
     LeaderRecord,
     NodeRecord,
+    RosterRecord,
     leader_text,
     node_key,
     node_text,
     parse_quarantined,
     quarantine_key,
     quarantine_text,
+    roster_key,
+    roster_text,
     spec_text,
 )
 from unicron_elastic.rendezvous.records.job import JobKeys, member_text, round_text
@@ -252,6 +255,50 @@ def test_nodes_of_every_kind(store: Store) -> None:
 def test_a_coordinator_without_a_node_is_shown(store: Store) -> None:
     store.put(LEADER, leader_text(LeaderRecord(node_id="c/1", host="control", address="10.0.0.1:1")))
     assert _output("nodes") == "host     job  rank  role\ncontrol  -    -     coordinator\n"
+
+
+def test_a_node_that_is_lost_is_listed_until_it_is_forgotten(store: Store) -> None:
+    for host in "abc":
+        store.put(roster_key(host), roster_text(RosterRecord(host=host, node_id=_node_id(host))))
+    _put_node(store, "a", "", is_spare=True)
+    told = RosterRecord(host="b", node_id=_node_id("b"), reason="b is lost: its process has ended.", lost_unix_s=SINCE)
+    store.put(roster_key("b"), roster_text(told))
+    since = f"{local_time(SINCE):%Y-%m-%d %H:%M:%S}"
+    assert _output("nodes").splitlines() == [
+        "host  job  rank   role",
+        "a     -    spare",
+        "b     -    lost",
+        f"     b is lost: its process has ended, since {since}. If it is not to return: unicron nodes forget b",
+        "c     -    lost",
+        "     c is lost: nobody was there to see why. If it is not to return: unicron nodes forget c",
+    ]
+    found = {each["host"]: each for each in json.loads(_output("nodes", "--json"))}
+    assert [found[host]["state"] for host in "abc"] == ["spare", "lost", "lost"]
+    assert (found["b"]["lost_since"], found["b"]["lost_why"]) == (SINCE, told.reason)
+    assert (found["c"]["lost_since"], found["c"]["node_id"]) == (None, None)
+
+    assert _output("nodes", "forget", "b") == "node b is forgotten.\n"
+    assert [each["host"] for each in json.loads(_output("nodes", "--json"))] == ["a", "c"]
+    result = _unicron("nodes", "--endpoint", os.environ["UNICRON_ETCD_ENDPOINT"], "forget", "b", "a", "c", "c")
+    assert (result.exit_code, result.stdout) == (1, "node c is forgotten.\n")
+    where = str(EtcdAddress.parse(os.environ["UNICRON_ETCD_ENDPOINT"]))
+    assert result.stderr.split()[1:] == (
+        f"The cluster at {where} misses no node b. Node a is there; stop its agent, and it is missed no more.".split()
+    )
+    assert [each["host"] for each in json.loads(_output("nodes", "--json"))] == ["a"]
+
+
+def test_a_record_of_a_host_that_nobody_can_read_can_be_forgotten(store: Store) -> None:
+    store.put(roster_key("a"), b"{}")
+    assert "Skipped: nodes/roster/a holds no host of the cluster" in _unicron("nodes").stderr
+    assert json.loads(_output("nodes", "forget", "--json", "a")) == [{"node": "a", "was_forgotten": True}]
+    assert "No node is in the cluster" in _unicron("nodes").stderr
+
+
+def test_forgetting_needs_names_of_nodes() -> None:
+    assert _unicron("nodes", "forget").exit_code == 2
+    result = _unicron("nodes", "forget", "a b")
+    assert (result.exit_code, result.stderr.partition(";")[0]) == (2, "unicron: 'a b' names no node")
 
 
 # -- as text -----------------------------------------------------------------------------------------------------------

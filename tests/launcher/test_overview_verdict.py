@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from overview_lab import NOW, incident, job, node, overview
+from overview_lab import NOW, incident, job, lost, node, overview
 
 from unicron_elastic.launcher.view.cluster.overview import CRITICAL, DEGRADED, FINE, LEVELS, IncidentLine
 from unicron_elastic.launcher.view.cluster.verdict import OPEN_S, STANDS_S
@@ -25,6 +25,9 @@ WELL = {
         "coordinator": None,
     },
     "a node that a person drains": {"nodes": (node("n1"), node("n2", health="draining", reason="riser", by="ada"))},
+    "a lost node that a person drains": {
+        "nodes": (node("n1"), replace(lost("n2", NOW), health="draining", reason="riser", by="ada")),
+    },
     "a job whose steps nobody knows": {"jobs": (job(stepped_unix_s=None, step=None),)},
     "an evaluation of some minutes": {"jobs": (job(stepped_unix_s=NOW - 500.0),)},
     "fewer FLOP/s within bounds": {"jobs": (job(of_expected=0.51),)},
@@ -50,6 +53,9 @@ UNWELL = [
     (DEGRADED, "chat has failed: exit code 1.", {"jobs": (job(state="failed", why="exit code 1"),)}),
     (DEGRADED, "chat has no restart left", {"jobs": (job(restarts_used=3, max_restarts=3),)}),
     (DEGRADED, "n2 is kept out: XID 79.", {"nodes": (node("n1"), node("n2", health="broken", reason="XID 79"))}),
+    (DEGRADED, "n2 is lost: its process has ended, 90 s ago.", {"nodes": (node("n1"), lost("n2", NOW - 90.0))}),
+    (DEGRADED, "n2 is lost: nobody was there to see why.", {"nodes": (node("n1"), lost("n2", None, ""))}),
+    (DEGRADED, "n2 is lost: its process has ended", {"nodes": (lost("n2", NOW),), "jobs": (), "coordinator": None}),
     (DEGRADED, "what nobody can read: nodes/x", {"odd": ("nodes/x holds no agent",)}),
 ]
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from overview_lab import NOW, incident, job, node, overview, plan, to_utc
+from overview_lab import NOW, incident, job, lost, node, overview, plan, to_utc
 from rich.text import Text
 
 from unicron_elastic.launcher.common.tables import ranges
@@ -96,6 +96,18 @@ def test_a_node_that_is_kept_out_is_told_with_why_by_whom_and_until_when():
     assert "kept out since 07:59:00 until 2027-01-16 08:00, by ada: riser" in text
 
 
+def test_lost_nodes_are_told_with_since_when_why_and_what_can_be_done():
+    told = overview(nodes=(node("n1"), lost("n3", NOW - 60.0), lost("n2", None, "")))
+    lines = _plain(told)
+    at = next(place for place, line in enumerate(lines) if line.endswith("  n[2-3]"))
+    assert lines[at].split() == ["2", "-", "lost", "-", "n[2-3]"]
+    assert [line.strip() for line in lines[at + 1 : at + 4]] == [
+        "n3 is lost: its process has ended, since 07:59:00.",
+        "n2 is lost: nobody was there to see why.",
+        "If they are not to return: unicron nodes forget n3 n2",
+    ]
+
+
 def test_like_nodes_share_a_row():
     lines = _plain(overview(nodes=tuple(node(f"gpu-{i:03d}") for i in range(1, 129))), 80)
     assert any(re.match(r" +128  well +working +chat  gpu-\[001-128\]$", line) for line in lines)
@@ -168,6 +180,15 @@ def test_a_problem_is_told_once_and_its_end():
     assert changes(well, slow) == ["DEGRADED: chat achieves 40% of what the plan promises."]
     assert changes(slow, slower) == []
     assert changes(slower, well) == ["FINE: The job trains."]
+
+
+def test_a_node_that_is_lost_and_returns_or_is_forgotten_is_told_once_each():
+    there = overview(nodes=(node("n1"), node("n2")))
+    gone = overview(nodes=(node("n1"), lost("n2", NOW)))
+    back = overview(nodes=(node("n1"), replace(node("n2"), node_id="n2/2")))
+    assert changes(there, gone) == ["n2: is gone.", "DEGRADED: n2 is lost: its process has ended, 0 s ago."]
+    assert changes(gone, back) == ["n2: came, working chat.", "FINE: The job trains."]
+    assert changes(gone, overview(nodes=(node("n1"),))) == ["FINE: The job trains."]
 
 
 def test_changes_are_told_in_the_order_of_cause_and_effect():

@@ -16,23 +16,29 @@ from hypothesis import strategies as st
 from store_lab import DEADLINE_S
 
 from unicron_elastic.base.quarantine import TOO_LATE_UNIX_S, Quarantined
+from unicron_elastic.base.text import one_line
 from unicron_elastic.rendezvous.records.cluster import (
     LEADER,
     NODES,
     QUARANTINE,
+    ROSTER,
     SPEC_MAX_BYTES,
     JobSpec,
     LeaderRecord,
     NodeRecord,
+    RosterRecord,
     leader_text,
     node_key,
     node_text,
     parse_leader,
     parse_node,
     parse_quarantined,
+    parse_roster,
     parse_spec,
     quarantine_key,
     quarantine_text,
+    roster_key,
+    roster_text,
     spec_text,
 )
 from unicron_elastic.rendezvous.records.job import JobKeys
@@ -89,6 +95,13 @@ def test_whatever_a_node_is_called(node_id: str, text: str, pid: int, is_spare: 
     assert parse_node(_entry(node_key(node_id), node_text(record))) == record
 
 
+@given(st.text(max_size=40), st.text(max_size=40), st.text(max_size=40).map(one_line), st.floats(0.0, 1e10))
+def test_whatever_a_host_is_called(host: str, node_id: str, reason: str, lost_unix_s: float) -> None:
+    record = RosterRecord(host=host, node_id=node_id, reason=reason, lost_unix_s=lost_unix_s)
+    assert parse_roster(_entry(roster_key(host), roster_text(record))) == record
+    assert not node_key(node_id).startswith(ROSTER), "no agent has the key of a host"
+
+
 def test_keys_hold_no_name_that_is_a_path() -> None:
     assert node_key("a/b c") == f"{NODES}a%2Fb%20c"
     assert quarantine_key("../x") == "cluster/quarantine/..%2Fx"
@@ -107,6 +120,18 @@ ODD: list[tuple[Callable[[Entry], object], str, bytes, str]] = [
     (parse_node, node_key("gpu-7/3f2a"), b"[]", "holds no JSON object"),
     (parse_node, node_key("gpu-7/3f2a"), b" " * 100_000, "holds 100000 bytes, and at most 65536 are read"),
     (parse_node, node_key("other"), node_text(NODE), "holds no agent: node_id must be the one that the key names"),
+    (
+        parse_roster,
+        roster_key("b"),
+        roster_text(RosterRecord(host="a", node_id="a/1")),
+        "host must be the one that the",
+    ),
+    (
+        parse_roster,
+        roster_key("a"),
+        b'{"host": "a", "node_id": "a/1"}',
+        "no host of the cluster: reason must be a text",
+    ),
     (parse_leader, LEADER, b"{}", "holds no leader: node_id must be a text"),
     (parse_quarantined, quarantine_key("x"), quarantine_text(QUARANTINED), "node must be the one that the key names"),
     (

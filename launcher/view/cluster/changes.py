@@ -46,8 +46,10 @@ def _incidents(before: Overview, after: Overview) -> Iterator[str]:
 
 
 def _nodes(before: Overview, after: Overview) -> Iterator[str]:
-    """The same change of several nodes is one sentence."""
-    old, new = ({(node.host, node.node_id): node for node in each.nodes} for each in (before, after))
+    """The same change of several nodes is one sentence; that one is lost is the verdict's to say."""
+    old, new = (
+        {(node.host, node.node_id): node for node in each.nodes if node.state != "lost"} for each in (before, after)
+    )
     found: dict[str, list[str]] = {}
     for key in [*old, *(key for key in new if key not in old)]:
         if what := _of_node(old.get(key), new.get(key)):

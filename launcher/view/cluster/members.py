@@ -5,7 +5,7 @@ Everything reads the same without colour, in 60 columns and in a pipe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -20,12 +20,15 @@ from unicron_elastic.rendezvous.records.cluster import (
     LEADER,
     NODES,
     QUARANTINE,
+    ROSTER,
     JobSpec,
     LeaderRecord,
     NodeRecord,
+    RosterRecord,
     parse_leader,
     parse_node,
     parse_quarantined,
+    parse_roster,
     parse_spec,
 )
 from unicron_elastic.rendezvous.records.job import JobKeys, JobMirror
@@ -159,22 +162,23 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """An agent, or a host of which only the quarantine is known; it has no ``node_id``."""
+    """An agent, or a host without one that is in quarantine or ``lost``; it has no ``node_id``."""
 
     host: str
     node_id: str = ""
     job: str = ""
     rank: int | None = None
-    state: str = ""  # training, waiting, spare; "": not known
+    state: str = ""  # training, waiting, spare, lost; "": not known
     label: str = ""
     pid: int | None = None
     is_coordinator: bool = False
     quarantine: Quarantined | None = None
     agent: AgentState | None = None  # if plans are made for it
+    lost: RosterRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return this as plain data."""
-        found = {
+        found: dict[str, Any] = {
             "host": self.host,
             "node_id": self.node_id or None,
             "job": self.job or None,
@@ -185,6 +189,8 @@ class NodeStatus:
             "is_coordinator": self.is_coordinator,
             "quarantine": None if self.quarantine is None else self.quarantine.to_json(),
         }
+        if self.lost is not None:
+            found |= {"lost_since": self.lost.lost_unix_s or None, "lost_why": self.lost.reason}
         agent = self.agent
         return found if agent is None else {**found, "agent": agent.state, "towards": agent.towards or None}
 
@@ -198,9 +204,10 @@ class ClusterView:
     quarantine: tuple[Quarantined, ...]
     jobs: tuple[JobStatus, ...]
     odd: tuple[str, ...]
+    roster: tuple[RosterRecord, ...] = ()
 
     def nodes(self, now: float, states: Iterable[AgentState] = ()) -> tuple[NodeStatus, ...]:
-        """Agents, members of jobs that have no record of their own, and hosts in quarantine at ``now``, by host.
+        """Agents, members of jobs without a record of their own, and hosts that are lost or in quarantine, by host.
 
         ``states``: what agents say that they do. What runs a job for one of them is shown as that agent.
         """
@@ -221,7 +228,11 @@ class ClusterView:
             for node_id, host in hosts.items()
         ]
         found = _merged(found, doing)
-        absent = kept_out.keys() - hosts.values()
+        lost = {each.host: each for each in self.roster if each.host not in hosts.values()}
+        found += [
+            NodeStatus(host=host, state="lost", lost=each, quarantine=kept_out.get(host)) for host, each in lost.items()
+        ]
+        absent = kept_out.keys() - hosts.values() - lost.keys()
         found += [NodeStatus(host=host, quarantine=kept_out[host]) for host in absent]
         return tuple(sorted(found, key=lambda node: (natural(node.host), node.node_id)))
 
@@ -262,7 +273,9 @@ def read_cluster(store: Store, left_s: Callable[[], float]) -> ClusterView:
     """The cluster now; ``left_s`` says how many seconds there are to read it. Raises StoreError."""
     odd: list[str] = []
     leader = store.read(LEADER, timeout_s=left_s()).entry
-    agents = _parsed(store.read_prefix(NODES, timeout_s=left_s()).entries, parse_node, odd)
+    nodes = store.read_prefix(NODES, timeout_s=left_s()).entries
+    agents = _parsed([entry for entry in nodes if not entry.key.startswith(ROSTER)], parse_node, odd)
+    roster = _parsed([entry for entry in nodes if entry.key.startswith(ROSTER)], parse_roster, odd)
     quarantine = _parsed(store.read_prefix(QUARANTINE, timeout_s=left_s()).entries, parse_quarantined, odd)
     jobs = _jobs(store.read_prefix(JOBS, timeout_s=left_s()), odd)
     leaders = _parsed([] if leader is None else [leader], parse_leader, odd)
@@ -272,6 +285,7 @@ def read_cluster(store: Store, left_s: Callable[[], float]) -> ClusterView:
         quarantine=tuple(quarantine),
         jobs=tuple(sorted(jobs, key=lambda job: natural(job.run_id))),
         odd=tuple(odd),
+        roster=tuple(roster),
     )
 
 
@@ -310,16 +324,31 @@ def jobs_table(jobs: Iterable[JobStatus], width: int | None) -> str:
 
 
 def nodes_table(nodes: Iterable[NodeStatus], to_time: Callable[[float], datetime], width: int | None) -> str:
-    """A row for each node, below it why it is in quarantine. ``to_time`` makes the reader's time of day."""
+    """A row for each node, below it why it is lost or in quarantine. ``to_time`` makes the reader's time of day."""
     nodes = list(nodes)
     heading, *rows = aligned([("host", "job", "rank", "role"), *map(_node_cells, nodes)], width, flexible=(0, 1))
     lines = [heading]
     for node, row in zip(nodes, rows, strict=True):
         lines.append(row)
+        if node.lost is not None:
+            since = f"since {to_time(node.lost.lost_unix_s):%Y-%m-%d %H:%M:%S}" if node.lost.lost_unix_s else ""
+            why = lost_text(node.host, node.lost.reason, since)
+            lines += wrapped(f"{why} {forget_text([shown_name(node.host)])}", width)
         if (kept_out := node.quarantine) is not None:
             until = "it is lifted" if kept_out.until is None else f"{to_time(kept_out.until):%Y-%m-%d %H:%M}"
             lines += wrapped(f"until {until}, by {one_line(kept_out.by)}: {one_line(kept_out.reason)}", width)
     return "\n".join(lines)
+
+
+def lost_text(host: str, why: str, since: str = "") -> str:
+    """Why a node is lost, and since when in the reader's time, as a sentence; "": nobody has seen that."""
+    told = one_line(why).rstrip(".") or f"{shown_name(host)} is lost: nobody was there to see why"
+    return f"{told}, {since}." if since else f"{told}."
+
+
+def forget_text(hosts: Sequence[str]) -> str:
+    """What ends that they are missed."""
+    return f"If {'it is' if len(hosts) == 1 else 'they are'} not to return: unicron nodes forget {' '.join(hosts)}"
 
 
 def _merged(nodes: Iterable[NodeStatus], doing: Mapping[str, AgentState]) -> list[NodeStatus]:
@@ -394,7 +423,14 @@ def _planned_nodes(job: PlannedJob) -> str:
 
 
 def _node_cells(node: NodeStatus) -> tuple[str, ...]:
-    words = {"waiting": "waits", "spare": "spare", "joining": "joins", "leaving": "leaves", "working": "works"}
+    words = {
+        "waiting": "waits",
+        "spare": "spare",
+        "lost": "lost",
+        "joining": "joins",
+        "leaving": "leaves",
+        "working": "works",
+    }
     rank = str(node.rank) if node.rank is not None else words.get(node.state, "-")
     if node.agent is not None and (node.rank is None or node.agent.state == "leaving"):
         rank = words.get(node.agent.state, node.agent.state)

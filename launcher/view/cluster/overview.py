@@ -117,8 +117,10 @@ class JobLine:
 class NodeLine:
     """One node. ``health``: well, draining (a person wants it out) or broken (it was put out).
 
-    ``state``: working, joining, leaving, idle, training, waiting, spare, or absent for a host that only the quarantine
-    knows. ``reason``, ``by``, ``since_unix_s``, ``until_unix_s``: of the quarantine; until None: until it is lifted.
+    ``state``: working, joining, leaving, idle, training, waiting, spare, lost for a host that belongs to the cluster,
+    but has no agent, or absent for one that only the quarantine knows. ``reason``, ``by``, ``since_unix_s``,
+    ``until_unix_s``: of the quarantine; until None: until it is lifted. ``lost_why``, ``lost_unix_s``: of the loss, if
+    the coordinator has seen it.
     """
 
     host: str
@@ -134,6 +136,8 @@ class NodeLine:
     by: str = ""
     since_unix_s: float | None = None
     until_unix_s: float | None = None
+    lost_why: str = ""
+    lost_unix_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

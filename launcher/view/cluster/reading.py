@@ -258,8 +258,8 @@ def _nodes(view: ClusterView, reading: PlanReading, now_s: float) -> tuple[NodeL
 
 
 def _node(node: NodeStatus, health: Health, job: str) -> NodeLine:
-    kept_out, agent = node.quarantine, node.agent
-    is_only_kept_out = not node.node_id
+    kept_out, agent, lost = node.quarantine, node.agent, node.lost
+    is_only_kept_out = not node.node_id and lost is None
     state = "absent" if is_only_kept_out else node.state if agent is None else agent.state
     return NodeLine(
         host=node.host,
@@ -275,6 +275,8 @@ def _node(node: NodeStatus, health: Health, job: str) -> NodeLine:
         by="" if kept_out is None else kept_out.by,
         since_unix_s=None if kept_out is None else kept_out.since,
         until_unix_s=None if kept_out is None else kept_out.until,
+        lost_why="" if lost is None else lost.reason,
+        lost_unix_s=None if lost is None else lost.lost_unix_s or None,
     )
 
 

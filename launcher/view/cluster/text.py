@@ -14,6 +14,7 @@ from rich.text import Text
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.tables import aligned, natural, ranges, shown_name, wrapped
+from unicron_elastic.launcher.view.cluster.members import forget_text, lost_text
 from unicron_elastic.launcher.view.cluster.overview import (
     CRITICAL,
     DEGRADED,
@@ -110,7 +111,8 @@ ToTime = Callable[[float], datetime]  # unix seconds to the reader's time of day
 
 _STYLES = {FINE: "bold green", DEGRADED: "bold yellow", CRITICAL: "bold red"}
 _HEALTH_STYLES = {"broken": "red", "draining": "yellow", "well": ""}
-_HEALTHS, _STATES = ("broken", "draining", "well"), ("absent", "leaving", "joining", "waiting", "", "idle", "spare")
+_HEALTHS = ("broken", "draining", "well")
+_STATES = ("lost", "absent", "leaving", "joining", "waiting", "", "idle", "spare")
 _JOB_STATES = ("failed", "waiting", "training", "paused", "stopped", "cancelled", "finished")
 _GAP, _HOST_LINES = 2, 3
 _HEADING = "bold"
@@ -255,8 +257,9 @@ def _nodes(overview: Overview, to_time: ToTime, width: int | None) -> Section:
     items = []
     for nodes, row in zip(ordered, rows, strict=True):
         first, *rest = _beside(row, ranges(node.host for node in nodes), left, width)
-        first.stylize(_HEALTH_STYLES[nodes[0].health])
-        items.append([first, *rest, *_kept_out(nodes[0], overview, to_time, width)])
+        first.stylize("yellow" if _is_lost(nodes[0]) else _HEALTH_STYLES[nodes[0].health])
+        lost = _lost(nodes, overview, to_time, width) if _is_lost(nodes[0]) else []
+        items.append([first, *rest, *_kept_out(nodes[0], overview, to_time, width), *lost])
     return _table(f"{heading:<{left}}hosts", items, "node", list(map(len, ordered)))
 
 
@@ -268,7 +271,8 @@ def _worst_first(node: NodeLine) -> tuple[int, int]:
 def _node_cells(nodes: Sequence[NodeLine]) -> tuple[str, ...]:
     node = nodes[0]
     way = f" > {one_line(node.towards)}" if node.towards else ""
-    return f"{len(nodes):>5,}", node.health, node.state or "there", f"{shown_name(node.job)}{way}"
+    health = "-" if _is_lost(node) and node.health == "well" else node.health
+    return f"{len(nodes):>5,}", health, node.state or "there", f"{shown_name(node.job)}{way}"
 
 
 def _beside(row: str, hosts: str, left: int, width: int | None) -> list[Text]:
@@ -288,6 +292,17 @@ def _kept_out(node: NodeLine, overview: Overview, to_time: ToTime, width: int | 
     since = "" if node.since_unix_s is None else f" since {_moment(node.since_unix_s, overview, to_time)}"
     text = f"kept out{since} until {until}, by {one_line(node.by)}: {one_line(node.reason)}"
     return [Text(line) for line in wrapped(text, width)]
+
+
+def _is_lost(node: NodeLine) -> bool:
+    return node.state == "lost"
+
+
+def _lost(nodes: Sequence[NodeLine], overview: Overview, to_time: ToTime, width: int | None) -> list[Text]:
+    moments = ["" if n.lost_unix_s is None else f"since {_moment(n.lost_unix_s, overview, to_time)}" for n in nodes]
+    texts = [lost_text(node.host, node.lost_why, since) for node, since in zip(nodes, moments, strict=True)]
+    texts.append(forget_text([shown_name(node.host) for node in nodes]))
+    return [Text(line) for text in texts for line in wrapped(text, width)]
 
 
 # -- incidents and the plan ----------------------------------------------------------------------------------------

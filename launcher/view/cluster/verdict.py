@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from unicron_elastic.base.text import one_line
+from unicron_elastic.launcher.view.cluster.members import lost_text
 from unicron_elastic.launcher.view.cluster.overview import (
     CRITICAL,
     DEGRADED,
@@ -51,7 +52,7 @@ def _why_fine(overview: Overview) -> str:
 
 
 def _no_coordinator(overview: Overview) -> Iterator[Problem]:
-    if overview.coordinator is None and (overview.nodes or any(job.is_alive for job in overview.jobs)):
+    if overview.coordinator is None and (_there(overview) or any(job.is_alive for job in overview.jobs)):
         sentence = "Nobody coordinates: lost nodes are noticed by their leases alone, and nothing is planned."
         yield Problem(level=CRITICAL, kind="no coordinator", about="cluster", sentence=sentence)
 
@@ -91,7 +92,7 @@ def _without_nodes(overview: Overview) -> Iterator[Problem]:
         if not job.is_planned:
             level = CRITICAL if job.has_run else DEGRADED
             yield _about(job, level, "waits", f"{job.job} {'stands still' if job.has_run else 'has not begun'}: {why}")
-        elif job.wanted_nodes or job.has_run or (job.min_nodes or 0) > len(overview.nodes):
+        elif job.wanted_nodes or job.has_run or (job.min_nodes or 0) > _there(overview):
             yield _about(job, DEGRADED, "waits", why)
 
 
@@ -131,6 +132,19 @@ def _broken_nodes(overview: Overview) -> Iterator[Problem]:
             yield Problem(level=DEGRADED, kind="broken node", about=f"node:{node.host}", sentence=sentence)
 
 
+def _lost_nodes(overview: Overview) -> Iterator[Problem]:
+    """Hosts that belong to the cluster and are not there; of one that is kept out that is no news."""
+    for node in overview.nodes:
+        if node.state == "lost" and node.health == "well":
+            ago = "" if node.lost_unix_s is None else f"{span(max(0.0, overview.at_unix_s - node.lost_unix_s))} ago"
+            sentence = lost_text(node.host, node.lost_why, ago)
+            yield Problem(level=DEGRADED, kind="lost node", about=f"node:{node.host}", sentence=sentence)
+
+
+def _there(overview: Overview) -> int:
+    return sum(node.state != "lost" for node in overview.nodes)
+
+
 def _unreadable(overview: Overview) -> Iterator[Problem]:
     for text in overview.odd:
         sentence = f"The store has what nobody can read: {_sentence(text)}"
@@ -145,6 +159,7 @@ _RULES: tuple[_Rule, ...] = (
     _failed,
     _with_fewer_nodes,
     _broken_nodes,
+    _lost_nodes,
     _slow,
     _without_restarts,
     _unreadable,

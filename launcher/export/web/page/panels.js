@@ -16,6 +16,7 @@ const JOB_STATES = {
 const NODE_STATES = {
   working: ["well", "well"], training: ["well", "well"], joining: ["warn", "busy"], leaving: ["warn", "busy"],
   waiting: ["warn", "busy"], idle: ["quiet", "idle"], spare: ["quiet", "idle"], absent: ["quiet", "idle"],
+  lost: ["bad", "bad"],
 };
 const PHASES = {
   noticed: "until it was noticed", stopped: "until work was stopped",
