@@ -55,6 +55,34 @@ def test_each_saved_state_is_that_with_which_a_script_goes_on(tmp_path: Path, st
     assert other.now() == one.begun[step]
 
 
+class Odd:
+    """Its state cannot be written from a moment on."""
+
+    is_odd = False
+
+    def state_dict(self) -> dict[str, object]:
+        return {"seen": {1} if self.is_odd else 1}
+
+    def load_state_dict(self, _state: dict[str, object]) -> None:
+        pass
+
+
+def test_a_state_that_cannot_be_saved_any_more_is_told_once_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training, odd = Training(tmp_path), Odd()
+    training.run = Run(model=training.model, optimizer=training.optimizer, odd=odd)
+    training.epoch(2)
+    odd.is_odd = True
+    training.epoch(5)
+    training.run.wait_saved()
+    assert training.run.step == 5
+    assert (tmp_path / "step-1").exists()
+    said = capsys.readouterr().err
+    assert said.count("unicron: the state is not kept") == 1
+    assert "odd.seen is a set, which cannot be sent" in said
+
+
 def test_the_last_one_is_saved_when_that_is_waited_for(tmp_path: Path) -> None:
     one, other = Training(tmp_path), Training(tmp_path)
     one.epoch(3)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from unicron_elastic import Run
 from unicron_elastic.training.optimizer_step import Step
@@ -287,6 +291,74 @@ def test_a_model_that_steps_cannot_train(make: Callable[[], nn.Module], sentence
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     run = Run(model=make())
     with pytest.raises(TypeError, match=sentence):
+        next(run.steps(1, 1))
+
+
+class Registered:
+    """Something of a script's own that gives this as its state."""
+
+    def __init__(self, state: Callable[[], object]) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": 1, "inside": [self._state()]}
+
+    def load_state_dict(self, _state: dict[str, Any]) -> None:
+        pass
+
+
+def _deep() -> list[Any]:
+    state: list[Any] = []
+    for _ in range(200):
+        state = [state]
+    return state
+
+
+STATES: list[tuple[Callable[[], object], str]] = [
+    (lambda: {1, 2}, r"sent to other ranks: counters\.inside\[0\] is a set, which cannot be sent; supported are"),
+    (io.BytesIO, r"counters\.inside\[0\] is a BytesIO"),
+    (lambda: {(0, 1): 2}, r"counters\.inside\[0\] has the key \(0, 1\); keys that can be sent are"),
+    (threading.Lock, r"counters\.inside\[0\] is a lock"),
+    (lambda: torch.eye(2).to_sparse(), r"counters\.inside\[0\] is a Tensor \(sparse_coo"),
+    (_deep, "nested deeper than 100 levels"),
+    (
+        lambda: 1 // 0,
+        r"counters, a Registered, cannot be given .* its state_dict\(\) raised ZeroDivisionError",
+    ),
+    (lambda: Registered(dict), r"counters\.inside\[0\] is a Registered"),
+]
+
+
+@pytest.mark.parametrize(("state", "sentence"), STATES)
+def test_what_is_registered_and_cannot_be_sent_is_refused_by_name_at_once(
+    state: Callable[[], object], sentence: str
+) -> None:
+    run = Run(model=nn.Linear(3, 1), counters=Registered(state))
+    for _ in range(2):
+        with pytest.raises(TypeError, match=sentence) as found:
+            next(run.steps(1, 1))
+        assert "\n" not in str(found.value)
+
+
+def test_an_extra_state_that_cannot_be_sent_is_refused_by_name() -> None:
+    class Layer(nn.Linear):
+        def get_extra_state(self) -> io.BytesIO:
+            return io.BytesIO(b"fp8")
+
+        def set_extra_state(self, _state: io.BytesIO) -> None:
+            pass
+
+    run = Run(model=nn.Sequential(Layer(2, 1)))
+    with pytest.raises(TypeError, match=r"model\['0\._extra_state'\] is a BytesIO, which cannot be sent"):
+        next(run.steps(1, 1))
+
+
+def test_an_optimizer_of_which_each_rank_has_a_part_is_refused() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = nn.Linear(3, 1)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    run = Run(model=model, optimizer=optimizer)
+    with pytest.raises(TypeError, match=r"ZeroRedundancyOptimizer has a part of its state on each rank.*tier 1"):
         next(run.steps(1, 1))
 
 

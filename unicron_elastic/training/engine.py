@@ -16,9 +16,18 @@ from torch.optim import Optimizer
 from unicron_elastic.compat.tensors import copy_each
 from unicron_elastic.training.group.arrival import Arrival
 from unicron_elastic.training.group.assembly import Assembly, OverError
-from unicron_elastic.training.group.joining import Handover, HasState, Servant, about_taken, give_state, receive_state
+from unicron_elastic.training.group.joining import (
+    Handover,
+    HasState,
+    NotGivenError,
+    Servant,
+    about_taken,
+    give_state,
+    receive_state,
+)
 from unicron_elastic.training.group.membership import membership
 from unicron_elastic.training.group.reports import Reports
+from unicron_elastic.training.group.sendable import check_sendable
 from unicron_elastic.training.group.speech import Agreement, MismatchError, Said
 from unicron_elastic.training.mean import MeanShare, check_same, few, labels, message
 from unicron_elastic.training.replicas import Replicas
@@ -427,6 +436,7 @@ class Engine:
 
     def _make_parts(self, micro_batches: int) -> None:
         check_suitable(self._model, self._optimizers)
+        check_sendable(self._registered)
         kind = TreeGradients if self._is_reproducible else Gradients
         self._buffers = Buffers(self._model, micro_batches, is_reproducible=self._is_reproducible)
         self._gradients = kind((), micro_batches, others=self._buffers.changes)
@@ -459,7 +469,12 @@ class Engine:
         _, assembly = self._parts()
         self._lay_out()
         self._clear()
-        left = self._meet()
+        try:
+            left = self._meet()
+        except NotGivenError as error:
+            self._arrival.is_refused(str(error))
+            assembly.leave()
+            return max((each.until, each.state) for each in assembly.said if each.state is not None)
         if left is None:
             self._is_in_step = self._is_arriving = True
             return None

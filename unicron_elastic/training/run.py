@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from unicron_elastic.state.exact import load_exactly
 from unicron_elastic.training.engine import Engine
+from unicron_elastic.training.group.sendable import state_of
 from unicron_elastic.training.optimizer_step import Step
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.snapshot.manager import Keeper
@@ -122,7 +123,8 @@ class Run:
 
         A newcomer begins with the step that the others are in; of calls that they have behind them it gets none. All
         ranks make the same calls with the same totals. Raises ValueError for numbers below 1, TypeError for a model
-        that is wrapped or divided among ranks and for a SparseAdam, and RuntimeError if the loop of an earlier call has
+        that is wrapped or divided among ranks, for a SparseAdam, and for what is registered and cannot be sent to a
+        replacement, and RuntimeError if the loop of an earlier call has
         not come to its end, and if the members of the job do not train the same.
         """
         if total < 1 or micro_batches < 1:
@@ -178,7 +180,7 @@ class Run:
         passes by the steps of earlier ``steps()`` has nothing to keep. All ranks call it. From the first ``steps()`` on
         it is a request: what is kept is the state with which ``steps()`` yields the next step, or the script ends.
         Raises ValueError for negative numbers and there for another step than the script is in, and TypeError for a
-        state that cannot be kept.
+        state that cannot be kept; of a request that is told, and ends nothing.
         """
         if step < 0 or every < 0:
             raise ValueError(f"step and every must be 0 or more, got {step} and {every}")
@@ -197,7 +199,7 @@ class Run:
         All ranks call it. A newcomer that passes by the steps of earlier ``steps()`` writes nothing. What goes wrong
         there is said once, and ends nothing. From the first ``steps()`` on it is a request, as ``snapshot`` is, and
         ``wait_saved`` carries it out. Raises ValueError for a ``keep`` below 1 and there for another step than the
-        script is in, and TypeError for a state that cannot be written.
+        script is in, and TypeError for a state that cannot be written; of a request that is told, and ends nothing.
         """
         if keep < 1:
             raise ValueError(f"keep must be 1 or more, got {keep}: the newest state always stays")
@@ -248,8 +250,11 @@ class Run:
         return self._engine.reports.is_partial
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is registered, the model's other buffers, and how far the run has come."""
-        state = {name: each.state_dict() for name, each in self._stateful.items()}
+        """All that is registered, the model's other buffers, and how far the run has come.
+
+        Raises TypeError that names what does not give its state.
+        """
+        state = {name: state_of(name, each) for name, each in self._stateful.items()}
         state["model"] = self._engine.at_rest(state["model"])
         return {
             "state": state,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from unicron_elastic.state.layout import Layout, check_tensors, empty_tensors
-from unicron_elastic.state.pull.link import Link
+from unicron_elastic.state.pull.link import Link, Refused
 from unicron_elastic.state.pull.memory import Chunks, TensorMemory
 from unicron_elastic.state.pull.server import own_address
 from unicron_elastic.state.pull.session import Session, SourceUse
@@ -27,7 +27,12 @@ logger = logging.getLogger(__name__)
 
 
 class SourcesLost(ConnectionError):
-    """No source is left that could send the state; the text says what happened to each."""
+    """No source is left that could send the state; the text says what happened to each.
+
+    ``refusal`` says why one cannot send it at all, or is empty.
+    """
+
+    refusal = ""
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ class _Pull:
         self._until = self._began + timeout_s
         self._answers: queue.Queue[tuple[int, Offer | str]] = queue.Queue()
         self._failures: dict[int, str] = {}
+        self._refusal = ""
         self._is_decided = threading.Event()
         self._is_closed = False
         self._chosen: Offer | None = None
@@ -147,7 +153,9 @@ class _Pull:
             return found
         for source, offer in offers.items():
             self._failures.setdefault(source, why_not(offer, None, self._step))
-        raise SourcesLost("; ".join(self._told(source) for source in range(len(self._links))))
+        lost = SourcesLost("; ".join(self._told(source) for source in range(len(self._links))))
+        lost.refusal = self._refusal
+        raise lost
 
     def _look(self, offers: dict[int, Offer]) -> tuple[Offer, Layout] | None:
         """The state to take of those that are offered, and its layout from the nearest source that can send it."""
@@ -192,6 +200,8 @@ class _Pull:
         except Gone as gone:
             return f"was lost: {gone}"
         except (OSError, WireError) as error:
+            if isinstance(error, Refused):
+                self._refusal = str(error)
             return f"was left out: {error}"
 
     def _told(self, source: int) -> str:

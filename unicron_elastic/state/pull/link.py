@@ -23,6 +23,10 @@ STALL_S = 10.0  # without a byte, after which a source counts as lost
 _ADDRESS_MAX = 2**64 - 1
 
 
+class Refused(WireError):
+    """The source has a state that cannot be sent, now and soon; the text says why."""
+
+
 class Link:
     """One source. ``way`` says how its chunks come: "memory", "shared memory" or "TCP"."""
 
@@ -49,7 +53,10 @@ class Link:
         return self._stream
 
     def open(self, key: bytes, timeout_s: float) -> Offer:
-        """Connects and has the state held, for which the source may take ``timeout_s``. Raises Gone, WireError."""
+        """Connects and has the state held, for which the source may take ``timeout_s``.
+
+        Raises Gone, WireError, and Refused for a state that cannot be sent.
+        """
         self._stream = self._connect(min(CONNECT_S, timeout_s))
         greet_server(self.stream, key)
         self.stream.patience_s = timeout_s
@@ -57,7 +64,7 @@ class Link:
         told = self.stream.receive_frame()
         self.stream.patience_s = STALL_S
         if "refused" in told:
-            raise WireError(text(told, "refused", 500))
+            raise (Refused if told.get("lasts") is True else WireError)(text(told, "refused", 500))
         return Offer(number(told, "step", 2**62), text(told, "digest", 64), number(told, "bytes", 2**62))
 
     def layout(self, offer: Offer) -> Layout:

@@ -160,6 +160,10 @@ class NotAtRest(RuntimeError):
     """The state did not come to rest in time; the text says why, without a full stop."""
 
 
+class Unsendable(NotAtRest):
+    """The state is at rest, and cannot be sent."""
+
+
 @dataclass(frozen=True)
 class Held:
     """A state that does not change until it is released: live tensors, contiguous, in the order of the layout."""
@@ -296,7 +300,7 @@ class StateServer:
         try:
             held = self._provider.hold()
         except NotAtRest as reason:
-            stream.send_frame({"refused": f"{reason}"[:500]})
+            stream.send_frame({"refused": f"{reason}"[:500], "lasts": isinstance(reason, Unsendable)})
             return
         try:
             check_held(held)

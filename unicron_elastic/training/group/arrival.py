@@ -6,16 +6,18 @@ by; it comes to the others in the call that they are in, which is told by its to
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from unicron_elastic.state.pull.client import Pulled
-from unicron_elastic.training.group.joining import Handover, about_fetched, fetch_state
+from unicron_elastic.training.group.joining import Handover, NotGivenError, about_fetched, fetch_state
 from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.group.speech import MismatchError
 
 ASK_AGAIN_S = 0.1  # after a newcomer found no source of the state, or was too early
+ASK_LATER_S = (1.0, 60.0)  # after the others could not give it, at first and at most: they may be able to some day
 FETCHES_MAX = 2  # of one process; for each that is too slow the others wait in vain, and then while it copies from them
 
 
@@ -46,6 +48,8 @@ class Arrival:
         self._others_until = 0  # as far as it is known
         self._fetches = 0
         self._kept: Pulled | None = None  # of a call that is still to come; its source waits
+        self._pause_s = ASK_AGAIN_S
+        self._refused: str | None = None  # why
         self.is_newcomer = False
         self.passes = False  # it is in no call of run.steps() that the others are in
 
@@ -64,8 +68,19 @@ class Arrival:
             newcomer.forget()
             self._compare(until, *where)
             if not self.passes:
-                time.sleep(ASK_AGAIN_S)
+                time.sleep(self._pause_s)
         return False
+
+    def is_refused(self, why: str) -> None:
+        """Note that the others cannot give their state; says so once, as they train on and this process waits."""
+        least_s, most_s = ASK_LATER_S
+        self._pause_s = min(max(2 * self._pause_s, least_s), most_s)
+        if why != self._refused:
+            self._refused = why
+            sys.stderr.write(
+                f"unicron: this rank is not given the others' state, who train on without it: {why}. It asks again now "
+                "and then.\n"
+            )
 
     def _enter(self, newcomer: Newcomer, until: int) -> tuple[int, int] | None:
         """Comes with the state, or without if it could not be copied; None if it is with the others now.
@@ -86,8 +101,12 @@ class Arrival:
                 return where
             if not invitation["sources"] or self._fetches >= FETCHES_MAX:
                 return self._join(newcomer, None)
+            try:
+                fetched = fetch_state(self._registered, invitation)
+            except NotGivenError as error:
+                self.is_refused(str(error))
+                return (0, 0)
             self._fetches += 1
-            fetched = fetch_state(self._registered, invitation)
             if fetched is None:
                 return (0, 0)  # nobody knows where they are: it asks again
         taken_until, step = self._registered.taken_until, newcomer.state

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import DistError, Work
 
+from unicron_elastic.base.text import one_line
 from unicron_elastic.base.world import World
 from unicron_elastic.training.group.collective_order import CollectiveOrder
 from unicron_elastic.training.group.membership import Membership
@@ -27,6 +29,7 @@ from unicron_elastic.training.step.collective import (
     AbandonedError,
     Waiter,
     count_references,
+    is_of_script,
     keep_for_ever,
     wait_let_go,
 )
@@ -35,7 +38,12 @@ from unicron_elastic.worker.collectives import break_collectives
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import MEET, SPARE
 
+_WHY_CHARACTERS = 300
 BROKEN = (RuntimeError, ValueError)  # as which torch raises what befalls a collective; DistError is a RuntimeError
+
+
+class OnRegroupError(Exception):
+    """The script's ``on_regroup`` has raised what says nothing of a collective: this rank has not what it needs."""
 
 
 class OverError(RuntimeError):
@@ -167,7 +175,21 @@ class Assembly:
         with phase(MEET):
             self._meeting.connect(self._backend, self._timeout_s, device)
         self.is_connected = True
-        self.on_connect()
+        self._call_script()
+
+    def _call_script(self) -> None:
+        """Raises OnRegroupError for a mistake of the script: if it counted as a break it would be tried for ever."""
+        assert self.world is not None
+        try:
+            self.on_connect()
+        except Exception as error:
+            if is_of_script(error) or (isinstance(error, RuntimeError) and _is_from_torch(error)):
+                raise
+            name = getattr(self.on_connect, "__qualname__", type(self.on_connect).__qualname__)
+            raise OnRegroupError(
+                f"{name}(), which is this script's on_regroup, raised {type(error).__name__} for the process group of "
+                f"{self.world_size} ranks: {one_line(str(error), _WHY_CHARACTERS)}. This rank cannot train on without"
+            ) from error
 
     def leave(self) -> None:
         """Leave: be no member of this world any more, not connected with the others."""
@@ -339,6 +361,12 @@ def _let_go(assembly: weakref.ref[Assembly]) -> None:
         gc.collect()  # a time-out that was looked into leaves a circle with the collective in it
         for held, references in there._gathered:
             wait_let_go(held, references)
+
+
+def _is_from_torch(error: BaseException) -> bool:
+    """Return whether torch.distributed has raised it, as where a peer is lost in a collective of the script."""
+    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(name.startswith("torch.distributed") for name in names)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

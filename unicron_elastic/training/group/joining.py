@@ -9,14 +9,19 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from unicron_elastic.state.layout import Layout, empty_tensors, flatten, rebuild
+from unicron_elastic.state.layout import Layout, empty_tensors, rebuild
 from unicron_elastic.state.pull.client import Pulled, SourcesLost, pull
-from unicron_elastic.state.pull.server import Held, NotAtRest, StateServer
+from unicron_elastic.state.pull.server import Held, NotAtRest, StateServer, Unsendable
+from unicron_elastic.training.group.sendable import NotSendableError, sendable
 from unicron_elastic.training.snapshot.gate import Rest
 from unicron_elastic.training.step.trainable import Trainable
 
 REST_TIMEOUT_S = 60.0  # a step may take long, and its end is not at rest
 PULL_TIMEOUT_S = 600.0
+
+
+class NotGivenError(Exception):
+    """Those who train cannot give their state: what is registered there cannot be sent, as the text says."""
 
 
 class HasState(Protocol):
@@ -57,7 +62,10 @@ class Servant:
         except TimeoutError as error:
             raise NotAtRest(str(error)) from None
         try:
-            layout, tensors = flatten(self._run.state_dict())
+            layout, tensors = sendable(self._run)
+        except NotSendableError as error:
+            self._rest.release()
+            raise Unsendable(str(error)) from None
         except BaseException:
             self._rest.release()
             raise
@@ -77,12 +85,16 @@ class Servant:
 def fetch_state(run: HasState, invitation: Mapping[str, Any]) -> Pulled | None:
     """Copies the state from where the invitation says and takes it over.
 
-    None if all sources were lost on the way. Until the result is released the sources stay in their step. Raises what
-    the run raises for a state that it cannot take over.
+    None if all sources were lost on the way. Until the result is released the sources stay in their step. Raises
+    NotGivenError if they cannot send it, and what the run raises for a state that it cannot take over.
     """
     try:
         pulled = pull(invitation["sources"], bytes.fromhex(invitation["key"]), timeout_s=PULL_TIMEOUT_S)
-    except (SourcesLost, TimeoutError):
+    except SourcesLost as lost:
+        if lost.refusal:
+            raise NotGivenError(lost.refusal) from None
+        return None
+    except TimeoutError:
         return None
     run.load_state_dict(rebuild(pulled.layout, pulled.tensors))
     return pulled
@@ -111,24 +123,32 @@ class Exchange(Protocol):
 
 
 def give_state(run: HasState, members: Exchange, destinations: Sequence[int], device: torch.device) -> None:
-    """Sends the state to these ranks. Raises what a collective raises."""
-    layout, tensors = flatten(run.state_dict())
-    text = torch.frombuffer(bytearray(layout.to_json().encode()), dtype=torch.uint8)
-    parts = [torch.tensor([text.numel()]), text, *(_bytes(tensor) for tensor in tensors if tensor.numel())]
+    """Sends these ranks the state, or why it cannot be sent, which ends nothing. Raises what a collective raises."""
+    tensors = list[Tensor]()
+    try:
+        layout, tensors = sendable(run)
+        told, sign = layout.to_json(), 1
+    except NotSendableError as error:
+        told, sign = str(error), -1
+    text = torch.frombuffer(bytearray(told.encode()), dtype=torch.uint8)
+    parts = [torch.tensor([sign * text.numel()]), text, *(_bytes(tensor) for tensor in tensors if tensor.numel())]
     for destination in destinations:
         for part in parts:
             members.send(part.to(device), destination)
 
 
 def take_state(run: HasState, members: Exchange, source: int, device: torch.device) -> int:
-    """Receives what ``give_state`` sends, and takes it over; its bytes. Raises what a collective raises."""
+    """Receives what ``give_state`` sends, and takes it over; its bytes. Raises what ``receive_state`` raises."""
     state, taken_bytes = receive_state(members, source, device)
     run.load_state_dict(state)
     return taken_bytes
 
 
 def receive_state(members: Exchange, source: int, device: torch.device) -> tuple[Any, int]:
-    """Receives what ``give_state`` sends: the state, and its bytes. Raises what a collective raises."""
+    """Receives what ``give_state`` sends: the state, and its bytes.
+
+    Raises NotGivenError if it is not sent, and what a collective raises.
+    """
 
     def receive(tensor: Tensor) -> Tensor:
         target = tensor.to(device)
@@ -136,8 +156,10 @@ def receive_state(members: Exchange, source: int, device: torch.device) -> tuple
         return target
 
     length = int(receive(torch.empty(1, dtype=torch.int64)))
-    text = receive(torch.empty(length, dtype=torch.uint8))
-    layout = Layout.parse(bytes(text.cpu().numpy()).decode())
+    text = bytes(receive(torch.empty(abs(length), dtype=torch.uint8)).cpu().numpy()).decode()
+    if length < 0:
+        raise NotGivenError(text)
+    layout = Layout.parse(text)
     tensors = empty_tensors(layout, "cpu")
     for tensor in tensors:
         if tensor.numel():

@@ -18,6 +18,7 @@ class Requests:
         self._wait = wait
         self._asked: dict[Hashable, Callable[[], object]] = {}
         self._is_hooked = False
+        self._told = ""  # why a state cannot be kept
         self._has_ended = False  # the script: only what it has registered with atexit still runs
 
     def ask(self, what: Hashable, keep: Callable[[], object]) -> None:
@@ -34,10 +35,15 @@ class Requests:
             self._end()
 
     def carry_out(self) -> None:
-        """Does what was asked for. Raises what that raises."""
+        """Does what was asked for. Raises what that raises, but of a state that cannot be kept it is told once."""
         asked, self._asked = self._asked, {}
         for keep in asked.values():
-            keep()
+            try:
+                keep()
+            except TypeError as error:  # it could be when the run began: training goes on
+                if (why := str(error)) != self._told:
+                    self._told = why
+                    sys.stderr.write(f"unicron: the state is not kept: {why}. The training goes on.\n")
 
     def _end(self) -> None:
         """When the script ends, unless by an exception, which may have come when half of the state was changed."""
