@@ -26,8 +26,9 @@ class PlainRun:
 
     rank, world_size, is_partial = 0, 1, False
 
-    def __init__(self, *, model: nn.Module, scaler: Any = None, seed: int | None = 0, **_ignored: Any) -> None:
+    def __init__(self, *, model: nn.Module, scaler: Any = None, seed: int | None = 0, **registered: Any) -> None:
         self.model, self.scaler = model, scaler
+        self.optimizers = [each for each in registered.values() if isinstance(each, torch.optim.Optimizer)]
         self.step = 0
         self.random = Randomness(seed, torch.device("cpu"))
 
@@ -69,8 +70,9 @@ class PlainStep:
     def __iter__(self) -> Iterator[int]:
         """All indices."""
         run = self.run
-        for parameter in run.model.parameters():
-            parameter.grad = None
+        run.model.zero_grad()
+        for optimizer in run.optimizers:  # which may have parameters that are no longer in the model
+            optimizer.zero_grad()
         run.random.keep()
         buffers = Buffers(run.model)
         for index in range(self.micro_batches):

@@ -78,7 +78,6 @@ def test_alone_it_is_as_plain_torch(values: dict[str, Any], reproducible: bool, 
     assert apart(found.final, expected.final, tolerance(tried)) == ""
 
 
-@pytest.mark.xfail(strict=True, reason="the statistics of layers are looked for once, when the run begins")
 @pytest.mark.parametrize("how", CHURNS)
 def test_statistics_are_those_of_the_layers_that_are_there(how: str, tmp_path: Path) -> None:
     tried = Case.of({"churn": how, "blocks": ["batchnorm"]})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -340,3 +342,64 @@ def test_a_state_that_is_taken_over_makes_nothing_a_process_s_own() -> None:
     take(model, dict.fromkeys(model._buffers, torch.ones(3)), {})
     buffers.begin()
     assert buffers.own == set()
+
+
+def _moved(model: nn.Module, number: int) -> dict[str, torch.Tensor]:
+    """The running statistics after a step, from those at its beginning: moved by the mean over its micro-batches."""
+    began = {name: value.clone() for name, value in model.named_buffers()}
+    total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in began.items()}
+    for index in range(MICRO_BATCHES):
+        own = copy.deepcopy(model)
+        own(batch(number, index))
+        for name, value in own.named_buffers():
+            share = 1 if name.endswith("num_batches_tracked") else MICRO_BATCHES
+            total[name] += (value - began[name]).double() / share
+    return {name: (value + total[name]).to(value.dtype) for name, value in began.items()}
+
+
+def _untrack(model: nn.Sequential) -> None:
+    model[1].track_running_stats = False
+
+
+def _take_statistics(model: nn.Sequential) -> None:
+    model[1].track_running_stats = False
+    model[1].running_mean = model[1].running_var = model[1].num_batches_tracked = None
+
+
+def _put(layer: nn.Module) -> Callable[[nn.Sequential], None]:
+    return lambda model: model.__setitem__(1, layer)
+
+
+CHANGES: dict[str, Callable[[nn.Sequential], None]] = {
+    "added": lambda model: model.insert(2, nn.BatchNorm1d(3, affine=False)),
+    "replaced": _put(nn.BatchNorm1d(3, affine=False, momentum=0.5)),
+    "removed": _put(nn.Identity()),
+    "untracked": _untrack,
+    "without statistics": _take_statistics,
+}
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_normalization_layers_may_change_between_steps(change: str, reproducible: bool) -> None:
+    training = Training(nn.BatchNorm1d(3, affine=False), reproducible=reproducible)
+    for step in training.run.steps(4, MICRO_BATCHES):
+        if step.number == 2:
+            CHANGES[change](training.model)
+        expected = _moved(training.model, step.number)
+        for index in step:
+            step.backward(training.model(batch(step.number, index)).square().mean())
+        found = dict(training.model.named_buffers())
+        assert set(found) == set(expected)
+        for name, value in found.items():
+            torch.testing.assert_close(value, expected[name], msg=f"{name} after step {step.number}")
+        training.optimizer.step()
+
+
+def test_a_layer_that_loses_its_statistics_within_a_step_is_named() -> None:
+    training = Training()
+    step = next(training.run.steps(1, MICRO_BATCHES))
+    next(iter(step))
+    training.model[1].running_mean = None
+    with pytest.raises(RuntimeError, match="running_mean of a BatchNorm1d was taken away or replaced within a step"):
+        step.backward(training.model[0](batch(0, 0)).square().mean())

@@ -303,9 +303,11 @@ class Engine:
     def _lay_out(self) -> None:
         """For the parameters that are trained now, unless it is so already."""
         gradients, assembly = self._parts()
-        if not self._trainable.look() and assembly.terms:
+        assert self._buffers is not None
+        is_other = self._trainable.look()
+        if not self._buffers.look(self._trainable.modules) and not is_other and assembly.terms:
             return
-        gradients.lay_out(self._trainable.trained, self._trainable.frozen)
+        gradients.lay_out(self._trainable.trained, self._trainable.frozen, self._buffers.changes)
         assembly.terms = self._trainable.terms(gradients.micro_batches, is_reproducible=self._is_reproducible)
 
     def _clear(self) -> None:
@@ -439,7 +441,7 @@ class Engine:
         check_sendable(self._registered)
         kind = TreeGradients if self._is_reproducible else Gradients
         self._buffers = Buffers(self._model, micro_batches, is_reproducible=self._is_reproducible)
-        self._gradients = kind((), micro_batches, others=self._buffers.changes)
+        self._gradients = kind((), micro_batches)
         self._gradients.name = self._trainable.name
         self._gradients.digest = self._digest
         self._replicas.buffers = self._buffers

@@ -34,18 +34,31 @@ _AVERAGED = ("running_mean", "running_var")
 
 
 class Statistics:
-    """Of all layers of ``model`` that track some. Their changes are summed up as if they were gradients.
+    """Of all layers that track some when a step begins. Their changes are summed up as if they were gradients.
 
     ``changes`` are the tensors whose ``.grad`` has them: they are reduced with those of the parameters.
     """
 
-    def __init__(self, model: nn.Module, micro_batches: int) -> None:
+    def __init__(self, micro_batches: int) -> None:
         self._micro_batches = micro_batches
         self._layers: list[tuple[nn.Module, dict[str, Tensor]]] = []  # and the changes of their buffers
-        for layer in model.modules():
-            if isinstance(layer, NormBase) and layer.track_running_stats and layer.running_mean is not None:
-                self._layers.append((layer, _changes(layer)))
+        self._seen: list[tuple[Any, ...]] = []  # what the layers were at the last look
+        self.changes: list[Tensor] = []
+
+    def look(self, modules: Iterable[nn.Module]) -> bool:
+        """Looks at the layers among ``modules``; whether they are others than before, or track otherwise."""
+        layers = [
+            each
+            for each in modules
+            if isinstance(each, NormBase) and each.track_running_stats and each.running_mean is not None
+        ]
+        seen = [(id(layer), *map(_form, _tracked(layer).items())) for layer in layers]
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        self._layers = [(layer, _changes(layer)) for layer in layers]
         self.changes = [change for _, changes in self._layers for change in changes.values()]
+        return True
 
     def looks_after(self, layer: nn.Module, leaf: str) -> bool:
         """Whether that buffer is one of them."""
@@ -58,7 +71,13 @@ class Statistics:
         """
         for layer, changes in self._layers:
             for leaf, change in changes.items():
-                moved = (layer._buffers[leaf] - before[id(layer), leaf]).to(change.dtype)
+                now = layer._buffers.get(leaf)
+                if now is None or not _fits(now, before[id(layer), leaf]):
+                    raise RuntimeError(
+                        f"{leaf} of a {type(layer).__name__} was taken away or replaced within a step: change layers "
+                        "before 'for index in step', the same on all ranks"
+                    )
+                moved = (now - before[id(layer), leaf]).to(change.dtype)
                 moved = moved.div_(self._micro_batches) if leaf in _AVERAGED else moved
                 if change.grad is None:
                     change.grad = moved
@@ -88,12 +107,20 @@ def _share(count: Tensor, used: Tensor | int, micro_batches: int) -> Tensor:
 
 def _changes(layer: nn.Module) -> dict[str, Tensor]:
     """Return changes by buffer; for whole numbers of a type that back ends sum up, exact below 2**24."""
-    buffers = {leaf: layer._buffers.get(leaf) for leaf in (*_AVERAGED, "num_batches_tracked")}
     return {
         leaf: torch.zeros_like(buffer, dtype=buffer.dtype if leaf in _AVERAGED else torch.float32)
-        for leaf, buffer in buffers.items()
-        if buffer is not None
+        for leaf, buffer in _tracked(layer).items()
     }
+
+
+def _tracked(layer: nn.Module) -> dict[str, Tensor]:
+    buffers = {leaf: layer._buffers.get(leaf) for leaf in (*_AVERAGED, "num_batches_tracked")}
+    return {leaf: buffer for leaf, buffer in buffers.items() if buffer is not None}
+
+
+def _form(named: tuple[str, Tensor]) -> tuple[Any, ...]:
+    leaf, buffer = named
+    return leaf, buffer.shape, buffer.dtype, buffer.device
 
 
 _Seen = tuple[int, int]  # the id of a tensor, and how often it was changed
@@ -135,7 +162,7 @@ class Buffers:
     def __init__(self, model: nn.Module, micro_batches: int, *, is_reproducible: bool) -> None:
         _check_layers(model)
         self._model = model
-        self._statistics = Statistics(model, micro_batches)
+        self._statistics = Statistics(micro_batches)
         self._is_reproducible = is_reproducible
         self._modules: list[tuple[str, nn.Module]] = []  # of the present step
         self._places: dict[str, _Place] = {}  # by name; of the present step
@@ -144,7 +171,22 @@ class Buffers:
         self._is_used = False  # whether a micro-batch of this step has begun
         self._left: dict[str, _Seen] | None = None  # the caches, as the step before left them; None: there was none
         self.own: set[str] = set()  # the names of the caches whose content is this process's own affair
-        self.changes = self._statistics.changes
+        self.look(model.modules())
+
+    @property
+    def changes(self) -> list[Tensor]:
+        """Those of the layers that were there at the last look."""
+        return self._statistics.changes
+
+    def look(self, modules: Iterable[nn.Module]) -> bool:
+        """Looks at the layers of the model, before ``begin``; whether ``changes`` are other tensors than before.
+
+        Raises TypeError as when it was made.
+        """
+        if not self._statistics.look(modules):
+            return False
+        _check_layers(self._model)
+        return True
 
     # -- a step -------------------------------------------------------------------------------------------------------
 

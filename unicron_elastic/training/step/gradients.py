@@ -62,18 +62,20 @@ class Gradients:
         self.digest: Callable[[], list[float]] = lambda: written(None)  # of the state, for the notes
         self.wait: Callable[[Work], None] = _wait  # for a collective
         self.name: Callable[[Tensor], str] = _shape  # of a parameter, for people
-        self._others = tuple(others)
         self._bucket_bytes = bucket_bytes or BUCKET_BYTES
         self._touched: set[Tensor] = set()
         self._hooks: dict[Tensor, Any] = {}
         self._staged: dict[int, Tensor] = {}
-        self.lay_out(parameters)
+        self.lay_out(parameters, others=others)
 
-    def lay_out(self, parameters: Sequence[Tensor], frozen: Sequence[Tensor] = ()) -> None:
+    def lay_out(
+        self, parameters: Sequence[Tensor], frozen: Sequence[Tensor] = (), others: Sequence[Tensor] = ()
+    ) -> None:
         """Takes buffers for the gradients of these parameters, between steps; those of the step before are gone.
 
         ``frozen``: others of the model, which are to get no gradient.
         """
+        self._others = tuple(others)
         for parameter in self._hooks.keys() - set(parameters):
             self._hooks.pop(parameter).remove()
             parameter.grad = None

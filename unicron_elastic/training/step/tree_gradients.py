@@ -27,9 +27,11 @@ class TreeGradients(Gradients):
         self._holdings: list[frozenset[int]] = []
         self._nodes: dict[int, tuple[Node, ...]] = {}
 
-    def lay_out(self, parameters: Sequence[Tensor], frozen: Sequence[Tensor] = ()) -> None:
+    def lay_out(
+        self, parameters: Sequence[Tensor], frozen: Sequence[Tensor] = (), others: Sequence[Tensor] = ()
+    ) -> None:
         """Lay out what ``Gradients`` does; the partial sums are gone, too."""
-        super().lay_out(parameters, frozen)
+        super().lay_out(parameters, frozen, others)
         self._sum = TreeSum(self.parameters, self.micro_batches)
 
     def clear(self, stamp: bytes) -> None:
