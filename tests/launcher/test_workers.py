@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
+from unicron_elastic.launcher.agent.process.helper import Patience
 from unicron_elastic.launcher.agent.process.processes import Exit
 from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess, WorkersContext
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
     from conftest import Lab
 
 DEADLINE_S = 30.0
+BRIEF = Patience(woken_s=0.4, stopped_s=0.8, given_up_s=0.8)  # with helpers that owe an answer
+_PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 17, 0x4206, 0x4207  # Linux's include/uapi/linux/ptrace.h
 WAIT = "import time; time.sleep(600)"
 # Its interpreter shuts down and does not come to an end.
 LINGER = """
@@ -69,7 +76,7 @@ class Node:
 
     def __init__(self, folder: Path, options: Options) -> None:
         self.folder = folder
-        self.runtime = Runtime(options)
+        self.runtime = Runtime(options, BRIEF, replace(BRIEF, given_up_s=30.0))
         script = folder / "train.py"
         script.write_text("import os\nexec(os.environ['CODE'])\n")
         self.command = (sys.executable, "-u", str(script))  # the same for all, as the warm process wants it
@@ -432,3 +439,105 @@ def test_a_warm_process_that_dies_with_a_request_in_hand_is_done_without(make_no
     context = node.start("pass", "pass")
     assert [worker.is_warm for worker in context.workers.values()] == [False, False]
     assert node.wait_for_exits(2) == {0: 0, 1: 0}
+
+
+@contextlib.contextmanager
+def _traced(pid: int) -> Iterator[None]:
+    """Holds a process as a debugger does: SIGCONT does not let it go on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(_PTRACE_SEIZE, pid, None, None):
+        pytest.skip(f"no process may be traced here: {os.strerror(ctypes.get_errno())}")
+    libc.ptrace(_PTRACE_INTERRUPT, pid, None, None)
+    os.waitpid(pid, 0)  # until it stands
+    is_over = threading.Event()
+    collecting = threading.Thread(target=_collect, args=(pid, is_over))
+    collecting.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        collecting.join(DEADLINE_S)
+        libc.ptrace(_PTRACE_DETACH, pid, None, None)
+
+
+def _collect(pid: int, is_over: threading.Event) -> None:
+    """Takes note of its end, of which its tracer hears before its parent."""
+    with contextlib.suppress(ChildProcessError):
+        while not is_over.wait(0.01):
+            os.waitpid(pid, os.WNOHANG)
+
+
+@contextlib.contextmanager
+def _stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    yield
+
+
+HELD = {"stopped": _stopped, "traced": _traced}
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("how", ["a generation", "a replacement"])
+def test_a_warm_process_that_does_not_answer_costs_seconds(make_node: MakeNode, held: str, how: str) -> None:
+    node = make_node(warm=True)
+    warm = node.runtime.ready_warm()
+    assert warm is not None
+    assert warm.pid is not None
+    context = node.workers(WAIT) if how == "a generation" else node.start(WAIT)
+    if how == "a replacement":
+        context.kill([0])
+        node.wait_for_exits(1)
+    begun = time.monotonic()
+    with HELD[held](warm.pid):
+        if how == "a replacement":
+            context.replace(0, {"CODE": "raise SystemExit(4)"})
+        else:
+            context.envs[0]["CODE"] = "raise SystemExit(4)"
+            context.start()
+        assert time.monotonic() - begun < 5.0
+        assert context.workers[0].is_warm is (held == "stopped")  # which was woken
+        node.wait(lambda: (0, "exit", 4) in node.heard)
+    node.runtime.begin(node.command, os.environ)
+    assert node.runtime.ready_warm() is not None
+    assert (node.runtime.ready_warm() is warm) is (held == "stopped")
+
+
+@pytest.mark.parametrize("held", HELD)
+def test_a_death_is_seen_without_the_keeper_and_once(node: Node, held: str) -> None:
+    context = node.start(WAIT, "raise SystemExit(7)", WAIT)
+    node.wait_for_exits(1)
+    lost = context.pids()[0]
+    with HELD[held](node.runtime.processes.keeper_pid):
+        begun = time.monotonic()
+        os.kill(lost, signal.SIGKILL)
+        assert node.wait_for_exits(2) == {0: -signal.SIGKILL, 1: 7}
+        assert time.monotonic() - begun < 3.0
+    node.wait(lambda: lost not in node.children())  # the keeper has collected it, and says so
+    context.replace(0, {"CODE": "raise SystemExit(4)"})
+    node.wait(lambda: (0, "exit", 4) in node.heard)
+    told = [(local, code) for local, what, code in node.heard if what == "exit"]
+    assert told == [(1, 7), (0, -signal.SIGKILL), (0, 4)]
+    assert context.workers[2].returncode is None
+
+
+def test_a_keeper_that_stays_silent_is_replaced_when_a_worker_is_to_start(make_node: MakeNode) -> None:
+    node = make_node()
+    node.start("pass").close()
+    first = node.runtime.processes.keeper_pid
+    begun = time.monotonic()
+    with _traced(first):
+        node.start("raise SystemExit(4)")
+        assert time.monotonic() - begun < 5.0
+    node.wait(lambda: (0, "exit", 4) in node.heard)
+    assert node.runtime.processes.keeper_pid != first
+
+
+def test_a_replacement_that_is_forked_needs_no_keeper(make_node: MakeNode) -> None:
+    node = make_node(warm=True)
+    context = node.start(WAIT, WAIT)
+    with _traced(node.runtime.processes.keeper_pid):
+        context.kill([0])
+        node.wait_for_exits(1)
+        assert context.replace(0, {"CODE": "raise SystemExit(4)"}).is_warm
+        node.wait(lambda: (0, "exit", 4) in node.heard)
+        assert context.workers[1].returncode is None

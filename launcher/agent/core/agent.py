@@ -559,8 +559,8 @@ class Agent(TorchAgent):
         except (KeeperLost, ChannelClosed, OSError) as error:  # with the keeper, say, the workers were lost
             self._reporter.say(f"Worker {command.local_rank} could not be started, and is once more: {error}.")
             self._begin_runtime()
-            self._tell_keeper()
             process = self._pcontext.replace(command.local_rank, env)
+        self._begin_runtime()  # for the next one, should the warm process not have served this one
         worker.id = process.pid
         started = events.StartedWorker(local_rank=command.local_rank, rank=worker.global_rank, pid=process.pid)
         self._handle(

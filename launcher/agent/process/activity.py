@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import struct
@@ -20,6 +21,7 @@ _PROCESSES_MAX = 64
 _ONLY_LOOK = (THREAD_NAME, "gloo_tcp_loop", "pt_nccl_watchdg", "pt_nccl_heartbt")
 _AGAIN_S = 0.001  # such a thread sleeps again by then: before torch 2.13, gloo's had no name of its own
 _FLAGS = 6  # the field of /proc/PID/stat, counted from the state
+_EXIT_STATUS = 49  # the same
 _PF_EXITING = 0x4  # Linux's include/linux/sched.h; set before the kernel closes the process's files
 
 
@@ -61,6 +63,18 @@ def is_ending(pid: int) -> bool:
     With all of its threads: a main thread may leave the others to go on.
     """
     return all(_is_exiting(_stat(f"{pid}/task/{thread}")[1].split()) for thread in threads(pid))
+
+
+def exit_code(pid: int) -> int | None:
+    """The exit code of a process that has ended and was not collected, negative for a signal; None of any other.
+
+    Only of our own: the kernel says 0 of everybody to who may not look.
+    """
+    fields = _stat(str(pid))[1].split()
+    with contextlib.suppress(OSError):
+        if len(fields) > _EXIT_STATUS and fields[0] == "Z" and os.geteuid() in {0, os.stat(f"/proc/{pid}").st_uid}:
+            return os.waitstatus_to_exitcode(int(fields[_EXIT_STATUS]))
+    return None
 
 
 def _is_exiting(fields: list[str]) -> bool:

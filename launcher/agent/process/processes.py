@@ -12,14 +12,18 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from unicron_elastic.launcher.agent.process.activity import exit_code
+from unicron_elastic.launcher.agent.process.helper import Helper, Patience
 from unicron_elastic.launcher.agent.process.sweeping import kill_carriers
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
 from unicron_elastic.worker.linux import MARK, ignored_signals, mark_of
 
-ANSWER_DEADLINE_S = 30.0
+# A keeper that is given up takes the workers along. It is silent while it starts, and while a disk gives a program.
+KEEPER_PATIENCE = Patience(given_up_s=30.0)
 END_DEADLINE_S = 10.0
+UNTOLD_S = 0.5  # since the kernel has said that a process ended; the keeper tells it within milliseconds
 # -c keeps the interpreter's ordinary start; the empty path entry, where there is one, goes so that a file in the
 # current folder cannot stand in for a module of the standard library.
 _KEEPER = (
@@ -37,6 +41,18 @@ class Exit:
     at: float
 
 
+@dataclass(slots=True)
+class _Running:
+    """A process that runs as far as we know, and the kernel's descriptor of it, if there is one to be had."""
+
+    pid: int
+    pidfd: int | None
+
+    def fileno(self) -> int:
+        assert self.pidfd is not None
+        return self.pidfd
+
+
 class KeeperLost(Exception):
     """The keeper process died; everything it had started died with it."""
 
@@ -44,17 +60,24 @@ class KeeperLost(Exception):
 class Processes:
     """Every process the agent starts goes through here."""
 
-    def __init__(self, loop: Loop, on_exit: Callable[[Exit], None]) -> None:
+    def __init__(
+        self, loop: Loop, on_exit: Callable[[Exit], None], keeper_patience: Patience = KEEPER_PATIENCE
+    ) -> None:
         self._loop = loop
         self._on_exit = on_exit
+        self._keeper_patience = keeper_patience
         self._channel: Channel | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
         self._answers: dict[int, Message] = {}
         self._numbers = 0
+        self._asked: dict[int, Helper] = {}  # who owes the answer to a request
         self._sweeps: set[int] = set()  # requests that have not been answered
-        self._alive: set[int] = set()
+        self._alive: dict[int, _Running] = {}
+        self._untold: set[int] = set()  # whose end the kernel has said, and the keeper has yet to collect
+        self._remembered: Message = {}
         self.keeper_pid = 0
         self.ignored_here: set[int] = set()  # by this process, and not by workers
+        self._helper = self._new_helper()
         self.token = f"unicron-{uuid.uuid4().hex}"  # marks all that is started; see sweeping
 
     @property
@@ -73,7 +96,10 @@ class Processes:
         theirs.close()
         self._channel = ours
         self.keeper_pid = self._keeper.pid
+        self._helper = self._new_helper()
         self._loop.on_readable(ours, self._read)
+        if self._remembered:  # by the last one
+            self._send(self._remembered)
 
     def remember(
         self, *, token: str | None = None, paths: Sequence[str] | None = None, farewell: str | None = None
@@ -82,21 +108,16 @@ class Processes:
 
         Carriers of ``token``, temporary ``paths``, and what ``farewell``, written to stderr, undoes on the terminal.
         """
-        message: Message = {"do": "remember"}
-        if token is not None:
-            message["token"] = token
-        if paths is not None:
-            message["paths"] = list(paths)
-        if farewell is not None:
-            message["farewell"] = farewell
-        self._send(message)
+        told = {"token": token, "paths": None if paths is None else list(paths), "farewell": farewell}
+        self._remembered |= {"do": "remember", **{name: value for name, value in told.items() if value is not None}}
+        self._send(self._remembered)
 
     def request_start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, fds: Mapping[int, int]) -> int:
         """Asks for ``argv`` in a session of its own, with ``fds`` {number in the child: ours}.
 
         Returns the number under which ``wait_for_pid`` knows the answer. Raises KeeperLost.
         """
-        number = self.next_number()
+        number = self.next_number(self._helper)
         message: Message = {
             "do": "start",
             "id": number,
@@ -113,16 +134,29 @@ class Processes:
         """The signals that a worker finds ignored when it starts now."""
         return [number for number in ignored_signals() if number not in self.ignored_here]
 
-    def next_number(self) -> int:
-        """A number for a request that ``answered`` and ``wait_for_pid`` will know it by."""
+    def next_number(self, helper: Helper) -> int:
+        """A number for a request to ``helper``; ``answered`` and ``wait_for_pid`` will know it by that."""
         self._numbers += 1
+        self._asked[self._numbers] = helper
         return self._numbers
 
     def answered(self, message: Message) -> None:
         """Books the answer to a start request; the warm process's answers come through here as well."""
         self._answers[int(message["id"])] = message
         if not message.get("errno"):
-            self._alive.add(int(message.get("started") or message.get("forked") or 0))
+            self._watch(int(message.get("started") or message.get("forked") or 0))
+
+    def send_signal(self, pid: int, number: signal.Signals) -> None:
+        """Sends a signal to a process that runs; to nobody else, should its pid be another's by now."""
+        running = self._alive.get(pid)
+        if running is not None and running.pidfd is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(running.pidfd, number)
+
+    def wake_keeper(self) -> None:
+        """Lets the keeper go on if somebody has stopped it."""
+        if self._keeper is not None and self._keeper.returncode is None:
+            self._keeper.send_signal(signal.SIGCONT)
 
     def give_up(self, numbers: Iterable[int]) -> None:
         """Nobody is left to answer these requests: ``wait_for_pid`` raises ChannelClosed for each."""
@@ -130,21 +164,19 @@ class Processes:
             self._answers.setdefault(number, {"id": number, "given_up": True})
 
     def wait_for_pid(self, number: int, program: str) -> int:
-        """Waits for the answer to a start request.
+        """Waits for the answer to a start request; whoever owes it and stays silent is given up.
 
         Raises OSError with the system's errno if ``program`` could not be started, ChannelClosed if the request was
-        given up, KeeperLost or TimeoutError.
+        given up, or KeeperLost.
         """
-        done = self._loop.run_until(
-            lambda: number in self._answers or not self.is_up, time.monotonic() + ANSWER_DEADLINE_S
-        )
+        helper = self._asked.pop(number, self._helper)
+        if not helper.wait(lambda: number in self._answers or not self.is_up):
+            helper.give_up()
         answer = self._answers.pop(number, None)
         if answer is None:
-            if not done:
-                raise TimeoutError(f"starting {program} was not answered within {ANSWER_DEADLINE_S:g} s")
-            raise KeeperLost("the keeper process died while a worker was being started")
+            raise KeeperLost(f"the keeper process died, or did not answer, while {program} was being started")
         if answer.get("given_up"):
-            raise ChannelClosed(f"whoever was to start {program} is gone")
+            raise ChannelClosed(f"what was to start {program} is gone")
         if answer.get("errno"):
             errno = int(answer["errno"])
             raise OSError(errno, os.strerror(errno), program)
@@ -164,11 +196,11 @@ class Processes:
 
     def wait_for_sweep(self, number: int) -> None:
         """Waits until all is gone that was to be cleared away, but for what cannot be killed within some seconds."""
-        deadline = time.monotonic() + ANSWER_DEADLINE_S
-        self._loop.run_until(lambda: number not in self._sweeps or not self.is_up, deadline)
+        self._helper.wait(lambda: number not in self._sweeps or not self.is_up)
 
     def _request_sweep(self, message: Message) -> int:
-        number = self.next_number()
+        self._numbers += 1
+        number = self._numbers
         self._send({**message, "id": number})
         self._sweeps.add(number)
         return number
@@ -179,26 +211,32 @@ class Processes:
             with contextlib.suppress(KeeperLost):
                 # We were not killed: what carries the mark and still runs is not ours to end.
                 self.remember(token="", farewell="")
-        if self._channel is not None:
-            self._loop.forget(self._channel)
-            self._channel.close()
-            self._channel = None
-        if self._keeper is not None:
-            try:
-                self._keeper.wait(END_DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                self._keeper.kill()
-                self._keeper.wait()
-            self._keeper = None
+        self._remembered = {}
+        self.wake_keeper()
+        self._close_channel()
+        if not self._has_ended():
+            self._kill_keeper()
+            self._has_ended()
+            kill_carriers(self.token)
+        self._forget_running()
+        self._keeper = None
+
+    def _new_helper(self) -> Helper:
+        return Helper(
+            self._loop, self.keeper_pid, self._keeper_patience, wake=self.wake_keeper, give_up=self._give_up_keeper
+        )
 
     def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
         if self._channel is None:
             raise KeeperLost("the keeper process is not running")
         try:
-            self._channel.send(message, fds)
+            self._helper.send(self._channel, message, fds)
         except ChannelClosed:
             self._lost()
             raise KeeperLost("the keeper process died") from None
+        except TimeoutError:
+            self._give_up_keeper()
+            raise KeeperLost("the keeper process does not read what it is asked") from None
 
     def _read(self) -> None:
         assert self._channel is not None
@@ -207,26 +245,96 @@ class Processes:
         except ChannelClosed:
             self._lost()
             return
+        self._helper.heard()
         if "exited" in message:
-            self._alive.discard(int(message["exited"]))
-            exit_code = int(message["exit_code"])
-            self._on_exit(Exit(pid=int(message["exited"]), exit_code=exit_code, at=message["at_ns"] / 1e9))
+            self._keeper_collected(int(message["exited"]), int(message["exit_code"]), message["at_ns"] / 1e9)
         elif "started" in message:
             self.answered(message)
         elif "swept" in message:
             self._sweeps.discard(int(message["swept"]))
 
+    # -- ends of processes: the keeper collects them, and the kernel says them to us as well -------------------------
+
+    def _watch(self, pid: int) -> None:
+        try:
+            pidfd: int | None = os.pidfd_open(pid)
+        except OSError:  # it has ended already and was collected; or there are no more descriptors
+            pidfd = None
+        running = self._alive[pid] = _Running(pid, pidfd)
+        if pidfd is not None:
+            self._loop.on_readable(running, lambda: self._has_ended_by(running, time.monotonic()))
+
+    def _has_ended_by(self, running: _Running, at: float) -> None:
+        self._loop.forget(running)
+        self._loop.call_at(at + UNTOLD_S, lambda: self._look_at(running, at))
+
+    def _look_at(self, running: _Running, at: float) -> None:
+        """The keeper may be stopped: it is woken, and what it has not collected yet can be read from the kernel."""
+        if self._alive.get(running.pid) is not running:
+            return
+        self.wake_keeper()
+        code = exit_code(running.pid)
+        if code is None:  # the keeper has collected it, and is about to say so
+            self._loop.call_at(time.monotonic() + UNTOLD_S, lambda: self._look_at(running, at))
+            return
+        self._untold.add(running.pid)
+        self._forget(running.pid)
+        self._on_exit(Exit(pid=running.pid, exit_code=code, at=at))
+
+    def _keeper_collected(self, pid: int, code: int, at: float) -> None:
+        self._forget(pid)
+        if pid in self._untold:
+            self._untold.discard(pid)
+        else:
+            self._on_exit(Exit(pid=pid, exit_code=code, at=at))
+
+    def _forget(self, pid: int) -> None:
+        running = self._alive.pop(pid, None)
+        if running is not None and running.pidfd is not None:
+            self._loop.forget(running)
+            os.close(running.pidfd)
+
+    def _forget_running(self) -> list[int]:
+        pids = list(self._alive)
+        for pid in pids:
+            self._forget(pid)
+        self._untold.clear()
+        return pids
+
+    # -- the keeper's own end ----------------------------------------------------------------------------------------
+
+    def _give_up_keeper(self) -> None:
+        self._kill_keeper()
+        self._lost()
+
+    def _kill_keeper(self) -> None:
+        if self._keeper is not None:
+            self._keeper.kill()
+
+    def _has_ended(self) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self._keeper is not None:
+                self._keeper.wait(END_DEADLINE_S)
+            return True
+        return False
+
+    def _close_channel(self) -> None:
+        if self._channel is not None:
+            self._loop.forget(self._channel)
+            self._channel.close()
+            self._channel = None
+
     def _lost(self) -> None:
         """The keeper died: each worker dies with it by the kernel's hand, and a new keeper may be begun."""
         if self._channel is None:
             return
-        if self._keeper is not None:
-            self._keeper.wait()
-        self._loop.forget(self._channel)
-        self._channel.close()
-        self._channel = None
+        self._close_channel()
+        if not self._has_ended():
+            self._kill_keeper()
+        for pid in self._alive:  # should the kernel not be done with the keeper
+            self.send_signal(pid, signal.SIGKILL)
         now = time.monotonic()
-        alive, self._alive = self._alive, set()
+        alive = self._forget_running()
         self._sweeps.clear()
         kill_carriers(self.token)  # what the workers had started
         for pid in alive:

@@ -6,8 +6,9 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from unicron_elastic.launcher.agent.process.processes import Exit, KeeperLost, Processes
-from unicron_elastic.launcher.agent.process.warm import WarmProcess, why_not
+from unicron_elastic.launcher.agent.process.helper import Patience
+from unicron_elastic.launcher.agent.process.processes import KEEPER_PATIENCE, Exit, KeeperLost, Processes
+from unicron_elastic.launcher.agent.process.warm import WARM_PATIENCE, WarmProcess, why_not
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.launcher.common.output import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
@@ -21,11 +22,15 @@ class Runtime:
 
     workers_began = False  # of any in this process: from then on a job does not begin again under another agent
 
-    def __init__(self, options: Options) -> None:
+    def __init__(
+        self, options: Options, warm_patience: Patience = WARM_PATIENCE, keeper_patience: Patience = KEEPER_PATIENCE
+    ) -> None:
         self.options = options
+        self._warm_patience = warm_patience
         self.loop = Loop()
         self.on_exit: Callable[[Exit], None] = lambda _exit: None
-        self.processes = Processes(self.loop, lambda ended: self.on_exit(ended))  # noqa: PLW0108 - on_exit changes
+        on_exit = lambda ended: self.on_exit(ended)  # noqa: E731, PLW0108 - on_exit changes
+        self.processes = Processes(self.loop, on_exit, keeper_patience)
         self.warm: WarmProcess | None = None
         self.shared_arguments: tuple[str, ...] = ()  # of unicron-run, as a spare node would need them
         self.is_alone = False  # whether this process is unicron-run's own, so that nobody else forks from it
@@ -46,7 +51,7 @@ class Runtime:
         streams = open_streams()
         self.why_plain = why_not(command) if len(streams) == 3 else "a standard stream is closed"
         if self.why_plain is None:
-            self.warm = WarmProcess(self.loop, self.processes, self.options.preload)
+            self.warm = WarmProcess(self.loop, self.processes, self.options.preload, self._warm_patience)
             self.warm.begin(command, for_scripts(env), os.getcwd(), streams)
 
     def ready_warm(self) -> WarmProcess | None:

@@ -6,14 +6,15 @@ import ast
 import contextlib
 import os
 import re
+import signal
 import stat
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from unicron_elastic.launcher.agent.process.helper import Helper, Patience
 from unicron_elastic.launcher.agent.process.processes import KeeperLost, Processes
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.worker import inject as inject_package
@@ -99,7 +100,8 @@ def _module_files(module: str, folders: Sequence[str]) -> Iterator[str]:
         folders = list(spec.submodule_search_locations)
 
 
-READY_DEADLINE_S = 120.0  # importing torch from a cold network file system
+WARM_PATIENCE = Patience()
+WHILE_IT_IMPORTS = Patience(given_up_s=120.0)  # torch, from a cold network file system
 
 
 def injected(env: Mapping[str, str]) -> dict[str, str]:
@@ -127,7 +129,7 @@ def why_not(argv: Sequence[str]) -> str | None:
 class WarmProcess:
     """A process that has imported torch and waits before the script; workers are forked from it."""
 
-    def __init__(self, loop: Loop, processes: Processes, preload: str) -> None:
+    def __init__(self, loop: Loop, processes: Processes, preload: str, patience: Patience = WARM_PATIENCE) -> None:
         self._loop = loop
         self._processes = processes
         self._preload = preload
@@ -135,6 +137,8 @@ class WarmProcess:
         self._is_ready = False
         self._number = 0
         self._asked: set[int] = set()  # requests that it has not answered
+        self._patience = patience
+        self._helper: Helper | None = None  # once its pid is known
         self.pid: int | None = None
         self.refusal: str | None = None  # why it cannot serve
         self.is_gone = False  # it died; another may be begun
@@ -162,8 +166,9 @@ class WarmProcess:
             except (OSError, KeeperLost) as error:
                 self.is_gone = isinstance(error, KeeperLost)
                 self._refuse(str(error))
-        if not self._loop.run_until(self._is_settled, time.monotonic() + READY_DEADLINE_S):
-            self._refuse(f"it was not ready within {READY_DEADLINE_S:g} s")
+        if not self._expect(WHILE_IT_IMPORTS).wait(self._is_settled):
+            self._kill()
+            self._refuse(f"it was not ready within {WHILE_IT_IMPORTS.given_up_s:g} s, or was stopped")
         return self.refusal is None
 
     def request_fork(
@@ -176,7 +181,8 @@ class WarmProcess:
         """
         if self._channel is None:
             raise ChannelClosed("the warm process is gone")
-        number = self._processes.next_number()
+        helper = self._expect(self._patience)
+        number = self._processes.next_number(helper)
         message = {
             "id": number,
             "argv": list(argv),
@@ -186,9 +192,18 @@ class WarmProcess:
             "ignored_signals": self._processes.ignored_by_workers(),
             "keeper": self._processes.keeper_pid,
         }
-        self._channel.send(message, fds)
+        try:
+            helper.send(self._channel, message, fds)
+        except TimeoutError:
+            self._give_up()
+            raise ChannelClosed(self.refusal) from None
         self._asked.add(number)
         return number
+
+    def _give_up(self) -> None:
+        """Kills it, as it does not answer; another may be begun."""
+        self._kill()
+        self._has_gone("it did not answer")
 
     def end(self) -> None:
         """Lets it go: it ends by itself when its channel closes."""
@@ -206,10 +221,10 @@ class WarmProcess:
         try:
             message, _ = self._channel.receive()
         except ChannelClosed:
-            self.is_gone = True
-            self._processes.give_up(self._asked)
-            self._refuse("it died")
+            self._has_gone("it died")
             return
+        if self._helper is not None:
+            self._helper.heard()
         if "ready" in message:
             self._is_ready = True
         elif "unfit" in message:
@@ -217,6 +232,30 @@ class WarmProcess:
         elif "forked" in message:
             self._asked.discard(int(message["id"]))
             self._processes.answered(message)
+
+    def _expect(self, patience: Patience) -> Helper:
+        """The helper that it is while as much is expected of it."""
+        pid = self.pid or 0
+        if self._helper is None or self._helper.patience != patience:
+            self._helper = Helper(self._loop, pid, patience, wake=self._wake, give_up=self._give_up)
+        return self._helper
+
+    def _wake(self) -> None:
+        if self.pid is not None:
+            self._processes.send_signal(self.pid, signal.SIGCONT)
+
+    def _kill(self) -> None:
+        if self.pid is not None:
+            self._processes.send_signal(self.pid, signal.SIGKILL)
+
+    def _has_gone(self, reason: str) -> None:
+        """Ends with it what it was about to fork, which may be no worker yet: then it carries the mark of this one."""
+        self.is_gone = True
+        self._processes.give_up(self._asked)
+        if self.pid is not None:
+            with contextlib.suppress(KeeperLost):
+                self._processes.request_clearing(self.pid, self._number)
+        self._refuse(reason)
 
     def _refuse(self, reason: str) -> None:
         self.refusal = reason

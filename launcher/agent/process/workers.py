@@ -190,19 +190,30 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         self._early_exits.clear()  # of orphans: the process that starts now may get the pid of one
         self.envs[local_rank].update(env)
         self._appends.add(local_rank)
-        worker = WorkerProcess(self._runtime, local_rank)
         warm = self._runtime.ready_warm() if self._numa_options is None else None
-        try:
-            request = self._request_start if warm is None else partial(self._request_fork, warm)
-            worker.number = request(worker)
-            worker.pid = self._runtime.processes.wait_for_pid(worker.number, self.entrypoint)
-        except BaseException:
-            worker.release()
-            raise
+        if warm is None:
+            worker = self._start_one(local_rank, self._request_start)
+        else:
+            try:
+                worker = self._start_one(local_rank, partial(self._request_fork, warm))
+            except ChannelClosed:  # it died this very moment, or does not answer
+                worker = self._start_one(local_rank, self._request_start)
         self.workers[local_rank] = worker
         early = self._early_exits.pop(worker.pid, None)
         if early is not None:
             self._exited(early)
+        return worker
+
+    def _start_one(self, local_rank: int, request: Callable[[WorkerProcess], int]) -> WorkerProcess:
+        worker = WorkerProcess(self._runtime, local_rank)
+        try:
+            worker.number = request(worker)
+            worker.pid = self._runtime.processes.wait_for_pid(worker.number, self.entrypoint)
+        except BaseException:
+            worker.release()
+            if worker.number:
+                worker.wait_until_clear()  # it may have been forked by one that could not say so
+            raise
         return worker
 
     def _running(self, local_ranks: Iterable[int]) -> list[WorkerProcess]:
@@ -234,12 +245,14 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             raise ValueError("the workers of this generation are started already")
         self._hold_signals()
         warm = self._runtime.ready_warm() if self._numa_options is None else None
-        if warm is None:
-            self._start_all(self._request_start)
-            return
         try:
-            self._start_all(partial(self._request_fork, warm))
-        except ChannelClosed:  # it died this very moment
+            if warm is not None:
+                with contextlib.suppress(ChannelClosed):  # it died this very moment, or does not answer
+                    self._start_all(partial(self._request_fork, warm))
+                    return
+            self._start_all(self._request_start)
+        except KeeperLost:
+            self._runtime.begin(None, os.environ)
             self._start_all(self._request_start)
 
     def _hold_signals(self) -> None:
