@@ -45,6 +45,7 @@ OWN = {
 def observe(launcher: Any, tool: str, arguments: list[str], options: list[str], **how: Any) -> list[Any]:
     run = launcher.run(*options, "--nproc-per-node=2", *arguments, tool=tool, **how)
     assert run.process.returncode == 0, run.err
+    assert "--unicron-warm=on" not in options or "without the warm process" not in run.err, run.err
     found = []
     for rank in range(2):
         path = Path(launcher.folder) / f"seen-{rank}"

@@ -150,6 +150,7 @@ class WarmProcess:
         full = injected(env)
         full[bootstrap.WARM_FD] = str(lowest)
         full[warm.PRELOAD] = self._preload
+        ours.send({"argv": list(argv), "env": dict(env)})  # by which it knows whether it became what it should be
         fds = {**{stream: stream for stream in streams}, lowest: theirs.fileno()}
         try:
             self._number = self._processes.request_start(argv, full, cwd, fds)

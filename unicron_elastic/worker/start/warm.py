@@ -12,6 +12,7 @@ import contextlib
 import gc
 import importlib
 import os
+import shlex
 import signal
 import sys
 import time
@@ -30,6 +31,7 @@ from unicron_elastic.worker.linux import (
     show_mark,
 )
 from unicron_elastic.worker.start.late import hidden_modules, hold_back, script_folder
+from unicron_elastic.worker.start.likeness import arguments_at, how_different
 from unicron_elastic.worker.start.renewal import Renewal
 
 PRELOAD = "UNICRON_PRELOAD"
@@ -56,6 +58,8 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
         original_name = comm.read().rstrip("\n")
     set_thread_name("unicron-warm")
     try:
+        asked, _ = channel.receive()
+        refusal = refusal or how_different(asked["argv"], asked["env"], {MARK, PRELOAD})
         if refusal is not None:
             raise _Unfit(refusal)
         renewal = Renewal()
@@ -240,13 +244,21 @@ def _become_worker(message: Message, fds: list[int], ignored: Collection[int], r
     show_mark(message["env"][MARK])
     _replace_environment(message["env"])
     os.chdir(message["cwd"])
-    sys.argv[1:] = message["argv"][len(message["argv"]) - len(sys.argv) + 1 :] if len(sys.argv) > 1 else []
-    sys.orig_argv[:] = message["argv"]
+    _take_arguments(message["argv"])
     renewal.renew()
     atexit.register(_unfreeze)
     _wait_for_parent(message["keeper"])
     die_with_parent(message["keeper"])
     return control_fd, pulse_fd
+
+
+def _take_arguments(argv: list[str]) -> None:
+    """Becomes the command ``argv``, which differs from this process's own in the script's arguments alone."""
+    begin = arguments_at(sys.orig_argv)
+    if len(argv) != len(sys.orig_argv) or argv[:begin] != sys.orig_argv[:begin]:
+        raise ValueError(f"{shlex.join(argv)} was asked of a fork of {shlex.join(sys.orig_argv)}")
+    sys.argv[1:] = argv[begin:]
+    sys.orig_argv[:] = argv
 
 
 def _replace_environment(env: dict[str, str]) -> None:
