@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from unicron_elastic.base.in_place import is_forced
@@ -100,7 +101,7 @@ def _check_processes(nproc_per_node: str) -> None:
 
 
 def _check_script(args: argparse.Namespace) -> None:
-    script = args.training_script
+    script = of_local_rank_0(args.training_script)
     if args.no_python and args.module:
         raise BadArgument("--no-python and --module exclude one another: a module needs Python to run it")
     if args.no_python:
@@ -113,6 +114,11 @@ def _check_script(args: argparse.Namespace) -> None:
         raise BadArgument(f"the script {script!r} does not exist (looked in {os.getcwd()})")
     elif not args.module and not os.access(script, os.R_OK):
         raise BadArgument(f"the script {script!r} cannot be read: permission denied")
+
+
+def of_local_rank_0(word: str) -> str:
+    """A word of the workers' command as that of local rank 0 has it; torch replaces ``${local_rank}`` in all words."""
+    return Template(word).safe_substitute(local_rank="0")
 
 
 def _check_log_dir(log_dir: str | None) -> None:

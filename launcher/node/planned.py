@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from unicron_elastic.compat.command_line import TorchMissing
 from unicron_elastic.launcher.config.arguments import get_args_parser
+from unicron_elastic.launcher.config.checks import of_local_rank_0
 from unicron_elastic.launcher.config.forwarded import AGENT_VARIABLE, OF_SUBMISSION, without_options
 from unicron_elastic.planning.coordinate.agent import EndJob
 from unicron_elastic.planning.coordinate.snapshot import Phase
@@ -108,14 +109,15 @@ def why_not_here(spec: JobSpec | None, environ: Mapping[str, str] = os.environ) 
         args, _, _ = parsed(spec.command, env)
     except ValueError as error:
         return f"{error}."
-    path = os.path.join(spec.directory, args.training_script)
+    script = of_local_rank_0(args.training_script)
+    path = os.path.join(spec.directory, script)
     if args.no_python and not args.run_path:
-        is_bare = os.path.dirname(args.training_script) == ""  # such a one is looked for on PATH alone
-        found = shutil.which(args.training_script if is_bare else path, path=env.get("PATH"))
-        return "" if found else f"its program {args.training_script} is not there."
+        is_bare = os.path.dirname(script) == ""  # such a one is looked for on PATH alone
+        found = shutil.which(script if is_bare else path, path=env.get("PATH"))
+        return "" if found else f"its program {script} is not there."
     if args.module or os.path.exists(path):
         return ""
-    return f"its script {args.training_script} is not there."
+    return f"its script {script} is not there."
 
 
 def child_command(

@@ -108,6 +108,17 @@ def test_mistake_is_said_without_a_traceback(launcher: Any, arguments: list[str]
     assert "Traceback" not in run.err
 
 
+def test_each_local_rank_may_have_a_script_of_its_own(launcher: Any) -> None:
+    for local in range(2):
+        launcher.script(f"work{local}.py", f"import os, sys\nos.write(1, f'{{sys.argv}} of {local}\\n'.encode())\n")
+    run = launcher.run("--nproc-per-node=2", "work${local_rank}.py", "$local_rank", "$$")
+    assert sorted(run.out.splitlines()) == [f"['work{local}.py', '{local}', '$'] of {local}" for local in range(2)], (
+        run.err
+    )
+    missing = launcher.run("no${local_rank}.py")
+    assert "the script 'no0.py' does not exist" in missing.err
+
+
 def test_hangup_is_handled_without_a_terminal(launcher: Any) -> None:
     launcher.script("sleep.py", "import time\nprint('UP', flush=True)\ntime.sleep(600)\n")
     run = launcher.start("--nproc-per-node=1", "sleep.py", start_new_session=True)

@@ -177,6 +177,7 @@ def test_why_a_node_cannot_run_it(tmp_path: Path) -> None:
     assert why_not_here(None) == "there is no such job."
     assert why("train.py", directory="/nowhere") == "its folder /nowhere is not there."
     assert why("other.py") == "its script other.py is not there."
+    assert why("other${local_rank}.py") == "its script other0.py is not there."
     for well in (["train.py"], [str(tmp_path / "train.py")], ["package"], ["-m", "other.module"]):
         assert why(*well) == ""
     for well in (["--no-python", "tool"], ["--no-python", "./local"], ["--no-p", "bin/tool"]):

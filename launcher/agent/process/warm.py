@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
+from string import Template
 
 from unicron_elastic.launcher.agent.process.helper import Helper, Patience
 from unicron_elastic.launcher.agent.process.processes import KeeperLost, Processes
@@ -85,6 +86,12 @@ def source_files(argv: Sequence[str]) -> list[str]:
     return []
 
 
+def _program(argv: Sequence[str]) -> Sequence[str]:
+    """The words of the interpreter's command up to the script or module."""
+    ends = (at for at, word in enumerate(argv[1:], 2) if word == "-" or not word.startswith("-"))
+    return argv[: next(ends, len(argv))]
+
+
 def _module_files(module: str, folders: Sequence[str]) -> Iterator[str]:
     """The packages around ``module``, from the outermost, and the module itself."""
     name = ""
@@ -119,6 +126,8 @@ def why_not(argv: Sequence[str]) -> str | None:
     """Why this command cannot start warm, as a sentence; None if it can."""
     if not argv or argv[0] != sys.executable:
         return "the workers do not run this Python interpreter"
+    if any(Template(word).safe_substitute(local_rank="0") != word for word in _program(argv)):
+        return "each local rank has a script of its own"
     for path in source_files(argv):
         variable = early_variable(path)
         if variable is not None:
