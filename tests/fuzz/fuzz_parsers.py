@@ -170,6 +170,7 @@ def _agent() -> Iterator[tuple[Happenings, Any]]:
         "n1",
         post=said.append,
         say=said.append,
+        say_once=lambda *told: said.append(told),
         why_killed=lambda _code, _at: "",  # type: ignore[arg-type]
     )
     worker = MagicMock(local_rank=0, reading=lambda: None)

@@ -98,6 +98,7 @@ def test_no_process_in_which_a_script_runs_has_it(*, warm: bool, tmp_path: Path)
         on_exit=lambda _worker, ended: exits.append(ended.exit_code),
         on_message=lambda _worker, _message: None,
         on_ending=lambda _worker: None,
+        on_replaced=lambda _worker: None,
         name="trainer",
         entrypoint=command[0],
         args={0: tuple(command[1:])},

@@ -93,6 +93,7 @@ class Node:
             on_exit=self._exited,
             on_message=self._said,
             on_ending=self._ending,
+            on_replaced=self._replaced,
             name="trainer",
             entrypoint=entrypoint,
             args=args,
@@ -109,6 +110,9 @@ class Node:
 
     def _exited(self, worker: WorkerProcess, ended: Exit) -> None:
         self.heard.append((worker.local_rank, "exit", ended.exit_code))
+
+    def _replaced(self, worker: WorkerProcess) -> None:
+        self.heard.append((worker.local_rank, "replaced", worker.reading()))
 
     def _ending(self, worker: WorkerProcess) -> None:
         self.ending.append(worker.local_rank)
@@ -391,6 +395,25 @@ def test_a_wait_for_a_worker_has_its_time(node: Node) -> None:
         context.workers[0].wait(0.01)
     context.kill([0])
     assert context.workers[0].wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_worker_that_becomes_another_program_is_not_taken_for_what_it_was(node: Node, count: int) -> None:
+    node.start(*["import sys; os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(3)'])"] * count)
+    node.wait_for_exits(count)
+    for local in range(count):
+        assert node.said_by(local) == ["hello", "replaced", "exit"]
+    assert {reading for _, what, reading in node.heard if what == "replaced"} == {None}
+
+
+def test_a_worker_that_closes_all_descriptors_is_still_what_it_was(node: Node) -> None:
+    context = node.start("os.closerange(3, 256); print('closed', flush=True); import time; time.sleep(600)")
+    assert node.output(0) == "closed"
+    node.wait(lambda: context.workers[0].control is None)
+    assert context.workers[0].reading() is not None
+    context.kill([0])
+    node.wait_for_exits(1)
+    assert node.said_by(0) == ["hello", "exit"]
 
 
 def test_the_next_generation_is_told_from_the_last(node: Node) -> None:

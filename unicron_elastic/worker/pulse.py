@@ -47,6 +47,9 @@ _RUN_ID_CHARACTERS = 150  # the kernel takes names of 249 bytes
 _READS_MAX = 3  # of a phase that is changed at this very moment
 
 
+PAGE_PATH = "/memfd:unicron-pulse:"  # how the path of a page begins in /proc/PID/maps
+
+
 def page_name(rank: int, local_rank: int, run_id: str) -> str:
     """The name of a worker's page. In /proc/PID/maps it tells who a warm worker is, whose environ is its parent's."""
     from urllib.parse import quote  # the agent's need alone

@@ -183,6 +183,7 @@ class Agent(TorchAgent):
             on_exit=happenings.exited,
             on_message=happenings.said,
             on_ending=happenings.ending,
+            on_replaced=happenings.replaced,
             name=spec.role,
             entrypoint=spec.entrypoint,
             args=args,
@@ -234,7 +235,8 @@ class Agent(TorchAgent):
             self._initialize_workers(group)
         else:
             self._restart_workers(group)
-        self._reporter.say_once_why_plain(self._runtime.why_plain)
+        if (why_plain := self._runtime.why_plain) is not None:
+            self._reporter.say_once("plain", f"Workers start without the warm process: {why_plain}.")
         started = tuple(
             events.StartedWorker(local_rank=w.local_rank, rank=w.global_rank, pid=w.id) for w in group.workers
         )
@@ -407,6 +409,7 @@ class Agent(TorchAgent):
             self._state.host,
             post=self._events.append,
             say=self._reporter.say,
+            say_once=self._reporter.say_once,
             why_killed=self._node.why_killed,
         )
 

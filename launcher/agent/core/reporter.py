@@ -51,7 +51,7 @@ class Reporter:
         self._ledger: Ledger | None = None
         self._begun_at = time.monotonic()
         self._last_incident: str | None = None
-        self._has_said_plain = False
+        self._said_once: set[str] = set()
         self.last_said = ""
         self._is_closed = False
         self._spoken = _Spoken(self.say)
@@ -73,11 +73,11 @@ class Reporter:
         self.last_said = sentence
         self._console.say(sentence)
 
-    def say_once_why_plain(self, reason: str | None) -> None:
-        """Why workers start without the warm process, the first time there is a reason."""
-        if reason is not None and not self._has_said_plain:
-            self._has_said_plain = True
-            self.say(f"Workers start without the warm process: {reason}.")
+    def say_once(self, topic: str, sentence: str) -> None:
+        """One sentence for people, the first time that there is one of this topic."""
+        if topic not in self._said_once:
+            self._said_once.add(topic)
+            self.say(sentence)
 
     def show_while_running(self, view: Callable[[], JobView]) -> None:
         """Refreshes the live panel, where there is one, until closed."""

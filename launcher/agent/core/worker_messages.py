@@ -45,14 +45,16 @@ class Happenings:
         *,
         post: Callable[[Event], None],
         say: Callable[[str], None],
+        say_once: Callable[[str, str], None],
         why_killed: Callable[[int, float], str],
     ) -> None:
-        """``why_killed`` explains an exit code and its time."""
+        """``say_once`` takes a topic before the sentence; ``why_killed`` explains an exit code and its time."""
         self._generation = generation
         self._workers = group.workers  # the group has others in the next generation
         self._host = host
         self._post = post
         self._say = say
+        self._say_once = say_once
         self._why_killed = why_killed
         self.error_files: Mapping[int, str] = {}  # where torchrun has them, by local rank
         self.may_enter: Callable[[int], bool] = lambda _local_rank: True  # as a member of a world that may change
@@ -81,6 +83,14 @@ class Happenings:
     def ending(self, worker: WorkerProcess) -> None:
         """A worker ends by itself; its exit code is to come."""
         self._post(WorkerEnding(at=time.monotonic(), local_rank=worker.local_rank, generation=self._generation))
+
+    def replaced(self, worker: WorkerProcess) -> None:
+        """A worker put another program into its process, which has none of our parts."""
+        self._say_once(
+            "replaced",
+            f"rank {self._rank(worker)} has put another program into its process (exec). "
+            "Steps, exceptions and hangs of such a worker are not seen; its end is.",
+        )
 
     def said(self, worker: WorkerProcess, message: Message) -> None:
         """A worker said something; what is not ours is ignored, for the script may write to our socket."""

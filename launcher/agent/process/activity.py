@@ -65,6 +65,19 @@ def is_ending(pid: int) -> bool:
     return all(_is_exiting(_stat(f"{pid}/task/{thread}")[1].split()) for thread in threads(pid))
 
 
+def maps_file(pid: int, name: str) -> bool | None:
+    """Whether the process has a file whose path begins so in its memory; None if it has none at all, as it is gone."""
+    is_there = None
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:  # some have millions of bytes
+            for line in file:
+                if is_there := f" {name}".encode() in line:
+                    break
+    except OSError:
+        return None
+    return is_there
+
+
 def exit_code(pid: int) -> int | None:
     """The exit code of a process that has ended and was not collected, negative for a signal; None of any other.
 

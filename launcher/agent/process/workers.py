@@ -27,7 +27,7 @@ from unicron_elastic.compat.workers import (
     terminate_handler,
 )
 from unicron_elastic.detection.arrivals import Arrivals
-from unicron_elastic.launcher.agent.process.activity import is_ending
+from unicron_elastic.launcher.agent.process.activity import is_ending, maps_file
 from unicron_elastic.launcher.agent.process.processes import Exit, KeeperLost
 from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.agent.process.warm import WarmProcess, injected
@@ -35,7 +35,7 @@ from unicron_elastic.launcher.agent.process.whereabouts import Whereabouts, pars
 from unicron_elastic.launcher.common.output import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
-from unicron_elastic.worker.pulse import PulsePage, PulseReading, page_name
+from unicron_elastic.worker.pulse import PAGE_PATH, PulsePage, PulseReading, page_name
 from unicron_elastic.worker.start import bootstrap
 
 UNREAD_MAX = 1000  # messages; a socket holds some hundred, and who writes on and on must not keep us
@@ -59,6 +59,7 @@ class WorkerProcess:
         self.owes_arrivals = False
         self.phase_limits_s: dict[str, float] = {}  # by phase, as the script says
         self.flops_per_step: float | None = None  # of the whole job, as the script says
+        self.is_leaving = False  # its interpreter shuts down
         self.stack_fd: int | None = None  # the number, in the worker, of the file for its stacks
 
     @property
@@ -83,6 +84,11 @@ class WorkerProcess:
         """Signals the worker and everything in its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, death_sig or signal.SIGTERM)
+
+    @property
+    def is_mute(self) -> bool:
+        """Whether it had a channel, and has closed it."""
+        return self.page is not None and self.control is None
 
     def reading(self) -> PulseReading | None:
         """What its pulse page says; None if it has none or the script overwrote it."""
@@ -131,12 +137,27 @@ class WorkerProcess:
                 self.control.send({"arrivals": True})
                 self.owes_arrivals = True
 
-    def release(self) -> None:
-        """Gives back the channel and the page."""
+    def runs_another_program(self) -> bool:
+        """Whether it was told apart from its page without a word, while it lives: only exec does that."""
+        if self.page is None or self.is_leaving or self.returncode is not None:
+            return False
+        return maps_file(self.pid, PAGE_PATH) is False and not is_ending(self.pid)
+
+    def forget_parts(self) -> None:
+        """Leaves alone what there was of our parts in it: what its page says is of the program before."""
+        self.release()
+        self.stack_fd = None
+
+    def hang_up(self) -> None:
+        """Closes the control channel."""
         if self.control is not None:
             self._runtime.loop.forget(self.control)
             self.control.close()
             self.control = None
+
+    def release(self) -> None:
+        """Gives back the channel and the page."""
+        self.hang_up()
         if self.page is not None:
             self.page.close()
             self.page = None
@@ -151,6 +172,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         on_exit: Callable[[WorkerProcess, Exit], None],
         on_message: Callable[[WorkerProcess, Message], None],
         on_ending: Callable[[WorkerProcess], None],
+        on_replaced: Callable[[WorkerProcess], None],
         **arguments: Any,
     ) -> None:
         super().__init__(**arguments)
@@ -158,6 +180,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         self._on_worker_exit = on_exit
         self._on_message = on_message
         self._on_ending = on_ending
+        self._on_replaced = on_replaced  # by another program, in the same process
         self._early_exits: dict[int, Exit] = {}
         self._is_released = False
         self._appends: set[int] = set()  # whose log files have what an earlier process wrote
@@ -202,6 +225,8 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         early = self._early_exits.pop(worker.pid, None)
         if early is not None:
             self._exited(early)
+        elif worker.is_mute:
+            self._look_at_mute(worker)
         return worker
 
     def _start_one(self, local_rank: int, request: Callable[[WorkerProcess], int]) -> WorkerProcess:
@@ -287,6 +312,8 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
                 early = self._early_exits.pop(worker.pid, None)
                 if early is not None:
                     self._exited(early)
+                elif worker.is_mute:
+                    self._look_at_mute(worker)
         except BaseException:
             for worker in workers.values():
                 worker.release()
@@ -365,6 +392,11 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
     def _hear(self, worker: WorkerProcess) -> None:
         self._read_control(worker)
 
+    def _look_at_mute(self, worker: WorkerProcess) -> None:
+        if worker.runs_another_program():
+            worker.forget_parts()
+            self._on_replaced(worker)
+
     def _drain_control(self, worker: WorkerProcess) -> None:
         """Reads what the worker said before it ended, so that its exception is known before its exit."""
         for _ in range(UNREAD_MAX):
@@ -387,15 +419,16 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         except ValueError:
             return True  # not a message of ours: the script wrote to our socket; the worker is watched all the same
         except (ChannelClosed, OSError):
-            self._runtime.loop.forget(worker.control)
-            worker.control.close()
-            worker.control = None
+            worker.hang_up()
+            if worker.pid:
+                self._look_at_mute(worker)
             return False
         if "snapshot" in message:
             message["fds"] = fds  # which belong to whoever takes the message
         else:
             close_all(fds)
         if "ending" in message:
+            worker.is_leaving = True
             self._on_ending(worker)
             return True
         if "exception" in message:
