@@ -22,6 +22,7 @@ from unicron_elastic.compat.command_line import TorchMissing
 from unicron_elastic.launcher import stepping_aside
 from unicron_elastic.launcher.agent.process.processes import KeeperLost
 from unicron_elastic.launcher.agent.process.runtime import Runtime
+from unicron_elastic.launcher.common.kept_snapshots import take_shelf
 from unicron_elastic.launcher.common.output import hold_closed
 from unicron_elastic.launcher.config import arguments, options
 from unicron_elastic.launcher.config.arguments import warm_command
@@ -150,7 +151,7 @@ def _run_command(argv: Sequence[str]) -> int:
 
 
 def _run_ours(argv: Sequence[str]) -> int:
-    teller = take_teller()
+    teller, shelf = take_teller(), take_shelf()
     try:
         args, argv = _parse(argv)
         chosen = options.from_arguments(args)
@@ -174,7 +175,7 @@ def _run_ours(argv: Sequence[str]) -> int:
         return _complain(str(error), 1)  # where torchrun raises, it exits with 1
     runtime = _runtime_for(args, chosen)
     runtime.is_alone = True
-    runtime.metrics_teller = teller
+    runtime.metrics_teller, runtime.shelf = teller, shelf
     if args.training_script != STDIN:  # of which another node has none
         runtime.shared_arguments = shared_arguments(argv, len(args.training_script_args))
     try:

@@ -64,6 +64,7 @@ INNER_VARIABLES = {
     "UNICRON_PULSE_FD": "to workers: the pulse page",
     "UNICRON_PYTHONPATH": "to workers: the `PYTHONPATH` that the user had set",
     "UNICRON_RUN_TOKEN": "to workers: marks what a run and each worker has started, so that none of it is missed",
+    "UNICRON_SNAPSHOTS_FD": "to a job's part: where it gives snapshots that are to outlive it",
     "UNICRON_TAKES_PLACE": "to workers: this one takes the place of a lost rank",
     "UNICRON_VERDICT": "to a job's part: a file for how the job has ended",
     "UNICRON_WARM_FD": "to the warm process: its channel",

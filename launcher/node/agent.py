@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from signal import SIGKILL
 from typing import Any
 
+from unicron_elastic.launcher.common.kept_snapshots import VARIABLE as SNAPSHOTS_VARIABLE
+from unicron_elastic.launcher.common.kept_snapshots import KeptSnapshots
 from unicron_elastic.launcher.export.metrics.cluster import AgentMetrics
+from unicron_elastic.launcher.export.metrics.link import VARIABLE as METRICS_VARIABLE
 from unicron_elastic.launcher.export.metrics.link import ChildMetrics
 from unicron_elastic.launcher.node.children import Child
 from unicron_elastic.launcher.node.cluster_watch import Seen, Sight, Trouble
@@ -50,6 +53,7 @@ from unicron_elastic.rendezvous.store.interface import LeaseGoneError, Store, St
 TICK_S = 0.25
 RETRY_S = 1.0
 REACHED_S = 0.2  # between two looks whether the coordinator is reached again
+KEPT_LOOK_S = 5.0  # between two looks whether what is kept of jobs is still of use
 SPARE_S = 1.0  # without an order, after which a job that nobody plans may have this node
 
 
@@ -94,6 +98,7 @@ class ClusterAgent:
         self._has_lost_data = False
         self._turned_at = time.monotonic()  # when the loop last went round
         self._child_metrics = ChildMetrics()
+        self._kept, self._kept_looked_at = KeptSnapshots(), 0.0
         self.tells_metrics = False  # so that children tell theirs
 
     def answers(self) -> AgentMetrics:
@@ -125,6 +130,7 @@ class ClusterAgent:
             self._tell_ends()
             if not self._stop.is_set():
                 self._help()
+                self._give_up_kept()
         self._node.leave_roster()
         self._sight.close()
 
@@ -325,7 +331,7 @@ class ClusterAgent:
                 self._node.known_secret(),
                 host,
                 self._say,
-                self._metrics_end(),
+                {**self._metrics_link(), SNAPSHOTS_VARIABLE: self._kept.connect(self._submission(spec.name))},
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._handle(agent.ChildEnded(at_unix_s=time.time(), exit_code=None, why=f"it cannot be started ({error})"))
@@ -333,9 +339,32 @@ class ClusterAgent:
         self._child = child
         self._watch_round(run)
 
-    def _metrics_end(self) -> socket.socket | None:
-        """Where a new child is to tell its metrics; None: nowhere. Raises OSError."""
-        return self._child_metrics.connect() if self.tells_metrics else None
+    def _submission(self, job: str) -> tuple[str, int]:
+        """Returns what tells a planned job from an earlier one of its name: its phase is written once for each."""
+        phase = self._sight.entries("job").get(PlannedJobKeys(job).phase)
+        return job, 0 if phase is None else phase.created
+
+    def _give_up_kept(self) -> None:
+        """Drops the snapshots of jobs that are over, or go on elsewhere and further."""
+        if time.monotonic() - self._kept_looked_at < KEPT_LOOK_S:
+            return
+        self._kept_looked_at = time.monotonic()
+        for job, number in self._kept.submissions():
+            if job == self._state.status.heads_for:
+                continue
+            try:
+                entry = self._sight.opened().read(PlannedJobKeys(job).phase).entry
+                phase = None if entry is None or entry.created != number else parse_phase(entry).phase
+            except StoreError:
+                return
+            except ValueError:
+                phase = None
+            if phase is not Phase.SUBMITTED:
+                self._kept.drop((job, number))
+
+    def _metrics_link(self) -> dict[str, socket.socket]:
+        """Where a new child is to tell its metrics, if anywhere. Raises OSError."""
+        return {METRICS_VARIABLE: self._child_metrics.connect()} if self.tells_metrics else {}
 
     def _tell_refusal(self, key: str, reason: str) -> None:
         """Tell a refusal once as long as it holds; an agent that lives long must not say more and more."""
@@ -377,7 +406,7 @@ class ClusterAgent:
                 claim, self._spare.command(claim), claim.spec.cwd, self._spare.environment(claim),
                 on_end=lambda ended: self._inbox.put(_Ended(ended)),
             )  # fmt: skip
-            child.start("", "", self._state.status.host, self._say, self._metrics_end())
+            child.start("", "", self._state.status.host, self._say, self._metrics_link())
         except (OSError, subprocess.SubprocessError) as error:
             self._spare.ended(claim, is_well=False)
             self._say(f"The job {claim.run_id!r} cannot run here: {error}.")

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from unicron_elastic.launcher.export.metrics.link import VARIABLE as METRICS_VARIABLE
 from unicron_elastic.launcher.node.output_sender import OutputSender
 from unicron_elastic.rendezvous.records.plan_keys import VERDICT_VARIABLE
 
@@ -47,14 +46,17 @@ class Child:
         secret: str,
         host: str,
         say: Callable[[str], None],
-        metrics: socket.socket | None = None,
+        links: Mapping[str, socket.socket] = {},
     ) -> None:
         """Starts it; what it writes goes to ``output``, HOST:PORT, and for want of that to this process's own streams.
 
-        ``metrics`` is where it tells its own, and is closed here. Raises OSError.
+        ``links`` are sockets on which it speaks to this process, by the variables that tell it of them; they are
+        closed here. Raises OSError.
         """
-        with metrics or contextlib.nullcontext():
-            process = self._started(metrics)
+        with contextlib.ExitStack() as closing:
+            for link in links.values():
+                closing.enter_context(link)
+            process = self._started(links)
         try:
             self._follow(process, output, secret, host, say)
         except BaseException:
@@ -62,15 +64,15 @@ class Child:
             process.wait()
             raise
 
-    def _started(self, metrics: socket.socket | None) -> subprocess.Popen[bytes]:
+    def _started(self, links: Mapping[str, socket.socket]) -> subprocess.Popen[bytes]:
         verdict = self._verdict = os.fdopen(os.memfd_create("unicron-verdict"), "rb")
         # A session of its own: Ctrl-C here is for the agent, which stops its child as it should be stopped.
-        told = {} if metrics is None else {METRICS_VARIABLE: str(metrics.fileno())}
+        told = {name: str(link.fileno()) for name, link in links.items()}
         return subprocess.Popen(
             self._command,
             cwd=self._directory,
             env={**self._env, **told, VERDICT_VARIABLE: f"/proc/self/fd/{verdict.fileno()}"},
-            pass_fds=[each.fileno() for each in (verdict, metrics) if each is not None],
+            pass_fds=[verdict.fileno(), *(link.fileno() for link in links.values())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

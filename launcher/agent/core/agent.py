@@ -103,7 +103,8 @@ class Agent(TorchAgent):
         self._node = NodeWatch(self._runtime.loop, say, self._events.append)
         keep = self._reporter.keep_evidence
         self._hangs = HangWatch(self._runtime.loop, say, keep, self._events.append, self._node.gpu_lines)
-        self._snapshots = Snapshots(self._runtime.loop, say, getattr(spec.rdzv_handler, "cluster_secret", lambda: ""))
+        secret = getattr(spec.rdzv_handler, "cluster_secret", lambda: "")
+        self._snapshots = Snapshots(self._runtime.loop, say, secret, self._runtime.shelf)
         self._worlds = Worlds(self._runtime.loop, self._events.append, say)
         self._pace = PaceReport(self._runtime.loop, spec.rdzv_handler)
         self._moves = StateMoves()

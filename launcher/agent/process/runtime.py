@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from unicron_elastic.launcher.agent.process.helper import Patience
 from unicron_elastic.launcher.agent.process.processes import KEEPER_PATIENCE, Exit, KeeperLost, Processes
 from unicron_elastic.launcher.agent.process.warm import WARM_PATIENCE, WarmProcess, why_not
+from unicron_elastic.launcher.common.kept_snapshots import NodeShelf
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.launcher.common.output import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
@@ -37,6 +38,7 @@ class Runtime:
         self.ignored_at_start = frozenset(ignored_signals())
         self.signals_are_named = False  # those that end the job, by the user
         self.metrics_teller: Teller | None = None  # to the agent of the cluster that started this process
+        self.shelf: NodeShelf | None = None  # likewise
         self.why_plain: str | None = None  # why workers start plainly, once that is known
         self._is_unfit = False  # a warm process refused to serve, as the next one would
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess
+from unicron_elastic.launcher.common.kept_snapshots import SLOTS_MAX, NodeShelf
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.rendezvous.store.address import address_towards
 from unicron_elastic.state.snapshot.exchange import Exchange, Servers, copy_of
@@ -89,15 +90,20 @@ class NeighbourCopies:
         return {rank: [file for file in files if file not in self._busy] for rank, files in self._files.items()}
 
 
-SLOTS_MAX = 3  # files of one worker
 OTHERS_MAX = 6  # newest ones of other places that a worker is told of
 
 
 class Snapshots:
     """Of one agent, from one generation of its workers to the next. All but what threads do is in the loop."""
 
-    def __init__(self, loop: Loop, say: Callable[[str], None], secret: Callable[[], str] = lambda: "") -> None:
-        """``secret``: of the cluster now, "" if there is none."""
+    def __init__(
+        self,
+        loop: Loop,
+        say: Callable[[str], None],
+        secret: Callable[[], str] = lambda: "",
+        shelf: NodeShelf | None = None,
+    ) -> None:
+        """``secret``: of the cluster now, "" if there is none. ``shelf``: what outlives this agent as well, if any."""
         self._secret = secret
         self._loop = loop
         self._say = say
@@ -112,6 +118,9 @@ class Snapshots:
         self._does_round_go_on = False  # workers of it have the state: those that begin here are newcomers
         self._has_asked = self._is_copying = False
         self._said: set[str] = set()
+        self._shelf = shelf
+        for (local_rank, slot), fd in ({} if shelf is None else shelf.take()).items():
+            self._hold(local_rank, slot, fd)
 
     def begin(self, store: Any, rank: int, size: int, master: str | None) -> None:
         """A generation begins, of ``size`` agents that meet in ``store``; its host is ``master``."""
@@ -154,6 +163,8 @@ class Snapshots:
         """Ends with the agent."""
         self.stop()
         self._servers.close()
+        if self._shelf is not None:
+            self._shelf.close()
 
     def replaced(self, local_rank: int) -> None:
         """A worker was replaced while the others go on: it gets its state from them."""
@@ -178,16 +189,24 @@ class Snapshots:
     def _keep(self, local_rank: int, slot: int, fds: list[int], *, is_for_peer: bool) -> None:
         if fds:
             close_all(fds[1:])
-            try:
-                file = SnapshotFile(fds[0])
-            except ValueError as error:
-                close_all(fds[:1])
-                self._say_once(f"A snapshot of local rank {local_rank} is not kept: {error}.")
+            if not self._hold(local_rank, slot, fds[0]):
                 return
-            self._drop(self._own.pop((local_rank, slot), None))
-            self._own[local_rank, slot] = file
+            if self._shelf is not None:
+                self._shelf.keep((local_rank, slot), fds[0])
         if is_for_peer and self._exchange is not None:
             self._offer(self._exchange)
+
+    def _hold(self, local_rank: int, slot: int, fd: int) -> bool:
+        """Takes a file over, if it is one."""
+        try:
+            file = SnapshotFile(fd)
+        except ValueError as error:
+            close_all([fd])
+            self._say_once(f"A snapshot of local rank {local_rank} is not kept: {error}.")
+            return False
+        self._drop(self._own.pop((local_rank, slot), None))
+        self._own[local_rank, slot] = file
+        return True
 
     def _drop(self, file: SnapshotFile | None) -> None:
         if file is not None:

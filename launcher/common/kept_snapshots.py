@@ -1,0 +1,140 @@
+"""How the snapshots of a planned job outlive its part of a node: the node's agent has their memory files as well.
+
+A job's part of a node gives each file on when a worker has made it, so that even one that is killed leaves them. The
+next part of the same job on this node begins with them, as workers do that all begin again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+
+from unicron_elastic.worker.channel import FDS_MAX, Channel, ChannelClosed, Message, close_all
+
+VARIABLE = "UNICRON_SNAPSHOTS_FD"  # of a process that an agent has started
+TAKE_TIMEOUT_S = 10.0  # the agent speaks at once
+RANKS_MAX, SLOTS_MAX = 4096, 3  # workers of a node, and files of one
+
+Place = tuple[int, int]  # a worker's local rank, and which of its files
+
+
+class NodeShelf:
+    """The child's end."""
+
+    def __init__(self, fd: int) -> None:
+        """Raises OSError if ``fd`` is no such socket."""
+        self._channel = Channel.from_fd(fd)
+        self._channel.settimeout(TAKE_TIMEOUT_S)
+
+    def take(self) -> dict[Place, int]:
+        """Returns what an earlier part of the job has left here; the descriptors are the caller's."""
+        found: dict[Place, int] = {}
+        try:
+            while True:
+                message, fds = self._channel.receive()
+                found |= _parsed(message, fds)
+                if message.get("is_all"):
+                    return found
+        except (ChannelClosed, ValueError, OSError):  # the agent is gone or stands still: there is nothing, then
+            return found
+
+    def keep(self, place: Place, fd: int) -> None:
+        """Gives a file to the agent, instead of the one that had this place."""
+        try:
+            self._channel.send({"places": [place]}, [fd])
+        except (ChannelClosed, OSError):
+            pass  # it is gone, and this process ends soon
+
+    def close(self) -> None:
+        """May come twice."""
+        self._channel.close()
+
+
+def take_shelf() -> NodeShelf | None:
+    """Returns the end that this process was started with, if it was; nobody that it starts has it."""
+    told = os.environ.pop(VARIABLE, "")
+    try:
+        return NodeShelf(int(told)) if told else None
+    except (OSError, ValueError):
+        return None
+
+
+class KeptSnapshots:
+    """The agent's end, for one child after another. Safe from any thread.
+
+    A *submission* is a job's name and a number of its own, so that a job that is submitted again begins anew.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: dict[tuple[str, int], dict[Place, int]] = {}
+
+    def submissions(self) -> list[tuple[str, int]]:
+        """Returns the jobs of which there is something."""
+        with self._lock:
+            return [submission for submission, files in self._files.items() if files]
+
+    def connect(self, submission: tuple[str, int]) -> socket.socket:
+        """Returns the end for a new child, to be closed once it has been started. Raises OSError."""
+        for other in self.submissions():
+            if other[0] == submission[0] and other != submission:
+                self.drop(other)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = (Channel(ours), submission)
+        threading.Thread(target=self._serve, args=arguments, name="unicron-kept", daemon=True).start()
+        return theirs
+
+    def drop(self, submission: tuple[str, int]) -> None:
+        """Gives the memory back."""
+        with self._lock:
+            close_all(list(self._files.pop(submission, {}).values()))
+
+    def _serve(self, channel: Channel, submission: tuple[str, int]) -> None:
+        """Gives a child what is there, and takes what it gives until it ends."""
+        try:
+            with self._lock:
+                files = self._files.setdefault(submission, {})
+                for message, fds in _messages(files):
+                    channel.send(message, fds)
+            while True:
+                try:
+                    message, fds = channel.receive()
+                except ValueError:
+                    continue
+                self._keep(submission, _parsed(message, fds))
+        except (ChannelClosed, OSError):
+            pass
+        finally:
+            channel.close()
+
+    def _keep(self, submission: tuple[str, int], given: Mapping[Place, int]) -> None:
+        with self._lock:
+            files = self._files.get(submission)
+            if files is None:  # the job is over
+                close_all(list(given.values()))
+                return
+            close_all([files[place] for place in given if place in files])
+            files.update(given)
+
+
+def _messages(files: Mapping[Place, int]) -> Iterator[tuple[Message, list[int]]]:
+    """Yields what a child is told of the files, of which a message carries few, and that this is all."""
+    places = list(files)
+    for first in range(0, len(places), FDS_MAX):
+        some = places[first : first + FDS_MAX]
+        yield {"places": some}, [files[place] for place in some]
+    yield {"is_all": True}, []
+
+
+def _parsed(message: Message, fds: list[int]) -> dict[Place, int]:
+    """Returns the files of a message by their places; what is none is closed."""
+    found: dict[Place, int] = {}
+    told = message.get("places", [])
+    for place, fd in zip(told if isinstance(told, list) else [], fds, strict=False):
+        match place:
+            case [int(local_rank), int(slot)] if 0 <= local_rank < RANKS_MAX and 0 <= slot < SLOTS_MAX:
+                found[local_rank, slot] = fd
+    close_all([fd for fd in fds if fd not in found.values()])
+    return found

@@ -1,0 +1,117 @@
+"""Planned jobs that lose all of their nodes and get nodes again later: real agents, a real etcd, real training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_planned_jobs import Lab, until
+
+from unicron_elastic.planning.coordinate.snapshot import Phase
+
+EVERY = 5
+SCRIPT = """
+import os, sys, time
+import torch, torch.distributed as dist
+import unicron_elastic
+
+torch.set_num_threads(1)
+style, every, where = sys.argv[1], int(sys.argv[2]), os.environ["UNICRON_NODE_NAME"]
+if style == "loop":
+    dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+run = unicron_elastic.Run(model=model, optimizer=optimizer, replicated=True, snapshot_every=every)
+start = run.restore()
+os.write(1, f"START {start} on {where} rank {os.environ['RANK']}\\n".encode())
+
+def loss_of(number):
+    return model(torch.randn(4, 4, generator=torch.Generator().manual_seed(number))).pow(2).mean()
+
+def made(number):
+    os.write(1, f"STEP {number}\\n".encode())
+    time.sleep(0.05)
+
+def is_over():
+    over = torch.tensor(float(os.path.exists("stop")))
+    dist.all_reduce(over)
+    return over > 0
+
+if style == "loop":
+    step = start
+    while not is_over():
+        optimizer.zero_grad()
+        loss_of(step).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        step += 1
+        run.snapshot(step, every=every)
+        made(step)
+else:
+    for step in run.steps(100000, micro_batches=2):
+        for index in step:
+            step.backward(loss_of(step.number * 2 + index))
+        optimizer.step()
+        optimizer.zero_grad()
+        made(step.number + 1)
+        if os.path.exists("stop"):
+            os._exit(0)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Lab]:
+    made = Lab(tmp_path)
+    try:
+        made.etcd.start()
+        yield made
+    finally:
+        made.close()
+
+
+def starts(run: Any) -> list[tuple[int, str]]:
+    """From which step each worker began, and on which node."""
+    return [(int(step), host) for step, host in re.findall(r"^START (\d+) on (\w+)", run.out, re.MULTILINE)]
+
+
+def made(run: Any) -> int:
+    """How many steps the job has come to."""
+    return max(map(int, re.findall(r"^STEP (\d+)", run.out, re.MULTILINE)), default=0)
+
+
+def submitted(launcher: Any, lab: Lab, job: str, style: str, *, nodes: int, every: int = EVERY) -> Any:
+    launcher.script("train.py", SCRIPT)
+    return launcher.start(
+        "--cluster", lab.etcd.endpoint, f"--nnodes={nodes}", f"--rdzv-id={job}", "train.py", style, str(every),
+        fast=False,
+    )  # fmt: skip
+
+
+def pause(lab: Lab, job: str) -> None:
+    assert lab.unicron("jobs", "set", job, "--pause").returncode == 0
+    until(lambda: lab.phase(job).phase is Phase.SUBMITTED, "the pause", lab.logs)  # type: ignore[union-attr]
+    lab.until_idle(*(each.host for each in lab.agents))
+
+
+@pytest.mark.parametrize(("style", "nodes"), [("steps", 1), pytest.param("loop", 2, marks=pytest.mark.slow)])
+def test_a_job_that_was_paused_goes_on_from_the_memory_of_its_nodes(
+    own: Lab, launcher: Any, style: str, nodes: int
+) -> None:
+    own.begin(*"ab"[:nodes])
+    run = submitted(launcher, own, "job", style, nodes=nodes)
+    run.until(lambda: made(run) > EVERY, "a snapshot")
+    pause(own, "job")
+    before = made(run)
+    assert own.unicron("jobs", "set", "job", "--resume").returncode == 0
+    run.until(lambda: len(starts(run)) == 2 * nodes, "the next start")
+    first, *others = {step for step, _ in starts(run)[nodes:]}
+    assert not others
+    assert before - EVERY <= first <= before + 1, run.err
+    assert f"All ranks go on from step {first}, from the memory of their hosts." in run.err
+    (launcher.folder / "stop").touch()
+    assert run.wait() == 0, run.err

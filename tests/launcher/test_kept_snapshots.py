@@ -1,0 +1,81 @@
+"""What a node's agent keeps of a job's snapshots, from one part of the job to the next: real files, real sockets."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from unicron_elastic.launcher.common.kept_snapshots import KeptSnapshots, NodeShelf
+from unicron_elastic.worker.channel import Channel
+
+DEADLINE_S = 20.0
+JOB = ("job", 7)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def child(kept: KeptSnapshots, submission: tuple[str, int] = JOB) -> NodeShelf:
+    with kept.connect(submission) as sock:
+        return NodeShelf(os.dup(sock.fileno()))
+
+
+def file_of(text: str) -> int:
+    fd = os.memfd_create(text)
+    os.write(fd, text.encode())
+    return fd
+
+
+def texts(shelf: NodeShelf) -> dict[tuple[int, int], str]:
+    taken = shelf.take()
+    found = {place: os.pread(fd, 100, 0).decode() for place, fd in taken.items()}
+    for fd in taken.values():
+        os.close(fd)
+    return found
+
+
+def give(shelf: NodeShelf, place: tuple[int, int], text: str) -> None:
+    fd = file_of(text)
+    shelf.keep(place, fd)
+    os.close(fd)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_the_next_part_of_a_job_has_the_files_of_the_one_before_and_another_job_has_not() -> None:
+    kept = KeptSnapshots()
+    first = child(kept)
+    assert texts(first) == {}
+    for rank in range(40):  # more than one message carries
+        give(first, (rank, 0), f"of {rank}")
+    give(first, (3, 0), "anew")
+    until(lambda: kept.submissions() == [JOB])
+    first.close()  # as when it is killed
+    assert texts(child(kept, ("other", 7))) == {}
+    wanted = {(rank, 0): f"of {rank}" for rank in range(40)} | {(3, 0): "anew"}
+    until(lambda: texts(child(kept)) == wanted)
+    assert texts(child(kept, ("job", 8))) == {}, "it is another job of that name"
+    assert texts(child(kept)) == {}
+
+
+def test_what_is_given_up_and_what_is_no_file_of_a_worker_leaves_no_descriptor() -> None:
+    kept = KeptSnapshots()
+    before = open_files()
+    with kept.connect(JOB) as sock:
+        channel = Channel(sock)
+        fd = file_of("x")
+        for odd in ({"places": 7}, {"places": [[0, 9], ["a", 1], [-1, 0]]}, {}, {"places": [[0, 0], [0, 0]]}):
+            channel.send(odd, [fd, fd, fd])
+        channel.send({"places": [[1, 0]]}, [fd])
+        os.close(fd)
+        until(lambda: kept.submissions() and open_files() == before + 4)  # both ends, and two files
+        kept.drop(JOB)
+        assert kept.submissions() == []
+    until(lambda: open_files() == before)
