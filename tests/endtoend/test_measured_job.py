@@ -84,6 +84,7 @@ def test_what_a_planned_job_measures_is_in_the_store(
     assert not job.is_global_batch_fixed
     assert job.now is not None
     assert job.now.nodes == 2
+    assert 4 * STEP_S < job.now.unsaved_s < 60.0, "it has saved nothing since its first step"
     assert abs(time.time() - job.now.at_unix_s) < 30.0
 
     before = len(job.shrink_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -273,6 +274,7 @@ REPORT = Report(
     step_now_s=0.4,
     is_global_batch_fixed=True,
     flops_per_step=1e15,
+    unsaved_s=7.0,
     stood=(("grow", 2.0), ("shrink", 3.0)),
 )
 
@@ -283,7 +285,7 @@ def test_a_report_is_merged_with_what_is_there() -> None:
     assert [(each.nodes, each.step_s, each.flops_per_step) for each in found.steps] == [(2, 0.5, 1e15), (3, 0.5, 1e15)]
     assert (found.grow_s, found.shrink_s, found.replace_s) == ((2.0,), (3.0,), ())
     assert found.now is not None
-    assert found.now.step_s == 0.4
+    assert (found.now.step_s, found.now.unsaved_s) == (0.4, 7.0)
     assert found.is_global_batch_fixed
 
 
@@ -498,10 +500,10 @@ def worker(pid: int, page: Page, step: int = 9, returncode: int | None = None, f
     return SimpleNamespace(pid=pid, page=page, returncode=returncode, reading=lambda: reading, flops_per_step=flops)
 
 
-def seen(state: Any, rank: int, *workers: Any) -> Seen:
+def seen(state: Any, rank: int, *workers: Any, kept_at: float | None = None) -> Seen:
     handler = SimpleNamespace(node_ids=("a/1", "b/2"))
     group: Any = SimpleNamespace(group_rank=rank, spec=SimpleNamespace(rdzv_handler=handler))
-    return seen_of(state, group, dict(enumerate(workers)))
+    return seen_of(state, group, dict(enumerate(workers)), kept_at)
 
 
 def test_agents_without_a_world_see_their_round() -> None:
@@ -512,6 +514,23 @@ def test_agents_without_a_world_see_their_round() -> None:
     assert found.flops_per_step == 1e15
     assert not found.is_global_batch_fixed
     assert not seen(state, 1).is_first
+
+
+@pytest.mark.parametrize(
+    ("saved_ago_s", "kept_ago_s", "unsaved_s"),
+    [(None, None, 900.0), (100.0, None, 100.0), (100.0, 30.0, 30.0), (None, 5000.0, 900.0)],
+)
+def test_what_is_unsaved_counts_from_the_last_save_or_the_first_step(
+    saved_ago_s: float | None, kept_ago_s: float | None, unsaved_s: float
+) -> None:
+    now = time.monotonic()
+    page = PulseReading(step=9, first_step_at=now - 900.0, saved_at=None if saved_ago_s is None else now - saved_ago_s)
+    others = worker(7, Page(3, 1.0)), worker(8, Page(3, 1.0))
+    others[0].reading = lambda: page
+    state = SimpleNamespace(world=None)
+    found = seen(state, 0, *others, kept_at=None if kept_ago_s is None else now - kept_ago_s)
+    assert found.unsaved_s == pytest.approx(unsaved_s, abs=5.0)
+    assert seen(state, 0, others[1]).unsaved_s == 0.0, "nothing is known of it"
 
 
 def test_the_steps_are_those_of_a_worker_that_steps() -> None:

@@ -82,6 +82,7 @@ def clusters(draw: st.DrawFn, most_nodes: int = 7, most_tasks: int = 3) -> Clust
                         [
                             Transition.of(cost_s),
                             Transition(grow_s=0.0, shrink_s=cost_s, replace_s=cost_s / 2, stop_s=cost_s),
+                            Transition(grow_s=0.0, shrink_s=0.0, replace_s=0.0, stop_s=0.0, unsaved_s=cost_s),
                         ]
                     )
                 ),

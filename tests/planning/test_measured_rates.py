@@ -328,6 +328,23 @@ def test_so_can_those_of_modelled_jobs(times: list[tuple[int, float]], x_max: in
 # -- standing still, and now ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("unsaved_s", "counted_s"), [(0.0, 0.0), (59.0, 0.0), (70.0, 64.0), (1000.0, 512.0)])
+def test_what_was_not_saved_is_counted_coarsely(unsaved_s: float, counted_s: float) -> None:
+    stay, now = (
+        Stay(since_unix_s=9.0, step_s=1.0, steps=5),
+        Now(nodes=2, step_s=1.0, at_unix_s=9.0, unsaved_s=unsaved_s),
+    )
+    record = MeasuredJob().with_steps(2, stay, is_global_batch_fixed=True, now=now)
+    assert transition_of(MeasuredJob.from_json(record.to_json())).unsaved_s == counted_s
+
+
+def test_an_agent_that_says_nothing_of_saves_is_understood() -> None:
+    stay, now = Stay(since_unix_s=9.0, step_s=1.0, steps=5), Now(nodes=2, step_s=1.0, at_unix_s=9.0)
+    told = json.loads(MeasuredJob().with_steps(2, stay, is_global_batch_fixed=True, now=now).to_json())
+    del told["now"]["unsaved_s"]
+    assert MeasuredJob.from_json(json.dumps(told)).now == now
+
+
 def test_transitions_are_the_median_of_what_was_measured() -> None:
     assert transition_of(None) == transition_of(MeasuredJob()) == Transition.of(60.0)
     record = MeasuredJob()

@@ -143,6 +143,16 @@ def test_a_transition_that_costs_too_much_is_not_made() -> None:
     assert best_counts(Cluster(tasks=tasks, nodes=4)) == {"a": 3, "b": 1}
 
 
+@pytest.mark.parametrize(("part", "stays"), [(0.0, "new"), (0.4, "new"), (0.6, "old")])
+def test_a_task_is_not_stopped_if_what_it_has_not_saved_is_worth_more(part: float, stays: str) -> None:
+    """The new task earns half as much again, so it pays within half of the time if nothing is trained again."""
+    new, running_s = task("new", linear(1, 1.5)), Cluster(tasks=(), nodes=1).running_s
+    unsaved = replace(Transition.of(10.0), unsaved_s=part * running_s)
+    cluster = Cluster(tasks=(task("old", linear(1), nodes=1, transition=unsaved), new), nodes=1)
+    assert best_counts(cluster) == plainly(cluster) == exhaustively(cluster)
+    assert best_counts(cluster) == {"new": 0, "old": 0} | {stays: 1}
+
+
 def test_a_task_far_larger_than_all_others_may_come_and_go() -> None:
     giant = task("giant", linear(8, 1e9), nodes=2)
     cluster = Cluster(tasks=(giant, task("a", linear(8), nodes=2), task("b", linear(8, 1.5), nodes=2)), nodes=8)

@@ -22,6 +22,7 @@ from unicron_elastic.planning.model.tasks import Transition
 
 A = task("a", [0, 1, 2, 3, 6.6, 8.4], nodes=5)
 B = task("b", [0, 1, 2, 3, 4, 5], nodes=5, transition=Transition.of(40.0))
+ALIKE = {"grow_s": 10.0, "shrink_s": 10.0, "replace_s": 10.0, "stop_s": 10.0}
 TWO = Cluster(tasks=(A, B), nodes=10)
 OFTEN = FaultRate(faults=10**6, node_s=1e6)
 PLATEAU = task("a", [0, 1, 1], nodes=2)
@@ -50,6 +51,20 @@ PLATEAU = task("a", [0, 1, 1], nodes=2)
             replace(TWO, nodes=11),
             NodesLost(("a",)),
             "Job a lost a node; it gets an idle node: 16 % more weighted FLOP/s.",
+        ),
+        (
+            Cluster(
+                tasks=(
+                    task("a", [0, 1], nodes=1, transition=Transition(**ALIKE, unsaved_s=512.0)),
+                    task("b", [0, 4], pinned_nodes=1),
+                ),
+                nodes=1,
+            ),
+            NothingChanged(),
+            (
+                "Nothing has changed; a gives b its last node and waits (it has not saved 8.53 minutes of training), "
+                "as b earns 4 times as much with it: 300 % more weighted FLOP/s."
+            ),
         ),
         (
             TWO,

@@ -70,6 +70,10 @@ def test_a_task_that_cannot_be(changes: dict[str, object], text: str) -> None:
             lambda: Transition(grow_s=1.0, shrink_s=3.0, replace_s=1.0, stop_s=2.0),
             "shrink_s is 3.0: it must be at most stop_s, which is 2.0",
         ),
+        (
+            lambda: Transition(grow_s=1.0, shrink_s=1.0, replace_s=1.0, stop_s=2.0, unsaved_s=-1.0),
+            "unsaved_s is -1.0: it must be a number, 0 or more",
+        ),
         (lambda: Cluster(tasks=(), nodes=-1), "nodes is -1: it must be a whole number, at least 0"),
         (lambda: Cluster(tasks=(A, A), nodes=9), "two tasks are called a: each must have a name of its own"),
         (lambda: Cluster(tasks=(A, B), nodes=3), "the tasks hold 4 nodes: there must be at least as many, and are 3"),

@@ -35,6 +35,14 @@ def test_a_task_that_lost_a_node_stands_still_whatever_it_gets() -> None:
     assert penalty_flop(LOST, 3) == pytest.approx(3 * 8e12)
 
 
+def test_a_task_that_is_left_with_no_node_trains_again_what_it_has_not_saved() -> None:
+    unsaved = replace(TASK, transition=replace(KINDS, unsaved_s=50.0))
+    expected = [-(4 + 50) * 8.0, -np.inf, 10 * D_S - 2 * 8.0, 8 * D_S, 18 * D_S - 1 * 8.0]
+    assert gains(unsaved, 4, D_S, is_pin_held=True) == pytest.approx(np.array(expected) * 1e12)
+    assert penalty_flop(unsaved, 0) == pytest.approx(54 * 8e12)
+    assert penalty_flop(unsaved, 2) == penalty_flop(TASK, 2)
+
+
 def test_a_task_that_earned_nothing_loses_nothing() -> None:
     waiting = replace(TASK, nodes=0)
     assert gains(waiting, 2, D_S, is_pin_held=True) == pytest.approx([0.0, -np.inf, 1e15])

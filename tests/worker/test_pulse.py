@@ -45,6 +45,25 @@ def test_steps_and_their_times_arrive(page: PulsePage, monkeypatch: pytest.Monke
     assert reading.at == pytest.approx(start / 1e9 + 0.4)
 
 
+def test_the_page_says_when_something_learned_was_saved_last(page: PulsePage) -> None:
+    pulse = Pulse(os.dup(page.fd))
+    pulse.count()
+    pulse.saved()  # of a state that was only read
+    reading = page.read()
+    assert reading is not None
+    assert (reading.has_saved, reading.saved_at) == (False, None)
+    pulse.beat(1)
+    before = time.monotonic()
+    for _ in range(2):
+        pulse.saved()
+        reading = page.read()
+        assert reading is not None
+        assert reading.has_saved
+        assert reading.saved_at is not None
+        assert before <= reading.saved_at + 1e-6
+        before = reading.saved_at
+
+
 def test_the_page_keeps_when_the_latest_steps_ended(page: PulsePage, monkeypatch: pytest.MonkeyPatch) -> None:
     assert page.beats() == (1, ())
     pulse = Pulse(os.dup(page.fd))

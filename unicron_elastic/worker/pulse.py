@@ -37,7 +37,7 @@ BEATS_MAX = 128  # of the latest steps, whose ends the page keeps
 # Word numbers (64 bits each) in the page.
 _MAGIC, _STEP, _STEP_NS, _FIRST_STEP_NS, _AT_NS, _PHASE_NS = range(6)
 _NAME = slice(64, 64 + PHASE_BYTES_MAX)  # bytes; zeros: TRAIN
-_IS_COUNTED, _SAVES, _RESTORES = range(16, 19)
+_IS_COUNTED, _SAVED_NS, _RESTORES = range(16, 19)
 _BEATS = 32  # the first of BEATS_MAX words; that of a step is found by its number
 
 # From Linux's include/uapi/linux/fcntl.h; Python names them only from 3.9 on with a new enough glibc.
@@ -63,13 +63,18 @@ class PulseReading:
 
     step: int  # optimizer steps done since the worker started
     is_counted: bool = False  # it has made an optimizer: 0 steps are none, and not unknown
-    has_saved: bool = False  # a checkpoint was written, of what was learned since the worker started
+    saved_at: float | None = None  # a checkpoint was written last, of what was learned since the worker started
     has_restored: bool = False  # one was read: it began where a process before it had come to
     step_time_s: float | None = None  # duration of the latest step; None before the second step
     first_step_at: float | None = None
     at: float | None = None  # end of the latest step; None before the first
     phase: str = TRAIN
     phase_since: float | None = None  # None: it was never changed
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether a checkpoint was written."""
+        return self.saved_at is not None
 
 
 class PulsePage:
@@ -87,13 +92,13 @@ class PulsePage:
         """The present reading, or None if the script overwrote the page (then its steps are unknown)."""
         phase, phase_ns = self._phase()
         words = self._words[:_PHASE_NS].tolist()
-        latest_ns = max(words[_AT_NS], words[_FIRST_STEP_NS], phase_ns)
+        latest_ns = max(words[_AT_NS], words[_FIRST_STEP_NS], self._words[_SAVED_NS], phase_ns)
         if words[_MAGIC] != MAGIC or words[_STEP] > STEP_MAX or latest_ns > time.monotonic_ns() + 1_000_000_000:
             return None
         return PulseReading(
             step=words[_STEP],
             is_counted=bool(words[_STEP] or self._words[_IS_COUNTED]),
-            has_saved=bool(self._words[_SAVES]),
+            saved_at=self._words[_SAVED_NS] / 1e9 or None,
             has_restored=bool(self._words[_RESTORES]),
             step_time_s=words[_STEP_NS] / 1e9 or None,
             first_step_at=words[_FIRST_STEP_NS] / 1e9 or None,
@@ -167,7 +172,8 @@ class Pulse:
     def saved(self) -> None:
         """Says that a checkpoint was written. One of a state that was only read is no progress."""
         words = self._words
-        words[_SAVES] = words[_SAVES] or int(bool(words[_STEP] or not words[_IS_COUNTED]))
+        if words[_STEP] or not words[_IS_COUNTED]:
+            words[_SAVED_NS] = time.monotonic_ns()
 
     def restored(self) -> None:
         """Says that a checkpoint was read."""

@@ -705,7 +705,8 @@ class Agent(TorchAgent):
             self._peers.start()
         self._watch_hangs()
         if isinstance(context := self._pcontext, WorkersContext):
-            self._pace.start(lambda: seen_of(self._state, self._worker_group, context.workers))
+            see = partial(seen_of, processes=context.workers)
+            self._pace.start(lambda: see(self._state, self._worker_group, kept_at=self._snapshots.kept_at))
 
     def _watch_hangs(self) -> None:
         """Watch the workers that train; newcomers are not in step yet."""

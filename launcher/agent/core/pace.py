@@ -41,6 +41,7 @@ class Seen:
 
     ``nodes`` are those that train together. ``is_settled``: this node has made a step with them, or its workers began
     anew with them. ``ends`` of steps, ``first`` being the number of the first of them, of the worker ``pid``.
+    ``unsaved_s``: how long it has trained since the last save that outlives the workers, or since they began.
     ``is_first``: this node is the one that reports.
     """
 
@@ -54,6 +55,7 @@ class Seen:
     is_first: bool = True
     is_global_batch_fixed: bool = False
     flops_per_step: float | None = None
+    unsaved_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,7 @@ class Report:
     step_now_s: float
     is_global_batch_fixed: bool
     flops_per_step: float | None
+    unsaved_s: float
     stood: tuple[tuple[Kind, float], ...]
 
 
@@ -121,6 +124,7 @@ def reported(pace: Pace, seen: Seen, told: Report | None) -> Report | None:
         step_now_s=median(pace.steps_s[-STEPS_NOW:]),
         is_global_batch_fixed=seen.is_global_batch_fixed,
         flops_per_step=seen.flops_per_step,
+        unsaved_s=seen.unsaved_s,
         stood=pace.stood,
     )
     is_overdue = seen.at - pace.last_end > max(OVERDUE_MIN_S, OVERDUE * report.step_now_s)
@@ -335,17 +339,23 @@ def merged(report: Report, text: bytes | None) -> bytes:
             flops_per_step=report.flops_per_step,
         ),
         is_global_batch_fixed=report.is_global_batch_fixed,
-        now=Now(nodes=report.nodes, step_s=report.step_now_s, at_unix_s=report.at_unix_s),
+        now=Now(
+            nodes=report.nodes,
+            step_s=report.step_now_s,
+            at_unix_s=report.at_unix_s,
+            unsaved_s=report.unsaved_s,
+        ),
     )
     for kind, stood_s in report.stood:
         measured = measured.with_transition(kind, stood_s)
     return measured.to_json()
 
 
-def seen_of(state: JobState, group: WorkerGroup, processes: Mapping[int, WorkerProcess]) -> Seen:
+def seen_of(state: JobState, group: WorkerGroup, processes: Mapping[int, WorkerProcess], kept_at: float | None) -> Seen:
     """What there is to see of a job, by its state on this node, the round of its agents, and its workers here.
 
     Those who train together in a world that may change have a batch that does not, and every one of them began with it.
+    ``kept_at``: when a snapshot was last made that outlives this agent.
     """
     world = state.world
     if world is None:
@@ -357,8 +367,9 @@ def seen_of(state: JobState, group: WorkerGroup, processes: Mapping[int, WorkerP
         is_first = bool(world.members) and world.members[0].node == state.node
     pid, first, ends = _steps(processes)
     told = (process.flops_per_step for _, process in sorted(processes.items()))
+    now = time.monotonic()
     return Seen(
-        at=time.monotonic(),
+        at=now,
         at_unix_s=time.time(),
         nodes=nodes,
         is_settled=is_settled,
@@ -368,7 +379,18 @@ def seen_of(state: JobState, group: WorkerGroup, processes: Mapping[int, WorkerP
         is_first=is_first,
         is_global_batch_fixed=world is not None,
         flops_per_step=next((each for each in told if each is not None), None),
+        unsaved_s=_unsaved_s(processes, kept_at, now),
     )
+
+
+def _unsaved_s(processes: Mapping[int, WorkerProcess], kept_at: float | None, now: float) -> float:
+    """Returns for how long the workers have trained since the last save, or their first step; 0.0 if nobody knows."""
+    readings = [found for process in processes.values() if (found := process.reading()) is not None]
+    first_steps = [found.first_step_at for found in readings if found.first_step_at is not None]
+    if not first_steps:
+        return 0.0
+    saves = [each for each in (kept_at, *(found.saved_at for found in readings)) if each is not None]
+    return max(0.0, now - max([*saves, min(first_steps)]))
 
 
 def _steps(processes: Mapping[int, WorkerProcess]) -> tuple[int, int, tuple[float, ...]]:

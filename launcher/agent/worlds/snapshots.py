@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict
 from functools import partial
@@ -119,6 +120,7 @@ class Snapshots:
         self._has_asked = self._is_copying = False
         self._said: set[str] = set()
         self._shelf = shelf
+        self.kept_at: float | None = None  # when one was last made that outlives this agent
         for (local_rank, slot), fd in ({} if shelf is None else shelf.take()).items():
             self._hold(local_rank, slot, fd)
 
@@ -193,6 +195,8 @@ class Snapshots:
                 return
             if self._shelf is not None:
                 self._shelf.keep((local_rank, slot), fds[0])
+        if self._shelf is not None:
+            self.kept_at = time.monotonic()
         if is_for_peer and self._exchange is not None:
             self._offer(self._exchange)
 

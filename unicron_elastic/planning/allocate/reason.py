@@ -33,7 +33,7 @@ def reason_of(cluster: Cluster, event: Event, shares: Sequence[Share], moves: Se
     of = {share.task: share for share in shares}
     tasks = {task.name: task for task in cluster.tasks if of[task.name].after != task.nodes or task.lost_nodes}
     resting = {name: _resting(task) for name, task in tasks.items()}
-    moved = _listed([_moved(move, of, _subject(event)) for move in moves], "; ", "moves")
+    moved = _listed([_moved(move, of, tasks, _subject(event)) for move in moves], "; ", "moves")
     return f"{happened}; {moved}{_ratio(moves, tasks, of, resting)}: {_effect(cluster, of, tasks, resting)}."
 
 
@@ -77,7 +77,7 @@ def _goes_on(event: Event, shares: Sequence[Share], moves: Sequence[Move]) -> It
             yield f"{name} has to wait"
 
 
-def _moved(move: Move, of: Mapping[str, Share], subject: str | None) -> str:
+def _moved(move: Move, of: Mapping[str, Share], tasks: Mapping[str, Task], subject: str | None) -> str:
     target = "it" if subject is not None and move.target == subject else move.target
     if move.source is None:
         return f"{target} gets {_nodes(move.nodes, 'idle ')}"
@@ -87,8 +87,14 @@ def _moved(move: Move, of: Mapping[str, Share], subject: str | None) -> str:
         part = f"{move.nodes} of its {share.held} nodes"
     else:
         part = f"all of its {share.held} nodes" if share.held > 1 else "its last node"
-    waits = "" if share.after else " and waits"
+    waits = "" if share.after else f" and waits{_unsaved(tasks[move.source])}"
     return f"{giver} gives up {part}{waits}" if target is None else f"{giver} gives {target} {part}{waits}"
+
+
+def _unsaved(task: Task) -> str:
+    """What a task does again that has to wait."""
+    unsaved_s = task.transition.unsaved_s
+    return f" (it has not saved {_duration(unsaved_s)} of training)" if unsaved_s else ""
 
 
 def _ratio(

@@ -120,6 +120,7 @@ STAYS_MAX = 5  # on one number of nodes
 TRANSITIONS_MAX = 15  # of one kind
 ENOUGH_STEPS = 50  # of one stay: what earlier ones were like is history then
 TRANSITION_S = 60.0  # while none was measured
+UNSAVED_LEAST_S = 60.0  # less is not counted
 STALE_S = 30.0  # after which nobody knows whether the job still trains
 JSON_MAX_BYTES = 128 * 1024
 NODES_MAX = 1_000_000
@@ -188,16 +189,22 @@ class OnNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """The newest measurement. Raises ``ValueError`` for what no job can do."""
+    """The newest measurement. Raises ``ValueError`` for what no job can do.
+
+    ``unsaved_s``: how long it had trained since its last save that outlives its processes.
+    """
 
     nodes: int
     step_s: float
     at_unix_s: float
+    unsaved_s: float = 0.0
 
     def __post_init__(self) -> None:
         _require_nodes(self.nodes)
         _require_step("step_s", self.step_s)
         _require_moment("at_unix_s", self.at_unix_s)
+        unsaved_s = self.unsaved_s
+        require(0.0 <= _float(unsaved_s) <= SECONDS_MAX, f"unsaved_s is {unsaved_s!r}: it must be seconds, 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +278,7 @@ class MeasuredJob:
         return cls(
             is_global_batch_fixed=options["is_global_batch_fixed"],
             steps=tuple(_on_nodes(each) for each in _list(options["steps"], "steps")),
-            now=None if now is None else Now(**_options(now, Now, "now")),
+            now=None if now is None else Now(**_options(now, Now, "now", ("unsaved_s",))),
             **values,
         )
 
@@ -317,13 +324,21 @@ def newest_rates(
 def transition_of(measured: MeasuredJob | None) -> Transition:
     """For how long the job stands still when its nodes change: the median of what was measured.
 
-    A kind that was not is taken to last as long as the longest of those that were.
+    A kind that was not is taken to last as long as the longest of those that were. What it would do again is counted in
+    powers of two, as a new figure is another situation, for which the plans are made anew.
     """
     told = MeasuredJob() if measured is None else measured
     medians = [median(each) if each else None for each in (told.grow_s, told.shrink_s, told.replace_s)]
     longest_s = max((each for each in medians if each is not None), default=TRANSITION_S)
     grow_s, shrink_s, replace_s = (longest_s if each is None else each for each in medians)
-    return Transition(grow_s=grow_s, shrink_s=shrink_s, replace_s=replace_s, stop_s=max(grow_s, shrink_s, replace_s))
+    unsaved_s = 0.0 if told.now is None else told.now.unsaved_s
+    return Transition(
+        grow_s=grow_s,
+        shrink_s=shrink_s,
+        replace_s=replace_s,
+        stop_s=max(grow_s, shrink_s, replace_s),
+        unsaved_s=0.0 if unsaved_s < UNSAVED_LEAST_S else 2.0 ** math.floor(math.log2(unsaved_s)),
+    )
 
 
 def achieved_flops_now(
@@ -422,12 +437,12 @@ def _on_nodes(told: object) -> OnNodes:
     return OnNodes(nodes=options["nodes"], stays=tuple(Stay(**_options(each, Stay, "a stay")) for each in stays))
 
 
-def _options(told: object, record: type, what: str) -> Mapping[str, Any]:
+def _options(told: object, record: type, what: str, may_lack: tuple[str, ...] = ()) -> Mapping[str, Any]:
     """An object with just the fields of ``record``."""
     if not isinstance(told, Mapping):
         raise ValueError(f"{what} is no JSON object")
     names = [each.name for each in fields(record)]
-    require_keys(told, names, what, names)
+    require_keys(told, names, what, [name for name in names if name not in may_lack])
     return told
 
 

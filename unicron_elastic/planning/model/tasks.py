@@ -22,20 +22,30 @@ class Transition:
     """D_transition: seconds for which a task stands still, by what happens to it.
 
     ``grow_s``: it goes on with more nodes; ``shrink_s``: with fewer; ``replace_s``: with as many, one of which takes
-    the place of a lost one; ``stop_s``: it has to wait with none. Raises ``ValueError`` if one is negative or not
-    finite, or if to stop costs less than another: then it could pay to stop a task while nodes are idle.
+    the place of a lost one; ``stop_s``: it has to wait with none. ``unsaved_s``: what it has trained since its last
+    save that outlives its processes, which it does again if it has to wait with none. Raises ``ValueError`` if one is
+    negative or not finite, or if to stop costs less than another: it could pay to stop a task while nodes are idle.
     """
 
     grow_s: float
     shrink_s: float
     replace_s: float
     stop_s: float
+    unsaved_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("grow_s", "shrink_s", "replace_s", "stop_s"):
             value = getattr(self, name)
             require(math.isfinite(value) and value >= 0.0, f"{name} is {value}: it must be a number, 0 or more")
             require(value <= self.stop_s, f"{name} is {value}: it must be at most stop_s, which is {self.stop_s}")
+        unsaved_s = self.unsaved_s
+        is_right = math.isfinite(unsaved_s) and unsaved_s >= 0.0
+        require(is_right, f"unsaved_s is {unsaved_s}: it must be a number, 0 or more")
+
+    @property
+    def stopped_s(self) -> float:
+        """Returns the seconds of training that a task loses which has to wait with no nodes."""
+        return self.stop_s + self.unsaved_s
 
     @classmethod
     def of(cls, seconds: float) -> Transition:

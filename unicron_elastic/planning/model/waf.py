@@ -23,13 +23,13 @@ def waf_flops(task: Task, nodes: int) -> float:
 
 
 def standstill_s(task: Task, nodes: int) -> float:
-    """How long the task stands still if it gets ``nodes``; 0.0 if it earned nothing, or if nothing happens to it."""
+    """How long the task gets no further if it gets ``nodes``; 0.0 if it earned nothing or nothing happens to it."""
     if not task.nodes or (nodes == task.nodes and not task.lost_nodes):
         return 0.0
     if nodes == task.nodes:
         return task.transition.replace_s
     if not nodes:
-        return task.transition.stop_s
+        return task.transition.stopped_s
     return task.transition.grow_s if nodes > task.nodes else task.transition.shrink_s
 
 
@@ -71,7 +71,7 @@ def _penalised(task: Task, found: Floats) -> Floats:
     cost = task.transition
     found[1 : task.nodes] -= old * cost.shrink_s
     found[task.nodes + 1 :] -= old * cost.grow_s
-    found[0] -= old * cost.stop_s
+    found[0] -= old * cost.stopped_s
     if task.lost_nodes and task.nodes < len(found):
         found[task.nodes] -= old * cost.replace_s
     return found
