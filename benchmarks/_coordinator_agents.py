@@ -227,7 +227,7 @@ class Agents:
             spec = None if entry is None else parse_spec(entry)
             self._jobs[name] = JobNow(spec, known.phase, known.start)
         elif key == keys.phase and entry is not None:
-            self._jobs[name] = JobNow(known.spec, parse_phase(entry), entry.revision)
+            self._jobs[name] = JobNow(known.spec, (found := parse_phase(entry)), found.start)
         else:
             return
         for each in list(self._by_key.values()):

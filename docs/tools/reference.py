@@ -118,7 +118,7 @@ PLAN_KEYS = {
 }
 PLANNED_KEYS = {
     "spec": (A_DAY, "**the command line**, folder, variables, weight, bounds and rates of a job"),
-    "phase": (A_DAY, "how far the job is, why, and its exit code"),
+    "phase": (A_DAY, "how far the job is, why, the number of its latest start, and its exit code"),
     "rates": (A_DAY, "T(t, x) from which plans are made"),
     "measured": (A_DAY, "what the job has measured of its own steps"),
     "output": ("the lease of who submitted it", "where its output is wanted, HOST:PORT"),

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -426,7 +427,6 @@ def _cancel_planned(cluster: Cluster, job: str, why: str) -> int | None:
     from unicron_elastic.planning.coordinate.snapshot import Phase
     from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_phase
 
-    cancelled = PhaseRecord(phase=Phase.CANCELLED, reason=why)
     for _ in range(ATTEMPTS):
         snapshot = cluster.store.read_prefix(keys.prefix, timeout_s=cluster.left_s())
         entry = snapshot.get(keys.phase)
@@ -436,6 +436,9 @@ def _cancel_planned(cluster: Cluster, job: str, why: str) -> int | None:
             record = None
         if record is not None and record.phase in (Phase.FINISHED, Phase.CANCELLED):
             fail(NOTHING_FOUND, f"The job {job!a} is {record.phase.value}: {one_line(record.reason).rstrip('.')}.")
+        cancelled = PhaseRecord(phase=Phase.CANCELLED, reason=why)
+        if record is not None:
+            cancelled = replace(cancelled, start=record.start, submission=record.submission)
         guards = {keys.phase: 0 if entry is None else entry.revision}
         lease = cluster.store.grant(ENDED_FOR_S, timeout_s=cluster.left_s())
         puts = puts_of_end(snapshot, keys, cancelled, lease.lease_id)

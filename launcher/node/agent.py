@@ -6,6 +6,7 @@ comes of both is handed back. One thread decides; others wait for the child and 
 
 from __future__ import annotations
 
+import math
 import queue
 import socket
 import subprocess
@@ -13,8 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from signal import SIGKILL
-from typing import Any
+from signal import SIGKILL, SIGTERM
+from typing import Any, TypeVar
 
 from unicron_elastic.launcher.common.kept_snapshots import VARIABLE as SNAPSHOTS_VARIABLE
 from unicron_elastic.launcher.common.kept_snapshots import KeptSnapshots
@@ -27,6 +28,7 @@ from unicron_elastic.launcher.node.planned import (
     child_command,
     child_environment,
     end_job,
+    phase_of,
     read_spec,
     verdict_on,
     wait_for_name,
@@ -39,16 +41,12 @@ from unicron_elastic.planning.coordinate.agent import AgentState, handle
 from unicron_elastic.planning.coordinate.snapshot import REFUSED_S, NodeState, NodeStatus, Phase
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.records.job import JobKeys, parse_round
-from unicron_elastic.rendezvous.records.plan import (
-    PhaseRecord,
-    parse_order,
-    parse_phase,
-    parse_spec,
-    spec_text,
-    status_text,
-)
+from unicron_elastic.rendezvous.records.plan import parse_order, parse_phase, parse_spec, status_text
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys, order_key, run_of_start, status_key
-from unicron_elastic.rendezvous.store.interface import LeaseGoneError, Store, StoreError, StoreReplacedError
+from unicron_elastic.rendezvous.store.interface import Entry, LeaseGoneError, Store, StoreError, StoreReplacedError
+from unicron_elastic.rendezvous.store.session import SAY_AGAIN_S
+
+T = TypeVar("T")
 
 TICK_S = 0.25
 RETRY_S = 1.0
@@ -96,6 +94,8 @@ class ClusterAgent:
         self._spare = Spare(node, status.host, address, say)
         self._idle_since = time.monotonic()
         self._has_lost_data = False
+        self._lost_data_at = -math.inf
+        self._known_job: tuple[str, dict[str, bytes]] = "", {}  # one that goes on, and what the store holds of it
         self._turned_at = time.monotonic()  # when the loop last went round
         self._child_metrics = ChildMetrics()
         self._kept, self._kept_looked_at = KeptSnapshots(), 0.0
@@ -195,6 +195,8 @@ class ClusterAgent:
 
     def _look_at_status(self) -> None:
         """Say that this node is there if it is taken for lost, as soon as the coordinator is reached."""
+        if time.monotonic() - self._lost_data_at < SAY_AGAIN_S:
+            return  # nobody takes it for lost: it is being said
         if not (self._is_known() or self._stop.is_set() or self._is_entering):
             self._is_entering = True
             threading.Thread(target=self._enter_again, name="unicron-enter", daemon=True).start()
@@ -219,25 +221,31 @@ class ClusterAgent:
     def _look_at_job(self) -> None:
         job = self._state.status.job
         keys, known = PlannedJobKeys(job), self._sight.entries("job")
-        spec, phase = known.get(keys.spec), known.get(keys.phase)
-        try:
-            found = None if spec is None else parse_spec(spec)
-            record = PhaseRecord(phase=Phase.SUBMITTED, reason="") if phase is None else parse_phase(phase)
-        except ValueError as error:
-            self._say(f"{error}: the job {job} is taken for gone.")
-            found, record = None, PhaseRecord(phase=Phase.SUBMITTED, reason="")
+        spec, record = self._parsed(known.get(keys.spec), parse_spec), self._parsed(known.get(keys.phase), parse_phase)
+        if spec is not None and record is not None and record.phase in (Phase.SUBMITTED, Phase.RUNNING):
+            told = (keys.rates, keys.measured, keys.spec, keys.phase)
+            self._known_job = job, {key: known[key].value for key in told if key in known}
+        elif self._child is not None and keys.phase not in known:
+            self._tell_again(self._sight.opened(), job)
         if self._child is not None and (output := known.get(keys.output)) is not None:
             self._child.set_output(output.value.decode(errors="replace"))
         seen = agent.JobSeen(
             at_unix_s=time.time(),
             job=job,
-            spec=found,
-            phase=record.phase,
-            start=0 if phase is None else phase.revision,
-            nodes=record.nodes,
-            signal=record.signal,
+            spec=spec,
+            phase=None if record is None else record.phase,
+            start=0 if record is None else record.start,
+            nodes=0 if record is None else record.nodes,
+            signal=SIGTERM if record is None else record.signal,
         )
         self._handle(seen)
+
+    def _parsed(self, entry: Entry | None, parse: Callable[[Entry], T]) -> T | None:
+        try:
+            return None if entry is None else parse(entry)
+        except ValueError as error:
+            self._say(f"{error}: it is ignored.")
+            return None
 
     def _look_at_round(self) -> None:
         for entry in self._sight.entries("round").values():
@@ -340,9 +348,9 @@ class ClusterAgent:
         self._watch_round(run)
 
     def _submission(self, job: str) -> tuple[str, int]:
-        """Returns what tells a planned job from an earlier one of its name: its phase is written once for each."""
-        phase = self._sight.entries("job").get(PlannedJobKeys(job).phase)
-        return job, 0 if phase is None else phase.created
+        """Returns what tells a planned job from an earlier one of its name."""
+        record = phase_of(self._sight.entries("job").get(PlannedJobKeys(job).phase))
+        return job, 0 if record is None else record.submission
 
     def _give_up_kept(self) -> None:
         """Drops the snapshots of jobs that are over, or go on elsewhere and further."""
@@ -353,13 +361,12 @@ class ClusterAgent:
             if job == self._state.status.heads_for:
                 continue
             try:
-                entry = self._sight.opened().read(PlannedJobKeys(job).phase).entry
-                phase = None if entry is None or entry.created != number else parse_phase(entry).phase
+                record = phase_of(self._sight.opened().read(PlannedJobKeys(job).phase).entry)
             except StoreError:
                 return
-            except ValueError:
-                phase = None
-            if phase is not Phase.SUBMITTED:
+            if record is None:
+                continue  # a store that has lost its data will be told
+            if record.submission != number or record.phase is not Phase.SUBMITTED:
                 self._kept.drop((job, number))
 
     def _metrics_link(self) -> dict[str, socket.socket]:
@@ -380,6 +387,7 @@ class ClusterAgent:
         """Writes how jobs have ended, as soon as the store can be reached."""
         for job, end in list(self._pending.items()):
             try:
+                self._tell_again(self._sight.opened(), job)
                 end_job(self._sight.opened(), end)
             except (StoreError, LeaseGoneError):
                 return
@@ -433,10 +441,11 @@ class ClusterAgent:
         self._sight.close()
         if isinstance(error, StoreReplacedError):
             self._orders_done = self._child_since = 0  # revisions begin anew
-            self._has_lost_data = True
+            self._has_lost_data, self._lost_data_at = True, time.monotonic()
         try:
             if self._has_lost_data:
-                self._submit_again()
+                with self._open_store() as store:
+                    self._tell_again(store, self._state.status.job)
             self._open()
         except StoreError as again:
             self._sight.close()
@@ -445,14 +454,15 @@ class ClusterAgent:
             return
         self._has_told_trouble = self._has_lost_data = False
 
-    def _submit_again(self) -> None:
-        """A store that has lost its data is told which job this node works for. Raises StoreError."""
-        seen = self._state.seen
-        if seen is None or seen.spec is None or seen.phase not in (Phase.SUBMITTED, Phase.RUNNING):
+    def _tell_again(self, store: Store, job: str) -> None:
+        """Tell a store that knows nothing of this node's job, as it lost its data, what it held. Raises StoreError."""
+        known, entries = self._known_job
+        phase = PlannedJobKeys(job).phase
+        if known != job or store.read(phase).entry is not None:
             return
-        with self._open_store() as store:
-            if store.create(PlannedJobKeys(seen.job).spec, spec_text(seen.spec)) is not None:
-                self._say(f"The job {seen.job} is submitted to it again, and starts anew.")
+        for key, value in entries.items():
+            if store.create(key, value) is not None and key == phase:  # which is the last of them
+                self._say(f"The cluster's store knows nothing of the job {job}: it is told again, and the job goes on.")
 
     def _watch_round(self, run: str) -> None:
         """Those of the child that starts now: what was written before says nothing of it."""

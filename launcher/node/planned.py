@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from unicron_elastic.compat.command_line import TorchMissing
 from unicron_elastic.launcher.config.arguments import get_args_parser
@@ -22,9 +23,9 @@ from unicron_elastic.planning.model.best import configurations_of
 from unicron_elastic.planning.model.configured import CONFIGURATIONS, configurations_text
 from unicron_elastic.planning.model.jobs import JobSpec
 from unicron_elastic.rendezvous.records.job import JobKeys
-from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_node_status, parse_spec, phase_text
+from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_node_status, parse_phase, parse_spec, phase_text
 from unicron_elastic.rendezvous.records.plan_keys import NODE_RECORDS, PlannedJobKeys
-from unicron_elastic.rendezvous.store.interface import MAX_OPERATIONS, Put, Snapshot, Store, StoreError
+from unicron_elastic.rendezvous.store.interface import MAX_OPERATIONS, Entry, Put, Snapshot, Store, StoreError
 
 JOB_VARIABLE = "UNICRON_PLANNED_JOB"
 MOST_NODES = 1_000_000
@@ -200,6 +201,14 @@ def read_spec(store: Store, job: str) -> JobSpec | None:
         return None
 
 
+def phase_of(entry: Entry | None) -> PhaseRecord | None:
+    """None if there is none, or nobody can read what it is."""
+    try:
+        return None if entry is None else parse_phase(entry)
+    except ValueError:
+        return None
+
+
 def verdict_on(store: Store, run: str) -> str:
     """How a run has ended: well, failed, or "" if it goes on."""
     keys = JobKeys(run)
@@ -212,9 +221,10 @@ def end_job(store: Store, end: EndJob) -> None:
     keys = PlannedJobKeys(end.job)
     snapshot = store.read_prefix(keys.prefix)
     phase = snapshot.get(keys.phase)
-    if phase is None or phase.revision != end.start:
+    known = None if phase is None else phase_of(phase)
+    if phase is None or known is None or known.phase is not Phase.RUNNING or known.start != end.start:
         return  # it is over, was stopped, or has started again
-    record = PhaseRecord(phase=Phase.FINISHED, reason=end.reason, exit_code=end.exit_code)
+    record = replace(known, phase=Phase.FINISHED, reason=end.reason, nodes=0, exit_code=end.exit_code)
     lease_id = store.grant(ENDED_FOR_S).lease_id
     store.commit({keys.phase: phase.revision}, puts_of_end(snapshot, keys, record, lease_id))
 

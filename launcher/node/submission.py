@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from unicron_elastic.base.text import one_line
@@ -22,12 +23,12 @@ from unicron_elastic.launcher.common.output import stamped
 from unicron_elastic.launcher.config.checks import STDIN
 from unicron_elastic.launcher.config.forwarded import OF_SUBMISSION, environment
 from unicron_elastic.launcher.node.output_receiver import OutputReceiver
-from unicron_elastic.launcher.node.planned import ENDED_FOR_S, parsed, puts_of_end, shared_options
+from unicron_elastic.launcher.node.planned import ENDED_FOR_S, parsed, phase_of, puts_of_end, shared_options
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.snapshot import Phase
 from unicron_elastic.planning.model.jobs import JobSpec, parse_job
 from unicron_elastic.rendezvous.records.cluster import SECRET
-from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_phase, parse_spec, spec_text
+from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_spec, phase_text, spec_text
 from unicron_elastic.rendezvous.records.plan_keys import CURRENT, PlannedJobKeys
 from unicron_elastic.rendezvous.store.address import EtcdAddress, etcd_address, own_address
 from unicron_elastic.rendezvous.store.interface import (
@@ -41,7 +42,7 @@ from unicron_elastic.rendezvous.store.interface import (
     StoreError,
     StoreReplacedError,
 )
-from unicron_elastic.rendezvous.store.session import Presence
+from unicron_elastic.rendezvous.store.session import SAY_AGAIN_S, Presence
 
 FAILED = 1
 LEASE_TTL_S = 5.0
@@ -150,11 +151,12 @@ class _Attached:
         self._keys = PlannedJobKeys(spec.name)
         self._stop_signal = 0
         self._stops = 0
-        self._said: set[str] = set()
+        self._said = {_submitted(spec)}
         self._woken = threading.Event()
         self._receivers: list[tuple[str, OutputReceiver]] = []  # by the cluster's secret; the last one is in use
         self._is_blind = False  # since the store was last asked whether it is the same
         self._has_lost_data = False  # the store, and the job is not seen there yet
+        self._lost_data_at = 0.0
 
     def run(self) -> int:
         """Raises StoreError, OSError and CannotSubmit while nothing has begun."""
@@ -219,7 +221,7 @@ class _Attached:
             return FAILED
         self._has_lost_data = False
         self._tell_refusals(mirror)
-        record = _phase(mirror.get(self._keys.phase))
+        record = phase_of(mirror.get(self._keys.phase))
         if record is not None and record.phase in (Phase.FINISHED, Phase.CANCELLED):
             self._drain(DRAIN_S)
             self._tell(record.reason)
@@ -246,6 +248,7 @@ class _Attached:
         self._store.close()
         self._store = self._open_store()
         self._said.clear()
+        self._lost_data_at = time.monotonic()
         self._has_lost_data = self._is_blind = True
 
     def _submits_again(self) -> bool:
@@ -255,6 +258,8 @@ class _Attached:
                 return True  # it is there by now
             if not self._has_lost_data:
                 return False
+            if time.monotonic() - self._lost_data_at < SAY_AGAIN_S:
+                return True  # who runs it knows more of it, and tells it first
             self._store.create(self._keys.spec, spec_text(self._spec))
         except StoreReplacedError:
             self._renew()
@@ -313,7 +318,7 @@ def _write(store: Store, spec: JobSpec, lease_id: int | None) -> None:
     while True:
         snapshot = store.read_prefix(keys.prefix)
         known, phase = snapshot.get(keys.spec), snapshot.get(keys.phase)
-        record = _phase(phase)
+        record = phase_of(phase)
         is_over = record is not None and record.phase in (Phase.FINISHED, Phase.CANCELLED)
         if known is not None and not is_over:
             raise CannotSubmit(
@@ -322,12 +327,24 @@ def _write(store: Store, spec: JobSpec, lease_id: int | None) -> None:
             )
         guards = {keys.spec: 0 if known is None else known.revision, keys.phase: 0 if phase is None else phase.revision}
         kept = _still_true(snapshot, keys, spec)
-        old = [entry.key for entry in snapshot.entries if entry.key not in (keys.spec, *(put.key for put in kept))]
+        new = (keys.spec, keys.phase, *(put.key for put in kept))
+        old = [entry.key for entry in snapshot.entries if entry.key not in new]
         while len(old) > MOST_DELETES and store.commit(guards, [], old[-MOST_DELETES:]) is not None:
             del old[-MOST_DELETES:]
-        puts = [Put(keys.spec, spec_text(spec), lease_id), *kept]
+        # Its phase is told from the beginning on: where there is none, the store has lost its data.
+        submitted = PhaseRecord(
+            phase=Phase.SUBMITTED,
+            reason=_submitted(spec),
+            start=0 if record is None else record.start,
+            submission=secrets.randbits(40),
+        )
+        puts = [Put(keys.spec, spec_text(spec), lease_id), Put(keys.phase, phase_text(submitted), lease_id), *kept]
         if store.commit(guards, puts, old[:MOST_DELETES]) is not None:
             return
+
+
+def _submitted(spec: JobSpec) -> str:
+    return f"{spec.name} was submitted."
 
 
 def _still_true(snapshot: Snapshot, keys: PlannedJobKeys, spec: JobSpec) -> list[Put]:
@@ -348,20 +365,15 @@ def _cancel(store: Store, keys: PlannedJobKeys, record: PhaseRecord) -> None:
     while True:
         snapshot = store.read_prefix(keys.prefix)
         spec, phase = snapshot.get(keys.spec), snapshot.get(keys.phase)
-        known = _phase(phase)
+        known = phase_of(phase)
         if spec is None or (known is not None and known.phase in (Phase.FINISHED, Phase.CANCELLED)):
             return
         guards = {keys.spec: spec.revision, keys.phase: 0 if phase is None else phase.revision}
         lease = store.grant(ENDED_FOR_S)
+        if known is not None:
+            record = replace(record, start=known.start, submission=known.submission)
         if store.commit(guards, puts_of_end(snapshot, keys, record, lease.lease_id)) is not None:
             return
-
-
-def _phase(entry: Entry | None) -> PhaseRecord | None:
-    try:
-        return None if entry is None else parse_phase(entry)
-    except ValueError:
-        return None
 
 
 def _secret(store: Store) -> str:

@@ -57,6 +57,7 @@ class Heartbeats:
         self.on_change: Callable[[], None] = lambda: None  # in the store, sometimes for nothing; from its thread
         # Told the revision of the leader's key when this agent begins to coordinate, and 0 when it ends.
         self.on_lead: Callable[[int], None] = lambda _revision: None
+        self._told_lead = 0
         self._state = CoordinationState(me=hello.node_id, host=hello.host, is_dedicated=is_dedicated, may_lead=may_lead)
         self.lost_nodes = 0  # that this agent has removed
         self.turned_at = time.monotonic()  # when the loop last went round
@@ -188,10 +189,17 @@ class Heartbeats:
         self._state, commands = handle(before, event)
         if before.leader is not self._state.leader:
             self._coordinator_changed(before.leader)
-            if (leads := _own_revision(self._state)) != _own_revision(before):
-                self.on_lead(leads)
+        self._tell_lead()
         for command in commands:
             self._do(command)
+
+    def _tell_lead(self) -> None:
+        """Nothing is decided for others before these have told a store that lost its data what they know."""
+        is_told_again = self._presence is not None and self._presence.is_told_again
+        leads = 0 if is_told_again else _own_revision(self._state)
+        if leads != self._told_lead:
+            self._told_lead = leads
+            self.on_lead(leads)
 
     def _coordinator_changed(self, before: Leader | None) -> None:
         now = self._state.leader

@@ -29,7 +29,6 @@ _KEEP_ATTEMPTS = 3  # to write what others write, too, before that is left for l
 _WRITE_ATTEMPTS = 10  # to write a world, while others write earlier ones
 _DELETED_AT_ONCE = MAX_OPERATIONS - 2  # with what is written
 WORLDS_KEPT = 8  # of a round: who is further behind sees the oldest of these next
-SAY_AGAIN_S = 5.0  # so long nodes may take to tell of themselves again to a store that lost its data
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +91,7 @@ class JobPresence(Presence[JobMirror]):
     def unheard(self, found: Round) -> list[Place]:
         """Those of a round of whom a store that lost its data does not know yet whether they live."""
         with self._changed:
-            if time.monotonic() - self._forgotten_at > SAY_AGAIN_S + self._ttl_s:
+            if not self.is_told_again:
                 return []
             return [place for place in found.places if place.node_id not in self._seen]
 

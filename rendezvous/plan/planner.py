@@ -10,8 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from unicron_elastic.metrics.figures import PlanFigures
+from unicron_elastic.rendezvous.records.cluster import LEADER
 from unicron_elastic.rendezvous.store.interface import (
     LeaseGoneError,
+    Put,
     Store,
     StoreClosedError,
     StoreError,
@@ -39,6 +41,9 @@ class Planner:
         self._open_store = open_store
         self._say = say
         self._leader_revision = 0
+        self._elections = 0
+        self._void = 0  # the election by a store that has lost its data since
+        self._kept: list[Put] = []  # what that store is to be told again
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._is_over = threading.Event()
         self._starting = threading.Lock()
@@ -62,6 +67,7 @@ class Planner:
         """This agent holds the leader's key, which is at ``leader_revision``; 0: it does not."""
         self._turned_at = time.monotonic()
         self._leader_revision = leader_revision
+        self._elections += leader_revision != 0
         self._inbox.put(None)
         if (term := self._term) is not None:
             term.wake()
@@ -79,20 +85,28 @@ class Planner:
 
     def _run(self) -> None:
         while not self._is_over.is_set():
-            revision = self._leader_revision
+            revision, election = self._leader_revision, self._elections
             self._turned_at = time.monotonic()
-            if not revision:
+            if not self._kept and (not revision or election == self._void):
                 self._inbox.get()
                 continue
             try:
+                if self._kept:
+                    self._tell_again()
+                    continue
                 from unicron_elastic.rendezvous.plan.term import Term  # and NumPy, which only a coordinator needs
 
                 with self._open_store() as store:
                     self._term = Term(store, revision, self._say)
-                    self._serve(self._term, revision)
+                    try:
+                        self._serve(self._term, revision)
+                    except (StoreUnreachableError, StoreUnclearError) as error:
+                        logger.debug("%s", error)  # others say that the store is away
+                    self._await_word(store)
                 continue
-            except StoreReplacedError:
-                pass  # with another store this agent has to be elected anew
+            except StoreReplacedError:  # with another store this agent has to be elected anew
+                self._void = election
+                self._kept = self._kept if self._term is None else self._term.kept()
             except (StoreUnreachableError, StoreUnclearError, StoreClosedError, LeaseGoneError) as error:
                 logger.debug("%s", error)  # others say that the store is away
             except StoreError as error:
@@ -104,6 +118,25 @@ class Planner:
             finally:
                 self._term = None
             self._is_over.wait(RETRY_S)
+
+    def _await_word(self, store: Store) -> None:
+        """Hear from a term's store at its end that what the term has seen is still there. Raises StoreReplacedError."""
+        while not self._is_over.is_set():
+            self._turned_at = time.monotonic()
+            try:
+                store.read(LEADER)
+            except (StoreUnreachableError, StoreUnclearError):
+                self._is_over.wait(RETRY_S)
+            else:
+                return
+
+    def _tell_again(self) -> None:
+        """What was planned, unless those whom it is about have told it already. Raises StoreError."""
+        with self._open_store() as store:
+            told = sum(store.create(each.key, each.value) is not None for each in self._kept)
+        self._kept = []
+        if told:
+            self._say(f"The cluster's store has lost its data: it is told again what was planned, {told} records.")
 
     def _is_news(self, error: Exception) -> bool:
         """Whether it is another one than the last time: it is tried twice a second."""

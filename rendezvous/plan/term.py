@@ -33,7 +33,7 @@ from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, Phas
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror, PlannedJob, health_of, plan_figures
 from unicron_elastic.rendezvous.records import plan as records
 from unicron_elastic.rendezvous.records import plan_keys
-from unicron_elastic.rendezvous.records.cluster import LEADER, QUARANTINE, parse_quarantined
+from unicron_elastic.rendezvous.records.cluster import LEADER, QUARANTINE, parse_quarantined, quarantine_text
 from unicron_elastic.rendezvous.records.plan import Order, PhaseRecord
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
 from unicron_elastic.rendezvous.store.interface import (
@@ -111,6 +111,13 @@ class Term:
         """What is planned for, as of the latest look. From any thread."""
         snapshot, jobs = self._seen
         return plan_figures(snapshot, jobs, tuple(self._quarantined.values()), at_unix_s)
+
+    def kept(self) -> list[Put]:
+        """What the store holds of jobs and for people, as last seen; nodes speak for themselves."""
+        of_nodes = plan_keys.NODE_RECORDS, plan_keys.ORDERS
+        entries = [each for each in self._mirror.entries.values() if not each.key.startswith(of_nodes)]
+        plan = [Put(each.key, each.value) for each in entries if each.lease_id is None]
+        return [*plan, *(Put(key, quarantine_text(each)) for key, each in self._quarantined.items())]
 
     def look(self, at_unix_s: float) -> None:
         """Decides, and does what was decided. Raises StoreError."""
@@ -260,6 +267,9 @@ class Term:
         job, keys = self._mirror.jobs().get(command.job), PlannedJobKeys(command.job)
         if job is None:
             return
+        # Also greater than those of a job of this name before: each start takes a revision, and so does a submission.
+        start = max(job.phase.start + 1, job.spec_revision) if record.phase is Phase.RUNNING else job.phase.start
+        record = replace(record, start=start, submission=job.phase.submission)
         guards = self._guards(
             {plan_keys.CURRENT: command.plan_revision, keys.spec: job.spec_revision, keys.phase: job.phase_revision}
         )

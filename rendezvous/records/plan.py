@@ -56,7 +56,9 @@ class Order:
 class PhaseRecord:
     """How far a job is, and why. ``nodes``: how many wait for it when it starts. ``exit_code``: once it is finished.
 
-    ``signal``: by which its nodes are to stop it, if it is cancelled.
+    ``signal``: by which its nodes are to stop it, if it is cancelled. ``start``: the number of its latest start,
+    greater than those before, ``submission``: what tells the job from an earlier one of its name. Both are told, and
+    no revisions of the key: a store that has lost its data counts anew.
     """
 
     phase: Phase
@@ -64,6 +66,8 @@ class PhaseRecord:
     nodes: int = 0
     exit_code: int | None = None
     signal: int = SIGTERM
+    start: int = 0
+    submission: int = 0
 
 
 def status_text(status: NodeStatus) -> str:
@@ -157,6 +161,8 @@ def phase_text(record: PhaseRecord) -> bytes:
         "nodes": record.nodes,
         "exit_code": record.exit_code,
         "signal": int(record.signal),
+        "start": record.start,
+        "submission": record.submission,
     }
     return json.dumps(told).encode()
 
@@ -165,12 +171,16 @@ def parse_phase(entry: Entry) -> PhaseRecord:
     """Raises ValueError for what is no phase of a job."""
     told = object_in(entry, _RECORD_MAX_BYTES)
     try:
+        phase = Phase(text_in(told, "phase", NAME_CHARACTERS))
+        start, submission = (number_in(told, name) if name in told else 0 for name in ("start", "submission"))
         return PhaseRecord(
-            phase=Phase(text_in(told, "phase", NAME_CHARACTERS)),
+            phase=phase,
             reason=sentence_in(told, "reason", REASON_CHARACTERS),
             nodes=number_in(told, "nodes"),
             exit_code=None if told.get("exit_code") is None else number_in(told, "exit_code"),
             signal=_signal(told),
+            start=start or (entry.revision if phase is Phase.RUNNING else 0),  # of a version that did not tell it
+            submission=submission,
         )
     except ValueError as error:
         raise odd(entry, "job's phase", error) from None

@@ -36,6 +36,7 @@ from unicron_elastic.rendezvous.store.interface import (
 
 _BEATS_PER_LEASE = 3
 _RETRY_S = 0.2
+SAY_AGAIN_S = 5.0  # so long others may take to tell again what they know to a store that lost its data
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,11 @@ class Presence(Generic[M]):
     def is_up(self) -> bool:
         """Whether the store is open, and what was said there is kept alive."""
         return self._store is not None and self._lease_id is not None and not self._must_reopen
+
+    @property
+    def is_told_again(self) -> bool:
+        """Whether the store has lost its data so lately that others may not have told it again what they know."""
+        return time.monotonic() - self._forgotten_at <= SAY_AGAIN_S + self._ttl_s
 
     def wait(self, timeout_s: float, since: int | None = None) -> None:
         """Waits until something may have changed, ``since`` what ``changes`` was: else since now."""

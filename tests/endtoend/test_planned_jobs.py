@@ -478,18 +478,16 @@ def test_a_job_is_not_lost_with_what_etcd_knew(own: Lab, submit: Submit, launche
     own.etcd.start()
     own.begin("a", "b")
     run = submit(own, "--nnodes=2", "--rdzv-id=job", "work.py")
-    before = works(run, 2)
+    works(run, 2)
     own.etcd.stop(timeout_s=0.0)
     own.etcd.start()
-    after = run.until(
-        lambda: len(found := re.findall(r"^WORKS \w+ of 2 pid (\d+)$", run.out, re.MULTILINE)) >= 4 and found,
-        "a new start",
-    )
-    assert not set(map(int, after[2:])) & set(before.values())
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in before.values()), "it runs twice"
-    assert re.search(r"(submitted to it|is submitted) again", run.err + own.logs())
+    until(lambda: "told again" in own.logs(), "the job, told again", own.logs)
+    until(lambda: (record := own.phase("job")) is not None and record.phase is Phase.RUNNING, "the job's phase")
     stop(launcher)
     assert run.wait() == 0, run.err + own.logs()
+    assert run.out.count("WORKS") == run.out.count("DONE") == 2, "nobody was stopped"
+    assert "has ended well" in run.err
+    own.until_idle("a", "b")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -268,21 +268,35 @@ def test_a_name_is_taken_until_its_job_is_over(store: Store) -> None:
     job = made("--rdzv-id=job", "train.py")
     keys = PlannedJobKeys("job")
     submission._write(store, job, None)
+    entry = store.read(keys.phase).entry
+    assert entry is not None, "where there is none, the store has lost its data"
+    record = parse_phase(entry)
+    assert record.submission > 0
+    submitted = PhaseRecord(phase=Phase.SUBMITTED, reason="job was submitted.", submission=record.submission)
+    assert record == submitted
+    submissions = {record.submission}
     for phase in (None, Phase.SUBMITTED, Phase.RUNNING):
         if phase is not None:
             store.put(keys.phase, phase_text(PhaseRecord(phase=phase, reason="")))
+        else:
+            store.delete(keys.phase)
         with pytest.raises(CannotSubmit, match=r"^a job called job is in the cluster already; .*`unicron cancel job`$"):
             submission._write(store, made("--rdzv-id=job", "train.py", "again"), None)
     for phase in (Phase.FINISHED, Phase.CANCELLED):
-        store.put(keys.phase, phase_text(PhaseRecord(phase=phase, reason="")))
+        store.put(keys.phase, phase_text(PhaseRecord(phase=phase, reason="", start=7)))
         for number in range(300):  # more than one commit can take
             store.put(keys.refused(f"n{number}"), b"no.")
         submission._write(store, made("--rdzv-id=job", "train.py", phase.value), None)
         entry = store.read(keys.spec).entry
         assert entry is not None
         assert parse_spec(entry).command[-1] == phase.value
-        assert store.read(keys.phase).entry is None
-        assert [each.key for each in store.read_prefix(keys.prefix).entries] == [keys.spec]
+        entry = store.read(keys.phase).entry
+        assert entry is not None
+        record = parse_phase(entry)
+        assert (record.phase, record.start) == (Phase.SUBMITTED, 7), "no start comes twice"
+        submissions.add(record.submission)
+        assert {each.key for each in store.read_prefix(keys.prefix).entries} == {keys.spec, keys.phase}
+    assert len(submissions) == 3
 
 
 def test_a_cancelled_job_is_known_and_one_that_is_over_stays_as_it_ended(store: Store) -> None:
@@ -294,7 +308,7 @@ def test_a_cancelled_job_is_known_and_one_that_is_over_stays_as_it_ended(store: 
     submission._cancel(store, keys, record)
     entry = store.read(keys.phase).entry
     assert entry is not None
-    assert parse_phase(entry) == record
+    assert parse_phase(entry) == replace(record, submission=parse_phase(entry).submission)
     submission._cancel(store, keys, PhaseRecord(phase=Phase.CANCELLED, reason="Again.", signal=15))
     again = store.read(keys.phase).entry
     assert again == entry
@@ -363,7 +377,7 @@ def test_what_was_measured_holds_for_a_job_that_runs_the_same_again(store: Store
     store.put(keys.phase, phase_text(PhaseRecord(phase=Phase.FINISHED, reason="It has ended.", exit_code=0)))
     submission._write(store, made("--rdzv-id=job", "--nnodes=1", "train.py", "--lr=1", weight="3"), None)
     found = {entry.key: entry.lease_id for entry in store.read_prefix(keys.prefix).entries}
-    assert found == {keys.spec: None, keys.measured: None, keys.rates: None}
+    assert found == {keys.spec: None, keys.phase: None, keys.measured: None, keys.rates: None}
     store.put(keys.phase, phase_text(PhaseRecord(phase=Phase.CANCELLED, reason="It was cancelled.")))
     submission._write(store, made("--rdzv-id=job", "train.py", "--lr=2"), None)
-    assert [entry.key for entry in store.read_prefix(keys.prefix).entries] == [keys.spec]
+    assert {entry.key for entry in store.read_prefix(keys.prefix).entries} == {keys.spec, keys.phase}

@@ -98,7 +98,7 @@ class Node:
     def order(self, target: str, why_not: str = "") -> list[Command]:
         return self.feed(Ordered(at_unix_s=self.now, target=target, reason=f"to {target}", why_not=why_not))
 
-    def see(self, job: str = "a", phase: Phase = Phase.RUNNING, start: int = 7, **more: Any) -> list[Command]:
+    def see(self, job: str = "a", phase: Phase | None = Phase.RUNNING, start: int = 7, **more: Any) -> list[Command]:
         told = {"spec": spec(job), "nodes": 2, **more}
         return self.feed(JobSeen(at_unix_s=self.now, job=job, phase=phase, start=start, **told))
 
@@ -241,6 +241,23 @@ def test_a_job_that_does_not_go_on_is_stopped_at_once(news: dict[str, Any], numb
     node.ends(1)
     assert node.at == (IDLE, "", "")
     assert not node.state.status.refusals
+
+
+@pytest.mark.parametrize("there", [spec("a"), None])
+def test_a_store_that_has_forgotten_the_job_stops_nothing(there: Any) -> None:
+    node = working()
+    assert node.see(phase=None, start=0, spec=there) == []
+    assert node.see(phase=Phase.RUNNING, start=7, spec=None) == [], "nobody can read the spec"
+    assert node.at == (WORKING, "a", "")
+    assert kinds(node.order("b")) == [RecallChild], "it goes on, as it was last seen to do"
+
+
+def test_who_waits_for_a_job_of_which_nothing_is_told_waits_on() -> None:
+    node = Node()
+    node.order("a")
+    assert node.see(phase=None, start=0) == []
+    assert node.at == (JOINING, "a", "")
+    assert kinds(node.see()) == [StartChild]
 
 
 def test_a_recalled_node_of_a_job_that_is_cancelled_waits_no_longer() -> None:
@@ -423,7 +440,7 @@ JOBS = st.sampled_from(["a", "b"])
 WAITS = st.sampled_from([0.0, 0.25, 30.0, 61.0, 601.0, -3600.0])
 HAPPENINGS = st.one_of(
     st.tuples(st.just("order"), st.sampled_from(["a", "b", ""]), st.sampled_from(["", "", "it must not."])),
-    st.tuples(st.just("see"), JOBS, st.sampled_from(Phase), st.integers(1, 3), st.booleans()),
+    st.tuples(st.just("see"), JOBS, st.sampled_from([*Phase, None]), st.integers(1, 3), st.booleans()),
     st.tuples(st.just("works")),
     st.tuples(st.just("ends"), st.sampled_from([0, 1, -9, None]), st.sampled_from(["", "well", "failed"])),
     st.tuples(st.just("claim"), JOBS),
@@ -435,7 +452,8 @@ HAPPENINGS = st.one_of(
 def _happen(node: Node, happening: tuple[Any, ...]) -> None:
     match happening:
         case ("see", job, phase, start, is_there):
-            node.see(job, phase, start, spec=spec(job) if is_there else None)
+            commands = node.see(job, phase, start, spec=spec(job) if is_there else None)
+            assert phase is not None or not {StopChild, RecallChild} & set(kinds(commands)), "absence ends nothing"
         case ("ends", code, verdict):
             if node.has_child:
                 node.ends(code, verdict)

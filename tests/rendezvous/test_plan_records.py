@@ -82,7 +82,9 @@ SPEC = JobSpec(
 )
 KEYS = PlannedJobKeys(SPEC.name)
 ORDER = Order(source="chat", target="code", plan_revision=17, reason="h1 goes from chat to code.")
-PHASE = PhaseRecord(phase=Phase.FINISHED, reason="It has ended well.", nodes=3, exit_code=0, signal=SIGINT)
+PHASE = PhaseRecord(
+    phase=Phase.FINISHED, reason="It has ended well.", nodes=3, exit_code=0, signal=SIGINT, start=9, submission=7
+)
 HUGE = 10**400  # more than a float can be
 
 
@@ -183,6 +185,11 @@ def test_a_spec_comes_back_as_it_was(throughput: Throughput) -> None:
 def test_orders_phases_rates_and_faults_come_back_as_they_were() -> None:
     assert parse_order(entry(order_key("h1/agent"), order_text(ORDER))) == ORDER
     assert parse_phase(entry(KEYS.phase, phase_text(PHASE))) == PHASE
+    running = json.loads(phase_text(PhaseRecord(phase=Phase.RUNNING, reason="", start=4, submission=2)))
+    assert parse_phase(entry("k", json.dumps(running).encode())).start == 4
+    del running["start"]
+    old = entry("k", json.dumps(running).encode())
+    assert parse_phase(old).start == old.revision, "before it was told, it was the key's revision"
     submitted = PhaseRecord(phase=Phase.SUBMITTED, reason="")
     assert parse_phase(entry(KEYS.phase, phase_text(submitted))) == submitted
     assert parse_rates(entry(KEYS.rates, rates_text((0.0, 1e12, 2.5e12)))) == (0.0, 1e12, 2.5e12)
@@ -211,7 +218,7 @@ def test_a_field_that_is_missing_names_the_key(kind: str) -> None:
     key, parse, text = KINDS[kind]
     told = json.loads(text)
     for name in told:
-        if (kind, name) in {("node", "refusals"), ("phase", "exit_code")}:
+        if (kind, name) in {("node", "refusals"), ("phase", "exit_code"), ("phase", "start"), ("phase", "submission")}:
             continue  # older agents have none
         if kind == "spec" and name not in ("name", "command", "directory"):
             continue  # a person need not say it

@@ -135,9 +135,11 @@ def test_all_that_is_written_is_guarded_by_the_leader_and_orders_and_phases_by_t
 
 def test_a_job_that_is_paused_is_stopped_and_started_again_later() -> None:
     cluster = two_jobs()
-    began = cluster.store.read(CHAT.phase).revision
+    began = cluster.phase_record("chat").start
+    cluster.store.put(CHAT.phase, phase_text(replace(cluster.phase_record("chat"), submission=5)))
     cluster.submit(spec("chat", 1.2, paused=True))
     cluster.look_on()
+    assert cluster.phase_record("chat").start == began > 0
     assert (cluster.phase("chat"), cluster.phase_record("chat").reason) == (Phase.SUBMITTED, "chat is paused.")
     cluster.settle()
     assert (cluster.working("chat"), len(cluster.working("code"))) == ([], 6)
@@ -146,7 +148,24 @@ def test_a_job_that_is_paused_is_stopped_and_started_again_later() -> None:
     cluster.settle()
     assert cluster.phase("chat") is Phase.RUNNING
     assert len(cluster.working("chat")) > 1
-    assert cluster.store.read(CHAT.phase).revision > began
+    assert cluster.phase_record("chat").start > began
+    assert cluster.phase_record("chat").submission == 5, "it is the same job as before"
+
+
+def test_no_start_of_a_job_has_the_number_of_another_one() -> None:
+    """Whatever is resumed or submitted again, and whether or not the store still has the phase of before."""
+    cluster, starts = two_jobs(), []
+    for forgets in (False, True, False, True):
+        starts.append(cluster.phase_record("chat").start)
+        cluster.submit(spec("chat", paused=True))
+        cluster.settle()
+        if forgets:
+            cluster.store.delete(CHAT.phase)
+        cluster.submit(spec("chat"))
+        cluster.now += LONG_S
+        cluster.settle()
+        assert cluster.phase("chat") is Phase.RUNNING
+    assert sorted(set(starts)) == starts
 
 
 def test_who_has_just_cancelled_a_job_is_not_overruled() -> None:

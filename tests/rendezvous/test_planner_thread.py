@@ -12,12 +12,21 @@ import pytest
 from store_lab import BINARY, wait_until
 from term_lab import read_published, spec
 
+from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.planning.coordinate.snapshot import NodeState, NodeStatus, Phase
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.plan.planner import RETRY_S, TICK_S, Planner
-from unicron_elastic.rendezvous.records.cluster import LEADER, NodeRecord
+from unicron_elastic.rendezvous.records.cluster import LEADER, NodeRecord, quarantine_key, quarantine_text
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, phase_text, spec_text, status_text
-from unicron_elastic.rendezvous.records.plan_keys import CURRENT, ORDERS, PLAN, PlannedJobKeys, order_key, status_key
+from unicron_elastic.rendezvous.records.plan_keys import (
+    CURRENT,
+    NODE_RECORDS,
+    ORDERS,
+    PLAN,
+    PlannedJobKeys,
+    order_key,
+    status_key,
+)
 from unicron_elastic.rendezvous.store.address import EtcdAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import (
@@ -312,6 +321,66 @@ def test_a_store_that_has_lost_its_data_is_opened_again() -> None:
             cluster.store = cluster.open_store()
             cluster.say("h2")
             planner.lead(cluster.elect())
+            wait_until(lambda: cluster.hosts() == {"h2"})
+        finally:
+            cluster.close()
+    wait_until(lambda: not threads())
+
+
+def test_a_store_that_has_lost_its_data_is_told_what_was_planned() -> None:
+    """Also if this agent is not elected again, and nothing that others have told by then is overwritten."""
+    with EmbeddedEtcd(binary=BINARY) as server:
+        cluster = Cluster(server.endpoint)
+        try:
+            told = {CHAT.spec: spec_text(spec("chat")), CHAT.rates: b"{}", PlannedJobKeys("code").spec: b"odd"}
+            running = phase_text(PhaseRecord(phase=Phase.RUNNING, reason="", start=3))
+            for key, value in {**told, CHAT.phase: running, CHAT.measured: b"{}"}.items():
+                cluster.store.put(key, value)
+            lease_id = cluster.store.grant(60.0).lease_id
+            cluster.store.put(CHAT.output, b"here:1", lease_id)
+            kept_out = Quarantined(node="h9", reason="ECC", since=1.0, until=None, by="ada")
+            cluster.store.put(quarantine_key("h9"), quarantine_text(kept_out))
+            cluster.say("h1")
+            planner = cluster.planner()
+            planner.lead(cluster.elect())
+            wait_until(lambda: (term := planner._term) is not None and term._mirror.get(CURRENT) is not None)
+            server.stop(timeout_s=0.0)
+            planner.lead(0)
+            server.start()
+            cluster.store.close()
+            cluster.store = cluster.open_store()
+            cluster.store.put(CHAT.phase, b"newer")
+            wait_until(lambda: any("it is told again what was planned" in each for each in cluster.said))
+            found = {each.key: each.value for each in cluster.store.read_prefix("").entries}
+            assert found.items() >= told.items()
+            assert found[CHAT.phase] == b"newer"
+            assert {CHAT.measured, quarantine_key("h9"), CURRENT} <= found.keys()
+            assert not {key for key in found if key.startswith((ORDERS, NODE_RECORDS, CHAT.output))}
+        finally:
+            cluster.close()
+    wait_until(lambda: not threads())
+
+
+def test_an_election_by_a_store_that_lost_its_data_is_void() -> None:
+    """Though the revision may be that of another's key in the store that has come in its place."""
+    with EmbeddedEtcd(binary=BINARY) as server:
+        cluster = Cluster(server.endpoint)
+        try:
+            cluster.say("h1")
+            planner, revision = cluster.planner(), cluster.elect()
+            planner.lead(revision)
+            wait_until(lambda: (term := planner._term) is not None and term._mirror.get(CURRENT) is not None)
+            server.stop(timeout_s=0.0)
+            server.start()
+            cluster.store.close()
+            cluster.store = cluster.open_store()
+            while cluster.elect() < revision:
+                pass
+            cluster.say("h2")
+            wait_until(lambda: any("it is told again what was planned" in each for each in cluster.said))
+            wait_until(lambda: planner._term is None and threads() == ["unicron-planner"])
+            assert "h2" not in cluster.hosts()
+            planner.lead(revision)
             wait_until(lambda: cluster.hosts() == {"h2"})
         finally:
             cluster.close()

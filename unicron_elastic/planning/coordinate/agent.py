@@ -50,15 +50,16 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSeen:
-    """How the job is that this node has or goes to. No ``spec``: it is gone. ``start``: number of its latest start.
+    """How the job is that this node has or goes to. ``start``: number of its latest start.
 
-    ``signal``: with which it is to be stopped, if it is.
+    ``signal``: with which it is to be stopped, if it is. No ``spec``: it is gone, or nobody can read it. No ``phase``:
+    nobody knows, as the store has lost its data; what runs goes on, and only a word that says so ends it.
     """
 
     at_unix_s: float
     job: str
     spec: JobSpec | None
-    phase: Phase = Phase.SUBMITTED
+    phase: Phase | None = Phase.SUBMITTED
     start: int = 0
     nodes: int = 0
     signal: int = SIGTERM
@@ -251,14 +252,14 @@ def _claimed(state: AgentState, event: Claimed) -> Outcome:
 
 def _job_seen(state: AgentState, event: JobSeen) -> Outcome:
     status = state.status
-    if event.job != status.job or state.is_claimed:
+    if event.job != status.job or state.is_claimed or (state.has_child and event.phase is None):
         return state, ()
     state = replace(state, seen=event)
-    is_running = event.spec is not None and event.phase is Phase.RUNNING
+    is_running = event.phase is Phase.RUNNING
     if not state.has_child:
         if event.spec is None or event.phase in (Phase.FINISHED, Phase.CANCELLED):
             return replace(state, status=_joining(status, "")), ()
-        if is_running and event.spec is not None and not state.is_stopping:
+        if is_running and not state.is_stopping:
             return replace(state, start=event.start), (StartChild(event.spec, event.start, event.nodes),)
         return state, ()
     if is_running and event.start == state.start:
@@ -341,7 +342,7 @@ def _leave(state: AgentState, target: str, at_unix_s: float) -> Outcome:
     state = replace(state, status=replace(status, state=NodeState.LEAVING, towards=target))
     if _ends_by_itself(seen) and not state.is_claimed:
         return _await_end(state, at_unix_s)
-    goes_on = seen is not None and seen.phase is Phase.RUNNING and seen.start == state.start and seen.spec is not None
+    goes_on = seen is not None and seen.phase is Phase.RUNNING and seen.start == state.start
     if not goes_on or state.is_claimed or status.state is not NodeState.WORKING:
         return _stop(state, at_unix_s)
     reason = f"{target} gets it by the plan." if target else "its agent ends." if state.is_stopping else _UNUSED
@@ -350,7 +351,7 @@ def _leave(state: AgentState, target: str, at_unix_s: float) -> Outcome:
 
 def _ends_by_itself(seen: JobSeen | None) -> bool:
     """Whether the job has finished, of which another node may have told before the child here is done."""
-    return seen is not None and seen.phase is Phase.FINISHED and seen.spec is not None
+    return seen is not None and seen.phase is Phase.FINISHED
 
 
 def _await_end(state: AgentState, at_unix_s: float) -> Outcome:
