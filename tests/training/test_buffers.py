@@ -403,3 +403,26 @@ def test_a_layer_that_loses_its_statistics_within_a_step_is_named() -> None:
     training.model[1].running_mean = None
     with pytest.raises(RuntimeError, match="running_mean of a BatchNorm1d was taken away or replaced within a step"):
         step.backward(training.model[0](batch(0, 0)).square().mean())
+
+
+class Hiding(nn.Module):
+    """It has a buffer that its state_dict leaves out."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.register_buffer("hidden", torch.full((2,), value), persistent=False)
+
+
+def test_buffers_that_other_modules_leave_out_of_their_state_are_given_and_not_saved(tmp_path: Path) -> None:
+    def run(value: float) -> tuple[Run, Hiding]:
+        ema = Hiding(value)
+        return Run(model=nn.Linear(3, 2), ema=ema), ema
+
+    (one, _), (other, taken) = run(1.0), run(2.0)
+    other.load_state_dict(one.state_dict())
+    assert taken.hidden.tolist() == [1.0, 1.0]
+    one.save(tmp_path, 1)
+    one.wait_saved()
+    third, left = run(3.0)
+    assert third.restore(tmp_path) == 1
+    assert left.hidden.tolist() == [3.0, 3.0]  # as in torch, it is the script's to make

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -24,12 +26,14 @@ from unicron_elastic.training.group.joining import (
     about_taken,
     give_state,
     receive_state,
+    share_state,
 )
 from unicron_elastic.training.group.membership import membership
 from unicron_elastic.training.group.reports import Reports
 from unicron_elastic.training.group.sendable import check_sendable
 from unicron_elastic.training.group.speech import Agreement, MismatchError, Said
 from unicron_elastic.training.mean import MeanShare, check_same, few, labels, message
+from unicron_elastic.training.registered import Registered, about_unlike
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.snapshot.gate import Rest
 from unicron_elastic.training.step.buffers import Buffers, device_of, named_buffers
@@ -61,8 +65,8 @@ class Engine:
         *,
         model: nn.Module,
         scaler: Any,
-        optimizers: Sequence[Optimizer],
         state: HasState,
+        registered: Registered,
         randomness: Randomness,
         is_reproducible: bool,
         backend: str,
@@ -75,8 +79,9 @@ class Engine:
         self._model = model
         self._trainable = Trainable(model)
         self._scaler = scaler
-        self._optimizers = optimizers
-        self._registered = Handover(state, self._trainable, optimizers, lambda: self.until)
+        self._objects = registered
+        self._optimizers = [each for each in registered.objects.values() if isinstance(each, Optimizer)]
+        self._registered = Handover(state, self._trainable, self._optimizers, lambda: self.until)
         self._randomness = randomness
         self._is_reproducible = is_reproducible
         self._backend = backend
@@ -432,6 +437,8 @@ class Engine:
             return True
         self.until = until
         if self._arrival.come(self, until):
+            if not self._is_in_step:  # all have the same from here on: a script may evaluate before its first step
+                self._meet_between()
             return True
         self.state = until  # as the others have it behind them: the script may count from there
         return False
@@ -611,18 +618,26 @@ class Engine:
                 f"the others have made step {self.state} while this rank was cut off from them, and nobody has its "
                 "gradients any more: this rank begins again, with their state"
             )
+        unlike = self._unlike(agreement.sources[0]) if agreement.begins else []
+        if unlike is None:
+            return
         received: list[Any] = []
         began = time.monotonic()
-        if not assembly.together(partial(self._transfer, agreement, received), "the state"):
+        if not assembly.together(partial(self._transfer, agreement, unlike, received), "the state"):
             return
         if agreement.begins:
+            shared = received.pop()
             copy_each(self._tensors(), received)
+            if unlike and assembly.rank != agreement.sources[0]:
+                self._objects.some(unlike).load_state_dict(shared)
             self.state = agreement.step
         elif not received:
             return
         else:
             state, taken_bytes = received
             self._registered.load_state_dict(state)
+            if not self._arrival.is_newcomer:  # all are in their first meeting still: no script has done anything since
+                self._registered.forget()
             self._replicas.copy()
             assert assembly.world is not None
             node = assembly.world.members[agreement.sources[0]].node
@@ -632,7 +647,26 @@ class Engine:
         self._lay_out()
         self._clear()
 
-    def _transfer(self, agreement: Agreement, received: list[Any]) -> None:
+    def _unlike(self, source: int) -> list[str] | None:
+        """The names of what is registered, besides the model, and not everywhere what the ``source`` has, who says so.
+
+        None if the world broke.
+        """
+        _, assembly = self._parts()
+        if self.world_size == 1:
+            return []
+        heard = assembly.exchange(json.dumps(self._objects.digests()))
+        if heard is None:
+            return None
+        all_digests = [json.loads(each) for each in heard]
+        unlike = [
+            name for name, digest in all_digests[source].items() if any(e.get(name) != digest for e in all_digests)
+        ]
+        if unlike and assembly.rank == source:
+            sys.stderr.write(f"unicron: {about_unlike(unlike, source)}.\n")
+        return unlike
+
+    def _transfer(self, agreement: Agreement, unlike: list[str], received: list[Any]) -> None:
         """Puts what this rank is to take into ``received``. Raises what a collective raises."""
         _, assembly = self._parts()
         source = agreement.sources[0]
@@ -640,6 +674,9 @@ class Engine:
             received += [tensor.clone(memory_format=torch.contiguous_format) for tensor in self._tensors()]
             for tensor in received:
                 assembly.broadcast(tensor, source)
+            some = self._objects.some(unlike)
+            is_source = assembly.rank == source
+            received.append(share_state(some, assembly, source, self._device, is_source=is_source) if unlike else None)
         elif assembly.rank == source:
             give_state(self._registered, assembly, agreement.pull, self._device)
         elif assembly.rank in agreement.pull:

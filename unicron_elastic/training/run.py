@@ -7,32 +7,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unicron_elastic.state.exact import load_exactly
 from unicron_elastic.training.engine import Engine
-from unicron_elastic.training.group.sendable import state_of
 from unicron_elastic.training.optimizer_step import Step
+from unicron_elastic.training.registered import Registered, Stateful
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.snapshot.manager import Keeper
 from unicron_elastic.training.snapshot.requests import Requests
 from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.randomness import Randomness
-
-_OWN_NAMES = frozenset({"model", "optimizer", "scheduler", "scaler"})
-
-
-class Stateful(Protocol):
-    """What can be registered, as torch.distributed.checkpoint's Stateful."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state, as nested dicts and lists of tensors, numbers and strings."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Takes it over."""
 
 
 class Run:
@@ -79,15 +66,14 @@ class Run:
         self._is_wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
         model = self._model = model.module if self._is_wrapped else model
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **state}
-        self._stateful: dict[str, Stateful] = {name: each for name, each in named.items() if each is not None}
-        _check(self._stateful)
+        self._registered = Registered({name: each for name, each in named.items() if each is not None})
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._randomness = Randomness(seed, device)
         self._requests = Requests(self._wait_kept)
         self._engine = Engine(
             model=model,
             scaler=scaler,
-            optimizers=[each for each in self._stateful.values() if isinstance(each, torch.optim.Optimizer)],
+            registered=self._registered,
             state=self,
             randomness=self._randomness,
             is_reproducible=reproducible,
@@ -95,13 +81,15 @@ class Run:
             timeout_s=timeout_s,
             join_patience_s=join_patience_s,
             on_regroup=on_regroup or (lambda: None),
-            replicas=Replicas(model, self._stateful, compare_every),
+            replicas=Replicas(model, self._registered.objects, compare_every),
         )
         is_replicated = self._is_wrapped if replicated is None else replicated
         self._snapshot_every = snapshot_every
         self._peer_snapshot_every = peer_snapshot_every
         self._is_in_steps = False
-        self._keeper = Keeper(self, self._stateful, is_replicated=is_replicated, peer_every=peer_snapshot_every)
+        self._keeper = Keeper(
+            self, self._registered.objects, is_replicated=is_replicated, peer_every=peer_snapshot_every
+        )
 
     @property
     def rank(self) -> int:
@@ -254,11 +242,13 @@ class Run:
 
         Raises TypeError that names what does not give its state.
         """
-        state = {name: state_of(name, each) for name, each in self._stateful.items()}
+        state = self._registered.state()
+        hidden = self._registered.hidden(state)
         state["model"] = self._engine.at_rest(state["model"])
         return {
             "state": state,
             "buffers": buffers.given(self._engine.named_buffers(), state["model"]),
+            "hidden": hidden,
             "steps": self._engine.steps_made,
             "random": self._randomness.state_dict(),
             "lineage": self._keeper.lineage,
@@ -267,26 +257,16 @@ class Run:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what ``state_dict`` gave.
 
-        Raises ValueError if something else is registered here, and if a tensor of the model, an optimizer, the
+        Raises ValueError if something else is registered here, and if a tensor of a module, an optimizer, the
         scheduler or the scaler is not what was received, bit for bit, when it is loaded.
         """
         self._keeper.wait()
-        state = state_dict["state"]
-        if set(state) != set(self._stateful):
-            raise ValueError(f"the state has {sorted(state)}, and here {sorted(self._stateful)} are registered")
+        state, here = state_dict["state"], self._registered.objects
+        if set(state) != set(here):
+            raise ValueError(f"the state has {sorted(state)}, and here {sorted(here)} are registered")
         if "buffers" in state_dict:  # which what ``save`` wrote has not
             buffers.take(self._model, state_dict["buffers"], state["model"])
-        for name, each in self._stateful.items():
-            if name in _OWN_NAMES or isinstance(each, nn.Module | torch.optim.Optimizer):
-                load_exactly(each, state[name], name)
-            else:
-                each.load_state_dict(state[name])
+        self._registered.load(state, state_dict.get("hidden", {}))
         self._randomness.load_state_dict(state_dict["random"])
         self._engine.state = int(state_dict["steps"])
         self._keeper.lineage = int(state_dict["lineage"])
-
-
-def _check(stateful: dict[str, Stateful]) -> None:
-    for name, each in stateful.items():
-        if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
-            raise TypeError(f"{name} must have state_dict and load_state_dict, and a {type(each).__name__} has not")

@@ -168,6 +168,37 @@ def receive_state(members: Exchange, source: int, device: torch.device) -> tuple
     return rebuild(layout, tensors), layout.total_bytes
 
 
+class Broadcasts(Protocol):
+    """The members of a world, connected."""
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Give all members what ``source`` has."""
+
+
+def share_state(run: HasState, members: Broadcasts, source: int, device: torch.device, *, is_source: bool) -> Any:
+    """The state that the ``source`` has. All members call it. Raises what a collective raises, and NotSendableError."""
+
+    def share(tensor: Tensor) -> Tensor:
+        shared = tensor.to(device)
+        members.broadcast(shared, source)
+        return shared
+
+    layout, tensors = sendable(run) if is_source else (None, [])
+    told = bytearray(layout.to_json().encode()) if layout is not None else bytearray()
+    length = int(share(torch.tensor([len(told)])))
+    text = share(torch.frombuffer(told, dtype=torch.uint8) if told else torch.empty(length, dtype=torch.uint8))
+    if layout is None:
+        layout = Layout.parse(bytes(text.cpu().numpy()).decode())
+        tensors = empty_tensors(layout, "cpu")
+    for tensor in tensors:
+        if tensor.numel():
+            whole = _bytes(tensor)
+            shared = share(whole)
+            if not is_source:
+                whole.copy_(shared)
+    return rebuild(layout, tensors)
+
+
 def _bytes(tensor: Tensor) -> Tensor:
     """View the tensor as bytes, whatever its type: back ends do not take all types."""
     return tensor.detach().reshape(-1).view(torch.uint8)
@@ -224,6 +255,10 @@ class Handover:
         It is that of a member in its step. What scripts do before a step is in it, and a newcomer's does it again.
         """
         self.load()
+        self.forget()
+
+    def forget(self) -> None:
+        """Takes over nothing once more: this script has not done what is in the state, and will."""
         self._taken = None
 
     def _groups(self, optimizer: Optimizer) -> Groups | None:

@@ -140,7 +140,8 @@ class Keeper:
         """Begins to write the state to a folder; all ranks must call it. Raises ValueError and TypeError."""
         rank, _ = own_rank()
         state = self._run.state_dict()
-        state.pop("buffers", None)  # as in torch: what state_dict leaves out is the script's to make
+        for name in ("buffers", "hidden"):
+            state.pop(name, None)  # as in torch: what state_dict leaves out is the script's to make
         self.storage.save(folder, state, keep=keep, is_replicated=self.is_replicated, rank=rank)
 
     def wait_saved(self) -> None:

@@ -1,0 +1,105 @@
+"""What a run has registered, object by object: its state, with what ``state_dict`` leaves out, and digests of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import nn
+from torch.optim import Optimizer
+
+from unicron_elastic.state.digest import digests
+from unicron_elastic.state.exact import load_exactly
+from unicron_elastic.training.group.sendable import sendable, state_of
+from unicron_elastic.training.step import buffers
+
+MODEL = "model"  # the name of what is trained, which the engine looks after
+_OWN_NAMES = frozenset({MODEL, "optimizer", "scheduler", "scaler"})
+
+
+class Stateful(Protocol):
+    """What can be registered, as torch.distributed.checkpoint's Stateful."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, as nested dicts and lists of tensors, numbers and strings."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Takes it over."""
+
+
+class Registered:
+    """The ``objects`` of one run, by name. Raises TypeError for one that has no state_dict or cannot load one."""
+
+    def __init__(self, objects: Mapping[str, Stateful]) -> None:
+        for name, each in objects.items():
+            if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+                raise TypeError(f"{name} must have state_dict and load_state_dict, and a {type(each).__name__} has not")
+        self.objects = dict(objects)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state_dict of each. Raises NotSendableError if one gives none."""
+        return {name: state_of(name, each) for name, each in self.objects.items()}
+
+    def hidden(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the buffers of modules other than the model that are not in their ``state``."""
+        return {
+            name: buffers.given(buffers.named_buffers(each), state[name])
+            for name, each in self.objects.items()
+            if name != MODEL and isinstance(each, nn.Module)
+        }
+
+    def load(self, state: Mapping[str, Any], hidden: Mapping[str, Any]) -> None:
+        """Load each named in ``state`` with what it has there.
+
+        Raises ValueError if a tensor of a module, an optimizer, the scheduler or the scaler is not what was received.
+        """
+        for name, taken in state.items():
+            each = self.objects[name]
+            if name in hidden and isinstance(each, nn.Module):
+                buffers.take(each, hidden[name], taken)
+            if name in _OWN_NAMES or isinstance(each, nn.Module | Optimizer):
+                load_exactly(each, taken, name)
+            else:
+                each.load_state_dict(taken)
+
+    # -- what all ranks begin with, besides the model -----------------------------------------------------------------
+
+    def digests(self) -> dict[str, str]:
+        """Return that of each but the model: the same exactly where the state is."""
+        return {name: _digest(self.some([name])) for name in self.objects if name != MODEL}
+
+    def some(self, names: Iterable[str]) -> _Some:
+        """Return those with these names, as what can be sent."""
+        return _Some(Registered({name: self.objects[name] for name in names}))
+
+
+class _Some:
+    """Some of what is registered."""
+
+    def __init__(self, registered: Registered) -> None:
+        self._registered = registered
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of their state."""
+        state = self._registered.state()
+        return {"state": state, "hidden": self._registered.hidden(state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes it over."""
+        self._registered.load(state["state"], state["hidden"])
+
+
+def _digest(some: _Some) -> str:
+    layout, tensors = sendable(some)
+    return hashlib.sha256(f"{layout.to_json()} {digests(tensors)}".encode()).hexdigest()[:16]
+
+
+def about_unlike(names: Sequence[str], rank: int) -> str:
+    """Return what people are told of what was not the same on all ranks when they began."""
+    *first, last = names
+    listed = f"{', '.join(first)} and {last} were" if first else f"{last} was"
+    return (
+        f"{listed} not the same on all ranks when the training began: all have now what rank {rank} had, as a "
+        "replacement of a lost rank would. What is to differ from rank to rank must not be registered"
+    )
