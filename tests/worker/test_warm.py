@@ -270,6 +270,38 @@ def test_random_states_differ_between_workers(warmer: Warmer) -> None:
     assert [index for index in range(16) if one[index] == other[index]] == [12, 13, 14, 15]
 
 
+READS = """
+import os, tempfile
+os.environ.setdefault("SET_BY_IMPORT", "1")
+os.environ["RANK"] = "of the warm process"
+os.environ.pop("TAKEN_AWAY", None)
+asked = [os.environ.get("READ_BY_GET"), os.getenv("READ_BY_GETENV"), "READ_BY_IN" in os.environ, tempfile.gettempdir()]
+"""
+
+
+def test_what_imports_change_in_the_environment_is_changed_in_workers(warmer: Warmer, tmp_path: Path) -> None:
+    (warmer.folder / "reads.py").write_text(READS)
+    warmer.script.write_text(
+        "import os\nos.environ['TMPDIR'] = os.environ['OTHER']\nimport reads, tempfile\n"
+        "print(os.environ.get('SET_BY_IMPORT'), os.environ.get('TAKEN_AWAY'), os.environ['RANK'])\n"
+        "print(tempfile.gettempdir())\n"
+    )
+    path = {"PYTHONPATH": str(warmer.folder), "TAKEN_AWAY": "x", "OTHER": str(tmp_path)}
+    warm = warmer.begin("reads", **path)
+    assert warm.wait_ready(), warm.refusal
+    stdout, stderr = warmer.fork(warm, env={**os.environ, **path, "RANK": "3"}).output()
+    assert (stdout, stderr) == (f"1 None 3\n{tmp_path}\n", "")
+
+
+@pytest.mark.parametrize("name", ["READ_BY_GET", "READ_BY_GETENV", "READ_BY_IN"])
+def test_it_refuses_to_serve_a_script_that_sets_what_imports_read(warmer: Warmer, name: str) -> None:
+    (warmer.folder / "reads.py").write_text(READS)
+    warmer.script.write_text(f"import os\nos.environ['NOT_READ'] = os.environ['{name}'] = '1'\nimport reads\n")
+    warm = warmer.begin("reads", PYTHONPATH=str(warmer.folder))
+    assert not warm.wait_ready()
+    assert warm.refusal == f"the script sets {name}, which is read when what is preloaded is imported"
+
+
 def test_a_fork_with_torch_computes_and_steps(warmer: Warmer, lab: Lab) -> None:
     warmer.script.write_text(
         textwrap.dedent(

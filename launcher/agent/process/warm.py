@@ -26,37 +26,47 @@ from unicron_elastic.worker.start import bootstrap, warm
 # Reads the source of a script, without running it, for variables that libraries read while they are imported.
 #
 # A script that sets one does so before its import of torch, which in a warm worker has happened already. Modules that
-# the script imports are not read; docs/differences.md says so.
+# the script imports are not read; docs/differences.md says so. What Python code reads at import, the warm process sees;
+# of what C code reads there, these are the beginnings.
 
 
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")  # a word without "_" is often something else: "USER", "CI"
 # TORCH_NCCL_ variables are read when a process group is made, TORCHELASTIC_ variables by nothing that is preloaded.
-_READ_AT_IMPORT = re.compile(r"(?!TORCH_NCCL_|TORCHELASTIC_)(TORCH|PYTORCH_|OMP_|MKL_|KMP_|GOMP_|OPENBLAS_)[A-Z0-9_]*")
+_READ_AT_IMPORT = re.compile(
+    r"(?!TORCH_NCCL_|TORCHELASTIC_)"
+    r"(TORCH|PYTORCH_|OMP_|MKL_|KMP_|GOMP_|GOTO_|OPENBLAS_|DNNL_|ONEDNN_|MKLDNN_|NPY_|NUMPY_|KINETO_|GFORTRAN_)[A-Z0-9_]*"
+)
 _READERS = frozenset({"get", "getenv"})
 _SOURCE_BYTES_MAX = 1024 * 1024  # to parse more takes longer than a warm start saves
 
 
 def early_variable(path: str) -> str | None:
-    """The first variable that the Python file seems to set and that is read at import; None if there is none.
+    """The first variable that the Python file seems to set and that C code reads at import; None if there is none."""
+    return next(filter(_READ_AT_IMPORT.fullmatch, set_variables(path)), None)
+
+
+def set_variables(path: str) -> list[str]:
+    """The variables that the Python file seems to set, and other names that look like variables.
 
     What comes through a pipe can be read once, and is left to the worker.
     """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            return None
+            return []
         with open(path, "rb") as file:
             source = file.read(_SOURCE_BYTES_MAX + 1)
         if len(source) > _SOURCE_BYTES_MAX:
-            return None
+            return []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the script's strings; the worker's interpreter says it
             tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None  # the interpreter will say what is wrong with it
-    return next(_set_names(tree), None)
+        return []  # the interpreter will say what is wrong with it
+    return list(dict.fromkeys(_set_names(tree)))
 
 
 def _set_names(tree: ast.AST) -> Iterator[str]:
-    """Names of such variables, however they stand there, except where one is just read."""
+    """Names of variables, however they stand there, except where one is just read."""
     only_read: set[ast.AST] = set()
     for node in ast.walk(tree):  # a parent comes before its children
         match node:
@@ -66,9 +76,9 @@ def _set_names(tree: ast.AST) -> Iterator[str]:
                 only_read.add(key)
             case ast.Compare(left=key):
                 only_read.add(key)
-            case ast.Constant(value=str(text)) if node not in only_read and _READ_AT_IMPORT.fullmatch(text):
+            case ast.Constant(value=str(text)) if node not in only_read and _VARIABLE.fullmatch(text):
                 yield text
-            case ast.keyword(arg=str(text)) if _READ_AT_IMPORT.fullmatch(text):
+            case ast.keyword(arg=str(text)) if _VARIABLE.fullmatch(text):
                 yield text
 
 
@@ -159,7 +169,8 @@ class WarmProcess:
         full = injected(env)
         full[bootstrap.WARM_FD] = str(lowest)
         full[warm.PRELOAD] = self._preload
-        ours.send({"argv": list(argv), "env": dict(env)})  # by which it knows whether it became what it should be
+        sets = [name for path in source_files(argv) for name in set_variables(path)]
+        ours.send({"argv": list(argv), "env": dict(env), "sets": sets})  # what it should become, and what happens then
         fds = {**{stream: stream for stream in streams}, lowest: theirs.fileno()}
         try:
             self._number = self._processes.request_start(argv, full, cwd, fds)

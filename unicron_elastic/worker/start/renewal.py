@@ -50,6 +50,7 @@ class Renewal:
                 if getattr(module, "__dict__", {}).get("randbits") is noted_randbits:
                     module.randbits = randbits  # type: ignore[attr-defined]
             self._bit_generators = self._unseeded_of_numpy()
+            _forget_temporary_folder()
 
     def _unseeded_of_numpy(self) -> list[Any]:
         numpy_random: Any = sys.modules.get("numpy.random")
@@ -96,6 +97,20 @@ def _renew_multiprocessing(process: Any) -> None:
     process.current_process().authkey = os.urandom(32)
 
 
+def _renew_sympy(symbol: Any) -> None:
+    """Numbers the dummies of this process from where no other does: two with one number are equal when one is sent."""
+    first, last = 10**6, 9 * 10**6  # as sympy draws it
+    symbol.Dummy._base_dummy_index = random.randint(first, last)
+
+
+def _forget_temporary_folder() -> None:
+    """Lets ``tempfile`` find it again when the script asks, which may set TMPDIR before that."""
+    tempfile: Any = sys.modules.get("tempfile")
+    with contextlib.suppress(OSError):  # there is none
+        if tempfile is not None and tempfile.tempdir == tempfile._get_default_tempdir():
+            tempfile.tempdir = None
+
+
 def _renew_logging(module: Any) -> None:
     module._startTime = time.time() if isinstance(module._startTime, float) else time.time_ns()
 
@@ -105,4 +120,5 @@ _OF_MODULES: dict[str, Callable[[Any], None]] = {
     "torch": _renew_torch,
     "multiprocessing.process": _renew_multiprocessing,
     "logging": _renew_logging,
+    "sympy.core.symbol": _renew_sympy,
 }

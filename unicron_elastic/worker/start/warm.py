@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator
 from typing import NoReturn
 
-from unicron_elastic.compat.loaded import forbids_cuda
+from unicron_elastic.compat.loaded import DYNAMO, forbids_cuda
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
 from unicron_elastic.worker.linux import (
     MARK,
@@ -33,6 +33,7 @@ from unicron_elastic.worker.linux import (
 from unicron_elastic.worker.start.late import hidden_modules, hold_back, script_folder
 from unicron_elastic.worker.start.likeness import arguments_at, how_different
 from unicron_elastic.worker.start.renewal import Renewal
+from unicron_elastic.worker.start.variables import ImportedVariables
 
 PRELOAD = "UNICRON_PRELOAD"
 TRIAL_DEADLINE_S = 10.0
@@ -63,8 +64,11 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
         if refusal is not None:
             raise _Unfit(refusal)
         renewal = Renewal()
+        variables = ImportedVariables(asked["env"])
         with renewal.watching():
-            _preload(os.environ.pop(PRELOAD, "torch").split(","))
+            _preload(os.environ.pop(PRELOAD, "torch").split(","), variables)
+        if early := variables.read_of(asked["sets"]):
+            raise _Unfit(f"the script sets {early}, which is read when what is preloaded is imported")
         _check_shadowing(loaded_before)
         hold_back()
         gc.collect()
@@ -78,7 +82,7 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
     try:
         channel.close()
         set_thread_name(original_name)
-        return _become_worker(message, fds, ignored, renewal)
+        return _become_worker(message, fds, ignored, renewal, variables)
     except BaseException as error:
         sys.stderr.write(f"unicron: this worker could not be set up: {type(error).__name__}: {error}\n")
         os._exit(1)
@@ -110,14 +114,16 @@ def _send_and_exit(channel: Channel, message: Message) -> NoReturn:
     os._exit(0)
 
 
-def _preload(names: list[str]) -> None:
+def _preload(names: list[str], variables: ImportedVariables) -> None:
     """Imports ``names``; one prefixed ``?`` may be absent."""
     had_check = os.environ.get(_NVML_CHECK)
     os.environ.setdefault(_NVML_CHECK, "1")
     try:
         with _without_warnings():
             for name in filter(None, names):
-                _import(name)
+                # What is held back (late) is yet to be imported by the script, and its changes come then.
+                with variables.watching(keeps_changes=name.lstrip("?") != DYNAMO):
+                    _import(name)
     finally:
         if had_check is None:
             os.environ.pop(_NVML_CHECK, None)
@@ -231,7 +237,9 @@ def _fork_in_between(channel: Channel, message: Message) -> None:
     os._exit(0)
 
 
-def _become_worker(message: Message, fds: list[int], ignored: Collection[int], renewal: Renewal) -> tuple[int, int]:
+def _become_worker(
+    message: Message, fds: list[int], ignored: Collection[int], renewal: Renewal, variables: ImportedVariables
+) -> tuple[int, int]:
     """Gives this fork the descriptors, environment and arguments of the worker it is to be.
 
     ``ignored`` are the signals that the warm process found ignored. The agent may handle them since.
@@ -242,7 +250,7 @@ def _become_worker(message: Message, fds: list[int], ignored: Collection[int], r
         os.dup2(fd, target, inheritable=True)
         os.close(fd)
     show_mark(message["env"][MARK])
-    _replace_environment(message["env"])
+    _replace_environment(variables.applied_to(message["env"]))
     os.chdir(message["cwd"])
     _take_arguments(message["argv"])
     renewal.renew()
