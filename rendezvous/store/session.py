@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from unicron_elastic.base.text import one_line
+from unicron_elastic.rendezvous.store.attention import Attention
 from unicron_elastic.rendezvous.store.interface import (
     Blind,
     Change,
@@ -36,7 +36,7 @@ from unicron_elastic.rendezvous.store.interface import (
 
 _BEATS_PER_LEASE = 3
 _RETRY_S = 0.2
-SAY_AGAIN_S = 5.0  # so long others may take to tell again what they know to a store that lost its data
+SAY_AGAIN_S = 5.0  # so long others may take to tell again what they know, when the store lost its data, or all stood
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Presence(Generic[M]):
         self._settling = threading.RLock()
         self.changes = 0  # that were seen so far
         self.on_change: Callable[[], None] = lambda: None  # called from another thread, sometimes for nothing
-        self._forgotten_at = -math.inf  # when the store had lost its data
+        self._attention = Attention(lease_ttl_s / _BEATS_PER_LEASE, SAY_AGAIN_S + lease_ttl_s)
 
     def enter(self, timeout_s: float) -> None:
         """Says what there is to say. Raises StoreError if the store does not let it in in time.
@@ -98,6 +98,7 @@ class Presence(Generic[M]):
         while True:
             try:
                 self._settle()
+                self._attention.kept(time.monotonic())
                 break
             except (StoreDeniedError, StoreClosedError):
                 raise
@@ -116,8 +117,8 @@ class Presence(Generic[M]):
 
     @property
     def is_told_again(self) -> bool:
-        """Whether the store has lost its data so lately that others may not have told it again what they know."""
-        return time.monotonic() - self._forgotten_at <= SAY_AGAIN_S + self._ttl_s
+        """Whether others may still be telling again what they know: the store lost its data, or all stood, just now."""
+        return self._attention.is_back(time.monotonic())
 
     def wait(self, timeout_s: float, since: int | None = None) -> None:
         """Waits until something may have changed, ``since`` what ``changes`` was: else since now."""
@@ -217,7 +218,7 @@ class Presence(Generic[M]):
         if self._must_reopen and self._store is not None:
             self._store.close()
             with self._changed:
-                self._forgotten_at = time.monotonic()
+                self._attention.broke(time.monotonic())
             self._store = None
             self._forget_leases()
         self._must_reopen = False
@@ -262,6 +263,8 @@ class Presence(Generic[M]):
             try:
                 self.on_change()  # time is a change, too
                 self._beat()
+                with self._changed:
+                    self._attention.kept(time.monotonic())
                 pause_s = self._ttl_s / _BEATS_PER_LEASE
             except StoreReplacedError as error:
                 self._lost_data(str(error))

@@ -211,10 +211,16 @@ class _Stream:
         """Runs in a daemon thread of gRPC's."""
         yield self._create
         pulse = messages.WatchRequest(progress_request=messages.WatchProgressRequest())
-        while not self._over.wait(self._blind_after_s / _PULSES):
-            since = self._waits_since
-            if since is not None and time.monotonic() - since > self._blind_after_s:
+        pause_s = self._blind_after_s / _PULSES
+        due_at = time.monotonic() + pause_s
+        while not self._over.wait(pause_s):
+            now, since = time.monotonic(), self._waits_since
+            late_s = now - due_at
+            if since is not None and late_s > pause_s:  # this process stood: no answer could be heard
+                since = self._waits_since = since + late_s
+            if since is not None and now - since > self._blind_after_s:
                 self.is_silent = True
                 self._call.cancel()
                 return
             yield pulse
+            due_at = time.monotonic() + pause_s

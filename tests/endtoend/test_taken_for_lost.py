@@ -143,3 +143,27 @@ def test_it_comes_back_each_time(begin: Callable[[str], list[Node]]) -> None:
     assert a.started == [a.steps[0][1]]
     assert [number for number, _ in a.steps] == list(range(len(a.steps)))
     _end([a, b])
+
+
+def _children(pid: int) -> list[str]:
+    threads = os.listdir(f"/proc/{pid}/task")
+    return [child for each in threads for child in Path(f"/proc/{pid}/task/{each}/children").read_text().split()]
+
+
+@pytest.mark.slow
+def test_time_that_passed_for_nobody_counts_for_nobody(begin: Callable[[str], list[Node]]) -> None:
+    nodes = begin("abc")
+    etcd_pid = next(int(pid) for pid in _children(os.getpid()) if "etcd" in Path(f"/proc/{pid}/comm").read_text())
+    every = [pid for node in nodes for pid in node.run.carriers()] + [etcd_pid]
+    before = [node.started for node in nodes]
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in every:
+            os.kill(pid, number)
+        time.sleep(12.0)  # four times as long as a lease
+    for node in nodes:
+        node.until_steps(5)
+    assert [node.started for node in nodes] == before
+    for node in nodes:
+        assert " lost" not in node.run.err
+        assert "cannot be seen" not in node.run.err
+    _end(nodes)
