@@ -84,6 +84,8 @@ class Work:
 class Rank:
     """One thread: its membership, and torch.distributed as far as the product uses it."""
 
+    is_fixed = False
+
     def __init__(self, job: Job, name: str, local_rank: int, dies_at: int | None) -> None:
         self.job, self.name, self.local_rank, self.dies_at = job, name, local_rank, dies_at
         self.points = 0

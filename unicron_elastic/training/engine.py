@@ -623,7 +623,7 @@ class Engine:
             return
         received: list[Any] = []
         began = time.monotonic()
-        if not assembly.together(partial(self._transfer, agreement, unlike, received), "the state"):
+        if not assembly.together(partial(self._transfer, agreement, unlike, received), "the state", is_work=True):
             return
         if agreement.begins:
             shared = received.pop()

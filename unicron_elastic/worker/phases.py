@@ -91,6 +91,11 @@ class phase(ContextDecorator):
             _announcer.enter(outer)
 
 
+def present_phase() -> str:
+    """What the main thread is doing, as far as it was named."""
+    return _announcer.present
+
+
 def announce_phases(pulse: Pulse) -> None:
     """Write phases to ``pulse`` from now on; torch's checkpoints are phases of their own."""
     _announcer.pulse = pulse

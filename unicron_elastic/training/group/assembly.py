@@ -24,6 +24,7 @@ from unicron_elastic.training.group.collective_order import CollectiveOrder
 from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.group.regroup import Meeting, MissingError, Superseded
 from unicron_elastic.training.group.reports import Reports
+from unicron_elastic.training.group.signs import Effort, Signs
 from unicron_elastic.training.group.speech import Agreement, MismatchError, Said, agree, read, reports_to_give, written
 from unicron_elastic.training.step.collective import (
     AbandonedError,
@@ -39,6 +40,7 @@ from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import MEET, SPARE
 
 _WHY_CHARACTERS = 300
+AT_WORK_S = 3600.0  # so long a collective waits for a rank at work; then members connect anew, and wait again
 BROKEN = (RuntimeError, ValueError)  # as which torch raises what befalls a collective; DistError is a RuntimeError
 
 
@@ -68,7 +70,10 @@ class Assembly:
         self._former: list[Any] = []
         self._retired: list[Any] = []
         self._is_broken = False  # this world's group
-        self._waiter = Waiter(lambda: self._is_broken or membership.is_left(), looks_up="gloo" in backend)
+        self._signs = Signs(timeout_s, Effort().look)
+        self._waiter = Waiter(
+            lambda: self._is_broken or membership.is_left(), looks_up="gloo" in backend, patience=self._signs
+        )
         gradients.wait = self._waiter.wait
         self.world: World | None = None
         self.rank = 0
@@ -121,13 +126,16 @@ class Assembly:
             self.world, self.rank, store = self._membership.adopt()
             self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer, self._membership.is_left)
             self._order = CollectiveOrder(self._meeting.store, self.rank)
+            if not self._membership.is_fixed:
+                self._signs.watch(self._meeting.store)
+                self._meeting.patience = self._signs
         assert self.world is not None
         said = say()
         self._meeting.say(written(said, self.terms), is_new=is_new)
         if is_new:
             with phase(SPARE):
                 self._meeting.wait_for_others(self._timeout_s)
-        with phase(MEET):
+        with phase(MEET), self._signs.waiting():
             heard = self._meeting.hear(self._timeout_s)
         if self._order is not None:
             self._order.meet()
@@ -172,8 +180,9 @@ class Assembly:
         device = self._gradients.buckets[-1].local.device
         self._is_broken = False
         self._waiter.begin()
-        with phase(MEET):
-            self._meeting.connect(self._backend, self._timeout_s, device)
+        timeout_s = self._timeout_s if self._membership.is_fixed else max(self._timeout_s, AT_WORK_S)
+        with phase(MEET), self._signs.waiting():
+            self._meeting.connect(self._backend, timeout_s, device)
         self.is_connected = True
         self._call_script()
 
@@ -206,18 +215,11 @@ class Assembly:
 
     def reduce(self, step: int, *, is_awaited: bool) -> bool:
         """Reduces all buckets that are not done; false if the world broke on the way, and a newer one has come."""
-        gradients = self._gradients
         works: dict[int, Work | None] = {}
         self._begin(f"the gradients of step {step}")
         try:
-            for numbers in gradients.rounds:
-                left = [number for number in numbers if number not in gradients.done]
-                for number in left:
-                    works[number] = gradients.reduce(number, self.holdings, is_awaited=is_awaited)
-                for number in left:
-                    if (work := works[number]) is not None:
-                        self._waiter.wait(work)
-                    gradients.done.add(number)
+            with self._signs.waiting():
+                self._reduce(works, is_awaited=is_awaited)
         except MismatchError:
             raise
         except BROKEN as error:
@@ -226,6 +228,17 @@ class Assembly:
         self._end()
         self._retired, self._former = self._former, []
         return True
+
+    def _reduce(self, works: dict[int, Work | None], *, is_awaited: bool) -> None:
+        gradients = self._gradients
+        for numbers in gradients.rounds:
+            left = [number for number in numbers if number not in gradients.done]
+            for number in left:
+                works[number] = gradients.reduce(number, self.holdings, is_awaited=is_awaited)
+            for number in left:
+                if (work := works[number]) is not None:
+                    self._waiter.wait(work)
+                gradients.done.add(number)
 
     def _give_gradients(self, agreement: Agreement) -> None:
         """Those who are late get the reduced gradients of the step that others have made already."""
@@ -294,7 +307,7 @@ class Assembly:
         """What each member says at this point, by rank; None if the world broke, and a newer one has come."""
         assert self._meeting is not None
         try:
-            with phase(MEET):
+            with phase(MEET), self._signs.waiting():
                 return self._meeting.exchange(text, self._timeout_s)
         except Superseded:
             return None
@@ -302,11 +315,15 @@ class Assembly:
             self._broke(error)
             return None
 
-    def together(self, collective: Callable[[], None], what: str) -> bool:
-        """Does ``what`` all members do; false if the world broke on the way, and a newer one has come."""
+    def together(self, collective: Callable[[], None], what: str, *, is_work: bool = False) -> bool:
+        """Does ``what`` all members do; false if the world broke on the way, and a newer one has come.
+
+        ``is_work``: some do, and the others wait for them.
+        """
         self._begin(what)
         try:
-            collective()
+            with contextlib.nullcontext() if is_work else self._signs.waiting():
+                collective()
         except MismatchError:
             raise
         except BROKEN as error:

@@ -17,11 +17,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
+from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, Store, TCPStore
 
 from unicron_elastic.base.store_link import break_when_silent
 from unicron_elastic.base.world import World
 from unicron_elastic.compat.groups import gloo_made_by
+from unicron_elastic.training.step.collective import Patience
 
 # Makes gloo's connections so that the making can be given up: gloo itself waits for peers that have died.
 #
@@ -39,16 +40,19 @@ class Superseded(Exception):
 
 
 @contextlib.contextmanager
-def given_up_when(is_superseded: Callable[[], bool], *, number: int | None = 0) -> Iterator[None]:
+def given_up_when(
+    is_superseded: Callable[[], bool], *, number: int | None = 0, patience: Patience | None = None
+) -> Iterator[None]:
     """While this lasts, torch makes gloo's part of a process group so; where it is given up, Superseded is raised.
 
-    ``number``: from which the groups are counted; None: as torch counts.
+    ``number``: from which the groups are counted; None: as torch counts. Raises DistNetworkError if the ``patience``
+    with other ranks is over.
     """
-    with gloo_made_by(lambda construct: _make(construct, is_superseded), number=number):
+    with gloo_made_by(lambda construct: _make(construct, is_superseded, patience), number=number):
         yield
 
 
-def _make(construct: Callable[[], Any], is_superseded: Callable[[], bool]) -> Any:
+def _make(construct: Callable[[], Any], is_superseded: Callable[[], bool], patience: Patience | None) -> Any:
     made: list[Any] = []
     errors: list[BaseException] = []
     has_ended = threading.Event()
@@ -61,9 +65,13 @@ def _make(construct: Callable[[], Any], is_superseded: Callable[[], bool]) -> An
         has_ended.set()
 
     threading.Thread(target=run, name="unicron-connect", daemon=True).start()
+    if patience is not None:
+        patience.begin()
     while not has_ended.wait(LOOK_S):
         if is_superseded() and not has_ended.wait(GRACE_S):
             raise Superseded
+        if patience is not None and patience.is_over():
+            raise DistNetworkError("members of a new world did not come to connect, and are not known to be at work")
     if errors:
         raise errors[0]
     return made[0]
@@ -134,6 +142,7 @@ class Meeting:
         self.is_superseded = is_superseded
         self._is_left = is_left or is_superseded
         self._round = 0
+        self.patience: Patience | None = None  # with others, where it has no fixed limit
         self._group_store: Store | None = None
 
     @property
@@ -174,11 +183,11 @@ class Meeting:
     def hear(self, limit_s: float = math.inf) -> list[str]:
         """What each member says in this round, by rank, once all have spoken; Superseded for all or for nobody.
 
-        Raises MissingError if that takes longer than ``limit_s``, and DistError if the store is gone.
+        Raises MissingError if its patience is over, or ``limit_s`` if it has none, and DistError if the store is gone.
         """
         store = self._of_round()
         try:
-            if not _wait(lambda: store.check(["end"]), self.is_superseded, limit_s):
+            if not _wait(lambda: store.check(["end"]), self.is_superseded, limit_s, self.patience):
                 raise MissingError(f"the members of world {self._world.number} wait in vain: {self._missing()}")
         except Superseded:
             store.compare_set("end", "", _LEFT)
@@ -220,7 +229,7 @@ class Meeting:
             # Kept here: torch keeps what it has of it in C++ only, and groups that are made later would find it empty.
             store = self._group_store = _Interruptible(store, self._is_left)
         options = {"device_id": device} if device is not None and device.type == "cuda" else {}
-        with given_up_when(self._is_left), _one_hook():
+        with given_up_when(self._is_left, patience=self.patience), _one_hook():
             dist.init_process_group(
                 backend,
                 store=store,
@@ -268,17 +277,24 @@ class _Interruptible(Store):  # type: ignore[misc]
         return int(self._store.add(key, amount))
 
 
-def _wait(has_come: Callable[[], bool], is_superseded: Callable[[], bool], limit_s: float = math.inf) -> bool:
-    """Looks again and again; false if the time is over. Raises Superseded.
+def _wait(
+    has_come: Callable[[], bool],
+    is_superseded: Callable[[], bool],
+    limit_s: float = math.inf,
+    patience: Patience | None = None,
+) -> bool:
+    """Looks again and again; false if the time is over, or ``patience`` if there is one. Raises Superseded.
 
     A TCPStore's own waiting cannot be broken off, and complains when its time is over.
     """
     begin = time.monotonic()
+    if patience is not None:
+        patience.begin()
     while not has_come():
         if is_superseded():
             raise Superseded
         waited_s = time.monotonic() - begin
-        if waited_s > limit_s:
+        if waited_s > limit_s if patience is None else patience.is_over():
             return False
         time.sleep(min(max(waited_s / 10, LOOK_MIN_S), LOOK_MAX_S))
     return True

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from inspect import CO_VARARGS
 from types import CodeType, FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -29,20 +29,35 @@ PATIENCE_S = 0.1  # for the broken ones to fail: most do within milliseconds
 LET_GO_S = 1.0
 _OF_COLLECTIVES = ("builtins", "torch", "unicron_elastic")  # where the types of what they raise are
 _ABANDONED = "a collective was broken off and does not end"
+_IN_VAIN = "a collective timed out, as a rank that is not known to be at work did not come to it"
+
+
+class Patience(Protocol):
+    """How long this rank waits for others in a collective."""
+
+    def begin(self) -> None:
+        """Note that it begins to wait."""
+
+    def is_over(self) -> bool:
+        """Whether it has waited long enough."""
 
 
 class AbandonedError(RuntimeError):
-    """A collective was broken off and does not end."""
+    """A collective was broken off, or waited in vain, and does not end."""
 
 
 class Waiter:
     """Waits for the collectives of one process. ``is_broken``: they have been broken off, and will not succeed.
 
     ``looks_up``: whether the back end needs it. NCCL's collectives are ended by an abort, and mind a time-out.
+    ``patience``: with ranks that do not come; None: the back end's time-out is.
     """
 
-    def __init__(self, is_broken: Callable[[], bool], *, looks_up: bool = True) -> None:
+    def __init__(
+        self, is_broken: Callable[[], bool], *, looks_up: bool = True, patience: Patience | None = None
+    ) -> None:
         self._is_broken = is_broken
+        self._patience = patience
         self._looks_up = looks_up
         self._broken_at: float | None = None
         self.on_look: Callable[[], None] = lambda: None  # at each look; what it raises ends the waiting
@@ -56,6 +71,7 @@ class Waiter:
         if not self._looks_up:
             work.wait()
             return
+        self._begin()
         while True:
             is_last = self._is_over()
             try:
@@ -67,7 +83,7 @@ class Waiter:
                 if work.is_completed():
                     work.wait()  # raises what it ended with, if not well: it may have ended right after the time-out
                     return
-            if is_last:
+            if is_last or self._is_in_vain():
                 self._abandon(work)
             try:
                 self.on_look()
@@ -80,21 +96,30 @@ class Waiter:
         try:
             self.call(work.wait)
         except AbandonedError:
-            self._abandon(work)
+            keep_for_ever(work)
+            raise
 
     def call(self, waits: Callable[[], Any]) -> None:
         """Call in a thread what waits without time-out, as ``wait`` does. Raises what it raises, or AbandonedError."""
         if not self._looks_up:
             waits()
             return
+        self._begin()
         ended = _InThread(waits)
         while not ended.wait(LAST_LOOK_S if (is_last := self._is_over()) else LOOK_S):
-            if is_last:
-                raise AbandonedError(_ABANDONED)
+            if is_last or self._is_in_vain():
+                raise AbandonedError(_ABANDONED if is_last else _IN_VAIN)
 
     def _abandon(self, work: Work) -> NoReturn:
         keep_for_ever(work)
-        raise AbandonedError(_ABANDONED)
+        raise AbandonedError(_ABANDONED if self._is_broken() else _IN_VAIN)
+
+    def _begin(self) -> None:
+        if self._patience is not None:
+            self._patience.begin()
+
+    def _is_in_vain(self) -> bool:
+        return self._patience is not None and not self._is_broken() and self._patience.is_over()
 
     def _is_over(self) -> bool:
         """Whether the collectives are broken and had their time to fail."""
