@@ -162,7 +162,7 @@ def _is_gloos(connection: socket.socket) -> bool:
         return False
 
 
-_made: list[None] = []  # one for each group: appending is one step, whichever thread does it
+_made: list[int] = []  # the size of each group, 0: not known; appending is one step, whichever thread does it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +177,11 @@ class Broken:
 def groups_made() -> int:
     """How many process groups were made in this process, as far as they are watched."""
     return len(_made)
+
+
+def has_met_others() -> bool:
+    """Whether one of those had other ranks in it, also if it is destroyed by now."""
+    return any(size > 1 for size in _made)
 
 
 def watch_groups(on_first_group: Callable[[], object]) -> None:
@@ -199,12 +204,20 @@ def _watch_registration(module: ModuleType, callback: list[Callable[[], object]]
     @functools.wraps(register)
     def registered(*args: Any, **kwargs: Any) -> Any:
         result = register(*args, **kwargs)
-        _made.append(None)
+        _made.append(max(map(_size, (*args, *kwargs.values())), default=0))
         with contextlib.suppress(IndexError):
             _call(callback.pop())
         return result
 
     setattr(module, name, registered)
+
+
+def _size(argument: Any) -> int:
+    """How many ranks a group has; 0 for what is none."""
+    try:
+        return int(argument.size())
+    except Exception:  # torch's function has other arguments, too
+        return 0
 
 
 def _call(callback: Callable[[], object]) -> None:

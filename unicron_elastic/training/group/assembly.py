@@ -35,7 +35,7 @@ from unicron_elastic.training.step.collective import (
     wait_let_go,
 )
 from unicron_elastic.training.step.gradients import Gradients
-from unicron_elastic.worker.collectives import break_collectives
+from unicron_elastic.worker.collectives import break_collectives, has_met_others
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import MEET, SPARE
 
@@ -106,8 +106,14 @@ class Assembly:
 
         ``is_new``: it was in no world before. Afterwards the group is connected, and buckets that some had and others
         need are filled. Raises NoStateLeft, MismatchError, OverError, MissingError, or what broke a world after which
-        none came.
+        none came; and RuntimeError if the script has made a process group with others before.
         """
+        if self._meeting is None and not self._membership.is_fixed and has_met_others():
+            raise RuntimeError(
+                "run.steps() makes the process group by itself, anew after each loss, and this script has made one "
+                "before: take its init_process_group out, as a process that takes a lost rank's place would wait there "
+                "for ranks that train and do not come"
+            )
         while True:
             if self.is_over():
                 raise OverError("others have made their last steps and gone on or ended: all are to make as many")
