@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from unicron_elastic.membership.rounds import JobView, Member, Place, Round
 from unicron_elastic.rendezvous.records.job import (
@@ -44,7 +44,6 @@ class JobPresence(Presence[JobMirror]):
         self._job_lease_due_at = 0.0  # when it should be kept alive again: it is long, and all agents do that
         self._job_texts: dict[str, bytes] = {}  # what is the job's own and any of its agents may say
         self._round: Round | None = None  # the latest that was seen, to be said again to a store that forgot it
-        self._heard_at: dict[str, float] = {}  # when nodes have last told of themselves
 
     def join(self, member: Member, timeout_s: float) -> None:
         """Becomes a member, or says what has changed of it. Raises StoreError if the store does not let it in in time.
@@ -88,13 +87,11 @@ class JobPresence(Presence[JobMirror]):
             return found
 
     def unheard(self, found: Round) -> list[Place]:
-        """Those of a round of whom nothing was heard of late, for want of time: that says nothing of them."""
-        now = time.monotonic()
+        """Those of a round who are missing, and may be for want of time to tell of themselves."""
         with self._changed:
             if not self.is_told_again:
                 return []
             known = {member.node_id for member in self.view().members}
-            known |= {node_id for node_id, at in self._heard_at.items() if self._attention.counts(at, now)}
             return [p for p in found.places if p.node_id not in known and not self.why_lost(p.node_id)]
 
     def propose(self, found: Round, seen: JobView) -> bool:
@@ -262,18 +259,9 @@ class JobPresence(Presence[JobMirror]):
             put = Put(self._keys.round, round_text(self._round), self._job_lease_id)
             store.commit({self._keys.round: 0, self._keys.closed: 0}, [put])
 
-    def _look(self, store: Store) -> None:
-        super()._look(store)
-        with self._changed:
-            self._hear(self.view().members)
-
     def _take(self, mirror: JobMirror, changes: tuple[Change, ...]) -> None:
         super()._take(mirror, changes)
-        changed = {change.key for change in changes}
-        self._hear(m for m in self.view().members if self._keys.member(m.node_id) in changed)
-
-    def _hear(self, members: Iterable[Member]) -> None:
-        self._heard_at.update((member.node_id, time.monotonic()) for member in members)
+        self.view()  # the round is remembered
 
 
 def _what_stands(store: Store, key: str) -> str:

@@ -36,9 +36,5 @@ class Attention:
         """Whether it stands, or has gone on so lately that others may have had no time to tell of themselves."""
         return self._is_late(now) or now - self._broken_at <= self._grace_s
 
-    def counts(self, heard_at: float, now: float) -> bool:
-        """Whether what was heard then was said after the latest break: who is silent since has gone."""
-        return not self._is_late(now) and heard_at >= self._broken_at
-
     def _is_late(self, now: float) -> bool:
         return now - self._kept_at > self._late_s
