@@ -6,7 +6,9 @@ next part of the same job on this node begins with them, as workers do that all 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -47,6 +49,18 @@ class NodeShelf:
         except (ChannelClosed, OSError):
             pass  # it is gone, and this process ends soon
 
+    def is_to_save(self) -> bool:
+        """Returns whether the agent has said that the job is to wait, and its state to be kept."""
+        try:
+            while select.select([self._channel], [], [], 0.0)[0]:
+                message, fds = self._channel.receive()
+                close_all(fds)
+                if message.get("is_to_wait"):
+                    return True
+        except (ChannelClosed, ValueError, OSError):
+            pass
+        return False
+
     def close(self) -> None:
         """May come twice."""
         self._channel.close()
@@ -70,6 +84,7 @@ class KeptSnapshots:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: dict[tuple[str, int], dict[Place, int]] = {}
+        self._channel: Channel | None = None  # to the latest child
 
     def submissions(self) -> list[tuple[str, int]]:
         """Returns the jobs of which there is something."""
@@ -82,9 +97,15 @@ class KeptSnapshots:
             if other[0] == submission[0] and other != submission:
                 self.drop(other)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        arguments = (Channel(ours), submission)
-        threading.Thread(target=self._serve, args=arguments, name="unicron-kept", daemon=True).start()
+        channel = self._channel = Channel(ours)
+        threading.Thread(target=self._serve, args=(channel, submission), name="unicron-kept", daemon=True).start()
         return theirs
+
+    def ask_to_save(self) -> None:
+        """Tells the child that its job is to wait, before it is stopped for that."""
+        with contextlib.suppress(ChannelClosed, OSError):
+            if self._channel is not None:
+                self._channel.send({"is_to_wait": True})
 
     def drop(self, submission: tuple[str, int]) -> None:
         """Gives the memory back."""

@@ -312,6 +312,8 @@ class ClusterAgent:
                 self._node.say(self._recall_key, command.reason)
             case agent.StopChild():
                 if self._child is not None:
+                    if command.saves_first:
+                        self._kept.ask_to_save()
                     self._child.signal(command.signal)
                     if command.signal == SIGKILL:
                         self._say("The job's part of this node did not end in time, and is killed.")

@@ -20,12 +20,12 @@ import unicron_elastic
 
 torch.set_num_threads(1)
 style, every, where = sys.argv[1], int(sys.argv[2]), os.environ["UNICRON_NODE_NAME"]
-if style == "loop":
+if style in ("loop", "own"):
     dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-run = unicron_elastic.Run(model=model, optimizer=optimizer, replicated=True, snapshot_every=every)
+run = unicron_elastic.Run(model=model, optimizer=optimizer, replicated=style != "own", snapshot_every=every)
 start = run.restore()
 os.write(1, f"START {start} on {where} rank {os.environ['RANK']}\\n".encode())
 
@@ -41,7 +41,7 @@ def is_over():
     dist.all_reduce(over)
     return over > 0
 
-if style == "loop":
+if style in ("loop", "own"):
     step = start
     while not is_over():
         optimizer.zero_grad()
@@ -98,20 +98,52 @@ def pause(lab: Lab, job: str) -> None:
     lab.until_idle(*(each.host for each in lab.agents))
 
 
-@pytest.mark.parametrize(("style", "nodes"), [("steps", 1), pytest.param("loop", 2, marks=pytest.mark.slow)])
-def test_a_job_that_was_paused_goes_on_from_the_memory_of_its_nodes(
-    own: Lab, launcher: Any, style: str, nodes: int
-) -> None:
-    own.begin(*"ab"[:nodes])
-    run = submitted(launcher, own, "job", style, nodes=nodes)
-    run.until(lambda: made(run) > EVERY, "a snapshot")
-    pause(own, "job")
-    before = made(run)
-    assert own.unicron("jobs", "set", "job", "--resume").returncode == 0
+def resumed(lab: Lab, run: Any, job: str, nodes: int) -> int:
+    """Returns the step with which all ranks of the job go on after a pause."""
+    assert lab.unicron("jobs", "set", job, "--resume").returncode == 0
     run.until(lambda: len(starts(run)) == 2 * nodes, "the next start")
     first, *others = {step for step, _ in starts(run)[nodes:]}
     assert not others
-    assert before - EVERY <= first <= before + 1, run.err
-    assert f"All ranks go on from step {first}, from the memory of their hosts." in run.err
+    return first
+
+
+@pytest.mark.parametrize(
+    ("style", "nodes", "every"),
+    [
+        ("steps", 1, 100_000),
+        pytest.param("steps", 2, EVERY, marks=pytest.mark.slow),
+        pytest.param("loop", 1, 100_000, marks=pytest.mark.slow),
+        pytest.param("loop", 2, EVERY, marks=pytest.mark.slow),
+    ],
+)
+def test_a_job_that_is_paused_goes_on_from_the_step_it_was_in(
+    own: Lab, launcher: Any, style: str, nodes: int, every: int
+) -> None:
+    own.begin(*"ab"[:nodes])
+    run = submitted(launcher, own, "job", style, nodes=nodes, every=every)
+    run.until(lambda: made(run) > EVERY, "some steps")
+    before = made(run)
+    pause(own, "job")
+    first = resumed(own, run, "job", nodes)
+    assert first >= before, run.err
+    assert f"The job is to wait, and goes on from step {first}, which the memory of its nodes keeps." in run.err
+    said = f"All ranks go on from step {first}, from the memory of their hosts."
+    run.until(lambda: said in run.err, "the sentence")
+    (launcher.folder / "stop").touch()
+    assert run.wait() == 0, run.err
+
+
+@pytest.mark.slow
+def test_ranks_with_states_of_their_own_go_on_from_their_newest_snapshot(own: Lab, launcher: Any) -> None:
+    own.begin("a", "b")
+    run = submitted(launcher, own, "job", "own", nodes=2)
+    run.until(lambda: made(run) > EVERY, "a snapshot")
+    pause(own, "job")
+    before = made(run)
+    first = resumed(own, run, "job", 2)
+    assert before - EVERY <= first <= before, run.err
+    assert first % EVERY == 0
+    said = f"goes on from step {first}, which the memory of its nodes keeps: where ranks have states of their own, none"
+    assert said in run.err
     (launcher.folder / "stop").touch()
     assert run.wait() == 0, run.err

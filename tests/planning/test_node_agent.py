@@ -225,17 +225,18 @@ def test_a_clock_that_is_set_back_makes_no_wait_longer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("news", "number"),
+    ("news", "command"),
     [
-        ({"phase": Phase.SUBMITTED, "start": 9}, SIGTERM),  # the plan has other nodes for others
-        ({"phase": Phase.CANCELLED, "start": 9, "signal": SIGINT}, SIGINT),
-        ({"phase": Phase.SUBMITTED, "start": 0, "spec": None}, SIGTERM),  # it is gone
-        ({"phase": Phase.RUNNING, "start": 9}, SIGTERM),  # it has started again
+        # The plan has other nodes for others, and later some for it.
+        ({"phase": Phase.SUBMITTED, "start": 9}, StopChild(SIGTERM, saves_first=True)),
+        ({"phase": Phase.CANCELLED, "start": 9, "signal": SIGINT}, StopChild(SIGINT)),
+        ({"phase": Phase.SUBMITTED, "start": 0, "spec": None}, StopChild(SIGTERM)),  # it is gone
+        ({"phase": Phase.RUNNING, "start": 9}, StopChild(SIGTERM)),  # it has started again
     ],
 )
-def test_a_job_that_does_not_go_on_is_stopped_at_once(news: dict[str, Any], number: int) -> None:
+def test_a_job_that_does_not_go_on_is_stopped_at_once(news: dict[str, Any], command: StopChild) -> None:
     node = working()
-    assert node.see(**news) == [SayStatus(node.state.status), StopChild(number)]
+    assert node.see(**news) == [SayStatus(node.state.status), command]
     assert node.at == (LEAVING, "a", "")
     assert node.see(**news) == []  # once
     node.ends(1)

@@ -143,7 +143,7 @@ class Run:
                 engine.guard.check_outside(why)
                 raise RuntimeError(why)
             engine.end_optimizer_step(step.number)
-            if self._snapshot_every or self._peer_snapshot_every:
+            if self._snapshot_every or self._peer_snapshot_every or self._keeper.is_wanted:
                 self.snapshot(engine.state, every=self._snapshot_every)
         engine.part()
         self._is_in_steps = False
@@ -163,17 +163,18 @@ class Run:
     def snapshot(self, step: int, every: int = 1) -> bool:
         """Begins to copy the state after ``step`` optimizer steps to memory that survives this process.
 
-        That is done at steps that ``every`` or ``peer_snapshot_every`` divide (0: at none), while the next step
-        computes: the next ``optimizer.step()`` waits for it. Between this call and that one, only the optimizers may
-        change what they optimise. False if nothing was begun: without unicron-run nobody keeps it, and a newcomer that
-        passes by the steps of earlier ``steps()`` has nothing to keep. All ranks call it. From the first ``steps()`` on
-        it is a request: what is kept is the state with which ``steps()`` yields the next step, or the script ends.
-        Raises ValueError for negative numbers and there for another step than the script is in, and TypeError for a
-        state that cannot be kept; of a request that is told, and ends nothing.
+        That is done at steps that ``every`` or ``peer_snapshot_every`` divide (0: at none), and when the job is to
+        wait for nodes, while the next step computes: the next ``optimizer.step()`` waits for it. Between this call and
+        that one, only the optimizers may change what they optimise. False if nothing was begun: without unicron-run
+        nobody keeps it, and a newcomer that passes by the steps of earlier ``steps()`` has nothing to keep. All ranks
+        call it. From the first ``steps()`` on it is a request: what is kept is the state with which ``steps()`` yields
+        the next step, or the script ends. Raises ValueError for negative numbers and there for another step than the
+        script is in, and TypeError for a state that cannot be kept; of a request that is told, and ends nothing.
         """
         if step < 0 or every < 0:
             raise ValueError(f"step and every must be 0 or more, got {step} and {every}")
-        if self._engine.is_passing or not any(each and step % each == 0 for each in (every, self._peer_snapshot_every)):
+        is_due = any(each and step % each == 0 for each in (every, self._peer_snapshot_every))
+        if self._engine.is_passing or not (is_due or self._keeper.is_wanted):
             return False
         if self._engine.is_member:
             self._check_step(step)

@@ -27,6 +27,9 @@ class Link:
         self._adopted: World | None = None
         self._words: dict[str, Message] = {}
         self.on_serve: Callable[[str], Message] | None = None  # begins to serve this replica's state; returns where
+        self.on_save: Callable[[], bool] | None = (
+            None  # whether a snapshot will be made when the present step has ended
+        )
         self.joins_end = False  # whether a world in which others have joined ends what goes on in the one before
         self.must_break: Callable[[World], bool] = self._ends_adopted  # a newer world, what goes on in the one before
         self.name = ""  # of this member
@@ -98,6 +101,8 @@ class Link:
             self._keep("snapshots", message)
         elif "serve" in message:
             self._serve(message)
+        elif "save" in message:
+            self._control.send({"saving": self.on_save is not None and self.on_save()})
         else:
             return False
         return True

@@ -220,11 +220,20 @@ class Agent(TorchAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         try:
+            self._save_first()
             super()._shutdown(death_sig, timeout)
         except SignalException as second:
             self._reporter.say(f"A second signal ({second.sigval.name}) came: the workers are killed now.")
             super()._shutdown(signal.SIGKILL, KILL_NOW_TIMEOUT_S)
             raise
+
+    def _save_first(self) -> None:
+        """The job is to wait for nodes, if this is so: what it has trained is kept."""
+        context = self._pcontext
+        if isinstance(context, WorkersContext) and self._snapshots.is_to_save():
+            said = self._snapshots.save(context.workers.values())
+            if self._worker_group.group_rank == 0:
+                self._reporter.say(said)
 
     # -- generations -----------------------------------------------------------------------------------------------
 

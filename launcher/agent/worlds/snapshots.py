@@ -91,6 +91,8 @@ class NeighbourCopies:
         return {rank: [file for file in files if file not in self._busy] for rank, files in self._files.items()}
 
 
+SAVE_S = 20.0  # so long the end of a step is waited for, of a job that is to wait for nodes
+ANSWER_S = 2.0  # ... and a worker's word that it will make a snapshot then
 OTHERS_MAX = 6  # newest ones of other places that a worker is told of
 
 
@@ -119,6 +121,11 @@ class Snapshots:
         self._does_round_go_on = False  # workers of it have the state: those that begin here are newcomers
         self._has_asked = self._is_copying = False
         self._said: set[str] = set()
+        self._saving: set[int] = (
+            set()
+        )  # local ranks that have said they will make a snapshot, now that the job is to wait
+        self._unheard: set[int] = set()  # ... and those that have not answered yet
+        self._kept_now = False  # one of the former has
         self._shelf = shelf
         self.kept_at: float | None = None  # when one was last made that outlives this agent
         for (local_rank, slot), fd in ({} if shelf is None else shelf.take()).items():
@@ -180,12 +187,17 @@ class Snapshots:
         match message:
             case {"snapshot": {"slot": int(slot), "is_for_peer": bool(is_for_peer)}} if 0 <= slot < SLOTS_MAX:
                 self._keep(worker.local_rank, slot, fds, is_for_peer=is_for_peer)
+            case {"saving": bool(is_saving)}:
+                close_all(fds)
+                if is_saving:
+                    self._saving.add(worker.local_rank)
+                self._unheard.discard(worker.local_rank)
             case {"snapshots_wanted": {"rank": int(rank), "world_size": int(world_size)}}:
                 close_all(fds)
                 self._ask(worker, rank, world_size)
             case _:
                 close_all(fds)
-                return "snapshot" in message or "snapshots_wanted" in message
+                return not message.keys().isdisjoint(("snapshot", "snapshots_wanted", "saving"))
         return True
 
     def _keep(self, local_rank: int, slot: int, fds: list[int], *, is_for_peer: bool) -> None:
@@ -197,6 +209,7 @@ class Snapshots:
                 self._shelf.keep((local_rank, slot), fds[0])
         if self._shelf is not None:
             self.kept_at = time.monotonic()
+        self._kept_now |= local_rank in self._saving
         if is_for_peer and self._exchange is not None:
             self._offer(self._exchange)
 
@@ -216,6 +229,43 @@ class Snapshots:
         if file is not None:
             self._servers.drop(file)
             file.close()
+
+    # -- when the job is to wait --------------------------------------------------------------------------------------
+
+    def is_to_save(self) -> bool:
+        """Whether the agent of the node has said that the job is to wait, and its state to be kept."""
+        return self._shelf is not None and self._shelf.is_to_save()
+
+    def save(self, workers: Collection[WorkerProcess]) -> str:
+        """Asks workers for a snapshot when their step ends, and waits for one; returns what is kept, as a sentence."""
+        self._saving, self._kept_now = set(), False
+        asked = [worker for worker in workers if worker.returncode is None and worker.control is not None]
+        self._unheard = {worker.local_rank for worker in asked}
+        for worker in asked:
+            assert worker.control is not None
+            with contextlib.suppress(ChannelClosed, OSError):
+                worker.control.send({"save": True})
+
+        def is_over() -> bool:
+            return self._kept_now or all(worker.returncode is not None for worker in asked)
+
+        now = time.monotonic()
+        self._loop.run_until(lambda: bool(self._saving) or not self._unheard or is_over(), now + ANSWER_S)
+        if self._saving:
+            self._loop.run_until(is_over, now + SAVE_S)
+        steps = [header.step for file in self._own.values() if (header := file.header()) is not None]
+        if not steps:
+            return (
+                "The job is to wait, and no snapshot of it was made: it begins with what its script has saved itself."
+            )
+        where = f"The job is to wait, and goes on from step {max(steps)}, which the memory of its nodes keeps"
+        if self._kept_now:
+            return f"{where}."
+        if not self._saving:
+            return f"{where}: where ranks have states of their own, none makes a later snapshot for this."
+        has_ended = all(worker.returncode is not None for worker in asked)
+        why = "the ranks here ended before their step did" if has_ended else f"no step has ended within {SAVE_S:g} s"
+        return f"{where}: {why}."
 
     # -- for the neighbour --------------------------------------------------------------------------------------------
 

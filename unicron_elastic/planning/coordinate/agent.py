@@ -139,9 +139,13 @@ class RecallChild:
 
 @dataclass(frozen=True, slots=True)
 class StopChild:
-    """Stop the child by this signal, as torchrun is stopped; SIGKILL is the last word."""
+    """Stop the child by this signal, as torchrun is stopped; SIGKILL is the last word.
+
+    ``saves_first``: its job is to wait for nodes, and goes on from what it keeps.
+    """
 
     signal: int = SIGTERM
+    saves_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,8 +367,12 @@ def _stop(state: AgentState, at_unix_s: float) -> Outcome:
     if state.kills_at_unix_s is not None:
         return state, ()  # it was told
     return replace(state, stops_at_unix_s=None, kills_at_unix_s=at_unix_s + END_S), (
-        StopChild(SIGTERM if seen is None else seen.signal),
+        StopChild(SIGTERM if seen is None else seen.signal, saves_first=_is_to_wait(seen)),
     )
+
+
+def _is_to_wait(seen: JobSeen | None) -> bool:
+    return seen is not None and seen.spec is not None and seen.phase is Phase.SUBMITTED
 
 
 def _joining(status: NodeStatus, job: str) -> NodeStatus:

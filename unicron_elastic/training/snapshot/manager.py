@@ -66,6 +66,8 @@ class Keeper:
         self._writer = SnapshotWriter(files=3 if peer_every else 2)
         self._is_hooked = False
         self._storage: Storage | None = None
+        self._restores = False
+        self.is_wanted = False  # the job is to wait: a snapshot of the next step, whichever it is
         self.lineage = _first_lineage()
 
     @property
@@ -83,6 +85,7 @@ class Keeper:
         """Begins to copy the state to memory; false where nobody would keep it. Raises TypeError for such a state."""
         if not self.is_on:
             return False
+        self.is_wanted = False
         self.wait()
         state = self._run.state_dict()
         local = Shards(state["state"]["model"]).local(state)
@@ -107,6 +110,11 @@ class Keeper:
     def is_on(self) -> bool:
         """Whether somebody would keep it."""
         return link() is not None and not self._writer.is_off
+
+    def _save_asked(self) -> bool:
+        """Whether one rank's snapshot alone helps the job, and the script would take it up again."""
+        self.is_wanted = self.is_replicated and self._restores and self.is_on
+        return self.is_wanted
 
     def wait(self) -> None:
         """Waits until the copy that was begun last is complete."""
@@ -206,6 +214,7 @@ class Keeper:
         to_agent = link()
         if to_agent is None:
             return Offers.nothing()
+        self._restores, to_agent.on_save = True, self._save_asked
         rank, world_size = own_rank()
         wish = {"snapshots_wanted": {"rank": rank, "world_size": world_size}}
         _, told = to_agent.ask(wish, ("snapshots",), ANSWER_TIMEOUT_S)
