@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.training.group.speech import Agreement, NoStateLeft, Said, agree
+from unicron_elastic.training.group.speech import Agreement, NoStateLeft, Said, agree, read, written
 
 
 @st.composite
@@ -183,6 +183,25 @@ def test_newcomers_that_have_copied_the_state_go_on_if_nobody_else_is_left() -> 
     copied = Said(state=7, until=9, is_new=True)
     agreement = agree([copied, replace(NEWCOMER, until=9)], micro_batches=4)
     assert (agreement.leave, agreement.pull, agreement.sources) == ((), (1,), (0,))
+
+
+@pytest.mark.parametrize(
+    ("copied", "pull"), [({"model": 1, "ema": 2}, ()), ({"model": 1, "ema": 3}, (1,)), ({"more": 4}, ()), ({}, ())]
+)
+def test_a_newcomer_whose_copy_is_not_what_the_others_have_takes_the_state_again(
+    copied: dict[str, int], pull: tuple[int, ...]
+) -> None:
+    here = replace(IN_THIRD, digests={"model": 1, "ema": 2})
+    newcomer = replace(IN_THIRD, is_new=True, digests=copied)
+    agreement = agree([IN_THIRD, newcomer, here], micro_batches=4)  # the first says nothing of it
+    assert (agreement.pull, agreement.sources[:1]) == (pull, (0,) if pull else ())
+    assert read(written(newcomer, ""), "", 4, 1) == newcomer
+
+
+def test_a_newcomer_that_is_a_step_late_takes_the_state_as_nobody_can_compare_what_it_has() -> None:
+    late = Said(state=6, until=9, is_new=True, digests={"model": 1})
+    agreement = agree([replace(IN_THIRD, keeps_last=True), late], micro_batches=4)
+    assert (agreement.pull, agreement.advance, agreement.gradients) == ((1,), (), ())
 
 
 def test_whoever_has_not_heard_of_the_end_of_a_call_goes_on_to_the_next() -> None:

@@ -44,6 +44,7 @@ def _trained(
     totals: tuple[int, ...] = (),
     reports: int = 0,
     is_shaky: bool = False,
+    is_torn: bool = False,
 ) -> None:
     job = Job(
         seed,
@@ -57,6 +58,7 @@ def _trained(
         totals=totals,
         reports=reports,
         is_shaky=is_shaky,
+        is_torn=is_torn,
     )
     job.finish()
     ended = [rank for rank in job.ranks if rank.name not in job.dead]
@@ -73,6 +75,11 @@ def test_survivors_of_any_losses_train_as_if_nothing_had_happened(seed: int) -> 
 @pytest.mark.parametrize("seed", range(40))
 def test_newcomers_train_as_if_nothing_had_happened(seed: int) -> None:
     _trained(seed, ranks=2 + seed % 3, deaths=1 + seed % 3, newcomers=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_newcomer_that_has_copied_what_was_changed_meanwhile_trains_as_if_it_had_not(seed: int) -> None:
+    _trained(seed, ranks=2 + seed % 3, deaths=1 + seed % 3, newcomers=True, steps=6, is_torn=True)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -179,6 +182,7 @@ def test_the_optimizer_of_a_scheduler_is_the_one_that_is_registered() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     both = Replicas(model, {"model": model, "scheduler": scheduler, "optimizer": optimizer}, 10)
     names = {name for name in both.told().tensors if not name.startswith(MODEL)}
+    names.remove("scheduler.state")
     assert names == {name.replace("optimizer.", "scheduler.") for name in one.told().tensors if MODEL not in name}
 
 
@@ -203,20 +207,59 @@ def test_who_has_copied_says_so_until_it_was_compared() -> None:
     assert not replicas.told().is_copy
 
 
-def test_what_differs_by_rank_is_not_compared() -> None:
+def test_an_optimizer_of_what_is_not_registered_is_not_compared() -> None:
     model, optimizer, one = replica()
-    other = Replicas(
-        model,
-        {
-            "model": model,
-            "optimizer": optimizer,
-            "ema": nn.Linear(2, 2),
-            "own": torch.optim.SGD(nn.Linear(1, 1).parameters()),
-        },
-        10,
-    )
+    own = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    other = Replicas(model, {"model": model, "optimizer": optimizer, "own": own}, 10)
     other.buffers = one.buffers
     assert digest(one) == digest(other)
+
+
+class Hours:
+    """Registered: the time that has passed."""
+
+    def __init__(self) -> None:
+        self.hours = 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"hours": self.hours}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.hours = state["hours"]
+
+
+def rich_replica() -> tuple[dict[str, Any], Replicas]:
+    model, optimizer, _ = replica()
+    ema = torch.optim.swa_utils.AveragedModel(model)
+    ema.module.register_buffer("hidden", torch.zeros(2), persistent=False)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    registered = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "ema": ema, "hours": Hours()}
+    return registered, Replicas(model, registered, 10)
+
+
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        ("optimizer.param_groups", lambda of: of["optimizer"].param_groups[0].update(lr=0.1)),
+        ("optimizer.param_groups", lambda of: of["optimizer"].param_groups[0].update(betas=(0.8, 0.9))),
+        ("scheduler.state", lambda of: of["scheduler"].step(1.0)),
+        ("ema.module.0.weight", lambda of: of["ema"].module[0].weight.data.add_(1e-6)),
+        ("ema.n_averaged", lambda of: of["ema"].n_averaged.add_(1)),
+        ("ema.module.hidden", lambda of: of["ema"].module.hidden.add_(1)),
+        ("hours.state", lambda of: setattr(of["hours"], "hours", 1.5)),
+    ],
+)
+def test_all_that_is_registered_is_compared(place: str, change: Callable[[dict[str, Any]], None]) -> None:
+    (_, one), (registered, other) = rich_replica(), rich_replica()
+    assert digest(one) == digest(other)
+    assert one.by_name() == other.by_name()
+    change(registered)
+    assert digest(one) != digest(other, 10)
+    verdict = judge([one.told(), other.told(), one.told()], 10)
+    assert place in verdict.sentence
+    assert {key for key, each in one.by_name().items() if other.by_name()[key] != each} == {place.partition(".")[0]}
+    may_differ = place in {"hours.state", "ema.n_averaged", "ema.module.hidden"}  # a forward pass, the clock
+    assert verdict.wrong == (set() if may_differ else {1})
 
 
 def test_a_comparison_that_fails_is_said_once_and_ends_nobody(

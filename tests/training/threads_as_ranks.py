@@ -273,16 +273,17 @@ class Job:
         reports: int = 0,
         is_shaky: bool = False,
         is_outrun: bool = False,
+        is_torn: bool = False,
     ) -> None:
         """``steps_behind``: how many steps the others make while a newcomer takes over the state that it has copied.
 
         ``changes``: what the script freezes (False) and unfreezes at the beginning of a step. ``totals``: of its calls
         of ``run.steps()``, if there are several. ``reports``: how many reductions follow each step and each call.
         ``is_shaky``: connections break though nobody is lost. ``is_outrun``: whenever a newcomer begins to copy the
-        state of somebody, that one is in the next call already.
+        state of somebody, that one is in the next call already. ``is_torn``: what is copied is changed meanwhile.
         """
         self.dice = random.Random(seed)
-        self.steps_behind, self.is_shaky, self.is_outrun = steps_behind, is_shaky, is_outrun
+        self.steps_behind, self.is_shaky, self.is_outrun, self.is_torn = steps_behind, is_shaky, is_outrun, is_torn
         self.changes = changes or {}
         self.totals, self.reports = tuple(totals) or (steps,), reports
         self.plain = Plain(self.totals, micro_batches, self.changes)
@@ -472,7 +473,9 @@ def fetch_state(run: HasState, _invitation: dict[str, Any]) -> Fetched | None:
         time.sleep(job.dice.choice([0.0, 0.002]))
         state = copy.deepcopy(state)
         is_whole = source.name not in job.dead and not expired
-        if is_whole and (wrong := job.plain.wrong(state)):
+        if job.is_torn:
+            _tear(state["run"]["state"], job.dice)
+        elif is_whole and (wrong := job.plain.wrong(state)):
             raise AssertionError(f"rank {rank.name} was given a state of no step's beginning: {wrong}")
     except (Died, AssertionError):  # its connection is closed then
         rest.release()
@@ -484,6 +487,17 @@ def fetch_state(run: HasState, _invitation: dict[str, Any]) -> Fetched | None:
     if job.steps_behind:
         return Late(source, int(state["run"]["steps"]))
     return Fetched(source)
+
+
+def _tear(state: dict[str, Any], dice: random.Random) -> None:
+    """As if the script changed something within a micro-batch, and put it back after it was copied."""
+    match dice.choice(["weights", "settings", "trail"]):
+        case "weights":
+            state["model"]["second"].add_(1.0)
+        case "settings":
+            state["optimizer"]["param_groups"][0]["lr"] *= 2
+        case "trail":
+            state["trail"]["places"].append("within a micro-batch")
 
 
 class Late(Fetched):

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -97,6 +97,7 @@ class Engine:
         self._arrival = Arrival(self._membership, self._registered)
         self.until = 0
         self.reports = Reports()
+        self._is_compared = True  # what it has copied while others computed, with what they have
         self._has_state = False  # whether others may rely on this rank's parameters
         self._must_meet = True
         self._is_late = False  # the others are one step ahead, or in the next call of run.steps(), and wait
@@ -462,7 +463,7 @@ class Engine:
 
     def has_taken(self) -> None:
         """Note that it has copied the state of a member."""
-        self._has_state = True
+        self._has_state, self._is_compared = True, False
         self._replicas.copy()
         made_before(self.state)
 
@@ -552,7 +553,7 @@ class Engine:
             if agreement.pull:
                 self._give_or_take(agreement)
             agreement = assembly.meet(self._said)
-        self._must_meet = False
+        self._must_meet, self._is_compared = False, True
         self.reports.hear(assembly.said, (self.until, self.state))
         dealt = agreement.dealt[assembly.rank]
         self._held.update(dealt)
@@ -594,6 +595,7 @@ class Engine:
             has_parted=self._has_parted,
             is_new=is_new,
             is_between=self._is_between,
+            digests=self._digests(),
             report=self.reports.last(),
             asks=self.reports.asks,
             place=self.reports.place,
@@ -605,6 +607,15 @@ class Engine:
             trained=self._trainable.positions,
             buckets=len(gradients.buckets),
         )
+
+    def _digests(self) -> Mapping[str, int]:
+        """Those of what it has copied, or of what newcomers should have, who cannot be taken in between two steps."""
+        _, assembly = self._parts()
+        members = () if assembly.world is None else assembly.world.members
+        is_anyone_new = bool(self._names) and any(each.name not in self._names for each in members)
+        if self._is_between or (self._is_compared and not is_anyone_new):
+            return {}
+        return self._replicas.by_name()
 
     def _give_or_take(self, agreement: Agreement) -> None:
         """Gives the state to those who have none, or takes it: all or nothing, as this rank may be the next source.
@@ -635,6 +646,7 @@ class Engine:
             return
         else:
             state, taken_bytes = received
+            self._is_compared = True
             self._registered.load_state_dict(state)
             if not self._arrival.is_newcomer:  # all are in their first meeting still: no script has done anything since
                 self._registered.forget()

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from unicron_elastic.state.digest import digests
 from unicron_elastic.state.exact import load_exactly
-from unicron_elastic.training.group.sendable import sendable, state_of
+from unicron_elastic.state.layout import flatten
+from unicron_elastic.training.group.sendable import state_of
 from unicron_elastic.training.step import buffers
 
 MODEL = "model"  # the name of what is trained, which the engine looks after
@@ -67,7 +68,7 @@ class Registered:
 
     def digests(self) -> dict[str, str]:
         """Return that of each but the model: the same exactly where the state is."""
-        return {name: _digest(self.some([name])) for name in self.objects if name != MODEL}
+        return {name: f"{digest_of(self.some([name]).state_dict()):x}" for name in self.objects if name != MODEL}
 
     def some(self, names: Iterable[str]) -> _Some:
         """Return those with these names, as what can be sent."""
@@ -90,9 +91,11 @@ class _Some:
         self._registered.load(state["state"], state["hidden"])
 
 
-def _digest(some: _Some) -> str:
-    layout, tensors = sendable(some)
-    return hashlib.sha256(f"{layout.to_json()} {digests(tensors)}".encode()).hexdigest()[:16]
+def digest_of(state: Any) -> int:
+    """Return that of nested values and tensors, in 64 bits. Raises TypeError for what cannot be sent."""
+    layout, tensors = flatten(state)
+    text = f"{layout.to_json()} {digests(tensors) if tensors else ''}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def about_unlike(names: Sequence[str], rank: int) -> str:

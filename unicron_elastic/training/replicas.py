@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.compat.tensors import is_plain
 from unicron_elastic.state.digest import digests
 from unicron_elastic.state.exact import tensors_of
+from unicron_elastic.training.registered import digest_of
 from unicron_elastic.training.step.buffers import Buffers
 from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.training.step.comparison import MODEL, Told, Verdict
@@ -78,6 +81,16 @@ class Replicas:
             self._digest = _combined(tensors) if self.every else secrets.randbits(64)  # unlike others: they are to hear
         return self._digest
 
+    def by_name(self) -> dict[str, int]:
+        """Return the digest of each thing that is registered, for a rank that has copied the state, or gives it.
+
+        None of them if they cannot be computed here, which is said once.
+        """
+        found = Counter[str]()
+        for name, (what, digest) in self.told().tensors.items():
+            found[name.partition(".")[0]] += _combined({name: (what, digest)})
+        return {name: each % 2**64 for name, each in found.items()}
+
     def told(self) -> Told:
         """What the others are told if the digests differ."""
         if self._told is None:
@@ -94,9 +107,14 @@ class Replicas:
         named = {name: each for name, each in named.items() if _is_compared(each) and name not in self._left_out}
         found = zip(named.items(), digests(list(named.values())), strict=True)
         tensors = {name: (_what(tensor), digest) for (name, tensor), digest in found}
-        own = frozenset() if self.buffers is None else frozenset(MODEL + name for name in self.buffers.own)
+        others = dict(self._others())
+        tensors |= {name: ("values", digest_of(give())) for name, give in self._values() if name not in self._left_out}
+        tensors |= {name: ("state", digest_of(give())) for name, give in others.items() if name not in self._left_out}
+        own = {*others, *self._buffers_of_modules()}
+        if self.buffers is not None:
+            own |= {MODEL + name for name in self.buffers.own}
         caches, kind = frozenset(self._caches()), _kind(self._model)
-        return Told(tensors=tensors, caches=caches, own=own, kind=kind, is_copy=self._is_copy)
+        return Told(tensors=tensors, caches=caches, own=frozenset(own), kind=kind, is_copy=self._is_copy)
 
     def _cannot_tell(self, error: Exception) -> Told:
         """Say once that the comparison failed, and compare no more: it is no part of the script.
@@ -113,13 +131,50 @@ class Replicas:
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         buffers = {} if self.buffers is None else self.buffers.named()
         yield from ((MODEL + name, tensor) for name, tensor in (*self._model.named_parameters(), *buffers.items()))
-        own = set(self._model.parameters())
+        for name, module in self._modules().items():
+            for path, tensor in (*module.named_parameters(), *module.named_buffers()):
+                yield f"{name}.{path}", tensor
+        own = self._parameters()
         for name, optimizer in self._optimizers().items():
             yield from _of_optimizer(name, optimizer, own)
         scaler = self._registered.get("scaler")
         for leaf in _SCALER:
             if isinstance(tensor := getattr(scaler, leaf, None), Tensor):
                 yield f"scaler.{leaf}", tensor
+
+    def _values(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """The settings of optimizers, and the state of what changes them."""
+        own = self._parameters()
+        for name, optimizer in self._optimizers().items():
+            if any(parameter in own for group in optimizer.param_groups for parameter in group["params"]):
+                yield f"{name}.param_groups", partial(_settings, optimizer)
+        for name, each in self._registered.items():
+            if _is_scheduler(name, each):
+                yield f"{name}.state", each.state_dict
+
+    def _others(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """What is registered besides, and may be of a kind that differs from rank to rank, as what counts the time."""
+        known = {"scaler", *self._modules(), *(name for name, each in self._registered.items() if each is self._model)}
+        for name, each in self._registered.items():
+            if name not in known and not isinstance(each, Optimizer) and not _is_scheduler(name, each):
+                yield f"{name}.state", each.state_dict
+
+    def _modules(self) -> dict[str, nn.Module]:
+        """Those but the model, by name."""
+        return {
+            name: each
+            for name, each in self._registered.items()
+            if isinstance(each, nn.Module) and each is not self._model
+        }
+
+    def _parameters(self) -> set[nn.Parameter]:
+        """All, of all modules."""
+        return {parameter for each in (self._model, *self._modules().values()) for parameter in each.parameters()}
+
+    def _buffers_of_modules(self) -> Iterator[str]:
+        """Those that a forward pass of one rank may have moved: only the model's are kept the same."""
+        for name, module in self._modules().items():
+            yield from (f"{name}.{path}" for path, _ in module.named_buffers())
 
     def _optimizers(self) -> dict[str, Optimizer]:
         """Return the optimizers by name, and each once: a scheduler has its optimizer, too."""
@@ -147,6 +202,15 @@ def _of_optimizer(name: str, optimizer: Optimizer, own: set[nn.Parameter]) -> It
     for number, parameter in enumerate(parameters):
         if parameter in own and parameter in optimizer.state:
             yield from tensors_of(optimizer.state[parameter], f"{name}.state[{number}]")
+
+
+def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What each group has besides its parameters."""
+    return [{key: each for key, each in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def _is_scheduler(name: str, registered: Any) -> bool:
+    return name == "scheduler" or isinstance(registered, LRScheduler)
 
 
 def _combined(tensors: Mapping[str, tuple[str, int]]) -> int:

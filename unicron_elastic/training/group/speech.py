@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -61,6 +61,7 @@ class Said:
 
     ``until`` is the total of the ``run.steps()`` in which it is, or was last; ``has_parted``: it has left that with all
     others. ``is_new``: it was in no world before. ``is_between`` two steps its parameters are not those of ``state``.
+    ``digests`` are those of what is registered, by name: of a newcomer what it has copied, of others what it should be.
     ``report`` is the latest of which it has the result, ``asks`` the one that it waits for,
     ``place`` the total and the step behind which it makes others, and ``lost`` are ranks that
     were lost since shares of those were dealt.
@@ -77,6 +78,7 @@ class Said:
     has_parted: bool = False
     is_new: bool = False
     is_between: bool = False
+    digests: Mapping[str, int] = field(default_factory=dict)
     report: Report | None = None
     asks: Report | None = None
     place: tuple[int, int] = (-1, -1)
@@ -134,6 +136,7 @@ def agree(said: Sequence[Said], *, micro_batches: int) -> Agreement:
     leave = _who_leaves(said, until, is_between=any(said[rank].is_between for rank in even))
     if leave:
         return Agreement(step=step, until=until, leave=leave)
+    even = tuple(rank for rank in even if not _is_torn(said, rank, even))
     if len(even) < len(said):
         return _catch_up(said, step, until, even)
     done = frozenset().union(*(each.done for each in said))
@@ -147,6 +150,13 @@ def agree(said: Sequence[Said], *, micro_batches: int) -> Agreement:
 def _place(said: Said) -> tuple[int, int]:
     """How far a member has come in the script: a later ``run.steps()`` has a larger total."""
     return (said.until, -1 if said.state is None else said.state)
+
+
+def _is_torn(said: Sequence[Said], rank: int, even: Sequence[int]) -> bool:
+    """Whether this is a newcomer's, and what it has copied is not what the others have, who may have changed it."""
+    theirs = next((said[each].digests for each in even if said[each].digests and not said[each].is_new), {})
+    ours = said[rank].digests
+    return said[rank].is_new and any(ours[name] != theirs[name] for name in ours.keys() & theirs.keys())
 
 
 def _who_leaves(said: Sequence[Said], until: int, *, is_between: bool) -> tuple[int, ...]:
@@ -169,10 +179,11 @@ def _begin(said: Sequence[Said]) -> Agreement:
 def _catch_up(said: Sequence[Said], step: int, until: int, even: tuple[int, ...]) -> Agreement:
     """Whoever is one step behind makes that step, if its reduced gradients still exist; all others take the state.
 
-    Whoever is only in the ``run.steps()`` before goes on to this one.
+    So do newcomers: nobody can compare the state that they have copied any more. Whoever is only in the
+    ``run.steps()`` before goes on to this one.
     """
     behind = tuple(rank for rank, each in enumerate(said) if each.state == step and each.until < until)
-    late = tuple(rank for rank, each in enumerate(said) if each.state == step - 1 and rank not in even)
+    late = tuple(rank for rank, each in enumerate(said) if each.state == step - 1 and not each.is_new)
     whole = tuple(rank for rank in late if said[rank].has_all)
     keepers = (*whole, *(rank for rank in even if said[rank].keeps_last))
     keeper_of = {
@@ -230,6 +241,7 @@ def written(said: Said, terms: str) -> str:
         "is_new": said.is_new,
         "is_between": said.is_between,
         "has_parted": said.has_parted,
+        "digests": said.digests,
         "report": None if said.report is None else asdict(said.report),
         "asks": None if said.asks is None else asdict(said.asks),
         "place": said.place,
@@ -255,6 +267,7 @@ def read(text: str, terms: str, micro_batches: int, rank: int) -> Said:
         is_new=bool(message["is_new"]),
         is_between=bool(message["is_between"]),
         has_parted=bool(message["has_parted"]),
+        digests=message["digests"],
         report=_report(message["report"]),
         asks=_report(message["asks"]),
         place=tuple(message["place"]),

@@ -125,7 +125,11 @@ def _about_own(told: Sequence[Told], left_out: frozenset[str]) -> str:
     """What is to be said of tensors of one shape and type with another content on each rank."""
     kinds = {name: {each.tensors.get(name, ("", 0))[0] for each in told} for name in sorted(left_out)}
     names = [name for name, each in kinds.items() if len(each) == 1]
-    return f"ranks differ in {_listed(names)}, a cache as it seems, which is not compared any more" if names else ""
+    if not names:
+        return ""
+    is_cache = all(any(name in each.caches for each in told) for name in names)
+    what = "a cache as it seems, " if is_cache else ""
+    return f"ranks differ in {_listed(names)}, {what}which is not compared any more"
 
 
 def _is_different(tables: Sequence[Mapping[str, tuple[str, int]]], name: str) -> bool:
