@@ -27,7 +27,7 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 run = unicron_elastic.Run(model=model, optimizer=optimizer, replicated=style != "own", snapshot_every=every)
 start = run.restore()
-os.write(1, f"START {start} on {where} rank {os.environ['RANK']}\\n".encode())
+os.write(1, f"START {start} on {where} rank {os.environ['RANK']} pid {os.getpid()}\\n".encode())
 
 def loss_of(number):
     return model(torch.randn(4, 4, generator=torch.Generator().manual_seed(number))).pow(2).mean()

@@ -24,7 +24,16 @@ from unicron_elastic.state.layout import flatten, rebuild
 from unicron_elastic.state.snapshot import file as snapshot_file
 from unicron_elastic.state.snapshot.exchange import Exchange, Servers, copy_of, parse_remotes
 from unicron_elastic.state.snapshot.file import HEADER_BYTES, Header, SnapshotFile, read_header
-from unicron_elastic.state.snapshot.offers import Local, Offers, Remote, best_for, newest_common, victim, why_back
+from unicron_elastic.state.snapshot.offers import (
+    Local,
+    Offers,
+    Remote,
+    best_for,
+    newest_common,
+    victim,
+    why_back,
+    why_behind,
+)
 from unicron_elastic.state.snapshot.writer import SnapshotWriter
 
 DEADLINE_S = 30.0
@@ -303,6 +312,34 @@ def test_who_has_to_go_back_is_told_why() -> None:
     )
     assert why_back([[(10, 1)], [(10, 1)]], (10, 1)) == ""
     assert why_back([[], []], None) == ""
+
+
+def test_what_the_job_had_come_to_is_told_if_nothing_is_left_of_it() -> None:
+    said = [[(5, 1), (10, 1)], [(5, 1), (10, 1)]]
+    told = "The job had come to step 14, of which no snapshot was made."
+    assert why_behind(said, (10, 1), [13, 14], is_restart=True) == told
+    assert why_behind(said, (5, 1), [13, 14], is_restart=False) == told
+    assert why_behind(said, (10, 1), [10, 0], is_restart=True) == ""
+    assert why_behind(said, (5, 1), [7, 0], is_restart=True) == "", "what is wrong with step 10 was told"
+    nothing = "All ranks begin at step 0: no state of the job was kept."
+    assert why_behind([[], []], None, [0, 0], is_restart=True) == nothing
+    assert why_behind([[], []], None, [0, 0], is_restart=False) == ""
+    assert why_behind([[(10, 1)], []], None, [0, 0], is_restart=True) == "", "it was told who lacks it"
+
+
+def test_a_file_tells_what_the_job_has_come_to_beside_its_snapshot(file: SnapshotFile) -> None:
+    assert file.reached() == 0
+    file.note_reached(7)  # nothing has been written yet
+    assert (file.reached(), file.header()) == (0, None)
+    header = write(file, 5)
+    file.note_reached(17)
+    assert file.reached() == 17
+    assert file.header() == header
+    assert file.is_whole()
+    write(file, 6)
+    assert file.reached() == 17
+    os.pwrite(file.fd, b"\xff" * 8, HEADER_BYTES - 8)
+    assert file.reached() == 0
 
 
 def header(**fields: Any) -> Header:

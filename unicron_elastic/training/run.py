@@ -143,6 +143,7 @@ class Run:
                 engine.guard.check_outside(why)
                 raise RuntimeError(why)
             engine.end_optimizer_step(step.number)
+            self._keeper.note_reached(engine.state)
             if self._snapshot_every or self._peer_snapshot_every or self._keeper.is_wanted:
                 self.snapshot(engine.state, every=self._snapshot_every)
         engine.part()
@@ -173,6 +174,8 @@ class Run:
         """
         if step < 0 or every < 0:
             raise ValueError(f"step and every must be 0 or more, got {step} and {every}")
+        if not self._engine.is_member:
+            self._keeper.note_reached(step)
         is_due = any(each and step % each == 0 for each in (every, self._peer_snapshot_every))
         if self._engine.is_passing or not (is_due or self._keeper.is_wanted):
             return False

@@ -121,10 +121,9 @@ class Snapshots:
         self._does_round_go_on = False  # workers of it have the state: those that begin here are newcomers
         self._has_asked = self._is_copying = False
         self._said: set[str] = set()
-        self._saving: set[int] = (
-            set()
-        )  # local ranks that have said they will make a snapshot, now that the job is to wait
-        self._unheard: set[int] = set()  # ... and those that have not answered yet
+        self._generations = 0
+        # Of a job that is to wait: local ranks that have said they will make a snapshot, and that have not answered.
+        self._saving, self._unheard = set[int](), set[int]()
         self._kept_now = False  # one of the former has
         self._shelf = shelf
         self.kept_at: float | None = None  # when one was last made that outlives this agent
@@ -134,6 +133,7 @@ class Snapshots:
     def begin(self, store: Any, rank: int, size: int, master: str | None) -> None:
         """A generation begins, of ``size`` agents that meet in ``store``; its host is ``master``."""
         self.stop()
+        self._generations += 1
         self._askers, self._replaced = [], set()
         self._has_asked = self._is_copying = self._does_round_go_on = False
         self._remotes = []
@@ -361,6 +361,7 @@ class Snapshots:
         told = {
             "slots": [*own, *(None for _ in near)],
             "remote": [_told(there[key]) for key in far],
+            "is_restart": self._generations > 1,
             "is_replacement": self._does_round_go_on or worker.local_rank in self._replaced,
         }
         if worker.control is not None:

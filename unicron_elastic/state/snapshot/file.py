@@ -31,6 +31,7 @@ from unicron_elastic.state.snapshot.gpu import GpuCopier
 
 
 HEADER_BYTES = 4096  # of every file, before the layout
+_REACHED_AT = HEADER_BYTES - 8  # what the job has come to since, as one number
 MAGIC = b"unisnap1"
 _FIXED = len(MAGIC) + 8  # and the length and the CRC-32 of the text, 4 bytes each
 _BYTES_MAX = 2**50
@@ -80,7 +81,7 @@ class Header:
             raise ValueError("there is no snapshot, or it was not finished")
         length, crc = (int.from_bytes(page[at : at + 4], "little") for at in (len(MAGIC), len(MAGIC) + 4))
         text = page[_FIXED : _FIXED + length]
-        if _FIXED + length > HEADER_BYTES or len(text) != length or zlib.crc32(text) != crc:
+        if _FIXED + length > _REACHED_AT or len(text) != length or zlib.crc32(text) != crc:
             raise ValueError("the header of a snapshot is not what was written")
         try:
             told = json.loads(text)
@@ -155,6 +156,16 @@ class SnapshotFile:
             return read_header(self.fd)
         except ValueError:
             return None
+
+    def note_reached(self, step: int) -> None:
+        """Writes down the step that the job has come to, of which there need be no snapshot. Raises OSError."""
+        if os.fstat(self.fd).st_size >= HEADER_BYTES:
+            os.pwrite(self.fd, step.to_bytes(8, "little"), _REACHED_AT)
+
+    def reached(self) -> int:
+        """Returns the step that was written down last; 0 if none was."""
+        step = int.from_bytes(os.pread(self.fd, 8, _REACHED_AT), "little")
+        return step if step <= _BYTES_MAX else 0
 
     def clear(self) -> None:
         """Empty the file."""

@@ -70,11 +70,19 @@ def pull_into(file: SnapshotFile, header: Header, address: Mapping[str, Any], ke
 
 @dataclass
 class Offers:
-    """``own``: the files of this place on this node, by number. ``found``: all that may be gone on from, near first."""
+    """``own``: the files of this place on this node, by number. ``found``: all that may be gone on from, near first.
+
+    ``is_restart``: workers of this job had begun on this node before.
+    """
 
     own: dict[int, SnapshotFile]
     found: list[Local | Remote]
     is_replacement: bool = False
+    is_restart: bool = False
+
+    def reached(self) -> int:
+        """Returns the step that the workers of this place had come to, as far as their files say; else 0."""
+        return max((file.reached() for file in self.own.values()), default=0)
 
     def close_others(self) -> None:
         """Gives back the files that are not of this place."""
@@ -90,7 +98,7 @@ class Offers:
     @classmethod
     def parse(cls, told: Mapping[str, Any], fds: Sequence[int]) -> Offers:
         """What the agent said, with the descriptors that came with it, which belong to the result."""
-        offers = cls({}, [], bool(told.get("is_replacement")))
+        offers = cls({}, [], bool(told.get("is_replacement")), bool(told.get("is_restart")))
         slots = told["slots"]
         for fd, slot in zip(fds, slots, strict=False):
             try:
@@ -146,6 +154,16 @@ def why_back(said: Sequence[Collection[Key]], chosen: Key | None) -> str:
     who = f"rank {behind[0]} has" if len(behind) == 1 else f"ranks {', '.join(behind)} have"
     where = f"to step {step}" if chosen is None else f"to step {step}, the newest that everyone has"
     return f"All ranks go back {where}: {who} no state of step {newest}."
+
+
+def why_behind(said: Sequence[Collection[Key]], chosen: Key | None, reached: Sequence[int], *, is_restart: bool) -> str:
+    """One sentence if the job had come further than any state that is left of it; else empty."""
+    newest = max((max(keys)[0] for keys in said if keys), default=0 if chosen is None else chosen[0])
+    if max(reached, default=0) > newest:
+        return f"The job had come to step {max(reached)}, of which no snapshot was made."
+    if is_restart and chosen is None and not any(said):
+        return "All ranks begin at step 0: no state of the job was kept."
+    return ""
 
 
 def fits(header: Header, rank: int, world_size: int) -> bool:

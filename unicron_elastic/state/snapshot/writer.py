@@ -76,6 +76,11 @@ class SnapshotWriter:
         if self._latest is not None:
             self._latest.copied.wait()
 
+    def note_reached(self, step: int) -> None:
+        """Writes down beside the snapshots which step the job has come to."""
+        for file in tuple(self._files):
+            file.note_reached(step)
+
     def adopt(self, files: Mapping[int, SnapshotFile], step: int) -> None:
         """Goes on in files of an earlier process of this place, which the agent has.
 
@@ -87,6 +92,7 @@ class SnapshotWriter:
         for file in self._files:
             if (header := file.header()) is None or header.step > step:
                 file.clear()
+            file.note_reached(min(step, file.reached()))
 
     def _end(self, thread: threading.Thread) -> None:
         """When the script ends: completes the copy that is under way.

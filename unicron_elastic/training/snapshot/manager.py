@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unicron_elastic.state.layout import flatten, rebuild
 from unicron_elastic.state.snapshot.gather import gathering, own_rank
-from unicron_elastic.state.snapshot.offers import Local, Offers, Remote, best_for, newest_common, why_back
+from unicron_elastic.state.snapshot.offers import Local, Offers, Remote, best_for, newest_common, why_back, why_behind
 from unicron_elastic.state.snapshot.shards import Shards, map_leaves
 from unicron_elastic.state.snapshot.writer import SnapshotWriter
 from unicron_elastic.worker.channel import ChannelClosed
@@ -106,6 +106,10 @@ class Keeper:
         self._writer.begin(layout, tensors, about, self._tell_agent)
         return True
 
+    def note_reached(self, step: int) -> None:
+        """Writes down where the job has come to, for who restores an earlier state."""
+        self._writer.note_reached(step)
+
     @property
     def is_on(self) -> bool:
         """Whether somebody would keep it."""
@@ -181,7 +185,8 @@ class Keeper:
         notes: list[str] = []
         while True:
             token = secrets.randbits(62)
-            said = [json.loads(each) for each in gather(json.dumps({"keys": list(sources), "token": token}))]
+            mine = {"keys": list(sources), "token": token, "reached": offers.reached(), "again": offers.is_restart}
+            said = [json.loads(each) for each in gather(json.dumps(mine))]
             keys = [[tuple(key) for key in each["keys"]] for each in said]
             first_said = first_said or keys
             chosen = newest_common(keys)
@@ -202,12 +207,15 @@ class Keeper:
                 self._take(loaded, rank)
                 break
         self.lineage = said[0]["token"]
+        reached, is_restart = [each["reached"] for each in said], any(each["again"] for each in said)
         step = chosen[0] if chosen is not None else 0
         self._writer.adopt(offers.own, step)
         offers.close_others()
         if rank == 0:
             notes = [*notes, why_back(first_said, chosen)]
-            self._tell(step, chosen, notes, answers if chosen is not None else [], time.monotonic() - began)
+            behind = why_behind(first_said, chosen, reached, is_restart=is_restart)
+            answers = answers if chosen is not None else []
+            self._tell(step, chosen, notes, answers, behind, took_s=time.monotonic() - began)
         return step
 
     def _ask(self) -> Offers:
@@ -242,13 +250,22 @@ class Keeper:
         self._run.load_state_dict(state)
 
     def _tell(
-        self, step: int, chosen: Key | None, notes: list[str], answers: list[dict[str, Any]], took_s: float
+        self,
+        step: int,
+        chosen: Key | None,
+        notes: list[str],
+        answers: list[dict[str, Any]],
+        behind: str,
+        *,
+        took_s: float,
     ) -> None:
         sentences = [note for note in notes if note]
         places = list[str]()
         if chosen is not None:
             places = sorted({str(each["where"]) for each in answers})
             sentences.append(f"All ranks go on from step {step}, from {' and '.join(places)}.")
+        if behind:
+            sentences.append(behind)
         if not sentences:
             return
         to_agent = link()
