@@ -235,6 +235,26 @@ def test_the_state_may_change_as_soon_as_it_is_copied() -> None:
     assert_holds(agent.files[0], 1)
 
 
+def test_what_changes_while_it_is_copied_is_not_kept_and_later_states_are_copied_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    writer, agent = SnapshotWriter(files=2), Agent()
+    begin(writer, agent, 1)
+    for step in (2, 3):
+        changing = state(step)
+        layout, tensors = flatten(changing)
+        writer.begin(layout, tensors, {"step": step, **ABOUT}, agent.tell)
+        changing["weight"].add_(1.0)  # as for one micro-batch
+        changing["weight"].sub_(1.0)
+        writer.wait_copied()
+        changing["weight"].zero_()  # as an optimizer step does, of which there may be two
+        writer.wait_copied()
+        writer.wait()
+    assert agent.steps() == [1, 3]
+    assert_holds(next(file for file in agent.files.values() if file.header().step == 3), 3)
+    assert capsys.readouterr().err.count("the snapshot after 2 steps is not kept") == 1
+
+
 def test_where_python_starts_no_threads_any_more_nothing_is_kept_and_nobody_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,7 +12,7 @@ import mmap
 import os
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -201,11 +201,13 @@ class SnapshotFile:
         tensors: Sequence[Tensor],
         copied: threading.Event | None = None,
         gpu: GpuCopier | None = None,
+        is_whole: Callable[[], bool] = lambda: True,
         **about: Any,
-    ) -> Header:
+    ) -> Header | None:
         """Writes a state; ``about`` are the fields of its header that the state does not say.
 
-        ``copied`` is set when the tensors are no longer needed. Raises OSError if there is not enough memory.
+        ``copied`` is set when the tensors are no longer needed. None, and an empty file, if the state is not whole
+        then. Raises OSError if there is not enough memory.
         """
         text = layout.to_json().encode()
         data_at = -(-(HEADER_BYTES + len(text)) // HEADER_BYTES) * HEADER_BYTES
@@ -215,8 +217,11 @@ class SnapshotFile:
         start = ctypes.addressof(ctypes.c_char.from_buffer(room))
         for tensor, place in zip(tensors, places, strict=True):
             _copy(start + data_at + place, tensor, gpu)
+        is_kept = is_whole()
         if copied is not None:
             copied.set()
+        if not is_kept:
+            return None
         room[HEADER_BYTES : HEADER_BYTES + len(text)] = text
         header = Header(
             layout_bytes=len(text), layout_sum=f"{zlib.crc32(text):08x}", data_at=data_at, data_bytes=data_bytes,

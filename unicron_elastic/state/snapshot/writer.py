@@ -34,8 +34,13 @@ class _Job:
     tensors: list[Tensor]
     ready: Any  # on the GPU's stream, when the state is complete; None without a GPU
     about: dict[str, Any]
+    changes: list[int]  # of each tensor, until the copy began
     copied: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
+
+    def is_whole(self) -> bool:
+        """Whether nothing has changed since it began."""
+        return _changes(self.tensors) == self.changes
 
 
 class SnapshotWriter:
@@ -47,12 +52,17 @@ class SnapshotWriter:
         self._given: set[int] = set()  # of the files, those that the agent has
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._latest: _Job | None = None
+        self._looked_at: _Job | None = None  # after it was copied: from then on it may change
         self._gpu: GpuCopier | None = None
         self._thread: threading.Thread | None = None
         self.is_off = False  # there was not enough memory, for one
+        self._is_careful = False  # the script has changed tensors while they were copied
 
     def begin(self, layout: Layout, tensors: list[Tensor], about: dict[str, Any], tell: Tell) -> None:
-        """Begins to write a state, of which nothing may change until ``wait_copied`` returns; ``about``: its header."""
+        """Begins to write a state, of which nothing may change until ``wait_copied`` returns; ``about``: its header.
+
+        Where something changes all the same, that snapshot is not kept, and later ones are copied before this returns.
+        """
         self.wait()
         if self._thread is None:
             thread = threading.Thread(target=self._work, args=(tell,), name="unicron-snapshot", daemon=True)
@@ -63,8 +73,10 @@ class SnapshotWriter:
                 return
             self._thread = thread
             atexit.register(self._end, thread)
-        self._latest = _Job(layout, tensors, _ready(tensors), about)
+        self._latest = _Job(layout, tensors, _ready(tensors), about, _changes(tensors))
         self._jobs.put(self._latest)
+        if self._is_careful:
+            self.wait_copied()
 
     def wait(self) -> None:
         """Waits until what was begun last is written."""
@@ -73,8 +85,28 @@ class SnapshotWriter:
 
     def wait_copied(self) -> None:
         """Waits until the state that was begun last may change."""
-        if self._latest is not None:
-            self._latest.copied.wait()
+        job = self._latest
+        if job is None or job is self._looked_at:
+            return
+        job.copied.wait()
+        self._looked_at = job
+        if (
+            not job.is_whole()
+        ):  # the thread that copies may have looked when a change was half done: this one makes them
+            job.done.wait()
+            for file in self._files:
+                if (header := file.header()) is not None and header.step == job.about["step"]:
+                    file.clear()
+            self._be_careful(job)
+
+    def _be_careful(self, job: _Job) -> None:
+        if self._is_careful:
+            return
+        self._is_careful = True
+        sys.stderr.write(
+            f"unicron: the snapshot after {job.about['step']} steps is not kept, as weights were changed while it was "
+            "copied; from now on each is copied before the step begins.\n"
+        )
 
     def note_reached(self, step: int) -> None:
         """Writes down beside the snapshots which step the job has come to."""
@@ -121,13 +153,22 @@ class SnapshotWriter:
             self._gpu = self._gpu or GpuCopier(next(each.device for each in job.tensors if each.is_cuda))
             self._gpu.begin(job.ready)
         number = victim([file.header() for file in self._files])
-        header = self._files[number].write(job.layout, job.tensors, job.copied, self._gpu, **job.about)
+        header = self._files[number].write(
+            job.layout, job.tensors, job.copied, self._gpu, is_whole=job.is_whole, **job.about
+        )
+        if header is None:
+            self._be_careful(job)
+            return
         fds = [] if number in self._given else [self._files[number].fd]
         try:
             tell({"snapshot": {"slot": number, "is_for_peer": header.is_for_peer}}, fds)
         except OSError:
             return  # the agent was stopped, and hears of it with the next one
         self._given.add(number)
+
+
+def _changes(tensors: list[Tensor]) -> list[int]:
+    return [0 if each.is_inference() else each._version for each in tensors]
 
 
 def _ready(tensors: list[Tensor]) -> Any:
