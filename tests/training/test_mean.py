@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from unicron_elastic import Run
 from unicron_elastic.training.group.speech import MismatchError, Report, Said, reports_to_give
-from unicron_elastic.training.mean import FEW, MESSAGE_BYTES, MeanShare, check_same, labels
+from unicron_elastic.training.mean import FEW, MESSAGE_BYTES, MeanShare, check_same
 
 CPU = torch.device("cpu")
 
@@ -47,7 +47,7 @@ def _mean(*values: Any) -> Tensor:
     """What each of these ranks gets."""
     shares = [MeanShare.of(value, CPU) for value in values]
     messages = [share.message(f"run.mean() number 1, of {share.kind}") for share in shares]
-    check_same(labels(messages))
+    check_same(messages)
     return shares[0].given_back(shares[0].mean(messages, _summed(shares)))
 
 
@@ -165,12 +165,12 @@ def test_other_types_shapes_and_numbers_of_calls_are_told_by_rank() -> None:
     for asked in itertools.permutations([one, two, other], 2):
         messages = [share.message(report.label) for report in (asked[0], *asked)]
         with pytest.raises(MismatchError, match=r"rank 0 waits for run.mean\(\) number .*and rank 2 for"):
-            check_same(labels(messages))
+            check_same(messages)
     long = [MeanShare.of(torch.ones([1] * 60 + [last]), CPU) for last in (1, 2)]
     messages = [share.message(share.kind) for share in long]
     assert {len(message) for message in messages} == {MESSAGE_BYTES}
     with pytest.raises(MismatchError):
-        check_same(labels(messages))
+        check_same(messages)
 
 
 def test_a_result_goes_to_those_who_wait_for_it_from_one_who_has_it() -> None:

@@ -32,7 +32,7 @@ from unicron_elastic.training.group.membership import membership
 from unicron_elastic.training.group.reports import Reports
 from unicron_elastic.training.group.sendable import check_sendable
 from unicron_elastic.training.group.speech import Agreement, MismatchError, Said
-from unicron_elastic.training.mean import MeanShare, check_same, few, labels, message
+from unicron_elastic.training.mean import MeanShare, check_same, few, message
 from unicron_elastic.training.registered import Registered, about_unlike
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.snapshot.gate import Rest
@@ -391,7 +391,7 @@ class Engine:
 
         def reduce() -> None:
             messages = assembly.all_gather(share.message(asks.label))
-            check_same(labels(messages))
+            check_same(messages)
             result.append(share.mean(messages, assembly.all_reduce))
 
         if not assembly.together(reduce, asks.label):
@@ -530,7 +530,7 @@ class Engine:
         """Says that it is at the ``end``, and whether a newcomer is ``awaited``, and hears the same of all."""
         _, assembly = self._parts()
         told = assembly.all_gather(message(end, torch.tensor([is_awaited], dtype=torch.float64, device=self._device)))
-        check_same(labels(told))
+        check_same(told)
         awaited[:] = [bool(few(each, 1) > 0) for each in told]
 
     def _meet(self) -> Agreement | None:

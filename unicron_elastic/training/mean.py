@@ -10,6 +10,7 @@ So nothing is summed up that is not of the same kind.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ class MeanShare:
         if self.is_small:
             total = torch.zeros_like(self.numbers)
             for told in messages:  # in the order of ranks, on all of them
-                total += few(told, total.numel()) * scale
+                total.add_(few(told, total.numel()), alpha=scale)
         else:
             total = self.numbers * scale
             all_reduce(total)
@@ -91,31 +92,28 @@ def message(label: str, numbers: Tensor) -> Tensor:
     text = label.encode()
     if len(text) > TEXT_BYTES:
         text = text[: TEXT_BYTES - 20] + b"... " + hashlib.sha256(text).hexdigest()[:16].encode()
-    told = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8, device=numbers.device)
-    told[:TEXT_BYTES] = torch.frombuffer(bytearray(text.ljust(TEXT_BYTES)), dtype=torch.uint8).to(told.device)
+    told = torch.frombuffer(bytearray(text.ljust(TEXT_BYTES).ljust(MESSAGE_BYTES, b"\0")), dtype=torch.uint8)
+    told = told.to(numbers.device)
     few(told, numbers.numel()).copy_(numbers)
     return told
 
 
 def few(told: Tensor, count: int) -> Tensor:
     """The first ``count`` numbers of a message."""
-    return told[TEXT_BYTES:].view(torch.float64)[:count]
+    return told[TEXT_BYTES : TEXT_BYTES + 8 * count].view(torch.float64)
 
 
-def check_same(asked: Sequence[str]) -> None:
+def check_same(messages: Sequence[Tensor]) -> None:
     """Raises MismatchError if the ranks, in this order, do not all ask the same."""
-    for rank, label in enumerate(asked):
-        if label != asked[0]:
+    here = messages if messages[0].is_cpu else torch.stack(list(messages)).cpu()
+    asked = [ctypes.string_at(message.data_ptr(), TEXT_BYTES) for message in here]
+    for rank, text in enumerate(asked):
+        if text != asked[0]:
+            first, other = (each.decode(errors="replace").rstrip() for each in (asked[0], text))
             raise MismatchError(
-                f"rank 0 waits for {asked[0]}, and rank {rank} for {label}: all ranks must make the same calls of "
+                f"rank 0 waits for {first}, and rank {rank} for {other}: all ranks must make the same calls of "
                 "run.steps() and run.mean(), with values of the same type and shape"
             )
-
-
-def labels(messages: Sequence[Tensor]) -> list[str]:
-    """What each rank has asked."""
-    texts = torch.stack([message[:TEXT_BYTES] for message in messages]).cpu().numpy()
-    return [bytes(text).decode(errors="replace").rstrip() for text in texts]
 
 
 def _number(value: Any) -> Tensor:
