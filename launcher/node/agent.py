@@ -131,6 +131,7 @@ class ClusterAgent:
             if not self._stop.is_set():
                 self._help()
                 self._give_up_kept()
+                self._tell_kept()
         self._node.leave_roster()
         self._sight.close()
 
@@ -262,6 +263,7 @@ class ClusterAgent:
 
     def _child_ended(self, child: Child) -> None:
         self._child = None
+        self._kept_looked_at = 0.0  # its job may be over
         self._sight.unwatch("round")
         if self._recall_key:
             self._node.give_up(self._recall_key)
@@ -370,6 +372,12 @@ class ClusterAgent:
                 continue  # a store that has lost its data will be told
             if record.submission != number or record.phase is not Phase.SUBMITTED:
                 self._kept.drop((job, number))
+
+    def _tell_kept(self) -> None:
+        runs = self._state.status.job if self._state.has_child else ""
+        jobs = tuple(sorted({job for job, _ in self._kept.submissions()} - {runs}))
+        if jobs != self._state.status.keeps:
+            self._handle(agent.SnapshotsKept(at_unix_s=time.time(), jobs=jobs))
 
     def _metrics_link(self) -> dict[str, socket.socket]:
         """Where a new child is to tell its metrics, if anywhere. Raises OSError."""

@@ -81,6 +81,7 @@ def status_text(status: NodeStatus) -> str:
             "job": status.job,
             "towards": status.towards,
             "refusals": [[each.job, each.at_unix_s] for each in status.refusals],
+            "keeps": list(status.keeps),
         }
     )
 
@@ -92,11 +93,15 @@ def parse_node_status(entry: Entry, health: Health = Health.OK) -> NodeStatus:
         refusals = told.get("refusals", [])
         if not isinstance(refusals, list):
             raise ValueError("refusals must be a list")
+        keeps = told.get("keeps", [])
+        if not isinstance(keeps, list) or not all(isinstance(each, str) for each in keeps):
+            raise ValueError("keeps must be a list of names")
         status = NodeStatus(
             **{name: text_in(told, name, NAME_CHARACTERS) for name in ("node_id", "host", "label", "job", "towards")},
             state=NodeState(text_in(told, "state", NAME_CHARACTERS)),
             health=health,
             refusals=tuple(_refusal(each) for each in refusals[-_REFUSALS_MAX:]),
+            keeps=tuple(keeps[-_REFUSALS_MAX:]),
         )
         if status_key(status.node_id) != entry.key:
             raise ValueError("node_id must be the one that the key names")

@@ -147,3 +147,45 @@ def test_ranks_with_states_of_their_own_go_on_from_their_newest_snapshot(own: La
     assert said in run.err
     (launcher.folder / "stop").touch()
     assert run.wait() == 0, run.err
+
+
+@pytest.mark.slow
+def test_the_node_that_has_the_state_of_a_job_gets_it_back(own: Lab, launcher: Any) -> None:
+    own.begin("b")
+    run = submitted(launcher, own, "job", "steps", nodes=1)
+    run.until(lambda: made(run) > EVERY, "some steps")
+    own.begin("a")
+    pause(own, "job")
+    until(lambda: own.nodes()["b"].keeps == ("job",), "its word that it keeps the state", own.logs)
+    before = made(run)
+    assert resumed(own, run, "job", 1) >= before - 1
+    assert starts(run)[-1][1] == "b"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_job_that_the_plan_takes_the_last_node_from_says_what_it_goes_on_with(
+    own: Lab, launcher: Any, comes_back: bool
+) -> None:
+    own.begin("b")
+    run = submitted(launcher, own, "job", "steps", nodes=1)
+    run.until(lambda: made(run) > EVERY, "some steps")
+    before = made(run)
+    launcher.script("wait.py", "import os, time\nwhile not os.path.exists('over'): time.sleep(0.05)\n")
+    other = launcher.start(
+        "--cluster", own.etcd.endpoint, "--nnodes=1", "--rdzv-id=other", "--weight=50", "wait.py", fast=True
+    )
+    run.until(lambda: "The job is to wait, and goes on from step " in run.err, "its last word")
+    if comes_back:
+        until(lambda: own.nodes()["b"].job == "other", "the other job", own.logs)
+        (launcher.folder / "over").touch()
+        assert other.wait() == 0, other.err
+    else:
+        own.begin("a")
+    run.until(lambda: len(starts(run)) == 2, "the next start")
+    step, host = starts(run)[1]
+    if comes_back:
+        assert (host, step >= before) == ("b", True), run.err
+    else:
+        assert (host, step) == ("a", 0), run.err
+        assert "Its state that b keeps in memory is not used: the plan has other nodes for it." in run.err

@@ -181,6 +181,30 @@ def test_a_job_starts_when_its_minimum_waits_for_it() -> None:
     )
 
 
+def test_a_job_that_starts_without_a_state_that_is_there_says_so() -> None:
+    jobs = (replace(A, phase=Phase.SUBMITTED),)
+    keeper = replace(at("3", ""), keeps=("a",))
+    joining = [at(name, "a", state=NodeState.JOINING) for name in "12"]
+    for seen, said in (
+        (
+            (*joining, keeper),
+            f" Its state that {keeper.host} keeps in memory is not used: the plan has other nodes for it.",
+        ),
+        ((joining[0], replace(joining[1], keeps=("a",)), keeper), ""),
+        ((*joining, replace(keeper, keeps=("b",))), ""),
+    ):
+        found = snapshot(*seen, jobs=jobs)
+        start = reconcile(found, published(found, **{"1": "a", "2": "a"}))[-1]
+        assert start == StartJob("a", 7, f"a starts, as 2 nodes wait for it and it needs 2.{said}")
+
+
+def test_a_job_gets_the_idle_nodes_that_have_its_state_first() -> None:
+    keeper = replace(at("3", ""), keeps=("b", "a"))
+    found = snapshot(at("1", ""), at("2", ""), keeper)
+    seats, _ = seated(found, {"a": 1, "b": 0}, frozenset(), (), 0.0)
+    assert [seat.job for seat in seats] == ["", "", "a"]
+
+
 def test_nodes_of_a_job_without_rates_are_left_alone() -> None:
     jobs = (replace(A, rates_flops=()), B)
     found = snapshot(at("1", "a"), at("2", ""), jobs=jobs)

@@ -88,6 +88,14 @@ class ChildEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotsKept:
+    """This node's memory has the newest state of these jobs, of which none runs here now."""
+
+    at_unix_s: float
+    jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
     """This agent is to end."""
 
@@ -101,7 +109,7 @@ class TimePassed:
     at_unix_s: float
 
 
-Event = Ordered | Claimed | JobSeen | ChildWorks | ChildEnded | Stopped | TimePassed
+Event = Ordered | Claimed | JobSeen | ChildWorks | ChildEnded | SnapshotsKept | Stopped | TimePassed
 
 
 # -- commands ------------------------------------------------------------------------------------------------------
@@ -217,6 +225,8 @@ def handle(state: AgentState, event: Event) -> Outcome:
             state, commands = _child_works(state)
         case ChildEnded():
             state, commands = _child_ended(state, event)
+        case SnapshotsKept():
+            state, commands = replace(state, status=replace(state.status, keeps=event.jobs)), ()
         case Stopped():
             state, commands = _stopped(state, event)
         case TimePassed():

@@ -16,6 +16,8 @@ from operator import ne
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Snapshot
 
+KEEPERS_NAMED = 2  # of nodes that have the state of a job
+
 
 @dataclass(frozen=True, slots=True)
 class LendNode:
@@ -145,4 +147,20 @@ def _starts(snapshot: Snapshot, published: Published) -> Iterator[StartJob]:
         if count >= job.least_nodes:
             waits = "1 node waits" if count == 1 else f"{count} nodes wait"
             reason = f"{job.name} starts, as {waits} for it and it needs {job.least_nodes}."
+            reason += _without_state(snapshot, job.name)
             yield StartJob(job.name, published.revision, reason)
+
+
+def _without_state(snapshot: Snapshot, job: str) -> str:
+    """Says that the job begins without a state that is there, if that is so."""
+    keepers = [node for node in snapshot.nodes if job in node.keeps]
+    if not keepers or any(node.held_by == job for node in keepers):
+        return ""
+    hosts = [node.host for node in keepers[:KEEPERS_NAMED]]
+    more = len(keepers) - len(hosts)
+    names = f"{', '.join(hosts)} and {more} more keep" if more else f"{' and '.join(hosts)} {_keep(len(hosts))}"
+    return f" Its state that {names} in memory is not used: the plan has other nodes for it."
+
+
+def _keep(count: int) -> str:
+    return "keeps" if count == 1 else "keep"

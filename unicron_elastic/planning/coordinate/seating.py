@@ -1,8 +1,8 @@
 """Which nodes: from how many each job gets to the name of every node, moving as few as can be.
 
 A node stays with its job while that has a use for it. Who needs more takes idle nodes first, then those that other
-jobs give up; its own host of before, then its own part of the network. The same snapshot and counts give the same
-seats.
+jobs give up; of these those whose memory has its state, its own host of before, then its own part of the network. The
+same snapshot and counts give the same seats.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def seated(
         while len(free) < missing and (swapped := _swapped(usable, place, groups, job, at_unix_s)):
             free.append(swapped)
             unplaced = list(usable)  # the other one has a place now
-        for node in _nearest_first(free, groups[job], own_hosts)[:missing]:
+        for node in _nearest_first(free, job, groups[job], own_hosts)[:missing]:
             groups[job].append(node)
             place[node.node_id] = job
         if len(groups[job]) < counts[job]:
@@ -203,13 +203,16 @@ def _neediest(snapshot: Snapshot, groups: _Groups, at_unix_s: float) -> list[str
     return sorted(groups.changing, key=lambda job: (job not in refused, len(groups[job]) >= least[job], job))
 
 
-def _nearest_first(free: Iterable[NodeStatus], group: Sequence[NodeStatus], own_hosts: set[str]) -> list[NodeStatus]:
+def _nearest_first(
+    free: Iterable[NodeStatus], job: str, group: Sequence[NodeStatus], own_hosts: set[str]
+) -> list[NodeStatus]:
     """The best ones to add to a group first."""
     labels = Counter(node.label for node in group)
     return sorted(
         free,
         key=lambda node: (
             _TAKEN.index(node.state),
+            job not in node.keeps,
             node.host not in own_hosts,
             -labels[node.label],
             node.label,

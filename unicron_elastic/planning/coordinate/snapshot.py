@@ -72,6 +72,7 @@ class NodeStatus:
     job: str = ""
     towards: str = ""
     refusals: tuple[Refusal, ...] = ()
+    keeps: tuple[str, ...] = ()  # jobs that do not run here now, and whose newest state its memory has
 
     def __post_init__(self) -> None:
         require(self.node_id != "", "a node has no id")
