@@ -92,8 +92,9 @@ def message(label: str, numbers: Tensor) -> Tensor:
     text = label.encode()
     if len(text) > TEXT_BYTES:
         text = text[: TEXT_BYTES - 20] + b"... " + hashlib.sha256(text).hexdigest()[:16].encode()
-    told = torch.frombuffer(bytearray(text.ljust(TEXT_BYTES).ljust(MESSAGE_BYTES, b"\0")), dtype=torch.uint8)
-    told = told.to(numbers.device)
+    whole = bytearray(text.ljust(TEXT_BYTES).ljust(MESSAGE_BYTES, b"\0"))
+    # In memory of torch's own: gloo's threads may be the last to hold it, and cannot let go of Python's at the end.
+    told = torch.frombuffer(whole, dtype=torch.uint8).to(numbers.device, copy=True)
     few(told, numbers.numel()).copy_(numbers)
     return told
 
