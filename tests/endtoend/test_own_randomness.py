@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 DRAWS = """
-import json, multiprocessing, os, random, sys
-import numpy, torch
+import json, multiprocessing, os, random, secrets, sys, tempfile, uuid
+import numpy, sympy, torch
 rank, count = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 order = torch.utils.data.RandomSampler(range(1000))
 drawn = {
@@ -19,6 +19,12 @@ drawn = {
     "dropout": torch.nn.functional.dropout(torch.ones(64)).tolist(),
     "random": random.random(),
     "numpy": numpy.random.rand(),
+    "numpy generator": numpy.random.default_rng().random(),
+    "uuid1": uuid.uuid1().hex,
+    "uuid4": uuid.uuid4().hex,
+    "temporary name": next(tempfile._get_candidate_names()),
+    "secrets": secrets.token_hex(),
+    "sympy": sympy.Dummy().dummy_index,
     "authkey": multiprocessing.current_process().authkey.hex(),
 }
 os.write(1, f"DRAWN {json.dumps(drawn)}\\n".encode())
