@@ -42,6 +42,15 @@ def test_a_job_outlives_what_its_launcher_was_told_to_ignore(launcher: Any, warm
     assert "signal" not in run.out
 
 
+def test_a_job_of_functions_outlives_it_too(launcher: Any) -> None:
+    run = launcher.start("--nproc-per-node=1", "--run-path", launcher.script("node.py", NODE), wrap=HANGUP)
+    run.until_line("^GENERATION 0")
+    run.until(lambda: signal.SIGHUP in ignored_by(run.process.pid), "SIGHUP is ignored")
+    run.process.send_signal(signal.SIGHUP)
+    (launcher.folder / "stop").touch()
+    assert run.wait() == 0, run.err
+
+
 def test_it_still_ends_by_the_other_signals(launcher: Any) -> None:
     run = launcher.start("--nproc-per-node=1", launcher.script("node.py", NODE), wrap=HANGUP)
     run.until_line("^GENERATION 0")

@@ -48,7 +48,7 @@ from unicron_elastic.launcher.agent.process.functions import FunctionWatch
 from unicron_elastic.launcher.agent.process.processes import KeeperLost
 from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.agent.process.supervisor import remove_if_empty
-from unicron_elastic.launcher.agent.process.workers import WorkersContext, run_folder, temporary_folder
+from unicron_elastic.launcher.agent.process.workers import WorkersContext, ignore_again, run_folder, temporary_folder
 from unicron_elastic.launcher.agent.worlds.snapshots import Snapshots
 from unicron_elastic.launcher.agent.worlds.worlds import Round, Worlds
 from unicron_elastic.launcher.config.forwarded import away_from
@@ -382,6 +382,7 @@ class Agent(TorchAgent):
         try:
             with away_from():
                 pids: dict[int, Any] = super()._start_workers(group)
+            ignore_again(self._runtime)
         finally:
             del os.environ[MARK]
         assert self._pcontext is not None

@@ -163,6 +163,19 @@ class WorkerProcess:
             self.page = None
 
 
+def staying_ignored(runtime: Runtime) -> frozenset[int]:
+    """The signals that were ignored when the launcher started, if nobody has named those to handle."""
+    is_named = runtime.signals_are_named or not handles_usual_signals()
+    return frozenset() if is_named else runtime.ignored_at_start
+
+
+def ignore_again(runtime: Runtime) -> None:
+    """Ignores those which torch has begun to handle with the workers that it has started itself."""
+    for number in staying_ignored(runtime):
+        if signal.getsignal(number) is terminate_handler:
+            signal.signal(number, signal.SIG_IGN)
+
+
 class WorkersContext(SubprocessContext):  # type: ignore[misc]
     """All workers of this node in one generation."""
 
@@ -259,7 +272,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
 
     def start(self) -> None:
         """Starts all workers, as torch does; what stays ignored is never handled meanwhile."""
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._stays_ignored())
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, staying_ignored(self._runtime))
         try:
             super().start()  # handles all signals of its list, then calls _start
         finally:
@@ -288,18 +301,13 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         """
         if threading.current_thread() is not threading.main_thread():
             return
-        stays_ignored = self._stays_ignored()
+        stays_ignored = staying_ignored(self._runtime)
         patient = self._runtime.loop.between_callbacks(terminate_handler)
         for number in signal.valid_signals():
             if signal.getsignal(number) is terminate_handler:
                 signal.signal(number, signal.SIG_IGN if number in stays_ignored else patient)
                 self._runtime.processes.ignored_here.update(stays_ignored & {number})
         signal.pthread_sigmask(signal.SIG_UNBLOCK, stays_ignored)
-
-    def _stays_ignored(self) -> frozenset[int]:
-        """The signals that were ignored when the launcher started, if nobody has named those to handle."""
-        named = self._runtime.signals_are_named or not handles_usual_signals()
-        return frozenset() if named else self._runtime.ignored_at_start
 
     def _start_all(self, request: Callable[[WorkerProcess], int]) -> None:
         workers = {local_rank: WorkerProcess(self._runtime, local_rank) for local_rank in range(self.nprocs)}
