@@ -28,6 +28,7 @@ from unicron_elastic.launcher.node.planned import (
     child_command,
     child_environment,
     end_job,
+    may_come_back,
     phase_of,
     read_spec,
     verdict_on,
@@ -99,6 +100,7 @@ class ClusterAgent:
         self._turned_at = time.monotonic()  # when the loop last went round
         self._child_metrics = ChildMetrics()
         self._kept, self._kept_looked_at = KeptSnapshots(), 0.0
+        self._left: dict[str, tuple[int, float]] = {}  # starts of jobs that go on without this node, and since when
         self.tells_metrics = False  # so that children tell theirs
 
     def answers(self) -> AgentMetrics:
@@ -265,7 +267,7 @@ class ClusterAgent:
         self._child = None
         self._kept_looked_at = 0.0  # its job may be over
         self._sight.unwatch("round")
-        if self._recall_key:
+        if was_recalled := bool(self._recall_key):
             self._node.give_up(self._recall_key)
             self._recall_key = ""
         verdict = ""
@@ -273,6 +275,8 @@ class ClusterAgent:
             self._spare.ended(child.what, is_well=child.exit_code == 0)
         else:
             verdict = child.verdict or self._verdict(child.what)
+            if not was_recalled:
+                self._left[self._state.status.job] = self._state.start, time.monotonic()
         self._handle(
             agent.ChildEnded(
                 at_unix_s=time.time(),
@@ -370,8 +374,10 @@ class ClusterAgent:
                 return
             if record is None:
                 continue  # a store that has lost its data will be told
-            if record.submission != number or record.phase is not Phase.SUBMITTED:
+            start, left_at = self._left.get(job, (0, 0.0))
+            if not may_come_back(record, number, start, time.monotonic() - left_at):
                 self._kept.drop((job, number))
+                self._left.pop(job, None)
 
     def _tell_kept(self) -> None:
         runs = self._state.status.job if self._state.has_child else ""

@@ -170,6 +170,7 @@ def child_environment(
 NAME_S = 6.0  # so long the lease of an agent that was killed may still be there, and some more
 _LOOK_S = 0.2
 
+KEPT_S = 600.0  # so long the state of a job is kept that goes on without this node
 ENDED_FOR_S = 86_400.0  # so long it is known how a job has ended
 
 
@@ -207,6 +208,16 @@ def phase_of(entry: Entry | None) -> PhaseRecord | None:
         return None if entry is None else parse_phase(entry)
     except ValueError:
         return None
+
+
+def may_come_back(record: PhaseRecord, submission: int, start: int, left_s: float) -> bool:
+    """Whether a job may yet go on from what this node keeps of it, which left its ``start`` so many seconds ago."""
+    if record.submission != submission:
+        return False
+    # It may go on without this node, and wait for it if the others are lost as well.
+    return record.phase is Phase.SUBMITTED or (
+        record.phase is Phase.RUNNING and record.start == start and left_s < KEPT_S
+    )
 
 
 def verdict_on(store: Store, run: str) -> str:

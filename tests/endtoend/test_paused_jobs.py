@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_planned_jobs import Lab, until
+from test_planned_jobs import Agent, Lab, until
 
 from unicron_elastic.planning.coordinate.snapshot import Phase
 
@@ -181,7 +181,7 @@ def test_a_job_that_the_plan_takes_the_last_node_from_says_what_it_goes_on_with(
         (launcher.folder / "over").touch()
         assert other.wait() == 0, other.err
     else:
-        own.begin("a")
+        own.agents.append(Agent(own.folder, own.etcd.endpoint, "a"))
     run.until(lambda: len(starts(run)) == 2, "the next start")
     step, host = starts(run)[1]
     if comes_back:

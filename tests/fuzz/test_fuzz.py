@@ -33,6 +33,7 @@ ELSEWHERE = {
     "unicron_elastic/megatron/members.py": "what the ranks of one job tell each other by a collective",
     "unicron_elastic/training/group/speech.py": "the same",
     "unicron_elastic/training/group/collective_order.py": "the same",
+    "unicron_elastic/training/engine.py": "the same",
     "unicron_elastic/training/step/comparison.py": "the same",
     "unicron_elastic/training/snapshot/manager.py": "the same",
     "unicron_elastic/training/group/joining.py": "a key that the agent gives over the worker's channel",

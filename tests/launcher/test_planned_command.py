@@ -20,14 +20,17 @@ from unicron_elastic.launcher.node.planned import (
     MOST_NODES,
     child_command,
     child_environment,
+    may_come_back,
     parsed,
     shared_options,
     why_not_here,
 )
+from unicron_elastic.planning.coordinate.snapshot import Phase
 from unicron_elastic.planning.model.configurations import Configuration, Workload
 from unicron_elastic.planning.model.configured import CONFIGURATIONS, parse_configurations
 from unicron_elastic.planning.model.jobs import JobSpec, Modelled
 from unicron_elastic.planning.model.shape import Transformer
+from unicron_elastic.rendezvous.records.plan import PhaseRecord
 
 
 @pytest.fixture(autouse=True)
@@ -279,3 +282,22 @@ def test_a_child_that_cannot_be_started_says_so(words: list[str], folder: str) -
     child = Child("what", words, folder, dict(os.environ), on_end=lambda _child: None)
     with pytest.raises(OSError):
         child.start("", "", "host", lambda _words: None)
+
+
+@pytest.mark.parametrize(
+    ("phase", "submission", "start", "left_s", "may"),
+    [
+        (Phase.SUBMITTED, 3, 8, 1e6, True),  # it waits, however long
+        (Phase.SUBMITTED, 9, 8, 1.0, False),  # it is another one of its name
+        (Phase.RUNNING, 3, 8, 1.0, True),  # a launcher was killed here: the others may be next
+        (Phase.RUNNING, 3, 8, 1e6, False),
+        (Phase.RUNNING, 3, 12, 1.0, False),  # it has started elsewhere
+        (Phase.FINISHED, 3, 8, 1.0, False),
+        (Phase.CANCELLED, 3, 8, 1.0, False),
+    ],
+)
+def test_the_state_of_a_job_is_kept_as_long_as_it_may_come_back_for_it(
+    phase: Phase, submission: int, start: int, left_s: float, may: bool
+) -> None:
+    record = PhaseRecord(phase=phase, reason="", start=start, submission=submission)
+    assert may_come_back(record, 3, 8, left_s) is may
