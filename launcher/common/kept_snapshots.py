@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import socket
 import threading
@@ -17,6 +18,7 @@ from unicron_elastic.worker.channel import FDS_MAX, Channel, ChannelClosed, Mess
 
 VARIABLE = "UNICRON_SNAPSHOTS_FD"  # of a process that an agent has started
 TAKE_TIMEOUT_S = 10.0  # the agent speaks at once
+OTHER_FILES = 64  # that an agent of a node may have open beside these
 RANKS_MAX, SLOTS_MAX = 4096, 3  # workers of a node, and files of one
 
 Place = tuple[int, int]  # a worker's local rank, and which of its files
@@ -81,7 +83,10 @@ class KeptSnapshots:
     A *submission* is a job's name and a number of its own, so that a job that is submitted again begins anew.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, files_most: int | None = None) -> None:
+        """``files_most``: of all jobs; by default what this process may open leaves room for all else."""
+        may_open, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._files_most = may_open - OTHER_FILES if files_most is None else files_most
         self._lock = threading.Lock()
         self._files: dict[tuple[str, int], dict[Place, int]] = {}
         self._channel: Channel | None = None  # to the latest child
@@ -136,8 +141,13 @@ class KeptSnapshots:
             if files is None:  # the job is over
                 close_all(list(given.values()))
                 return
-            close_all([files[place] for place in given if place in files])
-            files.update(given)
+            for place, fd in given.items():
+                if place in files:
+                    os.close(files.pop(place))
+                if sum(map(len, self._files.values())) < self._files_most:
+                    files[place] = fd
+                else:
+                    os.close(fd)
 
 
 def _messages(files: Mapping[Place, int]) -> Iterator[tuple[Message, list[int]]]:

@@ -95,3 +95,13 @@ def test_a_child_hears_that_its_job_is_to_wait() -> None:
     assert shelf.is_to_save()
     shelf.close()
     kept.ask_to_save()  # it is gone by then
+
+
+def test_an_agent_keeps_no_more_files_than_leave_it_room() -> None:
+    kept = KeptSnapshots(files_most=2)
+    first = child(kept)
+    for rank in range(4):
+        give(first, (rank, 0), "bounded")
+    give(first, (1, 0), "bounded anew")
+    until(lambda: texts(child(kept)) == {(0, 0): "bounded", (1, 0): "bounded anew"})
+    assert open_files("bounded") == 2
