@@ -30,6 +30,7 @@ from unicron_elastic.compat.rendezvous import (
 )
 from unicron_elastic.membership.coordination import Decision, why_not
 from unicron_elastic.membership.rounds import (
+    BLIND_MARGIN_S,
     Formed,
     JobView,
     Member,
@@ -124,6 +125,11 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
     def use_agent_store(self) -> bool:
         """The workers use the store that the round's first agent hosts, or one that the first of them hosts."""
         return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+
+    @property
+    def patience_s(self) -> float:
+        """How long workers may have to wait for what all agents must agree on, while the store cannot be seen."""
+        return self._settings.blind_patience_s + BLIND_MARGIN_S
 
     def get_backend(self) -> str:
         """The name on the command line."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -45,6 +46,7 @@ class Follower:
     def __init__(self, log: ShortLog) -> None:
         self.seen: queue.Queue[World] = queue.Queue()
         self.trouble: list[str] = []
+        self.away: list[str] = []
         self.watch = WorldWatch(
             log,
             tell=lambda: None,
@@ -53,6 +55,7 @@ class Follower:
             make=self._make,
             on_world=self.seen.put,
             on_trouble=self.trouble.append,
+            on_away=self.away.append,
         )
         self.watch.start()
 
@@ -95,7 +98,26 @@ def test_a_change_that_was_refused_is_made_in_the_world_that_others_have_come_to
     follower.watch.change(ChangeWorld(lost=("c",), reason="c is lost."))
     assert [follower.next().members for _ in range(3)] == [(B, C), (B, A, C), (B, A)]
     assert sorted(log.worlds) == [20, 21, 22]
-    assert follower.trouble == ["others have written later ones"]
+    assert follower.trouble == follower.away == []  # that is no news for people
+
+
+def test_a_log_that_is_away_is_told_and_that_it_is_back(log: ShortLog, follower: Follower) -> None:
+    follower.next(), follower.next()
+    log.late, log.refusals = [world(5, A, B, C), world(6, A, C)], 10_000
+    follower.watch.change(ChangeWorld(lost=("c",), reason="c is lost."))
+    _until(lambda: follower.away)
+    assert follower.away == ["others have written later ones"]
+    log.refusals = 0
+    assert follower.next().members == (A,)
+    _until(lambda: len(follower.away) > 1)
+    assert follower.away[1:] == [""]
+
+
+def _until(is_so: Callable[[], object]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_that_the_training_is_over_is_written_also_by_one_who_follows_no_more(

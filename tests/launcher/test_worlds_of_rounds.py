@@ -223,3 +223,46 @@ def test_what_is_no_world_is_passed_over_and_told_once(agent: Agent, other: Agen
     agent.until(lambda: agent.members() == (A0,))
     assert len(agent.said) == 1
     assert "The worlds of the job cannot be read: " in agent.said[0]
+
+
+class AwayLog:
+    """A log that can be read, and written when it ``answers``."""
+
+    def __init__(self, store: Store) -> None:
+        self._log = StoreLog(store)
+        self.answers = True
+
+    def write(self, place: int, text: str) -> str:
+        """Writes, or waits in vain."""
+        if not self.answers:
+            raise ConnectionError("etcd did not answer")
+        return self._log.write(place, text)
+
+    def after(self, place: int) -> tuple[int, str] | None:
+        """Reads."""
+        return self._log.after(place)
+
+
+@pytest.mark.parametrize(
+    ("what", "told"), [("lost", "Steps stand still until the store answers"), ("joined", "Who joins waits until")]
+)
+def test_what_stands_still_is_said_to_stand_still(
+    agent: Agent, other: Agent, store: TCPStore, what: str, told: str
+) -> None:
+    log = AwayLog(store)
+    other.begin(store)
+    agent.meet(store, 2, A0, A1, log=log)
+    agent.join(C0)
+    agent.until(lambda: C0 in agent.members())
+    log.answers = False
+    if what == "lost":
+        agent.lose(A1)
+    else:
+        agent.join(Member(name="3.0#c", node="c#c", local_rank=1))
+    agent.until(lambda: bool(agent.said))
+    assert agent.said[0].startswith(told)
+    assert agent.said[0].endswith("etcd did not answer")
+    log.answers = True
+    agent.until(lambda: len(agent.said) > 1)
+    assert agent.said[1] == "The store answers again: the nodes agree who trains."
+    agent.until(lambda: len(agent.members()) == (2 if what == "lost" else 4))

@@ -645,3 +645,23 @@ def test_who_is_in_the_first_world_is_no_newcomer() -> None:
     assert only(job.world(1, *job.there, *wish.joined), TellWorld).local_rank == 0
     assert only(job.entered(1), TellWorld).local_rank == 1
     assert none(job.log, InviteMember)
+
+
+class Apart(InPlace):
+    """A job whose agents cannot agree on the next world while the store is ``away``."""
+
+    away = False
+
+    def _change(self, command: ChangeWorld) -> list[Command]:
+        return [] if self.away else super()._change(command)
+
+
+def test_who_is_back_before_the_lost_have_left_is_counted_once() -> None:
+    job = Apart(3)
+    job.away = True
+    for local_rank in (0, 2):
+        job.exited(local_rank, KILLED)
+    job.later(REPLACE_AFTER_S)
+    assert job.replaced == [0, 2]
+    job.entered(2)
+    assert only(job.fetched(2), ChangeWorld).reason == f"rank {FIRST_RANK + 2} is back: 2 ranks train together."

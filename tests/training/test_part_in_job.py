@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import pytest
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.training.group.membership import AgentMembership
@@ -40,3 +43,60 @@ def test_who_is_invited_and_in_a_world_at_once_is_a_newcomer() -> None:
 
 def test_who_is_in_the_first_world_is_none() -> None:
     assert AgentMembership(Agent(WORLD).link).enter() is None
+
+
+BEFORE = {**WORLD, "world": {**WORLD["world"], "number": 1}}  # type: ignore[dict-item]
+PATIENCE = {"patience_s": 30.0}
+
+
+class SlowAgent(Agent):
+    """Answers one question when it has agreed with the others, for longer than workers wait by themselves."""
+
+    def __init__(self, question: str, *words: dict[str, Any]) -> None:
+        super().__init__(*words)
+        self._question = question
+        self._timer = threading.Timer(0.6, lambda: self.link.heard(WORLD))
+
+    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:  # noqa: ARG002
+        """Hears the question."""
+        if self._question in message:
+            self._timer.start()
+        else:
+            self.link.heard(INVITATION)
+
+
+def _enter(membership: AgentMembership) -> None:
+    membership.enter()
+
+
+def _be_ready(membership: AgentMembership) -> None:
+    membership.enter()
+    membership.is_ready(0)
+
+
+def _break(membership: AgentMembership) -> None:
+    membership._link.heard(BEFORE)
+    membership._world = membership._link.adopt()
+    membership.broke(RuntimeError("a peer is gone"))
+
+
+@pytest.mark.parametrize(("question", "wait"), [("member", _enter), ("ready", _be_ready), ("broke", _break)])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_workers_wait_as_long_as_the_agent_does(
+    question: str, wait: Callable[[AgentMembership], None], is_told: bool
+) -> None:
+    agent = SlowAgent(question)
+    if is_told:
+        assert agent.link.heard(PATIENCE)
+    membership = AgentMembership(agent.link, answer_timeout_s=0.1, next_world_timeout_s=0.1)
+    if is_told:
+        wait(membership)
+    else:
+        with pytest.raises((TimeoutError, RuntimeError)):
+            wait(membership)
+
+
+def test_an_agent_tells_its_patience_while_it_is_waited_for() -> None:
+    agent = SlowAgent("member")
+    threading.Timer(0.05, lambda: agent.link.heard(PATIENCE)).start()
+    AgentMembership(agent.link, answer_timeout_s=0.3).enter()

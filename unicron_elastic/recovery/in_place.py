@@ -125,7 +125,9 @@ def _fetched(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
         return state, [TellWorld(local_rank=worker.local_rank)]  # its node has had it taken in
     if worker.part is not Part.NEWCOMER or state.world is None:
         return state, []
-    reason = f"rank {worker.rank} is back: {state.world.size + 1} ranks train together."
+    here = living_members(state)  # whom this one replaces may not be out of the world yet
+    size = 1 + sum(member.node != state.node or member.name in here for member in state.world.members)
+    reason = f"rank {worker.rank} is back: {size} ranks train together."
     return state, [ChangeWorld(joined=(member_of(state, worker),), reason=reason)]
 
 

@@ -33,6 +33,7 @@ class Link:
         self.joins_end = False  # whether a world in which others have joined ends what goes on in the one before
         self.must_break: Callable[[World], bool] = self._ends_adopted  # a newer world, what goes on in the one before
         self.name = ""  # of this member
+        self.patience_s = 0.0  # of the agent, which may wait as long for its store before it can decide
 
     # -- from the training loop ---------------------------------------------------------------------------------------
 
@@ -41,23 +42,27 @@ class Link:
         self._listen()
         self._control.send(message, fds)
 
-    def ask(self, message: Message, answers: tuple[str, ...], timeout_s: float) -> tuple[str, Message]:
+    def ask(
+        self, message: Message, answers: tuple[str, ...], timeout_s: float, *, is_agreed_on: bool = False
+    ) -> tuple[str, Message]:
         """Says ``message`` and waits for one of the ``answers``: its key and content.
 
-        Raises TimeoutError, and what ``say`` raises.
+        ``is_agreed_on``: by all agents, for which this one may need its patience. Raises TimeoutError, and what ``say``
+        raises.
         """
         with self._changed:
             for key in answers:
                 self._words.pop(key, None)
         self.say(message)
-        deadline = time.monotonic() + timeout_s
+        asked_at = time.monotonic()
         with self._changed:
             while True:
+                patience_s = max(timeout_s, self.patience_s) if is_agreed_on else timeout_s
                 for key in answers:
                     if key in self._words:
                         return key, self._words.pop(key)
-                if not self._changed.wait(deadline - time.monotonic()):
-                    raise TimeoutError(f"the agent did not answer within {timeout_s:g} s")
+                if not self._changed.wait(asked_at + patience_s - time.monotonic()):
+                    raise TimeoutError(f"the agent did not answer within {patience_s:g} s")
 
     def is_newer(self, number: int) -> bool:
         """Whether there is a world after this one."""
@@ -103,6 +108,8 @@ class Link:
             self._serve(message)
         elif "save" in message:
             self._control.send({"saving": self.on_save is not None and self.on_save()})
+        elif "patience_s" in message:
+            self._be_patient(float(message["patience_s"]))
         else:
             return False
         return True
@@ -124,6 +131,11 @@ class Link:
 
     def _has_adopted(self, world: World) -> bool:
         return self._adopted is not None and self._adopted.number >= world.number
+
+    def _be_patient(self, patience_s: float) -> None:
+        with self._changed:
+            self.patience_s = patience_s
+            self._changed.notify_all()
 
     def _keep(self, key: str, message: Message) -> None:
         with self._changed:

@@ -105,7 +105,9 @@ class Agent(TorchAgent):
         self._hangs = HangWatch(self._runtime.loop, say, keep, self._events.append, self._node.gpu_lines)
         secret = getattr(spec.rdzv_handler, "cluster_secret", lambda: "")
         self._snapshots = Snapshots(self._runtime.loop, say, secret, self._runtime.shelf)
-        self._worlds = Worlds(self._runtime.loop, self._events.append, say)
+        self._worlds = Worlds(
+            self._runtime.loop, self._events.append, say, getattr(spec.rdzv_handler, "patience_s", 0.0)
+        )
         self._pace = PaceReport(self._runtime.loop, spec.rdzv_handler)
         self._moves = StateMoves()
         self._teller = JobTeller(self._runtime.loop, spec.rdzv_handler)

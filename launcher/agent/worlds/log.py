@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -16,6 +17,7 @@ from torch.distributed import Store
 from unicron_elastic.base.world import World
 from unicron_elastic.recovery.commands import ChangeWorld
 
+AWAY_S = 1.0  # without an answer, after which people are told
 LOOK_S = 0.02  # between two looks at a store that cannot tell of changes
 RETRY_S = 0.2  # after it could not be reached
 AWAIT_S = 0.05  # between two looks for what other agents have to say
@@ -65,7 +67,8 @@ class WorldWatch:
     without being asked: workers that fail before they have asked for a part are newcomers, too. That is asked whenever
     something may have changed. ``first`` gives the world with which this agent begins the log, if it does. ``make``
     makes the world that follows one after a change, or None if there is nothing left to change. Both may raise NotYet.
-    ``on_world`` is called with each new one, from the thread; ``on_trouble`` once, when the log could not be reached.
+    ``on_world`` is called with each new one, from the thread; ``on_trouble`` once, when what is there is no world;
+    ``on_away`` with the reason when the log cannot be reached for a while, and with "" when it can again.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class WorldWatch:
         make: Callable[[World | None, ChangeWorld], World | None],
         on_world: Callable[[World], None],
         on_trouble: Callable[[str], None],
+        on_away: Callable[[str], None],
     ) -> None:
         self._log = log
         self._tell = tell
@@ -90,11 +94,14 @@ class WorldWatch:
         self._place = 0
         self._on_world = on_world
         self._on_trouble = on_trouble
+        self._on_away = on_away
         self._world: World | None = None
         self._changes: deque[ChangeWorld] = deque()
         self._wake = threading.Event()
         self._is_stopped = False
-        self._was_told = False
+        self._failed_since: float | None = None  # monotonic
+        self._is_away = False  # as was told
+        self._was_told = False  # that what is there is no world
         self._thread = threading.Thread(target=self._follow, name="unicron-worlds", daemon=True)
 
     def start(self) -> None:
@@ -123,6 +130,7 @@ class WorldWatch:
     def _follow(self) -> None:
         while not self._is_stopped:
             pause_s: float | None = LOOK_S
+            began_at = time.monotonic()
             try:
                 if not self._has_told:
                     self._tell()
@@ -130,13 +138,14 @@ class WorldWatch:
                 self._is_wanted = self._is_wanted or self._do_others_train()
                 if self._is_wanted:
                     self._look()
+                    self._reached()
                 else:
                     pause_s = None
             except NotYet:
                 pause_s = AWAIT_S
             except Exception as error:  # the store's node may be the one that is gone
                 pause_s = RETRY_S
-                self._trouble(error)
+                self._failed(error, began_at)
             self._wake.wait(pause_s)
             self._wake.clear()
         if any(change.over for change in self._changes):
@@ -172,12 +181,23 @@ class WorldWatch:
         try:
             self._world = World.parse(text)
         except ValueError as error:  # nobody can take it for a world: the next place has another
-            self._trouble(error)
+            if not self._was_told and not self._is_stopped:
+                self._was_told = True
+                self._on_trouble(str(error).partition("\n")[0])
             return
         if not self._is_stopped:
             self._on_world(self._world)
 
-    def _trouble(self, error: Exception) -> None:
-        if not self._was_told and not self._is_stopped:
-            self._was_told = True
-            self._on_trouble(str(error).partition("\n")[0])
+    def _reached(self) -> None:
+        self._failed_since = None
+        if self._is_away and not self._is_stopped:
+            self._is_away = False
+            self._on_away("")
+
+    def _failed(self, error: Exception, began_at: float) -> None:
+        if self._failed_since is None:
+            self._failed_since = began_at
+        is_away = time.monotonic() - self._failed_since >= AWAY_S
+        if is_away and not self._is_away and not self._is_stopped:
+            self._is_away = True
+            self._on_away(str(error).partition("\n")[0])

@@ -53,7 +53,11 @@ class Round:
 class Worlds:
     """Of one agent. ``post`` takes events, in the loop."""
 
-    def __init__(self, loop: Loop, post: Callable[[Event], None], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, loop: Loop, post: Callable[[Event], None], say: Callable[[str], None], patience_s: float = 0.0
+    ) -> None:
+        """``patience_s``: so long agreement may wait for the store of the log, and with it the workers."""
+        self._patience_s = patience_s
         self._loop = loop
         self._post = post
         self._say = say
@@ -139,6 +143,9 @@ class Worlds:
         def trouble(reason: str) -> None:
             self._loop.call_soon(lambda: self._say(f"The worlds of the job cannot be read: {reason}"))
 
+        def away(reason: str) -> None:
+            self._loop.call_soon(lambda: self._say(self._what_waits(reason)))
+
         log = this_round.log or StoreLog(this_round.store)
         begin = partial(self._begin_log, this_round)
         # Nothing that the watch is given may hold it: the round's store, its threads and its sockets go when the watch
@@ -151,10 +158,21 @@ class Worlds:
             make=self._make,
             on_world=told,
             on_trouble=trouble,
+            on_away=away,
         )
         self._watch.start()
         if has_world:
             self._watch.want()
+
+    def _what_waits(self, reason: str) -> str:
+        """What cannot go on while the log is away, as a sentence; for an empty reason: that it is back."""
+        if not reason:
+            return "The store answers again: the nodes agree who trains."
+        if any(change.lost or change.of is not None for change in self._pending):
+            return f"Steps stand still until the store answers, in which the nodes agree who trains: {reason}"
+        if self._pending and self._world is not None:
+            return f"Who joins waits until the store answers, in which the nodes agree who trains: {reason}"
+        return f"The store in which the nodes agree who trains does not answer: {reason}"
 
     def gone(self, nodes: Collection[str]) -> None:
         """These agents of the round were lost, or have left: what they have not said is not waited for."""
@@ -198,6 +216,7 @@ class Worlds:
 
     def may_enter(self, local_rank: int) -> bool:
         """Whether a worker may be a member; where agents cannot agree it is told that the world is fixed."""
+        self._send(local_rank, {"patience_s": self._patience_s})
         if self._is_fixed:
             self._send(local_rank, {"fixed": True})
         elif self._watch is not None:

@@ -19,7 +19,8 @@ from unicron_elastic.worker.collectives import break_collectives
 from unicron_elastic.worker.worlds import Link, link
 
 ANSWER_TIMEOUT_S = 60.0
-NEXT_WORLD_TIMEOUT_S = 120.0  # after a collective failed: the agent decides within milliseconds, if it lives
+# After a collective failed, at least: the agent decides within milliseconds, unless it waits for the store.
+NEXT_WORLD_TIMEOUT_S = 120.0
 
 Invitation = dict[str, Any]  # where a newcomer gets the state: {"sources": [address, ...], "key": hex}
 
@@ -126,8 +127,16 @@ class FixedMembership:
 class AgentMembership:
     """Under unicron-run: the agent says which world there is."""
 
-    def __init__(self, to_agent: Link) -> None:
+    def __init__(
+        self,
+        to_agent: Link,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        next_world_timeout_s: float = NEXT_WORLD_TIMEOUT_S,
+    ) -> None:
+        """Waits so long at least, and for as long as the agent says that it may need where all have to agree."""
         self._link = to_agent
+        self._answer_timeout_s = answer_timeout_s
+        self._next_world_timeout_s = next_world_timeout_s
         self._world: World | None = None
         self._store: tuple[str, Store] | None = None  # and its address
         self._fixed: FixedMembership | None = None  # where agents cannot agree on worlds
@@ -140,14 +149,16 @@ class AgentMembership:
     def enter(self) -> Invitation | None:
         """Asks the agent. Raises TimeoutError if it does not answer."""
         answers = ("join", "world", "fixed")  # who is invited is a newcomer, also if it is in a world already
-        key, message = self._link.ask({"member": {"pid": os.getpid()}}, answers, ANSWER_TIMEOUT_S)
+        key, message = self._link.ask(
+            {"member": {"pid": os.getpid()}}, answers, self._answer_timeout_s, is_agreed_on=True
+        )
         if key == "fixed":
             self._fixed = FixedMembership()
         return Invitation(message["join"]) if key == "join" else None
 
     def is_ready(self, state: int) -> None:
         """Raises TimeoutError if no world comes."""
-        self._link.ask({"ready": {"state": state}}, ("world",), ANSWER_TIMEOUT_S)
+        self._link.ask({"ready": {"state": state}}, ("world",), self._answer_timeout_s, is_agreed_on=True)
 
     def is_newer(self) -> bool:
         """Whether the agent told of one."""
@@ -193,7 +204,7 @@ class AgentMembership:
         if not self._link.is_left():
             break_collectives(str(error), is_quiet=True)
             self.tell({"broke": {"world": self._world.number, "error": f"{type(error).__name__}: {error}"[:4000]}})
-        if not self.wait_for_newer(NEXT_WORLD_TIMEOUT_S):
+        if not self.wait_for_newer(max(self._next_world_timeout_s, self._link.patience_s)):
             raise error
 
     def tell(self, message: dict[str, Any]) -> None:
