@@ -169,6 +169,16 @@ def test_what_is_not_whole_is_not_used(tmp_path: Path, what: str) -> None:
     assert run.restore(tmp_path) == 5
 
 
+@pytest.mark.parametrize("which", [manifest.MANIFEST, ".metadata"])
+def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(tmp_path: Path, which: str) -> None:
+    train(tmp_path, 10)
+    path = tmp_path / "step-10"
+    (path / which).unlink()
+    os.mkfifo(path / which)  # to open it for reading waits until somebody writes
+    with pytest.raises(ValueError, match=f"{which} is no regular file"):
+        manifest.check(path)
+
+
 def test_what_was_never_finished_is_removed_once_there_is_something_newer(tmp_path: Path) -> None:
     train(tmp_path, 5)
     (tmp_path / "step-7").mkdir()

@@ -10,7 +10,9 @@ import mmap
 import os
 import re
 import shutil
+import stat
 from collections.abc import Collection, Mapping
+from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
 
@@ -59,7 +61,8 @@ def check(path: Path, *, share: tuple[int, int] = (0, 1)) -> None:
     at all others, since every rank reads them.
     """
     try:
-        told = json.loads((path / MANIFEST).read_text())
+        with _opened(path / MANIFEST) as manifest:
+            told = json.loads(manifest.read())
         files = dict(told["files"])
         for name in _of_share(files, *share):
             if described(path / Path(name).name) != files[name]:
@@ -102,12 +105,21 @@ def _files(path: Path) -> list[Path]:
     return sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith(MANIFEST))
 
 
+def _opened(path: Path) -> FileIO:
+    """A file to be read. Raises OSError, also for what is none: to open a pipe would wait until somebody writes."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"{path} is no regular file")
+    return FileIO(fd, "rb")
+
+
 def described(path: Path) -> Description:
     """The size and the checksum of a file. Raises OSError."""
     checksum, size = Checksum(), 0
     # Not from malloc: a thread of its own writes each state, and glibc would keep such a block in each of its arenas.
     room = memoryview(mmap.mmap(-1, READ_BYTES))
-    with path.open("rb", buffering=0) as file:
+    with _opened(path) as file:
         while count := file.readinto(room):
             while count < READ_BYTES and (more := file.readinto(room[count:])):
                 count += more
