@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,3 +34,8 @@ def test_docstrings_of_functions_begin_with_a_verb(top: str) -> None:
 def test_a_fragment_is_found() -> None:
     tree = ast.parse('def a():\n    """Of its key."""\n\ndef b():\n    """Return its key."""\n')
     assert list(fragments(tree)) == ["a (line 1): Of its key."]
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    names = Counter(path.name for path in (REPOSITORY / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []  # pytest collects one of them
