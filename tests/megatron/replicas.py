@@ -129,6 +129,9 @@ class Rank:
         self.job.wait("a newer world", lambda: self.is_newer() or bool(self.job.over))
         return self.is_newer()
 
+    def wait_for_agreed(self, timeout_s: float) -> bool:
+        return self.wait_for_newer(timeout_s)
+
     def broke(self, _error: Exception) -> None:
         number = self.adopted
         if not self.is_newer():

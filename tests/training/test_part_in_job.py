@@ -80,7 +80,18 @@ def _break(membership: AgentMembership) -> None:
     membership.broke(RuntimeError("a peer is gone"))
 
 
-@pytest.mark.parametrize(("question", "wait"), [("member", _enter), ("ready", _be_ready), ("broke", _break)])
+def _wait_without_a_newcomer(membership: AgentMembership) -> None:
+    membership._link.heard(BEFORE)
+    membership._world = membership._link.adopt()
+    membership.tell({"left": True})
+    if not membership.wait_for_agreed(0.1):
+        raise TimeoutError
+
+
+@pytest.mark.parametrize(
+    ("question", "wait"),
+    [("member", _enter), ("ready", _be_ready), ("broke", _break), ("left", _wait_without_a_newcomer)],
+)
 @pytest.mark.parametrize("is_told", [True, False])
 def test_workers_wait_as_long_as_the_agent_does(
     question: str, wait: Callable[[AgentMembership], None], is_told: bool

@@ -149,6 +149,9 @@ class Rank:
         with self.job.changed:
             return self.job.changed.wait_for(self.is_newer, timeout_s)
 
+    def wait_for_agreed(self, timeout_s: float) -> bool:
+        return self.wait_for_newer(timeout_s)
+
     def broke(self, error: Exception) -> None:
         assert self.world is not None
         self.job.broke(self.world)

@@ -274,7 +274,7 @@ class Engine:
         if assembly.rank in verdict.wrong:
             self._rest.end(0.0, lambda: True)  # nobody is to have its state
             raise ReplicasDifferError(f"{verdict.sentence}: this process must not train on")
-        if not self._membership.wait_for_newer(DIFFERENT_GOES_S):
+        if not self._membership.wait_for_agreed(DIFFERENT_GOES_S):
             raise ReplicasDifferError(f"{verdict.sentence}, and nobody has taken its place")
 
     def end_step(self) -> Tensor:

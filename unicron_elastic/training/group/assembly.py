@@ -174,7 +174,7 @@ class Assembly:
 
     def _await_world_without(self, newcomers: Sequence[int]) -> NoReturn:
         """They say that they leave. Raises Superseded, or MissingError."""
-        if not self._membership.wait_for_newer(self._timeout_s):
+        if not self._membership.wait_for_agreed(self._timeout_s):
             ranks = ", ".join(map(str, newcomers))
             raise MissingError(f"no world has come without rank {ranks}, which had come too early or too late")
         raise Superseded

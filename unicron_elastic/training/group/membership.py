@@ -59,6 +59,9 @@ class Membership(Protocol):
     def wait_for_newer(self, timeout_s: float) -> bool:
         """Waits for a world after the one that was adopted; false if none came in time."""
 
+    def wait_for_agreed(self, timeout_s: float) -> bool:
+        """The same for a world that the agents must make, and for which they may have to wait for their store."""
+
     def broke(self, error: Exception) -> None:
         """The collectives of the adopted world failed. Returns when there is a newer one, else raises ``error``."""
 
@@ -113,6 +116,10 @@ class FixedMembership:
         return World(number=1, members=members, store="here:0"), rank, store
 
     def wait_for_newer(self, timeout_s: float) -> bool:  # noqa: ARG002
+        """None comes."""
+        return False
+
+    def wait_for_agreed(self, timeout_s: float) -> bool:  # noqa: ARG002
         """None comes."""
         return False
 
@@ -193,6 +200,10 @@ class AgentMembership:
         assert self._world is not None
         return self._link.wait_for_newer(self._world.number, timeout_s)
 
+    def wait_for_agreed(self, timeout_s: float) -> bool:
+        """Waits for the agent's word for as long as the agent may have to."""
+        return self.wait_for_newer(max(timeout_s, self._link.patience_s))
+
     def broke(self, error: Exception) -> None:
         """Lets the other members know by breaking all connections to them, and the agent by its word.
 
@@ -204,7 +215,7 @@ class AgentMembership:
         if not self._link.is_left():
             break_collectives(str(error), is_quiet=True)
             self.tell({"broke": {"world": self._world.number, "error": f"{type(error).__name__}: {error}"[:4000]}})
-        if not self.wait_for_newer(max(self._next_world_timeout_s, self._link.patience_s)):
+        if not self.wait_for_agreed(self._next_world_timeout_s):
             raise error
 
     def tell(self, message: dict[str, Any]) -> None:
