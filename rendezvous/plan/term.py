@@ -33,7 +33,7 @@ from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, Phas
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror, PlannedJob, health_of, plan_figures
 from unicron_elastic.rendezvous.records import plan as records
 from unicron_elastic.rendezvous.records import plan_keys
-from unicron_elastic.rendezvous.records.cluster import LEADER, QUARANTINE, parse_quarantined, quarantine_text
+from unicron_elastic.rendezvous.records.cluster import LEADER, QUARANTINE, ROSTER, parse_quarantined, quarantine_text
 from unicron_elastic.rendezvous.records.plan import Order, PhaseRecord
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
 from unicron_elastic.rendezvous.store.interface import (
@@ -80,6 +80,8 @@ class Term:
         self._state = CoordinatorState()
         self._blind: set[str] = set()  # prefixes that cannot be seen
         snapshot, kept_out = store.read_prefix(plan_keys.PLAN), store.read_prefix(QUARANTINE)
+        roster = store.read_prefix(ROSTER)
+        self._roster = {each.key: each for each in roster.entries}
         self._mirror = PlanMirror(snapshot)
         self._quarantined: dict[str, Quarantined] = {}
         self._take_quarantine(Change(key=e.key, revision=e.revision, entry=e) for e in kept_out.entries)
@@ -93,6 +95,7 @@ class Term:
         self._uptime = _Uptime(since=time.monotonic(), noted_at=time.monotonic())
         store.watch(snapshot, lambda item: self._inbox.put((plan_keys.PLAN, item)))
         store.watch(kept_out, lambda item: self._inbox.put((QUARANTINE, item)))
+        store.watch(roster, lambda item: self._inbox.put((ROSTER, item)))
 
     def wait(self, timeout_s: float) -> None:
         """Until there is something to take in. Raises StoreReplacedError."""
@@ -113,10 +116,10 @@ class Term:
         return plan_figures(snapshot, jobs, tuple(self._quarantined.values()), at_unix_s)
 
     def kept(self) -> list[Put]:
-        """What the store holds of jobs and for people, as last seen; nodes speak for themselves."""
+        """What the store holds of jobs, of hosts and for people, as last seen; nodes speak for themselves."""
         of_nodes = plan_keys.NODE_RECORDS, plan_keys.ORDERS
         entries = [each for each in self._mirror.entries.values() if not each.key.startswith(of_nodes)]
-        plan = [Put(each.key, each.value) for each in entries if each.lease_id is None]
+        plan = [Put(each.key, each.value) for each in (*entries, *self._roster.values()) if each.lease_id is None]
         return [*plan, *(Put(key, quarantine_text(each)) for key, each in self._quarantined.items())]
 
     def look(self, at_unix_s: float) -> None:
@@ -146,6 +149,10 @@ class Term:
             case (prefix, Changes(changes=changes)) if prefix == QUARANTINE:
                 self._take_quarantine(changes)
                 self._is_new = True
+            case (prefix, Changes(changes=changes)) if prefix == ROSTER:
+                for change in changes:
+                    self._roster.pop(change.key, None)
+                    self._roster |= {} if change.entry is None else {change.key: change.entry}
             case (_, Changes(changes=changes)):
                 self._mirror.apply(changes)
                 # Orders come from here, and nothing is decided by them.

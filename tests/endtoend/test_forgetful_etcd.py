@@ -74,6 +74,20 @@ def test_agents_alone_tell_what_they_run(lab: Lab, coordinator: subprocess.Popen
     _check(lab, {"chat": "1", "code": "1"}, {"chat", "code"}, coordinator.kill)
 
 
+def test_a_node_that_is_lost_with_etcd_is_missed_afterwards(lab: Lab) -> None:
+    def states() -> dict[str, str]:
+        return {node["host"]: node["state"] for node in _status(lab).get("nodes", [])}
+
+    who = _status(lab)["coordinator"]["host"]
+    other = next(each for each in lab.agents if each.host != who)
+    until(lambda: len(states()) == 2, "both nodes")
+    lab.etcd.stop(timeout_s=0.0)
+    other.end()
+    lab.etcd.start()
+    until(lambda: states() == {who: "idle", other.host: "lost"}, "that it is lost", lambda: f"{states()}\n{lab.logs()}")
+    assert lab.unicron("status").returncode == 1
+
+
 def _check(lab: Lab, jobs: dict[str, str], training: set[str], meanwhile: Callable[[], None]) -> None:
     for name, nodes in jobs.items():
         _submit(lab, name, nodes)

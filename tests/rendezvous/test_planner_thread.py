@@ -16,7 +16,7 @@ from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.planning.coordinate.snapshot import NodeState, NodeStatus, Phase
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.plan.planner import RETRY_S, TICK_S, Planner
-from unicron_elastic.rendezvous.records.cluster import LEADER, NodeRecord, quarantine_key, quarantine_text
+from unicron_elastic.rendezvous.records.cluster import LEADER, NodeRecord, quarantine_key, quarantine_text, roster_key
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, phase_text, spec_text, status_text
 from unicron_elastic.rendezvous.records.plan_keys import (
     CURRENT,
@@ -340,10 +340,14 @@ def test_a_store_that_has_lost_its_data_is_told_what_was_planned() -> None:
             cluster.store.put(CHAT.output, b"here:1", lease_id)
             kept_out = Quarantined(node="h9", reason="ECC", since=1.0, until=None, by="ada")
             cluster.store.put(quarantine_key("h9"), quarantine_text(kept_out))
+            cluster.store.put(roster_key("h0"), b"gone")
+            cluster.store.put(roster_key("h8"), b"lost")
             cluster.say("h1")
             planner = cluster.planner()
             planner.lead(cluster.elect())
+            cluster.store.delete(roster_key("h0"))
             wait_until(lambda: (term := planner._term) is not None and term._mirror.get(CURRENT) is not None)
+            wait_until(lambda: (term := planner._term) is not None and list(term._roster) == [roster_key("h8")])
             server.stop(timeout_s=0.0)
             planner.lead(0)
             server.start()
@@ -354,7 +358,7 @@ def test_a_store_that_has_lost_its_data_is_told_what_was_planned() -> None:
             found = {each.key: each.value for each in cluster.store.read_prefix("").entries}
             assert found.items() >= told.items()
             assert found[CHAT.phase] == b"newer"
-            assert {CHAT.measured, quarantine_key("h9"), CURRENT} <= found.keys()
+            assert {CHAT.measured, quarantine_key("h9"), roster_key("h8"), CURRENT} <= found.keys()
             assert not {key for key in found if key.startswith((ORDERS, NODE_RECORDS, CHAT.output))}
         finally:
             cluster.close()
