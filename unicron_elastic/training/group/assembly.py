@@ -197,6 +197,8 @@ class Assembly:
         assert self.world is not None
         try:
             self.on_connect()
+        except Superseded:  # a group that the script makes there is given up when a member is lost meanwhile
+            raise
         except Exception as error:
             if is_of_script(error) or (isinstance(error, RuntimeError) and _is_from_torch(error)):
                 raise
