@@ -32,7 +32,7 @@ class Came:
     digests: dict[int, str] = field(default_factory=dict)
     rates: dict[int, list[float]] = field(default_factory=dict)
     spans: dict[int, dict[str, str]] = field(default_factory=dict)  # digests of what is registered, as steps begin
-    evaluated: dict[int, float] = field(default_factory=dict)  # by step
+    evaluated: dict[tuple[str, int], float] = field(default_factory=dict)  # by place in the script, and step
     final: dict[str, Any] = field(default_factory=dict)
     saved: dict[str, Any] = field(default_factory=dict)  # the state when it was to be saved
     error: str = ""
@@ -57,7 +57,7 @@ class _Notes:
             self.came.rates[values["step"]] = values["rates"]
             self.came.spans[values["step"]] = values["digests"]
         elif what == "evaluated":
-            self.came.evaluated[values["step"]] = values["value"]
+            self.came.evaluated[values["place"], values["step"]] = values["value"]
         elif what == "saved":
             self.came.saved = self.state()
 

@@ -190,7 +190,7 @@ class Script:
 
     # -- between steps ------------------------------------------------------------------------------------------------
 
-    def _evaluate(self, number: int) -> float:
+    def _evaluate(self, number: int, place: str = "loop") -> float:
         """The mean loss on held-out data, of which each rank computes its share."""
         run, model = self.run, self.parts.model
         self.watcher.at("evaluation", number)
@@ -201,13 +201,13 @@ class Script:
             mine = torch.stack(losses).sum() * size / HELD_OUT if losses else torch.zeros(())
             mean = run.mean(mine)
         model.train()
-        self.watcher.log("evaluated", step=number, at=run.step, value=float(mean), partial=run.is_partial)
+        self.watcher.log("evaluated", step=number, place=place, at=run.step, value=float(mean), partial=run.is_partial)
         return float(mean)
 
     def _evaluate_and_go_on(self) -> None:
         parts, follows = self.parts, self.case.follows
         with parts.swapped() if follows == "swap" else contextlib.nullcontext():
-            mean = self._evaluate(self.run.step)
+            mean = self._evaluate(self.run.step, self.case.evaluate)
         if self.case.mean_type:
             self._mean_of_type(self.case.mean_type)
         self.watcher.at("evaluated", self.run.step)

@@ -178,7 +178,7 @@ def _reports(case: Case, launched: Launched, plain: Came, alone: Came | None) ->
                 break
         for line in log.of("evaluated"):
             is_told = line.get("partial", False)
-            wanted = plain.evaluated.get(line["step"])
+            wanted = plain.evaluated.get((line["place"], line["step"]))
             if line["at"] != line["step"]:
                 continue  # a replacement that passes an epoch which was over before it came
             if wanted is not None and not is_told and not _is_near(line["value"], wanted, max(allowed, 1e-5)):
