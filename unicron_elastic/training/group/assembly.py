@@ -255,6 +255,7 @@ class Assembly:
                 if self.rank == source:
                     self.send(self._gradients.room(number), destination)
                 elif self.rank == destination:
+                    self._gradients.forget(number)  # if it has come once before: what breaks on the way leaves anything
                     self.receive(self._gradients.room(number), source)
                     self._gradients.done.add(number)
 
