@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -203,9 +203,8 @@ def forget(
     """
     for each in node:
         _check_node(each)
-    before, options = context.obj or (None, {})
-    options = {**options, **given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)}
-    with open_cluster(before if endpoint is None else endpoint, options) as cluster:
+    options = given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
+    with open_cluster_of(context, endpoint, options) as cluster:
         why_not = {each: _forget(cluster, each) for each in dict.fromkeys(node)}
     if as_json:
         print_json([{"node": each, "was_forgotten": not why} for each, why in why_not.items()])
@@ -305,6 +304,15 @@ def cancel(
 
 
 # -- what they ask of the store ----------------------------------------------------------------------------------------
+
+
+def open_cluster_of(
+    context: typer.Context, endpoint: str | None, given: dict[str, str]
+) -> AbstractContextManager[Cluster]:
+    """Open the store that a subcommand names, or the command before it has named."""
+    said: tuple[str | None, dict[str, str]] = context.obj or (None, {})
+    before, options = said
+    return open_cluster(before if endpoint is None else endpoint, {**options, **given})
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from unicron_elastic.launcher.commands.cluster import (
     Cluster,
     check_job,
     open_cluster,
+    open_cluster_of,
     print_json,
     width,
 )
@@ -111,9 +112,8 @@ def set_job(
     """Change what a planned job asks for, and say what the plan would be from it."""
     check_job(job)
     changes = _changes(weight, min_nodes, max_nodes, pin, unpin=unpin, paused=paused)
-    before, options = context.obj or (None, {})
-    options = {**options, **given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)}
-    with open_cluster(before if endpoint is None else endpoint, options) as cluster:
+    options = given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
+    with open_cluster_of(context, endpoint, options) as cluster:
         snapshot = cluster.read_plan().snapshot
         found = _set(cluster, snapshot, job, changes)
     then = _then(snapshot, found.new, time.time())

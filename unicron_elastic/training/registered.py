@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -12,21 +12,11 @@ from torch.optim import Optimizer
 from unicron_elastic.state.digest import digests
 from unicron_elastic.state.exact import load_exactly
 from unicron_elastic.state.layout import flatten
-from unicron_elastic.training.group.sendable import state_of
+from unicron_elastic.training.group.sendable import Stateful, state_of
 from unicron_elastic.training.step import buffers
 
 MODEL = "model"  # the name of what is trained, which the engine looks after
 _OWN_NAMES = frozenset({MODEL, "optimizer", "scheduler", "scaler"})
-
-
-class Stateful(Protocol):
-    """What can be registered, as torch.distributed.checkpoint's Stateful."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state, as nested dicts and lists of tensors, numbers and strings."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Takes it over."""
 
 
 class Registered:

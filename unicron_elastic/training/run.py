@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from unicron_elastic.training.engine import Engine
+from unicron_elastic.training.group.sendable import Stateful
 from unicron_elastic.training.optimizer_step import Step
-from unicron_elastic.training.registered import Registered, Stateful
+from unicron_elastic.training.registered import Registered
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.snapshot.manager import Keeper
 from unicron_elastic.training.snapshot.requests import Requests

@@ -130,8 +130,7 @@ def give_state(run: HasState, members: Exchange, destinations: Sequence[int], de
         told, sign = layout.to_json(), 1
     except NotSendableError as error:
         told, sign = str(error), -1
-    text = torch.frombuffer(bytearray(told.encode()), dtype=torch.uint8)
-    parts = [torch.tensor([sign * text.numel()]), text, *(_bytes(tensor) for tensor in tensors if tensor.numel())]
+    parts = _parts(told, tensors, sign)
     for destination in destinations:
         for part in parts:
             members.send(part.to(device), destination)
@@ -155,6 +154,47 @@ def receive_state(members: Exchange, source: int, device: torch.device) -> tuple
         members.receive(target, source)
         return target
 
+    return _received(receive)
+
+
+class Broadcasts(Protocol):
+    """The members of a world, connected."""
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Give all members what ``source`` has."""
+
+
+def share_state(run: HasState, members: Broadcasts, source: int, device: torch.device, *, is_source: bool) -> Any:
+    """Gives all members the state that the ``source`` has, and returns it; None there. All members call it.
+
+    Raises what a collective raises, and NotSendableError.
+    """
+
+    def share(tensor: Tensor) -> Tensor:
+        shared = tensor.to(device)
+        members.broadcast(shared, source)
+        return shared
+
+    if is_source:
+        layout, tensors = sendable(run)
+        for part in _parts(layout.to_json(), tensors):
+            share(part)
+        return None
+    state, _ = _received(share)
+    return state
+
+
+def _parts(told: str, tensors: Sequence[Tensor], sign: int = 1) -> list[Tensor]:
+    """Return what is sent of a state, one part after the other. ``sign`` -1: ``told`` is why it is not."""
+    text = torch.frombuffer(bytearray(told.encode()), dtype=torch.uint8)
+    return [torch.tensor([sign * text.numel()]), text, *(_bytes(tensor) for tensor in tensors if tensor.numel())]
+
+
+def _received(receive: Callable[[Tensor], Tensor]) -> tuple[Any, int]:
+    """Return the state that comes in such parts, and its bytes; ``receive`` gets each, like the tensor it is given.
+
+    Raises NotGivenError if it is not sent.
+    """
     length = int(receive(torch.empty(1, dtype=torch.int64)))
     text = bytes(receive(torch.empty(abs(length), dtype=torch.uint8)).cpu().numpy()).decode()
     if length < 0:
@@ -166,37 +206,6 @@ def receive_state(members: Exchange, source: int, device: torch.device) -> tuple
             target = _bytes(tensor)
             target.copy_(receive(torch.empty_like(target)))
     return rebuild(layout, tensors), layout.total_bytes
-
-
-class Broadcasts(Protocol):
-    """The members of a world, connected."""
-
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Give all members what ``source`` has."""
-
-
-def share_state(run: HasState, members: Broadcasts, source: int, device: torch.device, *, is_source: bool) -> Any:
-    """The state that the ``source`` has. All members call it. Raises what a collective raises, and NotSendableError."""
-
-    def share(tensor: Tensor) -> Tensor:
-        shared = tensor.to(device)
-        members.broadcast(shared, source)
-        return shared
-
-    layout, tensors = sendable(run) if is_source else (None, [])
-    told = bytearray(layout.to_json().encode()) if layout is not None else bytearray()
-    length = int(share(torch.tensor([len(told)])))
-    text = share(torch.frombuffer(told, dtype=torch.uint8) if told else torch.empty(length, dtype=torch.uint8))
-    if layout is None:
-        layout = Layout.parse(bytes(text.cpu().numpy()).decode())
-        tensors = empty_tensors(layout, "cpu")
-    for tensor in tensors:
-        if tensor.numel():
-            whole = _bytes(tensor)
-            shared = share(whole)
-            if not is_source:
-                whole.copy_(shared)
-    return rebuild(layout, tensors)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

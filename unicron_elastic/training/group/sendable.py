@@ -18,10 +18,13 @@ class NotSendableError(TypeError):
 
 
 class Stateful(Protocol):
-    """What is registered with a run."""
+    """What can be registered, as torch.distributed.checkpoint's Stateful."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state."""
+        """The state, as nested dicts and lists of tensors, numbers and strings."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Takes it over."""
 
 
 def state_of(name: str, registered: Stateful) -> dict[str, Any]:
