@@ -20,13 +20,9 @@ TRAIN = Path(__file__).parents[2] / "examples" / "two_jobs" / "train.py"
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
     """An etcd, and two agents."""
-    made = Lab(tmp_path)
-    made.etcd.start()
-    made.begin("a", "b")
-    try:
+    with Lab(tmp_path) as made:
+        made.begin("a", "b")
         yield made
-    finally:
-        made.close()
 
 
 def _submit(lab: Lab, name: str, nodes: str) -> None:

@@ -16,12 +16,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path)
-    made.etcd.start()
-    try:
+    with Lab(tmp_path) as made:
         yield made
-    finally:
-        made.close()
 
 
 def _until(lab: Lab, code: int, *states: tuple[str, str]) -> dict[str, Any]:

@@ -66,12 +66,8 @@ else:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path)
-    try:
-        made.etcd.start()
+    with Lab(tmp_path) as made:
         yield made
-    finally:
-        made.close()
 
 
 def starts(run: Any) -> list[tuple[int, str]]:

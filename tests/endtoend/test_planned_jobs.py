@@ -90,6 +90,13 @@ class Lab:
         self.etcd = EmbeddedEtcd()
         self.agents: list[Agent] = []
 
+    def __enter__(self) -> Lab:
+        self.etcd.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def begin(self, *hosts: str, **env: str) -> list[Agent]:
         """Starts agents, and waits until they are there."""
         made = [Agent(self.folder, self.etcd.endpoint, host, **env) for host in hosts]
@@ -151,16 +158,12 @@ def until(condition: Callable[[], Any], what: str, more: Callable[[], str] = str
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Agents a and b, which must be idle again after each test."""
-    lab = Lab(tmp_path_factory.mktemp("lab"))
-    lab.etcd.start()
-    programs = lab.folder / "bin"
-    programs.mkdir()
-    try:
+    with Lab(tmp_path_factory.mktemp("lab")) as lab:
+        programs = lab.folder / "bin"
+        programs.mkdir()
         lab.begin("a", PATH=f"{programs}:{os.environ['PATH']}")
         lab.begin("b")
         yield lab
-    finally:
-        lab.close()
 
 
 @pytest.fixture

@@ -21,12 +21,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
     """An etcd, and agents that stand for hosts."""
-    made = Lab(tmp_path)
-    made.etcd.start()
-    try:
+    with Lab(tmp_path) as made:
         yield made
-    finally:
-        made.close()
 
 
 def _status(lab: Lab) -> tuple[int, dict[str, Any]]:
