@@ -359,7 +359,7 @@ def test_a_killed_agent_takes_its_workers_along_and_is_replaced(lab: Lab, submit
     third.assert_gone()
     assert not os.path.exists(f"/proc/{pids['c']}")
     works(run, 2)
-    lab.begin("d")
+    lab.agents.append(Agent(lab.folder, lab.etcd.endpoint, "d"))  # which the job may take before it is seen to be idle
     assert "d" in works(run, 3, 6)
     stop(launcher)
     assert run.wait() == 0, run.err
