@@ -57,9 +57,10 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
     since, counted = time.perf_counter(), 0
     for step in range(done + 1, args.steps + 1):
+        loss = model(*training_batch(training_text, model.context, device, args, step))
+        # Behind the forward pass, for which ranks gather parameters: all have told of the step before.
         if args.kill == (dist.get_rank(), step) and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
             os.kill(os.getpid(), signal.SIGKILL)
-        loss = model(*training_batch(training_text, model.context, device, args, step))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
