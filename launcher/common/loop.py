@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 
@@ -26,6 +27,7 @@ class Loop:
         self._soon: deque[Callable[[], None]] = deque()
         self._signals: deque[Callable[[], object]] = deque()
         self._is_running = False
+        self._holds_signals = False
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -75,17 +77,27 @@ class Loop:
         """A signal handler that calls ``handler`` where the loop loses nothing if it raises.
 
         Anywhere else an exception could fall between the reading of a message and what it tells. While the loop does
-        not run, ``handler`` is called at once.
+        not run, ``handler`` is called at once, except within ``signals_held``.
         """
 
         def handle(number: int, frame: Any) -> None:
-            if not self._is_running:
+            if not (self._is_running or self._holds_signals):
                 handler(number, frame)
                 return
             self._signals.append(lambda: handler(number, None))
             self._wake()
 
         return handle
+
+    @contextlib.contextmanager
+    def signals_held(self) -> Iterator[None]:
+        """Calls the handlers of signals that come meanwhile at the end: what is done here is done whole."""
+        self._holds_signals = True
+        try:
+            yield
+        finally:
+            self._holds_signals = False
+            self._call_signal_handlers()
 
     def close(self) -> None:
         """Closes the loop's own descriptors and forgets its callbacks; what was registered belongs to others."""
@@ -105,7 +117,7 @@ class Loop:
         return True
 
     def _call_signal_handlers(self) -> None:
-        while self._signals:
+        while self._signals and not self._holds_signals:
             self._signals.popleft()()
 
     def _run_once(self, now: float, deadline: float | None) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 
 from unicron_elastic.launcher.agent.process.helper import Patience
 from unicron_elastic.launcher.agent.process.processes import Exit
@@ -292,6 +292,26 @@ def test_an_exit_that_is_heard_before_the_pid_is_not_lost(node: Node, monkeypatc
     context.start()
     assert node.exits() == {0: 1, 1: 0}
     assert node.said_by(0) == ["hello", "exception", "exit"]
+
+
+def test_a_signal_that_comes_while_workers_start_lets_them_save(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves = "import signal, sys; signal.signal(15, lambda *_: sys.exit('saved')); print('up'); signal.pause()"
+    context = node.workers(saves, saves)
+    wait_for_pid = node.runtime.processes.wait_for_pid
+    signals = [signal.SIGTERM]
+
+    def answer_late(number: int, program: str) -> int:
+        if program == sys.executable and signals:  # the warm process is waited for as well
+            node.wait_for_line(context.stdouts[0])
+            signal.raise_signal(signals.pop())
+        return wait_for_pid(number, program)
+
+    monkeypatch.setattr(node.runtime.processes, "wait_for_pid", answer_late)
+    with pytest.raises(SignalException):
+        context.start()
+    node.wait_for_line(context.stdouts[1])
+    context.close(signal.SIGTERM)
+    assert [Path(context.stderrs[local]).read_text() for local in range(2)] == ["saved\n", "saved\n"]
 
 
 def test_a_missing_program_is_an_error_and_leaves_nothing(make_node: MakeNode) -> None:

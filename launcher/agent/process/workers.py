@@ -281,7 +281,11 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
     def _start(self) -> None:
         if self.subprocess_handlers:
             raise ValueError("the workers of this generation are started already")
-        self._hold_signals()
+        self._raise_between_events()
+        with self._runtime.loop.signals_held():  # a worker that runs is asked to end, and may save, not just killed
+            self._start_anyhow()
+
+    def _start_anyhow(self) -> None:
         warm = self._runtime.ready_warm() if self._numa_options is None else None
         try:
             if warm is not None:
@@ -293,7 +297,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             self._runtime.begin(None, os.environ)
             self._start_all(self._request_start)
 
-    def _hold_signals(self) -> None:
+    def _raise_between_events(self) -> None:
         """torch's handlers, installed just before this, raise wherever they strike; let them strike between events.
 
         What was ignored at the start (nohup's SIGHUP) and nobody has named is ignored again, here and not in workers:
