@@ -49,7 +49,8 @@ def test_killed_keeper_at_start_is_one_sentence(launcher: Any) -> None:
 
 
 def test_interrupt_before_the_job_began_ends_as_any_program(launcher: Any) -> None:
-    run = launcher.start("--nproc-per-node=1", launcher.script("good.py", "print('UP', flush=True)\n"))
+    waits = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")  # for a node that never comes
+    run = launcher.start(*waits, "--nproc-per-node=1", launcher.script("good.py", "print('UP', flush=True)\n"))
     run.named("unicron-keeper")
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == -signal.SIGINT
