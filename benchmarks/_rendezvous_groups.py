@@ -26,9 +26,9 @@ from _rendezvous_jobs import TUNED_C10D
 from _rendezvous_names import without_name_server
 from _scenarios import Run
 
-from unicron_elastic.rendezvous.store.address import EtcdAddress
-from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.interface import StoreError
+from unicron_elastic.rendezvous.store.open import open_store
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 AGENTS = Path(__file__).parent / "_rendezvous_agents.py"
@@ -106,7 +106,7 @@ class AgentPool:
         with urllib.request.urlopen(f"{self.etcd.endpoint}/metrics", timeout=5.0) as answer:
             lines = answer.read().decode().splitlines()
         counts = {name: _sum_of(lines, pattern) for name, pattern in COUNTERS.items()}
-        store = EtcdStore(EtcdAddress.parse(self.etcd.endpoint))
+        store = open_store(StoreAddress.parse(self.etcd.endpoint))
         try:
             counts["revision"] = float(store.read("benchmark").revision)
         finally:

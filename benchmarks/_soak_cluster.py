@@ -24,8 +24,8 @@ from unicron_elastic.planning.coordinate.snapshot import NodeState
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror
 from unicron_elastic.rendezvous.records.cluster import LEADER, parse_leader
 from unicron_elastic.rendezvous.records.plan_keys import PLAN
-from unicron_elastic.rendezvous.store.address import EtcdAddress
-from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.address import StoreAddress
+from unicron_elastic.rendezvous.store.open import open_store
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 from unicron_elastic.testing.chaos_processes import LiveWorker, find_workers
 
@@ -90,7 +90,7 @@ class Cluster:
         self.hosts = {host.name: host for host in rest}
         hosts._enter_network(self.centre.namespace)
         self.etcd = self._stack.enter_context(EmbeddedEtcd(host=self.centre.address, port=ETCD_PORT))
-        self.store = self._stack.enter_context(EtcdStore(EtcdAddress.parse(self.etcd.endpoint)))
+        self.store = self._stack.enter_context(open_store(StoreAddress.parse(self.etcd.endpoint)))
         self._fill_etcds_log()
         self.start_coordinator()
         for host in HOSTS:

@@ -36,9 +36,9 @@ from _report import describe_machine
 from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, NodeStatus
 from unicron_elastic.rendezvous.records.cluster import LEADER
 from unicron_elastic.rendezvous.records.plan import parse_node_status, parse_order
-from unicron_elastic.rendezvous.store.address import EtcdAddress
-from unicron_elastic.rendezvous.store.etcd import EtcdStore
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.interface import Store
+from unicron_elastic.rendezvous.store.open import open_store
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 TIMED = Path(__file__).parent / "_coordinator_timed.py"
@@ -183,8 +183,8 @@ def running(parts: str, result: Result, *, to_disk: bool) -> Iterator[Cluster]:
             program = [sys.executable, str(TIMED), parts]
         coordinator = subprocess.Popen([*program, *words], stdout=subprocess.DEVNULL, stderr=errors)
         try:
-            address = EtcdAddress.parse(etcd.endpoint)
-            with EtcdStore(address) as store, Agents(lambda: EtcdStore(address, timeout_s=30.0)) as agents:
+            address = StoreAddress.parse(etcd.endpoint)
+            with open_store(address) as store, Agents(lambda: open_store(address, timeout_s=30.0)) as agents:
                 yield Cluster(etcd, coordinator, agents, store)
                 result.problems += agents.problems
         finally:

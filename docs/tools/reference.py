@@ -25,9 +25,9 @@ from unicron_elastic.launcher.config.settings import SHARED
 from unicron_elastic.rendezvous.records import cluster as cluster_records
 from unicron_elastic.rendezvous.records import news, plan_keys
 from unicron_elastic.rendezvous.records.job import JobKeys
-from unicron_elastic.rendezvous.store import address as etcd_options
 from unicron_elastic.rendezvous.store import connection as etcd_connection
 from unicron_elastic.rendezvous.store import etcd as etcd_store
+from unicron_elastic.rendezvous.store import options as etcd_options
 
 DOCS = Path(__file__).parents[1]
 SOURCES = ("launcher", "rendezvous", "unicron_elastic")
@@ -207,7 +207,7 @@ def _torchrun_options() -> Iterator[tuple[str, ...]]:
 
 
 def _conf_rows() -> Iterator[tuple[str, ...]]:
-    text = inspect.getsource(sys.modules["unicron_elastic.rendezvous.store.address"])
+    text = inspect.getsource(sys.modules["unicron_elastic.rendezvous.store.options"])
     text += (DOCS.parent / "rendezvous" / "torch" / "choose.py").read_text(encoding="utf-8")
     for name, default, meaning in RDZV_CONF:
         _require(f'"{name}"' in text, f"--rdzv-conf {name} is not read anywhere")

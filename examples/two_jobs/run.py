@@ -29,8 +29,8 @@ try:
     from unicron_elastic.planning.coordinate.snapshot import NodeState
     from unicron_elastic.rendezvous.plan.mirror import PlanMirror
     from unicron_elastic.rendezvous.records.plan_keys import PLAN
-    from unicron_elastic.rendezvous.store.address import EtcdAddress
-    from unicron_elastic.rendezvous.store.etcd import EtcdStore
+    from unicron_elastic.rendezvous.store.address import StoreAddress
+    from unicron_elastic.rendezvous.store.open import open_store
     from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 except ImportError as error:
     if why_missing(error) is None:
@@ -54,7 +54,7 @@ class Cluster:
         self.folder = folder
         self.env = {**os.environ, "UNICRON_ETCD_ENDPOINT": endpoint}
         self.endpoint = endpoint
-        self.store = EtcdStore(EtcdAddress.parse(endpoint))
+        self.store = open_store(StoreAddress.parse(endpoint))
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, host: str) -> None:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -59,8 +58,9 @@ from unicron_elastic.rendezvous.records.cluster import (
 )
 from unicron_elastic.rendezvous.records.job import JobKeys
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
-from unicron_elastic.rendezvous.store.address import etcd_address
 from unicron_elastic.rendezvous.store.interface import LeaseGoneError, Put, Store, StoreError, check_key
+from unicron_elastic.rendezvous.store.open import store_opener
+from unicron_elastic.rendezvous.store.options import address_from_options
 
 if TYPE_CHECKING:
     from unicron_elastic.launcher.view.cluster.plan import PlanReading
@@ -318,14 +318,12 @@ def open_cluster_of(
 @contextmanager
 def open_cluster(endpoint: str | None, given: dict[str, str]) -> Iterator[Cluster]:
     """The cluster's store; whatever is wrong with it ends the command with one sentence."""
-    from unicron_elastic.rendezvous.store.etcd import EtcdStore
-
     try:
-        address = etcd_address(endpoint, given, spell=spelled)
+        address = address_from_options(endpoint, given, spell=spelled)
     except ValueError as error:
         fail(BAD_USAGE, f"{error}.")
     try:
-        cluster = Cluster(partial(EtcdStore, address, timeout_s=TIMEOUT_S), str(address))
+        cluster = Cluster(store_opener(address, timeout_s=TIMEOUT_S), str(address))
         try:
             yield cluster
         finally:

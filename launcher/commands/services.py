@@ -18,8 +18,11 @@ from unicron_elastic.launcher.config.answers import Ca, Cert, Endpoint, Key, Pas
 from unicron_elastic.launcher.export.metrics.cluster import MetricsAddress, MetricsPort, serve_metrics
 from unicron_elastic.launcher.export.web.source import WebAddress, WebPort, serve_web, web_place
 from unicron_elastic.rendezvous.records.cluster import NodeRecord, web_key
-from unicron_elastic.rendezvous.store.address import EtcdAddress, etcd_address, own_address
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.interface import Store, StoreError
+from unicron_elastic.rendezvous.store.open import store_opener
+from unicron_elastic.rendezvous.store.options import address_from_options
+from unicron_elastic.rendezvous.store.own_address import own_address
 
 FAILED, BAD_USAGE = 1, 2
 LEASE_TTL_S = 3.0
@@ -176,17 +179,15 @@ def agent(
             server.close()
 
 
-def _opener(endpoint: str | None, options: dict[str, str]) -> tuple[Callable[[], Store], EtcdAddress]:
+def _opener(endpoint: str | None, options: dict[str, str]) -> tuple[Callable[[], Store], StoreAddress]:
     try:
-        address = etcd_address(endpoint, options, spell=spelled)
+        address = address_from_options(endpoint, options, spell=spelled)
     except ValueError as error:
         fail(BAD_USAGE, f"{error}.")
-    from unicron_elastic.rendezvous.store.etcd import EtcdStore
-
     handler = logging.StreamHandler()
     handler.setFormatter(StampedFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    return lambda: EtcdStore(address), address
+    return store_opener(address), address
 
 
 def _host(name: str, label: str = "") -> str:

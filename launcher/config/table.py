@@ -212,7 +212,7 @@ _ETCD = ("endpoint", "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_pass
 def shared() -> dict[str, Setting]:
     """Return by key: where the cluster is, how to be let in, and what else no command has alone."""
     from unicron_elastic.launcher.config import answers as etcd
-    from unicron_elastic.rendezvous.store.address import DEFAULT_ENDPOINT, PASSWORD_VARIABLE
+    from unicron_elastic.rendezvous.store.options import DEFAULT_ENDPOINT, PASSWORD_VARIABLE
 
     declared = (etcd.Endpoint, etcd.Ca, etcd.Cert, etcd.Key, etcd.User, etcd.PasswordFile)
     helps = {name: str(get_args(each)[1].help) for name, each in zip(_ETCD, declared, strict=True)}
@@ -238,10 +238,10 @@ def _shared(key: str, variables: tuple[str, ...], words: str) -> Setting:
 
 
 def _endpoint(value: str) -> str:
-    from unicron_elastic.rendezvous.store.address import EtcdAddress
+    from unicron_elastic.rendezvous.store.address import StoreAddress
 
     try:
-        EtcdAddress.parse(value.replace("https://", "http://"))  # whether TLS is given is not the endpoint's business
+        StoreAddress.parse(value.replace("https://", "http://"))  # whether TLS is given is not the endpoint's business
     except ValueError:
         raise ValueError("http://HOST:PORT, https://HOST:PORT or HOST:PORT, several with commas") from None
     return value

@@ -30,7 +30,7 @@ from unicron_elastic.planning.model.jobs import JobSpec, parse_job
 from unicron_elastic.rendezvous.records.cluster import SECRET
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_spec, phase_text, spec_text
 from unicron_elastic.rendezvous.records.plan_keys import CURRENT, PlannedJobKeys
-from unicron_elastic.rendezvous.store.address import EtcdAddress, etcd_address, own_address
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.interface import (
     MAX_OPERATIONS,
     Change,
@@ -42,6 +42,9 @@ from unicron_elastic.rendezvous.store.interface import (
     StoreError,
     StoreReplacedError,
 )
+from unicron_elastic.rendezvous.store.open import store_opener
+from unicron_elastic.rendezvous.store.options import address_from_options
+from unicron_elastic.rendezvous.store.own_address import own_address
 from unicron_elastic.rendezvous.store.session import SAY_AGAIN_S, Presence
 
 FAILED = 1
@@ -106,18 +109,17 @@ def spec_of(
 def submit(spec: JobSpec, cluster: str, *, detach: bool) -> int:
     """Runs the job on the cluster whose etcd is at ``cluster``; the exit code. Raises CannotSubmit."""
     try:
-        from unicron_elastic.rendezvous.store.etcd import EtcdStore
-
-        where = etcd_address(cluster, {})
+        where = address_from_options(cluster, {})
+        opener = store_opener(where, timeout_s=CONNECT_TIMEOUT_S)
     except (ValueError, ImportError) as error:
         raise CannotSubmit(f"--cluster: {error}") from None
     try:
-        with EtcdStore(where, timeout_s=CONNECT_TIMEOUT_S) as store:
+        with opener() as store:
             if detach:
                 _write(store, spec, None)
                 _say(f"The job {spec.name} is submitted; `unicron jobs` shows it and `unicron cancel` ends it.")
                 return 0
-            return _Attached(store, lambda: EtcdStore(where, timeout_s=CONNECT_TIMEOUT_S), where, spec).run()
+            return _Attached(store, opener, where, spec).run()
     except (StoreError, LeaseGoneError, OSError) as error:
         raise CannotSubmit(f"the job cannot be submitted: {error}") from None
 
@@ -143,7 +145,7 @@ class _Mirror:
 class _Attached:
     """One job and this terminal, until the job is over."""
 
-    def __init__(self, store: Store, open_store: Callable[[], Store], where: EtcdAddress, spec: JobSpec) -> None:
+    def __init__(self, store: Store, open_store: Callable[[], Store], where: StoreAddress, spec: JobSpec) -> None:
         self._store = store
         self._open_store = open_store
         self._where = where

@@ -18,7 +18,7 @@ from enum import Enum, auto
 from typing import Any
 
 from unicron_elastic.base.text import one_line
-from unicron_elastic.rendezvous.store.address import EtcdAddress, EtcdEndpoint, TlsFiles
+from unicron_elastic.rendezvous.store.address import Endpoint, StoreAddress, TlsFiles
 from unicron_elastic.rendezvous.store.interface import (
     LeaseGoneError,
     StoreClosedError,
@@ -145,7 +145,7 @@ WATCH = Rpc("Watch/Watch", messages.WatchRequest, messages.WatchResponse)
 class EtcdServer:
     """One endpoint: its channel, its token, and whether it has proved itself since its last failure."""
 
-    def __init__(self, endpoint: EtcdEndpoint, tls: TlsFiles | None) -> None:
+    def __init__(self, endpoint: Endpoint, tls: TlsFiles | None) -> None:
         self.endpoint = endpoint
         self.token = ""
         self.is_proven = False
@@ -231,7 +231,7 @@ class EtcdServer:
 class EtcdConnection:
     """Finds a server that answers, and stays with it. Safe from any thread; opens nothing before the first call."""
 
-    def __init__(self, address: EtcdAddress, root: str) -> None:
+    def __init__(self, address: StoreAddress, root: str) -> None:
         self.servers = [EtcdServer(endpoint, address.tls) for endpoint in address.endpoints]
         self._address = address
         self._incarnation_key = (root + INCARNATION).encode()

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.connection import EtcdConnection, Rpc
 from unicron_elastic.rendezvous.store.interface import (
     Change,
@@ -53,7 +53,7 @@ class EtcdStore(Store):
 
     def __init__(
         self,
-        address: EtcdAddress,
+        address: StoreAddress,
         namespace: str = "/unicron",
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,

@@ -19,7 +19,9 @@ from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.records.cluster import NodeRecord
 from unicron_elastic.rendezvous.records.job import JobKeys
 from unicron_elastic.rendezvous.records.plan_keys import check_run_id, run_of_start
-from unicron_elastic.rendezvous.store.address import address_of_this_host, own_address
+from unicron_elastic.rendezvous.store.open import store_opener
+from unicron_elastic.rendezvous.store.options import address_from_options
+from unicron_elastic.rendezvous.store.own_address import address_of_this_host, own_address
 from unicron_elastic.rendezvous.torch.fresh_store import FreshStoreRendezvous
 from unicron_elastic.rendezvous.torch.handler import BACKEND, ClusterRendezvous
 from unicron_elastic.rendezvous.torch.local import LocalRendezvous
@@ -33,11 +35,9 @@ _LONGEST_S = 86_400.0  # of all that may be waited for; a lease cannot be longer
 
 def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
     """Make a handler for torch's registry. Raises ValueError for what cannot be right, with what would be."""
-    from unicron_elastic.rendezvous.store.address import etcd_address
-    from unicron_elastic.rendezvous.store.etcd import EtcdStore
-
     given = {name: str(value) for name, value in parameters.config.items()}
-    address = etcd_address(parameters.endpoint, given, spell=lambda name: f"--rdzv-conf {name}")
+    address = address_from_options(parameters.endpoint, given, spell=lambda name: f"--rdzv-conf {name}")
+    opener = store_opener(address)
     # A planned job may start several times under its name: each start has keys of its own.
     start = _number(parameters, "start")
     if start is None:
@@ -59,9 +59,9 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
     lease_ttl_s = _seconds(parameters, "lease_ttl", LEASE_TTL_S, 1.0)
     bind, here = parameters.local_addr or "", parameters.local_addr or own_address(address)
     return ClusterRendezvous(
-        JobPresence(lambda: EtcdStore(address), keys, lease_ttl_s),
+        JobPresence(opener, keys, lease_ttl_s),
         ClusterNode(
-            lambda: EtcdStore(address),
+            opener,
             lease_ttl_s,
             record,
             bind=bind,

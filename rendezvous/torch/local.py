@@ -14,7 +14,7 @@ from unicron_elastic.compat.rendezvous import (
     RendezvousStoreInfo,
 )
 from unicron_elastic.rendezvous.job.bound_store import bound_store
-from unicron_elastic.rendezvous.store.address import address_of_this_host
+from unicron_elastic.rendezvous.store.own_address import address_of_this_host
 
 
 class LocalRendezvous(RendezvousHandler):  # type: ignore[misc]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from unicron_elastic.rendezvous.records.cluster import CLUSTER, NODES
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
@@ -32,7 +32,7 @@ def etcd() -> Iterator[EmbeddedEtcd]:
 
 @pytest.fixture
 def store(etcd: EmbeddedEtcd) -> Iterator[EtcdStore]:
-    with EtcdStore(EtcdAddress.parse(etcd.endpoint)) as opened:
+    with EtcdStore(StoreAddress.parse(etcd.endpoint)) as opened:
         yield opened
 
 

@@ -18,7 +18,7 @@ from unicron_elastic.planning.model.configured import (
     parse_configuration,
 )
 from unicron_elastic.rendezvous.records.job import JobKeys
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
@@ -54,7 +54,7 @@ def test_in_place_they_begin_again_if_a_node_departs_and_the_model_is_best_divid
         }  # fmt: skip
         for run in runs.values():
             run.until_line(r"^STEP 3 ")
-        with EtcdStore(EtcdAddress.parse(etcd.endpoint)) as store:
+        with EtcdStore(StoreAddress.parse(etcd.endpoint)) as store:
             store.put(JobKeys("job").recalled("c"), b"job b gains more from it.")
         assert [run.wait() for run in runs.values()] == [0, 0, 0], [run.err for run in runs.values()]
     for name in "ab":

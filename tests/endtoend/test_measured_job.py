@@ -13,7 +13,7 @@ import pytest
 
 from unicron_elastic.planning.model.measured import MeasuredJob
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
@@ -43,7 +43,7 @@ def etcd() -> Iterator[EmbeddedEtcd]:
 @pytest.fixture
 def measured(etcd: EmbeddedEtcd) -> Iterator[Callable[[], MeasuredJob]]:
     """What the store knows of the job by now."""
-    with EtcdStore(EtcdAddress.parse(etcd.endpoint)) as store:
+    with EtcdStore(StoreAddress.parse(etcd.endpoint)) as store:
 
         def read() -> MeasuredJob:
             entry = store.read(PlannedJobKeys("job").measured).entry
@@ -134,5 +134,5 @@ def test_a_job_that_nobody_planned_tells_nothing(start: Callable[..., Any], laun
     run.until_line(r"^STEPPED$")
     (launcher.folder / "stop").touch()
     assert run.wait() == 0
-    with EtcdStore(EtcdAddress.parse(etcd.endpoint)) as store:
+    with EtcdStore(StoreAddress.parse(etcd.endpoint)) as store:
         assert store.read(PlannedJobKeys("job").measured).entry is None

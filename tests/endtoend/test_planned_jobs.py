@@ -20,7 +20,7 @@ import pytest
 from unicron_elastic.planning.coordinate.snapshot import NodeState, NodeStatus, Phase
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_node_status, parse_phase
 from unicron_elastic.rendezvous.records.plan_keys import NODE_RECORDS, PlannedJobKeys
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import StoreError
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
@@ -106,7 +106,7 @@ class Lab:
 
     def ask(self, question: Callable[[EtcdStore], Any]) -> Any:
         """None if the store cannot be asked."""
-        with EtcdStore(EtcdAddress.parse(self.etcd.endpoint)) as store:
+        with EtcdStore(StoreAddress.parse(self.etcd.endpoint)) as store:
             try:
                 return question(store)
             except StoreError:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from unicron_elastic.rendezvous.records.job import JobKeys
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
@@ -33,13 +33,13 @@ def etcd() -> Iterator[EmbeddedEtcd]:
 
 @pytest.fixture
 def recall(etcd: EmbeddedEtcd) -> Iterator[Callable[[str], object]]:
-    with EtcdStore(EtcdAddress.parse(etcd.endpoint)) as store:
+    with EtcdStore(StoreAddress.parse(etcd.endpoint)) as store:
         yield lambda host: store.put(KEYS.recalled(host), b"job b gains more from it.")
 
 
 @pytest.fixture
 def unrecall(etcd: EmbeddedEtcd) -> Iterator[Callable[[str], object]]:
-    with EtcdStore(EtcdAddress.parse(etcd.endpoint)) as store:
+    with EtcdStore(StoreAddress.parse(etcd.endpoint)) as store:
         yield lambda host: store.delete(KEYS.recalled(host))
 
 

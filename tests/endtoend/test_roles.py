@@ -15,7 +15,7 @@ import pytest
 
 from unicron_elastic.rendezvous.records.cluster import LEADER, SECRET, RosterRecord, roster_key, roster_text
 from unicron_elastic.rendezvous.records.plan_keys import CURRENT, order_key, status_key
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import StoreDeniedError
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
@@ -62,7 +62,7 @@ class Cluster:
         }  # fmt: skip
 
     def store(self, user: str) -> EtcdStore:
-        return EtcdStore(EtcdAddress.parse(self.endpoint, user=user, password=user))
+        return EtcdStore(StoreAddress.parse(self.endpoint, user=user, password=user))
 
     def ask(self, user: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         """``unicron`` as this user."""
@@ -158,6 +158,6 @@ def test_nobody_but_a_node_speaks_as_one_leads_or_plans(cluster: Cluster, user: 
 def test_a_node_may_use_our_keys_and_no_others(cluster: Cluster) -> None:
     with contextlib.closing(cluster.store("node")) as store:
         assert store.read(SECRET).entry is not None
-    other = EtcdStore(EtcdAddress.parse(cluster.endpoint, user="node", password="node"), "/other")
+    other = EtcdStore(StoreAddress.parse(cluster.endpoint, user="node", password="node"), "/other")
     with other, pytest.raises(StoreDeniedError):
         other.read("a")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from unicron_elastic.rendezvous.records.cluster import SECRET
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
@@ -66,7 +66,7 @@ def etcd() -> Iterator[EmbeddedEtcd]:
 
 def _in_etcd(server: EmbeddedEtcd) -> tuple[str, bytes]:
     """The cluster's secret, and everything else that is in the store."""
-    with EtcdStore(EtcdAddress.parse(server.endpoint, user="node", password=PASSWORD)) as store:
+    with EtcdStore(StoreAddress.parse(server.endpoint, user="node", password=PASSWORD)) as store:
         entries = {entry.key: entry.value for entry in store.read_prefix("").entries}
     secret = entries.pop(SECRET).decode()
     assert len(secret) == 64

@@ -17,7 +17,7 @@ pytest.importorskip("prometheus_client")  # of scraping
 from scraping import free_port
 
 from unicron_elastic.rendezvous.records.cluster import SECRET
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
@@ -136,7 +136,7 @@ def test_a_cluster_is_shown_and_the_next_coordinator_goes_on_showing_it(launcher
     assert state["coordinator"]["host"] == "a"
     assert [each["reason"] for each in state["incidents"]] == [incident["reason"]]  # it was in the store
 
-    with EtcdStore(EtcdAddress.parse(etcd.endpoint)) as store:
+    with EtcdStore(StoreAddress.parse(etcd.endpoint)) as store:
         entry = store.read(SECRET).entry
     assert entry is not None
     secret = entry.value.decode()

@@ -43,7 +43,7 @@ from unicron_elastic.rendezvous.records import cluster as cluster_records
 from unicron_elastic.rendezvous.records import job as job_records
 from unicron_elastic.rendezvous.records import news, plan_keys
 from unicron_elastic.rendezvous.records import plan as plan_records
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.interface import Entry
 from unicron_elastic.simulation.history import replay
 from unicron_elastic.simulation.study import scenario_file as scenario_parse
@@ -361,7 +361,7 @@ def _of_files() -> Iterator[Parser]:
 
 
 def _of_texts() -> Iterator[Parser]:
-    yield Parser("etcd-endpoint", "rendezvous/store/address.py", lambda data: EtcdAddress.parse(_text(data)),
+    yield Parser("etcd-endpoint", "rendezvous/store/address.py", lambda data: StoreAddress.parse(_text(data)),
                  (b"http://10.0.0.1:2379,[::1]:2379,etcd",))  # fmt: skip
     yield Parser("chaos-plan", "unicron_elastic/testing/chaos_plan.py", lambda data: chaos_parse.parse(_text(data)),
                  (b"kill:rank=0,step=3;hang:rank=1,after=2.5",))  # fmt: skip

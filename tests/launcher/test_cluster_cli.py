@@ -46,9 +46,10 @@ from unicron_elastic.rendezvous.records.cluster import (
     spec_text,
 )
 from unicron_elastic.rendezvous.records.job import JobKeys, member_text, round_text
-from unicron_elastic.rendezvous.store.address import OPTIONS, EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import Entry, Snapshot, Store
+from unicron_elastic.rendezvous.store.options import OPTIONS
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 NAMED_BINARY = os.environ.get("UNICRON_TEST_ETCD")
@@ -79,7 +80,7 @@ def _operator(monkeypatch: pytest.MonkeyPatch) -> None:
 def store(etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """The store that the commands look at, empty at first."""
     monkeypatch.setenv("UNICRON_ETCD_ENDPOINT", etcd.endpoint)
-    with EtcdStore(EtcdAddress.parse(etcd.endpoint)) as opened:
+    with EtcdStore(StoreAddress.parse(etcd.endpoint)) as opened:
         for entry in opened.read_prefix("").entries:
             opened.delete(entry.key)
         yield opened
@@ -281,7 +282,7 @@ def test_a_node_that_is_lost_is_listed_until_it_is_forgotten(store: Store) -> No
     assert [each["host"] for each in json.loads(_output("nodes", "--json"))] == ["a", "c"]
     result = _unicron("nodes", "--endpoint", os.environ["UNICRON_ETCD_ENDPOINT"], "forget", "b", "a", "c", "c")
     assert (result.exit_code, result.stdout) == (1, "node c is forgotten.\n")
-    where = str(EtcdAddress.parse(os.environ["UNICRON_ETCD_ENDPOINT"]))
+    where = str(StoreAddress.parse(os.environ["UNICRON_ETCD_ENDPOINT"]))
     assert result.stderr.split()[1:] == (
         f"The cluster at {where} misses no node b. Node a is there; stop its agent, and it is missed no more.".split()
     )

@@ -29,9 +29,10 @@ from unicron_elastic.rendezvous.records.cluster import NodeRecord, node_key, nod
 from unicron_elastic.rendezvous.records.job import JobKeys, member_text, round_text
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_phase, parse_spec, phase_text, spec_text
 from unicron_elastic.rendezvous.records.plan_keys import CURRENT, PLAN, PlannedJobKeys, run_of_start
-from unicron_elastic.rendezvous.store.address import OPTIONS, EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import Store
+from unicron_elastic.rendezvous.store.options import OPTIONS
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 NAMED_BINARY = os.environ.get("UNICRON_TEST_ETCD")
@@ -59,7 +60,7 @@ def _operator(monkeypatch: pytest.MonkeyPatch) -> None:
 def store(etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """The store that the commands look at, empty at first."""
     monkeypatch.setenv("UNICRON_ETCD_ENDPOINT", etcd.endpoint)
-    with EtcdStore(EtcdAddress.parse(etcd.endpoint)) as opened:
+    with EtcdStore(StoreAddress.parse(etcd.endpoint)) as opened:
         for entry in opened.read_prefix("").entries:
             opened.delete(entry.key)
         yield opened

@@ -36,7 +36,7 @@ from unicron_elastic.rendezvous.records.cluster import (
     quarantine_key,
     quarantine_text,
 )
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import Store
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
@@ -183,7 +183,7 @@ def test_a_store_that_was_replaced_is_closed_and_the_new_one_is_watched(server, 
 def test_the_watch_goes_on_with_an_etcd_that_comes_back_empty(monkeypatch):
     binary = Path(NAMED_BINARY) if NAMED_BINARY else None
     with EmbeddedEtcd(binary=binary) as first, ExitStack() as opened:
-        with EtcdStore(EtcdAddress.parse(first.endpoint)) as store:
+        with EtcdStore(StoreAddress.parse(first.endpoint)) as store:
             store.put(LEADER, leader_text(LeaderRecord(node_id="n1/agent", host="n1", address="10.0.0.1:4000")))
 
         def replace_it() -> None:

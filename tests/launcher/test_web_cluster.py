@@ -28,7 +28,7 @@ from unicron_elastic.launcher.export.web.source import ClusterSource, read_state
 from unicron_elastic.launcher.export.web.watcher import SPANS
 from unicron_elastic.membership.coordination import Leader
 from unicron_elastic.rendezvous.records.cluster import LEADER, SECRET, LeaderRecord, leader_text, web_key
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.interface import Store
 from unicron_elastic.testing.memory_store import MemoryServer, MemoryStore
 
@@ -176,7 +176,7 @@ def test_a_port_that_is_none_ends_the_command(
 def served(store: Store, place: Place, said: list[str], told: list[str]) -> Any:
     return serve_web(
         place, "login1.example", said.append, told.append, open_store=lambda: store, presence=lambda: None,
-        leads=lambda: False, figures=lambda: None, where=EtcdAddress.parse("etcd1:2379"),
+        leads=lambda: False, figures=lambda: None, where=StoreAddress.parse("etcd1:2379"),
     )  # fmt: skip
 
 

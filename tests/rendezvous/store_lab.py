@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cable import Cable
 
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import Change, Changes, Store, WatchItem
 from unicron_elastic.rendezvous.store.library import grpc, messages
@@ -171,7 +171,7 @@ class EtcdLab:
         self._cable.end()
 
     def _open(self, port: int, namespace: str) -> EtcdStore:
-        address = EtcdAddress.parse(f"http://127.0.0.1:{port}")
+        address = StoreAddress.parse(f"http://127.0.0.1:{port}")
         store = EtcdStore(address, f"{namespace}-{self._mark}", timeout_s=5.0, blind_after_s=BLIND_AFTER_S)
         self._stores.append(store)
         return store

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from unicron_elastic.membership.rounds import Member, Place, Round
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.records.job import JobKeys
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.attention import Attention
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
@@ -75,7 +75,7 @@ class Lab:
     """Members of one job, each with its kind of store, on one etcd."""
 
     def __init__(self, etcd: EmbeddedEtcd) -> None:
-        self._address = EtcdAddress.parse(etcd.endpoint)
+        self._address = StoreAddress.parse(etcd.endpoint)
         self._namespace = f"/test/{uuid.uuid4().hex}"
         self.made: list[JobPresence] = []
 

@@ -36,7 +36,7 @@ from unicron_elastic.rendezvous.records.cluster import (
     parse_leader,
 )
 from unicron_elastic.rendezvous.records.job import JobKeys
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import Store, StoreUnreachableError
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
@@ -51,13 +51,13 @@ AGENT = """
 import sys
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.records.cluster import NodeRecord
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.records.job import JobKeys
 from unicron_elastic.membership.rounds import Member
 endpoint, namespace, host, ttl_s = sys.argv[1:]
-open_store = lambda: EtcdStore(EtcdAddress.parse(endpoint), namespace)
+open_store = lambda: EtcdStore(StoreAddress.parse(endpoint), namespace)
 record = NodeRecord(node_id=host + "/1", host=host, job="job", label="", pid=0)
 node = ClusterNode(open_store, float(ttl_s), record, bind="127.0.0.1", address="127.0.0.1")
 node.enter(20.0)
@@ -100,7 +100,7 @@ class Cluster:
         self.agents: dict[str, subprocess.Popen[str]] = {}
 
     def open_store(self) -> EtcdStore:
-        return EtcdStore(EtcdAddress.parse(self.endpoint), self.namespace)
+        return EtcdStore(StoreAddress.parse(self.endpoint), self.namespace)
 
     def add(self, *hosts: str, job: str = "job") -> list[Node]:
         """Further nodes, all of which have found the coordinator in the end."""

@@ -42,7 +42,7 @@ from unicron_elastic.rendezvous.records.cluster import (
     spec_text,
 )
 from unicron_elastic.rendezvous.records.job import JobKeys
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import Entry
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
@@ -75,7 +75,7 @@ def _changed(text: bytes, **fields: Any) -> bytes:
 def test_all_is_read_from_etcd_as_it_was_written(shared_etcd: EmbeddedEtcd) -> None:
     spare = replace(NODE, node_id="gpu-8/ü", host="gpu-8", job="", is_spare=True)
     keys = JobKeys("job 1/2")
-    with EtcdStore(EtcdAddress.parse(shared_etcd.endpoint), "/cluster-records") as store:
+    with EtcdStore(StoreAddress.parse(shared_etcd.endpoint), "/cluster-records") as store:
         for record in (NODE, spare):
             store.put(node_key(record.node_id), node_text(record))
         store.put(LEADER, leader_text(LEADING))

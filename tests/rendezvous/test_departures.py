@@ -22,7 +22,7 @@ from unicron_elastic.membership.rounds import Place, Round
 from unicron_elastic.rendezvous.job.rounds import RoundListener, RoundWatch
 from unicron_elastic.rendezvous.records.cluster import quarantine_key, quarantine_text
 from unicron_elastic.rendezvous.records.job import JobKeys, JobMirror, Lost, departing_text, parse_lost
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import Change, Entry, Snapshot
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
@@ -40,7 +40,7 @@ class Lab:
     def __init__(self, etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
         self._endpoint, self._patch, self._run_id = etcd.endpoint, monkeypatch, uuid.uuid4().hex
         self.keys = JobKeys(self._run_id)
-        self.store = EtcdStore(EtcdAddress.parse(etcd.endpoint))
+        self.store = EtcdStore(StoreAddress.parse(etcd.endpoint))
         self.handlers: dict[str, ClusterRendezvous] = {}
         self.heard: list[tuple[Any, ...]] = []
 

@@ -18,7 +18,7 @@ import pytest
 from store_lab import BINARY, DEADLINE_S, wait_until
 
 from unicron_elastic.rendezvous.store import server as embedded_etcd
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd, EmbeddedEtcdError
 
@@ -61,7 +61,7 @@ def test_data_in_a_folder_is_kept(tmp_path: Path) -> None:
     for expected in (None, b"1"):
         with (
             EmbeddedEtcd(data_dir=folder, binary=BINARY) as server,
-            EtcdStore(EtcdAddress.parse(server.endpoint)) as store,
+            EtcdStore(StoreAddress.parse(server.endpoint)) as store,
         ):
             entry = store.read("a").entry
             assert (None if entry is None else entry.value) == expected
@@ -185,7 +185,7 @@ def test_the_command_serves_until_a_signal(number: signal.Signals, tmp_path: Pat
     line = command.line()
     endpoint = line.split()[3]
     assert f"keeps its data in {tmp_path / 'etcd'}; it logs to {tmp_path / 'etcd' / 'etcd.log'}.\n" in line
-    with EtcdStore(EtcdAddress.parse(endpoint)) as store:
+    with EtcdStore(StoreAddress.parse(endpoint)) as store:
         store.put("a", b"1")
         os.kill(command.process.pid, number)
         assert command.end() == (0, "")

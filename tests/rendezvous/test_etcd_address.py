@@ -6,17 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.rendezvous.store.address import (
-    EtcdAddress,
-    TlsFiles,
-    address_of_this_host,
-    address_towards,
-    own_address,
-)
+from unicron_elastic.rendezvous.store.address import StoreAddress, TlsFiles
+from unicron_elastic.rendezvous.store.own_address import address_of_this_host, address_towards, own_address
 
 
 def test_endpoints_are_understood() -> None:
-    address = EtcdAddress.parse("http://10.0.0.1:2379, etcd-2:2380,http://[::1]:1,http://10.0.0.1:2379,http://host")
+    address = StoreAddress.parse("http://10.0.0.1:2379, etcd-2:2380,http://[::1]:1,http://10.0.0.1:2379,http://host")
     assert [str(each) for each in address.endpoints] == [
         "http://10.0.0.1:2379",
         "http://etcd-2:2380",
@@ -29,10 +24,10 @@ def test_endpoints_are_understood() -> None:
 def test_a_host_whose_names_can_be_none_is_found_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.getfqdn", lambda: "node1..cluster")
     monkeypatch.setattr(
-        "unicron_elastic.rendezvous.store.address.address_towards",
+        "unicron_elastic.rendezvous.store.own_address.address_towards",
         lambda host, _port: "10.1.2.3" if host == "etcd1" else address_towards("a..b", 1),
     )
-    assert own_address(EtcdAddress.parse("a..b:1,etcd1:2379")) == "10.1.2.3"
+    assert own_address(StoreAddress.parse("a..b:1,etcd1:2379")) == "10.1.2.3"
 
 
 def test_a_host_whose_name_does_not_resolve_is_found_by_the_loopback_if_nobody_else_looks_for_it(
@@ -40,7 +35,7 @@ def test_a_host_whose_name_does_not_resolve_is_found_by_the_loopback_if_nobody_e
 ) -> None:
     monkeypatch.setattr("socket.getfqdn", lambda: "no-such-host.invalid")
     assert address_of_this_host() == "127.0.0.1"
-    assert own_address(EtcdAddress.parse("127.0.0.1:2379")) == "127.0.0.1"
+    assert own_address(StoreAddress.parse("127.0.0.1:2379")) == "127.0.0.1"
 
 
 def test_a_host_whose_name_resolves_goes_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,30 +61,30 @@ def test_a_host_whose_name_resolves_goes_by_it(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_what_is_no_endpoint_is_said(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no etcd endpoint; give http://HOST:PORT"):
-        EtcdAddress.parse(text)
+        StoreAddress.parse(text)
 
 
 def test_at_least_one_is_needed() -> None:
     with pytest.raises(ValueError, match="no etcd endpoint is given"):
-        EtcdAddress.parse([])
+        StoreAddress.parse([])
 
 
 def test_a_password_needs_a_user_and_is_not_shown() -> None:
     with pytest.raises(ValueError, match="user and its password go together"):
-        EtcdAddress.parse("a:1", password="secret")
-    assert "secret" not in repr(EtcdAddress.parse("a:1", user="ada", password="secret"))
+        StoreAddress.parse("a:1", password="secret")
+    assert "secret" not in repr(StoreAddress.parse("a:1", user="ada", password="secret"))
 
 
 def test_tls_needs_its_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="https://a:1 needs TLS; give the file of the CA"):
-        EtcdAddress.parse("https://a:1")
+        StoreAddress.parse("https://a:1")
     missing, junk = tmp_path / "missing.pem", tmp_path / "junk.pem"
     junk.write_text("junk")
     with pytest.raises(ValueError, match=r"http://a:1 would not use the TLS files that are given; write https://a:1"):
-        EtcdAddress.parse("http://a:1", tls=TlsFiles(ca=junk))
+        StoreAddress.parse("http://a:1", tls=TlsFiles(ca=junk))
     with pytest.raises(ValueError, match=r"the CA file .*missing.pem cannot be read: No such file"):
-        EtcdAddress.parse("https://a:1", tls=TlsFiles(ca=missing))
+        StoreAddress.parse("https://a:1", tls=TlsFiles(ca=missing))
     with pytest.raises(ValueError, match=r"junk.pem holds no certificate in PEM form"):
-        EtcdAddress.parse("a:1", tls=TlsFiles(ca=junk))
+        StoreAddress.parse("a:1", tls=TlsFiles(ca=junk))
     with pytest.raises(ValueError, match="go together"):
-        EtcdAddress.parse("a:1", tls=TlsFiles(ca=junk, cert=junk))
+        StoreAddress.parse("a:1", tls=TlsFiles(ca=junk, cert=junk))

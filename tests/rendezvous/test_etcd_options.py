@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from store_lab import BINARY, DEADLINE_S
 
-from unicron_elastic.rendezvous.store.address import EtcdAddress, TlsFiles, etcd_address
+from unicron_elastic.rendezvous.store.address import StoreAddress, TlsFiles
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import StoreDeniedError, StoreError
 from unicron_elastic.rendezvous.store.library import grpc, messages
+from unicron_elastic.rendezvous.store.options import address_from_options
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 PASSWORD = "pass word, with = and #"
@@ -23,8 +24,8 @@ PASSWORD = "pass word, with = and #"
 
 def _address(
     given: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None, endpoint: str | None = "a:1"
-) -> EtcdAddress:
-    return etcd_address(endpoint, given or {}, environ or {})
+) -> StoreAddress:
+    return address_from_options(endpoint, given or {}, environ or {})
 
 
 def _why_not(given: Mapping[str, str], environ: Mapping[str, str] | None = None, endpoint: str | None = "a:1") -> str:
@@ -63,8 +64,8 @@ def test_a_server_that_asks_for_a_certificate(tmp_path: Path) -> None:
     with EmbeddedEtcd(tls=files, binary=BINARY) as server:
         where = f"127.0.0.1:{server.port}"
         addresses = (
-            etcd_address(where, {"etcd_ca": ca, "etcd_cert": cert, "etcd_key": key}, {}),
-            etcd_address(f"https://{where}", {"etcd_ca": ca, "etcd_cert": cert}, {"UNICRON_ETCD_KEY": key}),
+            address_from_options(where, {"etcd_ca": ca, "etcd_cert": cert, "etcd_key": key}, {}),
+            address_from_options(f"https://{where}", {"etcd_ca": ca, "etcd_cert": cert}, {"UNICRON_ETCD_KEY": key}),
             _address(
                 environ={
                     "UNICRON_ETCD_ENDPOINT": where,
@@ -81,7 +82,10 @@ def test_a_server_that_asks_for_a_certificate(tmp_path: Path) -> None:
                 entry = store.read("a").entry
                 assert entry is not None
                 assert entry.value == b"%d" % number
-        with EtcdStore(etcd_address(where, {"etcd_ca": ca}, {}), timeout_s=2.0) as store, pytest.raises(StoreError):
+        with (
+            EtcdStore(address_from_options(where, {"etcd_ca": ca}, {}), timeout_s=2.0) as store,
+            pytest.raises(StoreError),
+        ):
             store.read("a")
 
 
@@ -94,13 +98,13 @@ def test_a_server_that_asks_for_a_password(server: EmbeddedEtcd, tmp_path: Path)
         auth.AuthEnable(messages.AuthEnableRequest())
     (good := tmp_path / "good").write_text(PASSWORD + "\n")
     (bad := tmp_path / "bad").write_text("wrong\n")
-    from_file = etcd_address(server.endpoint, {"etcd_user": "root", "etcd_password_file": str(good)}, {})
+    from_file = address_from_options(server.endpoint, {"etcd_user": "root", "etcd_password_file": str(good)}, {})
     from_environ = _address({}, {"UNICRON_ETCD_USER": "root", "UNICRON_ETCD_PASSWORD": PASSWORD}, server.endpoint)
     for number, address in enumerate((from_file, from_environ)):
         with EtcdStore(address) as store:
             store.put("a", b"%d" % number)
             assert store.read_prefix("").entries[0].value == b"%d" % number
-    address = etcd_address(server.endpoint, {"etcd_user": "root", "etcd_password_file": str(bad)}, {})
+    address = address_from_options(server.endpoint, {"etcd_user": "root", "etcd_password_file": str(bad)}, {})
     with EtcdStore(address) as store, pytest.raises(StoreDeniedError, match="does not know the user or the password"):
         store.read("a")
 
@@ -137,7 +141,7 @@ def test_options_of_others_and_empty_variables_do_not_count() -> None:
 
 def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNICRON_ETCD_ENDPOINT", "from-here:7")
-    assert str(etcd_address(None, {})) == "http://from-here:7"
+    assert str(address_from_options(None, {})) == "http://from-here:7"
 
 
 @pytest.mark.parametrize("text", ["secret", "secret\n", "secret\r\n"])
@@ -265,9 +269,9 @@ def test_an_endpoint_with_tls_needs_a_ca() -> None:
 
 def test_options_are_named_as_their_reader_knows_them() -> None:
     with pytest.raises(ValueError, match=r"^--etcd-user names a user .*; give --etcd-password-file, or set UNICRON_"):
-        etcd_address("a:1", {"etcd_user": "ada"}, {}, spell=lambda name: f"--{name.replace('_', '-')}")
+        address_from_options("a:1", {"etcd_user": "ada"}, {}, spell=lambda name: f"--{name.replace('_', '-')}")
 
 
 def test_neither_torch_nor_grpc_is_imported() -> None:
-    code = "import sys, unicron_elastic.rendezvous.store.address; sys.exit(bool({'torch', 'grpc'} & set(sys.modules)))"
+    code = "import sys, unicron_elastic.rendezvous.store.options; sys.exit(bool({'torch', 'grpc'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=DEADLINE_S).returncode == 0

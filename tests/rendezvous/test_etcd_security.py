@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from store_lab import BINARY, BLIND_AFTER_S, DEADLINE_S, Told
 
-from unicron_elastic.rendezvous.store.address import EtcdAddress, TlsFiles
+from unicron_elastic.rendezvous.store.address import StoreAddress, TlsFiles
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import (
     Blind,
@@ -41,7 +41,7 @@ def _enable_users(server: EmbeddedEtcd, namespace: str) -> None:
 
 def test_users_and_passwords(server: EmbeddedEtcd) -> None:
     def store(user: str | None, password: str | None, namespace: str = "/mine") -> EtcdStore:
-        address = EtcdAddress.parse(server.endpoint, user=user, password=password)
+        address = StoreAddress.parse(server.endpoint, user=user, password=password)
         return EtcdStore(address, namespace, blind_after_s=BLIND_AFTER_S)
 
     with store("ada", "ada's") as early:  # a password is no obstacle where none is asked for
@@ -106,7 +106,7 @@ def test_tls(tmp_path: Path) -> None:
     _certificate(tmp_path, "client", "ca")
 
     def store(port: int, tls: TlsFiles) -> EtcdStore:
-        return EtcdStore(EtcdAddress.parse(f"https://127.0.0.1:{port}", tls=tls), timeout_s=2.0)
+        return EtcdStore(StoreAddress.parse(f"https://127.0.0.1:{port}", tls=tls), timeout_s=2.0)
 
     with EmbeddedEtcd(tls=_files(tmp_path, "ca", "server"), binary=BINARY) as server:
         with store(server.port, _files(tmp_path, "ca", "client")) as good:
@@ -121,7 +121,7 @@ def test_tls(tmp_path: Path) -> None:
         with store(server.port, _files(tmp_path, "ca", None)) as other, pytest.raises(StoreError):
             other.read("a")
         with (
-            EtcdStore(EtcdAddress.parse(f"http://127.0.0.1:{server.port}"), timeout_s=2.0) as other,
+            EtcdStore(StoreAddress.parse(f"http://127.0.0.1:{server.port}"), timeout_s=2.0) as other,
             pytest.raises(StoreUnreachableError),
         ):
             other.read("a")

@@ -18,7 +18,7 @@ import pytest
 from cable import Cable
 from store_lab import BINARY, BLIND_AFTER_S, DEADLINE_S, Told, compact, wait_until
 
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import (
     Blind,
@@ -42,7 +42,7 @@ def store(server: EmbeddedEtcd) -> Iterator[EtcdStore]:
 
 
 def _open(endpoints: str | list[str], namespace: str = "/unicron/test", **options: float) -> EtcdStore:
-    return EtcdStore(EtcdAddress.parse(endpoints), namespace, **{"blind_after_s": BLIND_AFTER_S, **options})
+    return EtcdStore(StoreAddress.parse(endpoints), namespace, **{"blind_after_s": BLIND_AFTER_S, **options})
 
 
 def _free_port() -> int:
@@ -273,10 +273,10 @@ def test_a_proxy_for_downloads_is_not_used(server: EmbeddedEtcd, monkeypatch: py
 def _run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     head = """
         import os, sys, threading, time
-        from unicron_elastic.rendezvous.store.address import EtcdAddress
+        from unicron_elastic.rendezvous.store.address import StoreAddress
         from unicron_elastic.rendezvous.store.etcd import EtcdStore
         from unicron_elastic.rendezvous.store.interface import Changes, StoreClosedError
-        store = EtcdStore(EtcdAddress.parse(sys.argv[1]))
+        store = EtcdStore(StoreAddress.parse(sys.argv[1]))
         store.put("a", b"1")
         told = threading.Event()
         watch = store.watch(store.read_prefix(""), lambda item: told.set())
@@ -301,7 +301,7 @@ def test_a_forked_child_is_told_and_ends_and_its_parent_goes_on(shared_etcd: Emb
     code = """
         child = os.fork()
         if child == 0:
-            for use in (lambda: store.read("a"), lambda: EtcdStore(EtcdAddress.parse(sys.argv[1])).read("a")):
+            for use in (lambda: store.read("a"), lambda: EtcdStore(StoreAddress.parse(sys.argv[1])).read("a")):
                 try:
                     use()
                 except StoreClosedError as error:

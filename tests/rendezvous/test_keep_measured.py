@@ -12,7 +12,7 @@ from unicron_elastic.membership.rounds import Member
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.records.job import JobKeys
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
@@ -23,7 +23,7 @@ KEY = PlannedJobKeys("chat").measured
 @pytest.fixture
 def open_store(shared_etcd: EmbeddedEtcd) -> Callable[[], EtcdStore]:
     namespace = f"/test/{uuid.uuid4().hex}"
-    return lambda: EtcdStore(EtcdAddress.parse(shared_etcd.endpoint), namespace)
+    return lambda: EtcdStore(StoreAddress.parse(shared_etcd.endpoint), namespace)
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from unicron_elastic.rendezvous.records.plan_keys import (
     PlannedJobKeys,
     status_key,
 )
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import (
     MAX_OPERATIONS,
@@ -731,7 +731,7 @@ def test_a_plan_that_nobody_can_read_is_replaced() -> None:
 
 @pytest.fixture
 def etcd_store(shared_etcd: EmbeddedEtcd) -> EtcdStore:
-    return EtcdStore(EtcdAddress.parse(shared_etcd.endpoint), f"/test/{uuid.uuid4().hex}")
+    return EtcdStore(StoreAddress.parse(shared_etcd.endpoint), f"/test/{uuid.uuid4().hex}")
 
 
 def look_until(term: Term, condition: Callable[[], object]) -> None:

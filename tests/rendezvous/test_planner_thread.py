@@ -27,7 +27,7 @@ from unicron_elastic.rendezvous.records.plan_keys import (
     order_key,
     status_key,
 )
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import (
     Changes,
@@ -59,7 +59,7 @@ class Cluster:
         self.planners: list[Planner] = []
 
     def open_store(self) -> EtcdStore:
-        return EtcdStore(EtcdAddress.parse(self.endpoint), self.namespace)
+        return EtcdStore(StoreAddress.parse(self.endpoint), self.namespace)
 
     def planner(self, open_store: Callable[[], Store] | None = None) -> Planner:
         found = Planner(open_store or self.open_store, self.said.append)

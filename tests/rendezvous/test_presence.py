@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from unicron_elastic.membership.rounds import Member, Place, Round
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.records.job import JobKeys, JobMirror, member_text
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import Change, Entry, Put, Snapshot, StoreError
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
@@ -35,7 +35,7 @@ def until(is_true: Callable[[], object]) -> None:
 @pytest.fixture
 def open_store(shared_etcd: EmbeddedEtcd) -> Callable[[], EtcdStore]:
     namespace = f"/test/{uuid.uuid4().hex}"
-    return lambda: EtcdStore(EtcdAddress.parse(shared_etcd.endpoint), namespace)
+    return lambda: EtcdStore(StoreAddress.parse(shared_etcd.endpoint), namespace)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from unicron_elastic.rendezvous.records.cluster import (
     roster_key,
     roster_text,
 )
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
@@ -34,10 +34,10 @@ AGENT = """
 import sys
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.records.cluster import NodeRecord
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 endpoint, namespace, host, number, ttl_s = sys.argv[1:]
-open_store = lambda: EtcdStore(EtcdAddress.parse(endpoint), namespace)
+open_store = lambda: EtcdStore(StoreAddress.parse(endpoint), namespace)
 record = NodeRecord(node_id=f"{host}/{number}", host=host, job="", label="", pid=0)
 node = ClusterNode(open_store, float(ttl_s), record, bind="127.0.0.1", address="127.0.0.1")
 node.enter(20.0)
@@ -59,7 +59,7 @@ class Cluster:
         self.boss = self.node("boss", 1)
 
     def open_store(self) -> EtcdStore:
-        return EtcdStore(EtcdAddress.parse(self.endpoint), self.namespace)
+        return EtcdStore(StoreAddress.parse(self.endpoint), self.namespace)
 
     def node(self, host: str, number: int) -> ClusterNode:
         """An agent of this process, which is on the roster."""

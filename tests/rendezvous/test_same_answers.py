@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_lab import Told
 
-from unicron_elastic.rendezvous.store.address import EtcdAddress
+from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import Changes, Entry, LeaseGoneError, Put, Store
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
@@ -139,7 +139,7 @@ class Player:
 def test_memory_and_etcd_give_the_same_answers(server: EmbeddedEtcd, operations: list[tuple[Any, ...]]) -> None:
     # A server of its own: revisions count for all of one, and leases that other tests left to end would add to them.
     namespace = f"/{uuid.uuid4().hex}"
-    with EtcdStore(EtcdAddress.parse(server.endpoint), namespace) as etcd:
+    with EtcdStore(StoreAddress.parse(server.endpoint), namespace) as etcd:
         memory = MemoryStore(MemoryServer(lambda: 0.0), namespace)
         real, fake = Player(etcd), Player(memory)
         for operation in operations:

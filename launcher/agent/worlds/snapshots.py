@@ -17,7 +17,7 @@ from typing import Any
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess
 from unicron_elastic.launcher.common.kept_snapshots import SLOTS_MAX, NodeShelf
 from unicron_elastic.launcher.common.loop import Loop
-from unicron_elastic.rendezvous.store.address import address_towards
+from unicron_elastic.rendezvous.store.own_address import address_towards
 from unicron_elastic.state.snapshot.exchange import Exchange, Servers, copy_of
 from unicron_elastic.state.snapshot.file import Header, SnapshotFile
 from unicron_elastic.state.snapshot.offers import Local, Remote, best_for, outdated, victim

@@ -21,7 +21,7 @@ from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.recovery.commands import ChangeWorld, InviteMember, TellWorld
 from unicron_elastic.recovery.events import Event, WorldChanged
 from unicron_elastic.rendezvous.job.bound_store import bound_store
-from unicron_elastic.rendezvous.store.address import address_towards
+from unicron_elastic.rendezvous.store.own_address import address_towards
 from unicron_elastic.worker.channel import ChannelClosed, Message
 
 STORE_TIMEOUT_S = 300.0  # torch's own

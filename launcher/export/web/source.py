@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from unicron_elastic.launcher.export.web.server import WebServer
     from unicron_elastic.metrics.figures import PlanFigures
     from unicron_elastic.rendezvous.cluster.presence import ClusterPresence
-    from unicron_elastic.rendezvous.store.address import EtcdAddress
+    from unicron_elastic.rendezvous.store.address import StoreAddress
     from unicron_elastic.rendezvous.store.interface import Store
 
 
@@ -140,7 +140,7 @@ def serve_web(
     presence: Callable[[], ClusterPresence | None],
     leads: Callable[[], bool],
     figures: Callable[[], PlanFigures | None],
-    where: EtcdAddress,
+    where: StoreAddress,
 ) -> WebPage | None:
     """The page of this process, or None if there can be none: that is said, and the process goes on without.
 
