@@ -58,7 +58,7 @@ from unicron_elastic.rendezvous.records.cluster import (
 )
 from unicron_elastic.rendezvous.records.job import JobKeys
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
-from unicron_elastic.rendezvous.store.interface import LeaseGoneError, Put, Store, StoreError, check_key
+from unicron_elastic.rendezvous.store.interface import Entry, LeaseGoneError, Put, Store, StoreError, Write, check_key
 from unicron_elastic.rendezvous.store.open import store_opener
 from unicron_elastic.rendezvous.store.options import address_from_options
 
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 
 
 TIMEOUT_S = 4.0  # for all that a command asks of etcd
-ATTEMPTS = 10  # to be the first, while others change the same key
 _REASON_CHARACTERS = 1000
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -334,53 +333,51 @@ def open_cluster(endpoint: str | None, given: dict[str, str]) -> Iterator[Cluste
 
 def _keep_out(cluster: Cluster, entry: Quarantined) -> Quarantined:
     """Writes the entry, together with the one that is there. Returns what was written. Raises StoreError."""
-    key = quarantine_key(entry.node)
-    for _ in range(ATTEMPTS):
-        found = cluster.store.read(key, timeout_s=cluster.left_s()).entry
-        merged, revision = entry, 0
+    key, merged = quarantine_key(entry.node), entry
+
+    def merge(found: Entry | None) -> Write:
+        nonlocal merged
+        merged = entry
         if found is not None:
-            revision = found.revision
-            try:
+            with suppress(ValueError):  # was told when the cluster was read; the new one takes its place
                 merged = add([parse_quarantined(found)], entry)[-1]
-            except ValueError:  # was told when the cluster was read; the new one takes its place
-                pass
-        if cluster.store.compare_and_set(key, quarantine_text(merged), revision, timeout_s=cluster.left_s()):
-            return merged
-    raise StoreError(f"others change the quarantine of node {entry.node} all the time; try again")
+        return Write(puts=(Put(key, quarantine_text(merged)),))
+
+    cluster.store.update(key, merge, what=f"the quarantine of node {entry.node}", timeout_s=cluster.left_s())
+    return merged
 
 
 def _let_in(cluster: Cluster, node: str) -> bool:
     """Deletes the node's entry; whether there was one. Raises StoreError."""
     key = quarantine_key(node)
-    for _ in range(ATTEMPTS):
-        found = cluster.store.read(key, timeout_s=cluster.left_s()).entry
-        if found is None:
-            return False
-        if cluster.store.commit({key: found.revision}, deletes=[key], timeout_s=cluster.left_s()):
-            return True
-    raise StoreError(f"others change the quarantine of node {node} all the time; try again")
+    return cluster.store.update(
+        key,
+        lambda found: None if found is None else Write(deletes=(key,)),
+        what=f"the quarantine of node {node}",
+        timeout_s=cluster.left_s(),
+    )
 
 
 def _forget(cluster: Cluster, node: str) -> str:
     """Takes a lost node from the roster; why not, as a sentence, or "". Raises StoreError."""
-    key = roster_key(node)
-    for _ in range(ATTEMPTS):
-        found = cluster.store.read(key, timeout_s=cluster.left_s()).entry
+    key, why_not = roster_key(node), ""
+
+    def forget(found: Entry | None) -> Write | None:
+        nonlocal why_not
         if found is None:
-            return f"The cluster at {cluster.where} misses no node {node}."
-        guards = {key: found.revision}
+            why_not = f"The cluster at {cluster.where} misses no node {node}."
+            return None
         try:
-            record = parse_roster(found)
+            agent_key = node_key(parse_roster(found).node_id)
         except ValueError:  # nobody can read whom it would be about
-            record = None
-        if record is not None:
-            agent = cluster.store.read(node_key(record.node_id), timeout_s=cluster.left_s()).entry
-            if agent is not None:
-                return f"Node {node} is there; stop its agent, and it is missed no more."
-            guards[node_key(record.node_id)] = 0
-        if cluster.store.commit(guards, deletes=[key], timeout_s=cluster.left_s()):
-            return ""
-    raise StoreError(f"others change the record of node {node} all the time; try again")
+            return Write(deletes=(key,))
+        if cluster.store.read(agent_key, timeout_s=cluster.left_s()).entry is not None:
+            why_not = f"Node {node} is there; stop its agent, and it is missed no more."
+            return None
+        return Write(deletes=(key,), guards={agent_key: 0})
+
+    cluster.store.update(key, forget, what=f"the record of node {node}", timeout_s=cluster.left_s())
+    return why_not
 
 
 def _planned_jobs(cluster: Cluster) -> tuple[PlannedJob, ...]:
@@ -433,7 +430,7 @@ def _cancel_planned(cluster: Cluster, job: str, why: str) -> int | None:
     from unicron_elastic.planning.coordinate.snapshot import Phase
     from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_phase
 
-    for _ in range(ATTEMPTS):
+    def cancel(_: Entry | None) -> Write:
         snapshot = cluster.store.read_prefix(keys.prefix, timeout_s=cluster.left_s())
         entry = snapshot.get(keys.phase)
         try:
@@ -445,12 +442,12 @@ def _cancel_planned(cluster: Cluster, job: str, why: str) -> int | None:
         cancelled = PhaseRecord(phase=Phase.CANCELLED, reason=why)
         if record is not None:
             cancelled = replace(cancelled, start=record.start, submission=record.submission)
-        guards = {keys.phase: 0 if entry is None else entry.revision}
         lease = cluster.store.grant(ENDED_FOR_S, timeout_s=cluster.left_s())
         puts = puts_of_end(snapshot, keys, cancelled, lease.lease_id)
-        if cluster.store.commit(guards, puts, timeout_s=cluster.left_s()):
-            return sum(state.job == job for state in _agent_states(cluster))
-    raise StoreError(f"others change the phase of job {job} all the time; try again")
+        return Write(puts=tuple(puts), guards={keys.phase: 0 if entry is None else entry.revision})
+
+    cluster.store.update(keys.phase, cancel, what=f"the phase of job {job}", timeout_s=cluster.left_s())
+    return sum(state.job == job for state in _agent_states(cluster))
 
 
 # -- what was typed, and what is shown ---------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import typer
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.commands.cluster import (
-    ATTEMPTS,
     AsJson,
     Cluster,
     check_job,
@@ -39,7 +38,7 @@ from unicron_elastic.launcher.config.answers import (
     show,
 )
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
-from unicron_elastic.rendezvous.store.interface import StoreError
+from unicron_elastic.rendezvous.store.interface import Entry, Put, Write
 
 if TYPE_CHECKING:
     from unicron_elastic.launcher.view.cluster.plan import PlanView
@@ -197,21 +196,22 @@ def _set(cluster: Cluster, snapshot: Snapshot, job: str, changes: Mapping[str, A
     if known is not None and not known.is_alive:
         fail(NOTHING_FOUND, f"The job {job!a} is {known.phase.value}; nothing of it can be changed.")
     key = PlannedJobKeys(job).spec
-    for _ in range(ATTEMPTS):
-        entry = cluster.store.read(key, timeout_s=cluster.left_s()).entry
+    found: _Change
+
+    def changed(entry: Entry | None) -> Write | None:
+        nonlocal found
         if entry is None:
             fail(NOTHING_FOUND, f"No job {job!a} is planned in the cluster at {cluster.where}.")
         try:
             old = parse_spec(entry)
             found = _Change(old, replace(old, **changes))
-            text = spec_text(found.new)
+            put = Put(key, spec_text(found.new), entry.lease_id)
         except ValueError as error:
             fail(BAD_USAGE, _sentence(error))
-        if found.old == found.new:
-            return found
-        if cluster.store.compare_and_set(key, text, entry.revision, entry.lease_id, timeout_s=cluster.left_s()):
-            return found
-    raise StoreError(f"others change the job {job} all the time; try again")
+        return None if found.old == found.new else Write(puts=(put,))
+
+    cluster.store.update(key, changed, what=f"the job {job}", timeout_s=cluster.left_s())
+    return found
 
 
 def _then(snapshot: Snapshot, spec: JobSpec, now: float) -> dict[str, Any]:

@@ -17,7 +17,16 @@ from unicron_elastic.rendezvous.records.job import (
     parse_departing,
     round_text,
 )
-from unicron_elastic.rendezvous.store.interface import MAX_OPERATIONS, Change, LeaseGoneError, Put, Store, StoreError
+from unicron_elastic.rendezvous.store.interface import (
+    MAX_OPERATIONS,
+    Change,
+    Entry,
+    LeaseGoneError,
+    Put,
+    Store,
+    StoreError,
+    Write,
+)
 from unicron_elastic.rendezvous.store.records import whole_number
 from unicron_elastic.rendezvous.store.session import Presence
 
@@ -25,8 +34,6 @@ JOB_LEASE_S = 60.0  # so long a job's own keys outlive its last agent
 CLOSED_FOR_S = 600.0  # so long it is known that a job is over
 FAREWELL_S = 600.0  # so long it is known why an agent has left
 _LEASE_ATTEMPTS = 3  # to hold the job's own lease, before a pause
-_KEEP_ATTEMPTS = 3  # to write what others write, too, before that is left for later
-_WRITE_ATTEMPTS = 10  # to write a world, while others write earlier ones
 _DELETED_AT_ONCE = MAX_OPERATIONS - 2  # with what is written
 WORLDS_KEPT = 8  # of a round: who is further behind sees the oldest of these next
 
@@ -127,17 +134,15 @@ class JobPresence(Presence[JobMirror]):
             over = [] if self._mirror is None else self._mirror.worlds_before(round_number, place - WORLDS_KEPT + 1)
         key, latest = self._keys.world(round_number, place), self._keys.latest_world(round_number)
         puts = [Put(each, value, self._job_lease_id) for each, value in ((key, text.encode()), (latest, b"%d" % place))]
-        for _ in range(_WRITE_ATTEMPTS):
-            seen = store.read(latest).entry
-            if seen is not None and (whole_number(seen.value) or 0) >= place:  # the next write mends what is none
-                return _what_stands(store, key)
-            guards = {latest: 0 if seen is None else seen.revision}
-            try:
-                if store.commit(guards, puts, over[:_DELETED_AT_ONCE]) is not None:
-                    return text
-            except LeaseGoneError as error:
-                raise StoreError(f"the job's lease has run out: {error}") from None
-        raise StoreError(f"{key} cannot be written: others write without a pause")
+        write = Write(puts=tuple(puts), deletes=tuple(over[:_DELETED_AT_ONCE]))
+
+        def unless_later(seen: Entry | None) -> Write | None:  # the next write mends what is no number
+            return None if seen is not None and (whole_number(seen.value) or 0) >= place else write
+
+        try:
+            return text if store.update(latest, unless_later) else _what_stands(store, key)
+        except LeaseGoneError as error:
+            raise StoreError(f"the job's lease has run out: {error}") from None
 
     def world_after(self, round_number: int, place: int) -> tuple[int, str] | None:
         """The first world of a round in a later place that has been seen, and which place that is."""
@@ -155,16 +160,14 @@ class JobPresence(Presence[JobMirror]):
 
         Who writes at the same moment is merged with. A key that is to go at some time, as its job is over, still does.
         """
+
+        def merged(entry: Entry | None) -> Write:
+            text = merge(None if entry is None else entry.value)
+            return Write(puts=(Put(key, text, None if entry is None else entry.lease_id),))
+
+        store = self._store
         try:
-            for _ in range(_KEEP_ATTEMPTS):
-                store = self._store
-                if store is None:
-                    break
-                entry = store.read(key).entry
-                text = merge(None if entry is None else entry.value)
-                revision, lease_id = (0, None) if entry is None else (entry.revision, entry.lease_id)
-                if store.compare_and_set(key, text, revision, lease_id) is not None:
-                    return True
+            return store is not None and store.update(key, merged)
         except (StoreError, LeaseGoneError) as error:
             logger.debug("%s could not be written: %s.", key, error)
         return False
@@ -190,26 +193,34 @@ class JobPresence(Presence[JobMirror]):
         one that is well: the others are told by the same write. ``have_state``: not all of these may have departed, if
         there are any.
         """
+        store = self._store
+        if store is None:
+            return "the cluster's store is not open."
+        why_not = ""
+
+        def take(entry: Entry | None) -> Write | None:
+            nonlocal why_not
+            words = [] if entry is None else entry.value.split()
+            is_told = len(words) == 2 and words[0] == b"%d" % number
+            taken = (whole_number(words[1]) or 0) if is_told else 0
+            why_not = self._why_no_place(store, taken, spare, have_state)
+            puts = [Put(self._keys.leaving, b"%d %d" % (number, taken + 1), self._job_lease_id)]
+            if departing is not None:
+                puts.append(Put(self._keys.departing(departing[0]), departing_text(*departing), self._job_lease_id))
+            return None if why_not else Write(puts=tuple(puts))
+
         try:
-            store = self._store
-            while store is not None:
-                entry = store.read(self._keys.leaving).entry
-                words = [] if entry is None else entry.value.split()
-                is_told = len(words) == 2 and words[0] == b"%d" % number
-                taken = (whole_number(words[1]) or 0) if is_told else 0
-                if taken >= spare:
-                    return "other nodes leave already, and the job needs the rest."
-                if taken and have_state and not set(have_state) - self._departed(store):
-                    return "no other node that stays has the training state yet."
-                told, revision = b"%d %d" % (number, taken + 1), 0 if entry is None else entry.revision
-                puts = [Put(self._keys.leaving, told, self._job_lease_id)]
-                if departing is not None:
-                    puts.append(Put(self._keys.departing(departing[0]), departing_text(*departing), self._job_lease_id))
-                if store.commit({self._keys.leaving: revision}, puts) is not None:
-                    return ""
+            store.update(self._keys.leaving, take)
         except (StoreError, LeaseGoneError) as error:
             return f"the other nodes could not be asked whether they can spare it ({error})."
-        return "the cluster's store is not open."
+        return why_not
+
+    def _why_no_place(self, store: Store, taken: int, spare: int, have_state: Collection[str]) -> str:
+        if taken >= spare:
+            return "other nodes leave already, and the job needs the rest."
+        if taken and have_state and not set(have_state) - self._departed(store):
+            return "no other node that stays has the training state yet."
+        return ""
 
     def _departed(self, store: Store) -> set[str]:
         """Read departures in the store: the mirror may not have heard of a write of this moment. Raises StoreError."""

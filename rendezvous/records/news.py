@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.base.text import one_line
-from unicron_elastic.rendezvous.store.interface import Entry, LeaseGoneError, Store, StoreError
+from unicron_elastic.rendezvous.store.interface import Entry, LeaseGoneError, Put, Store, StoreError, Write
 from unicron_elastic.rendezvous.store.records import number_in, object_in, odd
 
 NEWS = "news/"
@@ -149,8 +149,6 @@ def _seconds_in(told: Mapping[str, Any], name: str) -> float | None:
 # Writes news of a run, and of its incidents on a node, to the store, for people to look at.
 
 
-_ATTEMPTS = 3  # to write what other jobs on this node write, too
-
 logger = logging.getLogger(__name__)
 
 
@@ -179,7 +177,7 @@ class NewsWriter:
     def tell_incident(self, incident: Incident) -> bool:
         """Adds it to the last ones of its node, or what is known more of it. May take seconds."""
         try:
-            return any(self._add(incident) for _ in range(_ATTEMPTS))
+            return self._add(incident)
         except (StoreError, LeaseGoneError, ValueError) as error:
             logger.debug("Incident %d could not be told: %s.", incident.number, error)
         return False
@@ -194,15 +192,18 @@ class NewsWriter:
         store, key = self._store(), incidents_key(incident.host)
         if store is None:
             return False
-        entry = store.read(key).entry
-        known: tuple[Incident, ...] = ()
-        if entry is not None:
-            with contextlib.suppress(ValueError):  # the new ones take its place
-                known = parse_incidents(entry)
-        lease_id = store.grant(INCIDENTS_FOR_S).lease_id
-        text, revision = incidents_text(with_incident(known, incident)), 0 if entry is None else entry.revision
-        is_written = store.compare_and_set(key, text, revision, lease_id) is not None
-        old = lease_id if not is_written else None if entry is None else entry.lease_id
+        lease_id, old = store.grant(INCIDENTS_FOR_S).lease_id, None
+
+        def added(entry: Entry | None) -> Write:
+            nonlocal old
+            known: tuple[Incident, ...] = ()
+            if entry is not None:
+                with contextlib.suppress(ValueError):  # the new ones take its place
+                    known = parse_incidents(entry)
+            old = None if entry is None else entry.lease_id
+            return Write(puts=(Put(key, incidents_text(with_incident(known, incident)), lease_id),))
+
+        store.update(key, added)
         if old is not None:
-            store.revoke(old)  # the key hangs on the other one
-        return is_written
+            store.revoke(old)  # the key hangs on the new one
+        return True

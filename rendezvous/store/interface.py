@@ -16,9 +16,10 @@ The texts are one sentence without a full stop. What the caller did wrong is a V
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from types import TracebackType
 
@@ -26,6 +27,7 @@ MAX_OPERATIONS = 100  # guards, puts and deletes of one commit; etcd allows 128 
 MAX_COMMIT_BYTES = 1_000_000  # keys and values of one commit; etcd takes 1.5 MiB with all that is around them
 _MAX_KEY_BYTES = 512
 _MAX_TTL_S = 86_400.0
+_UPDATE_ATTEMPTS = 10  # to be the first, while others change the same key
 
 
 class StoreError(Exception):
@@ -104,6 +106,15 @@ class Put:
     key: str
     value: bytes
     lease_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """A write is what an update commits, if the keys of ``guards`` were last changed at these revisions."""
+
+    puts: tuple[Put, ...] = ()
+    deletes: tuple[str, ...] = ()
+    guards: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +229,31 @@ class Store(ABC):
         """
         return self.commit({key: revision}, [Put(key, value, lease_id)], timeout_s=timeout_s)
 
+    def update(
+        self,
+        key: str,
+        change: Callable[[Entry | None], Write | None],
+        *,
+        what: str = "",
+        timeout_s: float | None = None,
+    ) -> bool:
+        """Commits what ``change`` makes of what the key holds, and asks it anew as long as somebody else is faster.
+
+        ``change`` returns None to leave all as it is; what it raises goes through. All attempts together end within
+        ``timeout_s``. Returns whether something was written. Raises LeaseGoneError, and StoreError with ``what`` the
+        key is if others change it all the time.
+        """
+        ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+        for _ in range(_UPDATE_ATTEMPTS):
+            entry = self.read(key, timeout_s=_left(ends_at)).entry
+            write = change(entry)
+            if write is None:
+                return False
+            guards = {key: 0 if entry is None else entry.revision, **write.guards}
+            if self.commit(guards, write.puts, write.deletes, timeout_s=_left(ends_at)) is not None:
+                return True
+        raise StoreError(f"others change {what or key} all the time; try again")
+
     # Leases: the server counts their time.
 
     @abstractmethod
@@ -275,6 +311,11 @@ class Store(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _left(ends_at: float | None) -> float | None:
+    """Return the seconds until then; never nothing, so that a call that is late says itself what is wrong."""
+    return None if ends_at is None else max(0.05, ends_at - time.monotonic())
 
 
 def check_key(key: str) -> None:

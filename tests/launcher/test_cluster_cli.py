@@ -396,14 +396,14 @@ def test_an_entry_that_cannot_be_read_is_replaced_and_lifted(store: Store) -> No
 def test_two_operators_at_the_same_moment_both_count(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     _put_node(store, "a", "")
     other = Quarantined(node="a", reason="other", since=1000.0, until=None, by="eve")
-    compare_and_set = EtcdStore.compare_and_set
+    commit = EtcdStore.commit
 
     def interrupted(self: EtcdStore, *arguments: Any, **named: Any) -> int | None:
         if self is not store and store.read(quarantine_key("a")).entry is None:
             store.put(quarantine_key("a"), quarantine_text(other))
-        return compare_and_set(self, *arguments, **named)
+        return commit(self, *arguments, **named)
 
-    monkeypatch.setattr(EtcdStore, "compare_and_set", interrupted)
+    monkeypatch.setattr(EtcdStore, "commit", interrupted)
     _output("drain", "a", "--reason", "mine", "--for", "1h")
     assert _quarantined(store, "a") == replace(other, reason="mine", by="ada")
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -328,14 +328,14 @@ def test_a_minimum_above_the_cluster_is_warned_about() -> None:
 def test_a_lease_is_kept_and_a_lost_race_is_run_again(planned: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     key, lease_id = PlannedJobKeys("code").spec, planned.grant(60.0).lease_id
     planned.put(key, spec_text(_spec(planned, "code")), lease_id)
-    compare_and_set, others = EtcdStore.compare_and_set, [3.0, 4.0]
+    commit, others = EtcdStore.commit, [3.0, 4.0]
 
-    def interrupted(self: EtcdStore, *arguments: Any, **named: Any) -> int | None:
-        if others:
+    def interrupted(self: EtcdStore, guards: Mapping[str, int], *arguments: Any, **named: Any) -> int | None:
+        if guards and others:
             planned.put(key, spec_text(replace(_spec(planned, "code"), weight=others.pop())), lease_id)
-        return compare_and_set(self, *arguments, **named)
+        return commit(self, guards, *arguments, **named)
 
-    monkeypatch.setattr(EtcdStore, "compare_and_set", interrupted)
+    monkeypatch.setattr(EtcdStore, "commit", interrupted)
     assert "minimum 2 -> 3." in _output("jobs", "set", "code", "--min-nodes", "3")
     entry = planned.read(key).entry
     assert entry is not None
@@ -343,7 +343,7 @@ def test_a_lease_is_kept_and_a_lost_race_is_run_again(planned: Store, monkeypatc
 
 
 def test_a_race_that_is_always_lost_is_a_sentence(planned: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EtcdStore, "compare_and_set", lambda *_arguments, **_named: None)
+    monkeypatch.setattr(EtcdStore, "commit", lambda *_arguments, **_named: None)
     result = _unicron("jobs", "set", "code", "--weight", "3")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "unicron: others change the job code all the time; try again.\n"

@@ -12,6 +12,7 @@ from unicron_elastic.rendezvous.store.interface import (
     MAX_OPERATIONS,
     Blind,
     Changes,
+    Entry,
     LeaseGoneError,
     Put,
     Replaced,
@@ -21,6 +22,7 @@ from unicron_elastic.rendezvous.store.interface import (
     StoreError,
     StoreReplacedError,
     StoreUnreachableError,
+    Write,
 )
 
 Lab = MemoryLab | EtcdLab
@@ -95,6 +97,43 @@ def test_a_key_is_set_only_if_nobody_changed_it(lab: Lab) -> None:
     lab.store.delete("key")
     assert lab.store.compare_and_set("key", b"3", second) is None
     assert lab.store.compare_and_set("key", b"3", 0) is not None
+
+
+def test_an_update_is_made_of_what_a_faster_one_has_left(lab: Lab) -> None:
+    lease_id, others = lab.store.grant(60.0).lease_id, [b"2", b"1"]
+
+    def appended(entry: Entry | None) -> Write:
+        if others:
+            lab.store.put("key", others.pop())
+        return Write(puts=(Put("key", (b"" if entry is None else entry.value) + b"+", lease_id),), deletes=("old",))
+
+    lab.store.put("old", b"")
+    assert lab.store.update("key", appended)
+    entry = lab.store.read("key").entry
+    assert entry is not None
+    assert (entry.value, entry.lease_id) == (b"2+", lease_id)
+    assert lab.store.read("old").entry is None
+
+
+def test_an_update_may_leave_all_as_it_is(lab: Lab) -> None:
+    assert not lab.store.update("key", lambda _: None)
+    assert lab.store.read_prefix("").entries == ()
+
+
+def test_an_update_that_is_never_the_first_is_given_up(lab: Lab) -> None:
+    def late(_: Entry | None) -> Write:
+        lab.store.put("key", b"")
+        return Write(deletes=("key",))
+
+    with pytest.raises(StoreError, match="others change the key of all the time; try again"):
+        lab.store.update("key", late, what="the key of")
+
+
+def test_other_guards_of_an_update_hold_too(lab: Lab) -> None:
+    revision = lab.store.put("other", b"")
+    with pytest.raises(StoreError, match="others change key all the time"):
+        lab.store.update("key", lambda _: Write(puts=(Put("key", b""),), guards={"other": revision - 1}))
+    assert lab.store.update("key", lambda _: Write(puts=(Put("key", b""),), guards={"other": revision}))
 
 
 def test_a_commit_is_all_or_nothing(lab: Lab) -> None:
