@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from unicron_elastic.base.text import one_line
+from unicron_elastic.launcher.common.tables import aligned
 from unicron_elastic.launcher.config.answers import fail
 from unicron_elastic.testing.chaos_plan import Plan, explain, parse
 from unicron_elastic.testing.chaos_processes import LiveWorker, find_workers, send
@@ -173,9 +174,4 @@ def _table(workers: list[LiveWorker]) -> str:
     rows += [
         (one_line(each.run_id), str(each.rank), str(each.pid), each.state, one_line(each.command)) for each in workers
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = []
-    for run, rank, pid, state, command in rows:
-        numbers = f"{rank.rjust(widths[1])}  {pid.rjust(widths[2])}"
-        lines.append(f"{run.ljust(widths[0])}  {numbers}  {state.ljust(widths[3])}  {command}")
-    return "\n".join(lines)
+    return "\n".join(aligned(rows, None, (), numbers=(1, 2)))

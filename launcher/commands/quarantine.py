@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,9 +13,10 @@ from typing import Annotated
 import typer
 
 from unicron_elastic.base.quarantine import Quarantined, active, check_node, is_active, sentence
-from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.agent.core import isolation
 from unicron_elastic.launcher.agent.core.isolation import QuarantineFileError
+from unicron_elastic.launcher.common.tables import aligned, wrapped
 from unicron_elastic.launcher.config.answers import (
     BAD_USAGE,
     NOTHING_FOUND,
@@ -29,9 +29,7 @@ from unicron_elastic.launcher.config.answers import (
 )
 
 _COLUMNS = ("node", "since", "until", "by")
-_GAP = "  "
-_INDENT = "     "
-_NARROWEST = 40  # columns; below it a reason is not wrapped further
+_FLEXIBLE = [_COLUMNS.index("node"), _COLUMNS.index("by")]
 
 app = typer.Typer(
     help="Keep nodes out of jobs, and let them in again. Nodes share the list if all see the same file.",
@@ -111,12 +109,10 @@ def lift_command(
 
 def table(entries: Sequence[Quarantined], now: float, width: int | None) -> str:
     """A row for each entry and its reason below it. ``width`` in columns; None: nothing is cut or wrapped, for grep."""
-    rows = [_COLUMNS, *(_cells(entry, now) for entry in entries)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    heading, *lines = [_GAP.join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    text = [heading if width is None else shorten(heading, width)]
+    heading, *lines = aligned([_COLUMNS, *(_cells(entry, now) for entry in entries)], width, _FLEXIBLE)
+    text = [heading]
     for entry, line in zip(entries, lines, strict=True):
-        text += [line if width is None else shorten(line, width), *_wrapped(one_line(entry.reason), width)]
+        text += [line, *wrapped(one_line(entry.reason), width)]
     return "\n".join(text)
 
 
@@ -124,12 +120,6 @@ def _cells(entry: Quarantined, now: float) -> tuple[str, ...]:
     until = "lifted by hand" if entry.until is None else f"{local_time(entry.until):%Y-%m-%d %H:%M}"
     over = "" if is_active(entry, now) else " (over)"
     return entry.node, f"{local_time(entry.since):%Y-%m-%d %H:%M}", until + over, one_line(entry.by)
-
-
-def _wrapped(text: str, width: int | None) -> list[str]:
-    if width is None:
-        return [_INDENT + text]
-    return textwrap.wrap(text, max(width, _NARROWEST), initial_indent=_INDENT, subsequent_indent=_INDENT)
 
 
 def _path(file: Path | None) -> Path:

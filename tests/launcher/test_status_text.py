@@ -9,7 +9,7 @@ import pytest
 from overview_lab import NOW, incident, job, lost, node, overview, plan, to_utc
 from rich.text import Text
 
-from unicron_elastic.launcher.common.tables import ranges
+from unicron_elastic.launcher.common.host_ranges import host_ranges
 from unicron_elastic.launcher.view.cluster.changes import changes
 from unicron_elastic.launcher.view.cluster.overview import Overview, seen_together
 from unicron_elastic.launcher.view.cluster.text import Section, fitted, status_lines
@@ -134,7 +134,7 @@ def test_names_that_others_chose_cannot_do_anything_to_the_terminal():
     ],
 )
 def test_hosts_are_named_as_slurm_does(hosts, text):
-    assert ranges(hosts) == text
+    assert host_ranges(hosts) == text
 
 
 def test_sections_get_rows_by_turns():

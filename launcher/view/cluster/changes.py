@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unicron_elastic.base.text import one_line
-from unicron_elastic.launcher.common.tables import ranges, shown_name
+from unicron_elastic.launcher.common.host_ranges import host_ranges
+from unicron_elastic.launcher.common.tables import shown_name
 from unicron_elastic.launcher.view.cluster.overview import LEVELS, JobLine, NodeLine, Overview, seen_together
 
 
@@ -55,7 +56,7 @@ def _nodes(before: Overview, after: Overview) -> Iterator[str]:
         if what := _of_node(old.get(key), new.get(key)):
             found.setdefault(what, []).append(key[0])
     for what, hosts in found.items():
-        yield f"{ranges(hosts)}: {what}."
+        yield f"{host_ranges(hosts)}: {what}."
 
 
 def _of_node(old: NodeLine | None, new: NodeLine | None) -> str:

@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from rich.text import Text
 
 from unicron_elastic.base.text import one_line
-from unicron_elastic.launcher.common.tables import aligned, natural, ranges, shown_name, wrapped
+from unicron_elastic.launcher.common.host_ranges import host_ranges
+from unicron_elastic.launcher.common.tables import aligned, natural, shown_name, wrapped
 from unicron_elastic.launcher.view.cluster.members import forget_text, lost_text
 from unicron_elastic.launcher.view.cluster.overview import (
     CRITICAL,
@@ -256,7 +257,7 @@ def _nodes(overview: Overview, to_time: ToTime, width: int | None) -> Section:
     left = max(map(len, [heading, *rows])) + _GAP
     items = []
     for nodes, row in zip(ordered, rows, strict=True):
-        first, *rest = _beside(row, ranges(node.host for node in nodes), left, width)
+        first, *rest = _beside(row, host_ranges(node.host for node in nodes), left, width)
         first.stylize("yellow" if _is_lost(nodes[0]) else _HEALTH_STYLES[nodes[0].health])
         lost = _lost(nodes, overview, to_time, width) if _is_lost(nodes[0]) else []
         items.append([first, *rest, *_kept_out(nodes[0], overview, to_time, width), *lost])

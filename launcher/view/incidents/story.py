@@ -14,6 +14,7 @@ from statistics import median
 
 from unicron_elastic.base.incident import PHASES, Incident
 from unicron_elastic.base.text import one_line, shorten
+from unicron_elastic.launcher.common.tables import aligned, wrapped
 
 # One incident's phases as a picture in text: bars in proportion to time, one after the other. Pure.
 
@@ -185,12 +186,9 @@ def _called(each: Incident, incident: Incident) -> str:
 
 _DONE = {"restart": "restarted", "fail": "job ended", "observe": "observed", "": "undecided"}
 _COLUMNS = ("#", "time", "rank", "sev", "status", "done", "total")
-_NUMBERS = ("#", "rank", "total")
+_NUMBERS = [_COLUMNS.index(name) for name in ("#", "rank", "total")]
 _STATUS = _COLUMNS.index("status")
-_NARROWEST_STATUS = len("status")
-_GAP = "  "
 _EVIDENCE_LINES = 12  # the rest stays in its file
-_INDENT = "     "
 
 
 def moment_of(incident: Incident) -> datetime:
@@ -218,18 +216,14 @@ def _run(incidents: list[Incident], width: int | None) -> str:
     lines = [f"Run {one_line(last.run_id)}: {one_line(last.job)}, {count} {where}", heading]
     for incident, row in zip(incidents, rows, strict=True):
         host = f"{one_line(incident.host)}: " if len(hosts) > 1 else ""
-        lines += [row, *_wrapped(host + one_line(incident.reason), width)]
+        lines += [row, *wrapped(host + one_line(incident.reason), width)]
     return "\n".join(lines) + "\n"
 
 
 def _rows(incidents: list[Incident], width: int | None) -> list[str]:
     """The heading and one line for each incident, in even columns of which only the status gives way."""
     rows = [_COLUMNS, *map(_cells, incidents)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    if width is not None:
-        too_wide = sum(widths) + len(_GAP) * (len(widths) - 1) - width
-        widths[_STATUS] -= min(max(too_wide, 0), widths[_STATUS] - _NARROWEST_STATUS)
-    return [_GAP.join(map(_fitted, row, widths, _COLUMNS)).rstrip() for row in rows]
+    return aligned(rows, width, [_STATUS], _NUMBERS)
 
 
 def _cells(incident: Incident) -> tuple[str, ...]:
@@ -247,27 +241,23 @@ def _cells(incident: Incident) -> tuple[str, ...]:
     )
 
 
-def _fitted(cell: str, width: int, column: str) -> str:
-    return cell.rjust(width) if column in _NUMBERS else shorten(cell, width).ljust(width)
-
-
 def story(incident: Incident, width: int | None, known: Iterable[Incident] = (), evidence: str = "") -> str:
     """One incident: what happened, what was decided and why, what followed, and what each phase cost.
 
     ``known``: incidents to compare it with; ``evidence``: the text of its report, if it can be read here.
     """
     title = f"Incident {incident.number} of run {one_line(incident.run_id)}: {one_line(incident.job)}"
-    lines = [title, "", *_wrapped(one_line(incident.reason), width), ""]
+    lines = [title, "", *wrapped(one_line(incident.reason), width), ""]
     for name, value in _facts(incident):
         lines += textwrap.wrap(
             value, _text_width(width), initial_indent=f"  {name:<12}", subsequent_indent=" " * 14
         ) or [f"  {name:<12}-"]
     lines += ["", "Timeline", *picture(incident, width)]
     if saved := what_was_saved(incident, known):
-        lines += ["", *_wrapped(saved, width)]
+        lines += ["", *wrapped(saved, width)]
     if incident.consequences:
         lines += ["", "What other ranks reported because of it"]
-        lines += [line for each in incident.consequences for line in _wrapped(one_line(each), width)]
+        lines += [line for each in incident.consequences for line in wrapped(one_line(each), width)]
     return "\n".join([*lines, *_exception(incident), *_evidence(evidence)]) + "\n"
 
 
@@ -328,12 +318,6 @@ def _exception(incident: Incident) -> list[str]:
 
 def _printable(line: str) -> str:
     return "".join(c if c.isprintable() else " " for c in line.expandtabs(4))
-
-
-def _wrapped(text: str, width: int | None) -> list[str]:
-    if width is None:
-        return [_INDENT + text]
-    return textwrap.wrap(text, _text_width(width), initial_indent=_INDENT, subsequent_indent=_INDENT)
 
 
 def _text_width(width: int | None) -> int:
