@@ -15,6 +15,7 @@ REPOSITORY = Path(__file__).parent.parent
 PRODUCT = ("unicron_elastic", "launcher", "rendezvous")
 MAY_READ_ENVIRONMENT = ("launcher/main.py", "unicron_elastic/worker/start/")
 SENDS = frozenset(["say", "send", "tell", "put"])  # what goes to another process or to the store
+OF_THE_WHOLE = tuple(f"tests/{room}/" for room in ("cluster", "docs", "endtoend", "fuzz"))
 SHELLS = "launcher/agent/core/"
 FRAGMENTS = re.compile(r"(?:As|At|By|For|From|How|In|Of|On|So|To|What|Whatever|When|Where|Who|Whoever|Whom|With)\b")
 OURS = "unicron_elastic"
@@ -135,7 +136,11 @@ def unit_tests_called_after_no_module() -> Iterator[str]:
     stems = {Path(path).stem.strip("_") for path in trees(*PRODUCT)}
     stems |= {Path(path).parent.name for path in trees(*PRODUCT)}
     for path in trees("tests"):
-        if (stem := Path(path).stem).startswith("test_") and stem.removeprefix("test_") not in stems:
+        if (
+            not path.startswith(OF_THE_WHOLE)
+            and (stem := Path(path).stem).startswith("test_")
+            and stem.removeprefix("test_") not in stems
+        ):
             yield path
 
 
@@ -150,7 +155,7 @@ AT_MOST: dict[Rule, int] = {
     decisions_on_words_meant_for_people: 0,
     patches_of_our_own_names: 148,
     docstrings_of_classes_without_a_subject: 194,
-    unit_tests_called_after_no_module: 251,
+    unit_tests_called_after_no_module: 190,
 }
 
 

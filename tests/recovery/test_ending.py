@@ -11,6 +11,7 @@ from unicron_elastic.recovery.commands import (
     Command,
     FinishJob,
     KillWorkers,
+    RecordIncident,
     ReplaceWorker,
     StartWorkers,
     StopWorkers,
@@ -51,17 +52,77 @@ def test_a_newcomer_waits_for_those_who_may_train_once_more() -> None:
     assert [worker.part for worker in job.state.workers] == [Part.MEMBER] * 3
 
 
-def test_newcomers_end_when_the_first_that_has_made_its_last_step_ends() -> None:
+def test_newcomers_end_when_all_who_have_made_their_last_step_have_ended() -> None:
     for is_ready in (False, True):  # in the latter case it is in a world in which the others have not met it
         job = with_newcomer(is_ready=is_ready)
         parted_in = number(job) - is_ready
         for local_rank in (0, 2):
             job.parted(local_rank, parted_in)
-        commands = job.exited(0)
+        assert none(job.exited(0), KillWorkers, ChangeWorld)
+        commands = job.exited(2)
         assert only(commands, KillWorkers).local_ranks == (1,)
         assert only(commands, ChangeWorld).over == parted_in
-        assert none(job.exited(1, KILLED), ReplaceWorker)
-        assert only(job.exited(2), FinishJob)
+        last = job.exited(1, KILLED)
+        assert only(last, FinishJob)
+        assert none(last, ReplaceWorker)
+
+
+def all_parted(workers: int = 3) -> InPlace:
+    """A job in which all have made the last step of an epoch."""
+    job = InPlace(workers)
+    for local_rank in range(workers):
+        job.parted(local_rank, number(job))
+    return job
+
+
+def left_out(commands: list[Command]) -> tuple[str, ...]:
+    (change,) = [each for each in commands if isinstance(each, ChangeWorld) and each.lost]
+    assert change.reason.endswith("the last step: the others go on without it.")
+    return change.lost
+
+
+def test_who_trains_once_more_does_so_without_a_rank_that_has_ended_instead() -> None:
+    job = all_parted()
+    assert none(job.exited(1), ChangeWorld, KillWorkers)  # nobody knows yet what the others want
+    assert left_out(job.entered(0)) == ("5.0#here",)
+    assert none(job.entered(2), ChangeWorld)
+    assert job.names() == ["4.0", "6.0"]
+    assert none(job.log, StopWorkers, ReplaceWorker)
+
+
+def test_a_rank_that_ends_while_the_others_train_once_more_is_left_out_when_that_breaks() -> None:
+    for is_heard_first in (False, True):
+        job = all_parted()
+        job.entered(0)
+        job.entered(2)
+        if is_heard_first:
+            job.broke(0)
+            commands = job.exited(1)
+        else:
+            job.exited(1)
+            commands = job.broke(0)
+        assert left_out(commands) == ("5.0#here",)
+        assert none(job.later(BREAK_GRACE_S), RecordIncident)
+        assert job.names() == ["4.0", "6.0"]
+
+
+def test_who_is_seen_to_end_is_waited_for() -> None:
+    job = all_parted()
+    job.entered(0)
+    job.entered(2)
+    job.ending(1)
+    job.broke(0)
+    assert none(job.later(2 * BREAK_GRACE_S), ChangeWorld)
+    assert left_out(job.exited(1)) == ("5.0#here",)
+
+
+def test_what_comes_after_it_was_left_out_is_answered_as_ever() -> None:
+    job = all_parted()
+    job.exited(1)
+    job.entered(0)
+    job.entered(2)
+    assert only(job.exited(2, KILLED), ChangeWorld).lost == ("6.0#here",)
+    assert only(job.later(REPLACE_AFTER_S), ReplaceWorker).local_rank == 2
 
 
 def test_who_came_in_time_for_the_last_step_ends_by_itself() -> None:

@@ -87,6 +87,7 @@ def _entered(state: JobState, worker: Worker, at: float) -> tuple[JobState, list
     if state.world is not None:
         # After it had parted it trains once more, and those who were lost meanwhile are wanted again.
         state, commands = replace_lost(state, at) if worker.part is Part.PARTED else (state, [])
+        commands += worker_loss.without_the_ended(state) if worker.part is Part.PARTED else []
         told: list[Command] = [TellWorld(local_rank=worker.local_rank)]
         if state.came_late and worker.part is Part.NONE:  # another worker of this node has had it taken in
             told.insert(0, InviteMember(local_rank=worker.local_rank, sources=()))
@@ -155,6 +156,10 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
         return node_loss.begin_anew(state, event.at)
     told: list[Command] = []
     late: list[Command] = []
+    for worker in state.workers:
+        is_in = event.world.rank_of(name_of(state, worker)) is not None
+        if worker.part is Part.PARTED and worker.exit_code == 0 and not is_in:  # the others train on without it
+            state = state.with_worker(replace(worker, part=Part.MEMBER))
     for worker in state.running:
         if event.world.over and worker_loss.is_unneeded(state, worker):
             continue

@@ -45,9 +45,10 @@ from unicron_elastic.recovery.state import (
 
 # The end of a training in place: what becomes of newcomers when the others have made their last step.
 #
-# A script may ask for a part once more, as one does that trains in epochs. So newcomers wait until a worker that has
-# made its last step ends well: then there is nothing left to do, here and on every node, and they end as well. Where
-# somebody was lost after that step, who may have had the model to write, all begin again then.
+# A script may ask for a part once more, as one does that trains in epochs, and one rank may end where others do so. So
+# newcomers wait until all workers of this node that have made their last step have ended well: then there is nothing
+# left to do, here and on every node, and they end as well. Those who ask once more do so without a rank that has ended.
+# Where somebody was lost after that step, who may have had the model to write, all begin again.
 
 
 OVER = "The training is over: newcomers end."
@@ -65,6 +66,11 @@ def member_ended(state: JobState, worker: Worker) -> tuple[JobState, list[Comman
     if world is None:
         return state, []
     if worker.part is Part.PARTED:
+        others = [each for each in state.running if each.part in (Part.MEMBER, Part.PARTED)]
+        if worker.parted_in is not None and not all(is_unneeded(state, each) for each in others):
+            # Who has made the last step as well may train once more; if what they do breaks, they do.
+            has_broken = state.broke is not None or state.unbroken_since > worker.parted_in
+            return (replace(state, broke=None), without_the_ended(state)) if has_broken else (state, [])
         state, commands = end_newcomers(state)
         if worker.parted_in is not None and not is_over(state):
             commands.append(ChangeWorld(over=worker.parted_in, reason=""))
@@ -78,6 +84,24 @@ def member_ended(state: JobState, worker: Worker) -> tuple[JobState, list[Comman
     return state, [ChangeWorld(lost=(name_of(state, worker),), reason=reason)]
 
 
+def without_the_ended(state: JobState) -> list[Command]:
+    """Have those who train once more do so without workers that have ended instead, and others end their steps."""
+    world = state.world
+    ended = [each for each in state.workers if each.part is Part.PARTED and each.parted_in and each.exit_code == 0]
+    if world is None or is_over(state):
+        return []
+    ended = [each for each in ended if world.rank_of(name_of(state, each)) is not None]
+    if not 0 < len(ended) < world.size:
+        return []
+    ranks = ", ".join(str(each.rank) for each in ended)
+    who = f"rank {ranks} has ended by itself" if len(ended) == 1 else f"ranks {ranks} have ended by themselves"
+    reason = f"{who} after the last step: the others go on without {'it' if len(ended) == 1 else 'them'}."
+    return [
+        ChangeWorld(lost=tuple(name_of(state, each) for each in ended), reason=reason),
+        ChangeWorld(parted=max(each.parted_in or 0 for each in ended), reason=""),
+    ]
+
+
 def left_to_the_others(state: JobState, before: World | None) -> list[Command]:
     """Have those who still wait for the end of their steps do so without others, who have left it.
 
@@ -87,7 +111,11 @@ def left_to_the_others(state: JobState, before: World | None) -> list[Command]:
     have_parted = [worker for worker in state.workers if worker.part is Part.PARTED]
     if world is None or world.number == 1 or not have_parted:
         return []
-    gone = [worker for worker in state.workers if worker.is_lost or (worker in have_parted and not worker.parted_in)]
+    gone = [
+        worker
+        for worker in state.workers
+        if worker.is_lost or (worker in have_parted and (not worker.parted_in or worker.exit_code == 0))
+    ]
     names = tuple(name for name in (name_of(state, worker) for worker in gone) if world.rank_of(name) is not None)
     reason = "The training is over: those who still make their last step do so without the others."
     commands: list[Command] = [ChangeWorld(lost=names, reason=reason)] if names else []
@@ -292,8 +320,9 @@ def why_not_in_place(state: JobState, more: int) -> str:
 
 
 def _ranks_go(state: JobState, left: int) -> str:
-    where = "with what they do between steps" if has_anyone_parted(state) else "from the failed step"
-    return f"{'1 rank goes' if left == 1 else f'{left} ranks go'} on {where}."
+    who, does = ("1 rank goes", "it does") if left == 1 else (f"{left} ranks go", "they do")
+    where = f"with what {does} between steps" if has_anyone_parted(state) else "from the failed step"
+    return f"{who} on {where}."
 
 
 def _who_goes_on(state: JobState, lost: tuple[Worker, ...]) -> str:
@@ -420,10 +449,15 @@ def world_broke(state: JobState, event: WorldBroke) -> tuple[JobState, list[Comm
     """Waits a moment: a death explains it, most of the time."""
     if state.world is None or event.world < state.unbroken_since or state.broke is not None or is_over(state):
         return state, []
+    if ended := without_the_ended(state):
+        return state, ended
     return replace(state, broke=event), [WakeAt(at=event.at + _grace_s(state))]
 
 
 def _grace_s(state: JobState) -> float:
+    """Return how long a death may take to be known; who has made its last step and ends by itself is waited for."""
+    if any(each.part is Part.PARTED and each.ending_at is not None for each in state.running):
+        return state.policy.teardown_timeout_s
     return BREAK_GRACE_NODES_S if is_anyone_elsewhere(state) else BREAK_GRACE_S
 
 
@@ -438,8 +472,10 @@ def cause_of_breaks(state: JobState, at: float) -> Fault | None:
 def reattempt_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     """Connect the same members anew if nobody is gone."""
     broke = state.broke
-    if broke is None or at < broke.at + _grace_s(state):
+    if broke is None:
         return state, []
+    if at < (due_at := broke.at + _grace_s(state)):
+        return state, [WakeAt(at=due_at)]
     fault = classify(broke.failure)
     state = replace(state, broke=None, reattempts=state.reattempts + 1)
     decision = f"All ranks connect anew (attempt {state.reattempts} of {state.policy.retries})."

@@ -116,7 +116,7 @@ class Assembly:
             )
         while True:
             if self.is_over():
-                raise OverError("others have made their last steps and gone on or ended: all are to make as many")
+                raise OverError("other ranks have made their last step and ended: all ranks must ask for as many steps")
             try:
                 return self._meet(say, is_new)
             except Superseded:
