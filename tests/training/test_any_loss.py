@@ -45,6 +45,7 @@ def _trained(
     reports: int = 0,
     is_shaky: bool = False,
     is_torn: bool = False,
+    is_slow_to_hear: bool = False,
 ) -> None:
     job = Job(
         seed,
@@ -59,6 +60,7 @@ def _trained(
         reports=reports,
         is_shaky=is_shaky,
         is_torn=is_torn,
+        is_slow_to_hear=is_slow_to_hear,
     )
     job.finish()
     ended = [rank for rank in job.ranks if rank.name not in job.dead]
@@ -70,6 +72,11 @@ def _trained(
 @pytest.mark.parametrize("seed", range(40))
 def test_survivors_of_any_losses_train_as_if_nothing_had_happened(seed: int) -> None:
     _trained(seed, ranks=2 + seed % 3, deaths=1 + seed % 3, newcomers=False)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_that_hear_late_of_a_newcomer_train_as_if_nothing_had_happened(seed: int) -> None:
+    _trained(seed, ranks=2 + seed % 3, deaths=1 + seed % 3, newcomers=True, is_slow_to_hear=True)
 
 
 @pytest.mark.parametrize("seed", range(40))

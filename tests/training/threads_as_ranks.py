@@ -27,6 +27,8 @@ from unicron_elastic.training.group.regroup import Superseded
 from unicron_elastic.training.run import Run
 
 DEADLINE_S = 30.0
+LOOK_S = 0.02
+HEARS_LATE_S = 0.6  # longer than a rank waits for the next world if it knows of a newcomer
 FEATURES = 5
 
 
@@ -51,15 +53,22 @@ class Group:
         is_anyone_gone = any(member.name in gone for member in self.world.members)
         return is_anyone_gone or self.job.newest.breaks(self.world) or self.world.number in self.job.broken
 
-    def exchange(self, key: Any, count: int, rank: int, size: int, tensor: Tensor) -> dict[int, Tensor]:
-        """What ``size`` ranks gave to their ``count``-th collective of this kind. Raises RuntimeError."""
+    def exchange(
+        self, key: tuple[Any, int], rank: int, size: int, tensor: Tensor, look: Callable[[], None]
+    ) -> dict[int, Tensor]:
+        """What ``size`` ranks gave to their collective of this kind and number. Raises RuntimeError.
+
+        ``look`` is called while it waits, as the product's own wait does.
+        """
         with self.job.changed:
             if self.is_broken():
                 raise RuntimeError("Connection closed by peer")
-            slot = self.arrived.setdefault((key, count), {})
+            slot = self.arrived.setdefault(key, {})
             slot[rank] = tensor.clone()
             self.job.changed.notify_all()
-            self.job.wait(lambda: len(slot) == size or self.is_broken())
+            while not self.job.changed.wait_for(lambda: len(slot) == size or self.is_broken(), LOOK_S):
+                self.job.check_time()
+                look()
             if len(slot) < size or (self.is_broken() and self.job.dice.random() < 0.5):
                 raise RuntimeError("Connection closed by peer")
             return dict(slot)
@@ -90,6 +99,8 @@ class Rank:
         self.job, self.name, self.local_rank, self.dies_at = job, name, local_rank, dies_at
         self.points = 0
         self.breaks_at = job.draw() if job.is_shaky else None  # its connections, at one of these points
+        self.hears_late = job.dice.random() < 0.5 if job.is_slow_to_hear else False
+        self.heard_at: dict[int, float] = {}  # by the number of a world
         self.world: World | None = None
         self.group: Group | None = None
         self.counts: dict[Any, int] = {}
@@ -125,8 +136,13 @@ class Rank:
         self.job.change(joined=(Member(name=self.name, node="n", local_rank=self.local_rank),))
 
     def is_newer(self) -> bool:
+        """Whether this rank has heard of a newer world: of one in which others have only joined it may hear late."""
         self.live()
-        return self.job.newest.number > (self.world.number if self.world is not None else 0)
+        newest = self.job.newest
+        if self.world is None or newest.number <= self.world.number:
+            return newest.number > 0 and self.world is None
+        heard_at = self.heard_at.setdefault(newest.number, time.monotonic())
+        return not self.hears_late or newest.breaks(self.world) or time.monotonic() - heard_at > HEARS_LATE_S
 
     def is_left(self) -> bool:
         self.live()
@@ -146,11 +162,15 @@ class Rank:
         return world, rank, self.job.store
 
     def wait_for_newer(self, timeout_s: float) -> bool:
+        end = time.monotonic() + timeout_s
         with self.job.changed:
-            return self.job.changed.wait_for(self.is_newer, timeout_s)
+            while not self.job.changed.wait_for(self.is_newer, min(LOOK_S, max(0.0, end - time.monotonic()))):
+                if time.monotonic() >= end:
+                    return False
+        return True
 
     def wait_for_agreed(self, timeout_s: float) -> bool:
-        return self.wait_for_newer(timeout_s)
+        return self.wait_for_newer(max(timeout_s, 2 * HEARS_LATE_S))
 
     def broke(self, error: Exception) -> None:
         assert self.world is not None
@@ -184,7 +204,8 @@ class Rank:
     def destroy_process_group(self) -> None:
         assert self.group is not None
         with self.job.changed:
-            self.group.left.add(self.name)
+            if self.job.newest.breaks(self.group.world):  # else it stays open for two more reductions
+                self.group.left.add(self.name)
             self.job.changed.notify_all()
         self.group = None
 
@@ -194,9 +215,16 @@ class Rank:
         count = self.counts[key] = self.counts.get(key, 0) + 1
         rank = self.group.world.rank_of(self.name)
         assert rank is not None
-        result = self.group.exchange(key, count, rank, size, tensor)
+        result = self.group.exchange((key, count), rank, size, tensor, self.look)
         self.point()
         return result
+
+    def look(self) -> None:
+        """Whether the others are elsewhere, without the product's patience before it asks."""
+        assembly = self.run._engine._assembly if self.run is not None else None
+        if assembly is not None and assembly._order is not None:
+            assembly._order._next = 0.0
+            assembly._look()
 
     def get_rank(self) -> int:
         assert self.group is not None
@@ -277,6 +305,7 @@ class Job:
         is_shaky: bool = False,
         is_outrun: bool = False,
         is_torn: bool = False,
+        is_slow_to_hear: bool = False,
     ) -> None:
         """``steps_behind``: how many steps the others make while a newcomer takes over the state that it has copied.
 
@@ -284,9 +313,11 @@ class Job:
         of ``run.steps()``, if there are several. ``reports``: how many reductions follow each step and each call.
         ``is_shaky``: connections break though nobody is lost. ``is_outrun``: whenever a newcomer begins to copy the
         state of somebody, that one is in the next call already. ``is_torn``: what is copied is changed meanwhile.
+        ``is_slow_to_hear``: some ranks hear too late that others have joined.
         """
         self.dice = random.Random(seed)
         self.steps_behind, self.is_shaky, self.is_outrun, self.is_torn = steps_behind, is_shaky, is_outrun, is_torn
+        self.is_slow_to_hear = is_slow_to_hear
         self.changes = changes or {}
         self.totals, self.reports = tuple(totals) or (steps,), reports
         self.plain = Plain(self.totals, micro_batches, self.changes)
@@ -317,6 +348,11 @@ class Job:
     def wait(self, condition: Callable[[], bool]) -> None:
         """With the lock held. Raises TimeoutError when the test is over its time."""
         if not self.changed.wait_for(condition, max(0.0, self.end - time.monotonic())):
+            raise TimeoutError("this job does not go on")
+
+    def check_time(self) -> None:
+        """Raises TimeoutError when the test is over its time."""
+        if time.monotonic() > self.end:
             raise TimeoutError("this job does not go on")
 
     def await_call(self, rank: Rank, until: int) -> None:

@@ -20,7 +20,7 @@ from torch.distributed import DistError, Work
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.base.world import World
-from unicron_elastic.training.group.collective_order import CollectiveOrder
+from unicron_elastic.training.group.collective_order import CollectiveOrder, OutgrownError
 from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.group.regroup import Meeting, MissingError, Superseded
 from unicron_elastic.training.group.reports import Reports
@@ -128,6 +128,7 @@ class Assembly:
 
     def _meet(self, say: Callable[[], Said], is_new: bool) -> Agreement:
         if self._meeting is None or self._membership.is_newer():
+            self._outgrow()
             self._leave_group()
             self.world, self.rank, store = self._membership.adopt()
             self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer, self._membership.is_left)
@@ -212,6 +213,12 @@ class Assembly:
         """Leave: be no member of this world any more, not connected with the others."""
         assert self.world is not None
         self._membership.tell({"left": {"world": self.world.number}})
+
+    def _outgrow(self) -> None:
+        """Tell a rank that has not heard of the newer world in time, and waits for this one in the old one."""
+        if self._order is not None and not self._is_broken and not self._membership.is_left():
+            with contextlib.suppress(DistError):  # without its store the world is broken
+                self._order.outgrow()
 
     def _leave_group(self) -> None:
         self.is_connected = False
@@ -371,7 +378,10 @@ class Assembly:
         Until they have ended they may write into their tensors; those of one that does not end are not used again.
         """
         self._compare_places()
-        self._membership.broke(error)
+        if not isinstance(error, OutgrownError):
+            self._membership.broke(error)
+        elif not self._membership.wait_for_agreed(self._timeout_s):
+            raise MissingError("another rank has gone on to a larger world, of which this one is not told") from error
         self._is_broken = True
         ended = [work is None or self._waiter.has_ended(work) for work in works]
         if isinstance(error, AbandonedError) or not all(ended):

@@ -2,7 +2,7 @@
 
 A collective ends when all ranks have called it. If some have called another one none of them ends. Who has waited for a
 moment writes down what it waits for, by the number of the collective since the ranks met, and looks whether others have
-written something else. A collective that ends soon costs nothing.
+written something else, or that they have gone on to a larger world. A collective that ends soon costs nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +14,15 @@ from collections.abc import Callable
 from torch.distributed import Store
 
 from unicron_elastic.training.group.speech import MismatchError
+from unicron_elastic.training.step.collective import AbandonedError
 
 PATIENCE_S = 1.0
 LOOK_S = 0.25
+_OUTGROWN = "outgrown"
+
+
+class OutgrownError(AbandonedError):
+    """Another member has gone on to a world that others have joined: in this one it does nothing any more."""
 
 
 class CollectiveOrder:
@@ -48,11 +54,17 @@ class CollectiveOrder:
         """Note that it has ended."""
         self._what = ""
 
+    def outgrow(self) -> None:
+        """Tell the others that this rank goes on to a larger world, which they may not have heard of."""
+        self._store.set(_OUTGROWN, "")
+
     def look(self) -> None:
-        """Looks where others are, if it is time. Raises MismatchError if they are elsewhere."""
+        """Looks where others are, if it is time. Raises MismatchError if they are elsewhere, and OutgrownError."""
         if self._what and self._clock() >= self._next:
             self._next = self._clock() + LOOK_S
             self.compare()
+            if self._store.check([_OUTGROWN]):
+                raise OutgrownError("another rank has gone on to a larger world")
 
     def compare(self) -> None:
         """Raises MismatchError if others are known to be in another collective than this rank."""
