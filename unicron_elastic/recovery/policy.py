@@ -142,7 +142,7 @@ def judge(policy: Policy, restarts_used: int, repeats: Repeats | None, failures:
     Exit codes that mean "do not restart" come first, then the user's ``--max-restarts``, then a failure that
     repeats without progress.
     """
-    why_not = _why_final(policy, failures) or why_none_left(policy, restarts_used) or _why_hopeless(policy, repeats)
+    why_not = why_final(policy, failures) or why_none_left(policy, restarts_used) or _why_hopeless(policy, repeats)
     if why_not is not None:
         return Verdict(restart=False, restarts_used=restarts_used, reason=why_not)
     return restart(policy, restarts_used)
@@ -157,7 +157,8 @@ def restart(policy: Policy, restarts_used: int) -> Verdict:
     )
 
 
-def _why_final(policy: Policy, failures: tuple[Failure, ...]) -> str | None:
+def why_final(policy: Policy, failures: tuple[Failure, ...]) -> str | None:
+    """Why the job is to end, as a sentence, if an exit code says so; else None."""
     final = next((f for f in failures if f.exit_code in policy.no_restart_exit_codes), None)
     if final is None:
         return None

@@ -52,6 +52,7 @@ class Worker:
     has_saved: bool | None = None  # it wrote a checkpoint; None: unknown
     has_restored: bool | None = None  # it began from one
     part: Part = Part.NONE
+    is_given_up: bool = False  # the others train on without it to the end, as no replacement comes to train
     takes_place: int = 0  # of how many that were lost, or left as they were not where the others are
     since: int = 0  # the number of the world that took it in
     lost_in: int = 0  # the number of the world in which it, or whose place it takes, trained when it was lost

@@ -6,6 +6,7 @@ members connect anew (SEV3). What cannot be answered so is answered as ever: all
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from unicron_elastic.base.incident import Incident
@@ -28,7 +29,7 @@ from unicron_elastic.recovery.events import MemberParted, NodesLost, WorkerExite
 from unicron_elastic.recovery.hangs import METHOD as HANG_METHOD
 from unicron_elastic.recovery.hangs import hang_after
 from unicron_elastic.recovery.node import open_loss_incident
-from unicron_elastic.recovery.policy import Life, Verdict, climb, count_repeats, judge, why_none_left
+from unicron_elastic.recovery.policy import Life, Verdict, climb, count_repeats, judge, why_final, why_none_left
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import (
     JobState,
@@ -93,13 +94,17 @@ def without_the_ended(state: JobState) -> list[Command]:
     ended = [each for each in ended if world.rank_of(name_of(state, each)) is not None]
     if not 0 < len(ended) < world.size:
         return []
-    ranks = ", ".join(str(each.rank) for each in ended)
-    who = f"rank {ranks} has ended by itself" if len(ended) == 1 else f"ranks {ranks} have ended by themselves"
+    who = f"{named_ranks(ended)} {'has ended by itself' if len(ended) == 1 else 'have ended by themselves'}"
     reason = f"{who} after the last step: the others go on without {'it' if len(ended) == 1 else 'them'}."
     return [
         ChangeWorld(lost=tuple(name_of(state, each) for each in ended), reason=reason),
         ChangeWorld(parted=max(each.parted_in or 0 for each in ended), reason=""),
     ]
+
+
+def named_ranks(workers: Sequence[Worker]) -> str:
+    """Return what people read: rank 3, or ranks 3, 4."""
+    return f"{'rank' if len(workers) == 1 else 'ranks'} {', '.join(str(each.rank) for each in workers)}"
 
 
 def left_to_the_others(state: JobState, before: World | None) -> list[Command]:
@@ -169,6 +174,7 @@ REPLACE_AFTER_S = 0.25  # the survivors step first, if they do within this time:
 BROKE_METHOD = "exception propagation"
 NOBODY_LEFT = "All who had the training state are lost: all workers begin again."
 NO_STATE_LEFT = "NoStateLeft"  # the exception of a world in which nobody has the training state
+NOT_TAKEN = "NotTakenError"  # ... of a newcomer that the state of the others does not fit
 BREAK_GRACE_S = 0.1  # within which a death is known that explains why collectives failed
 BREAK_GRACE_NODES_S = 0.5  # ... if it may be that of a node
 
@@ -184,9 +190,16 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     is_known = is_being_answered(state, fault, at)
     repeats = state.repeats if is_known else count_repeats(state.repeats, cause, _life(state, fault, at))
     verdict = judge(state.policy, state.restarts_used - is_known, repeats, (fault.failure,))
+    if not verdict.restart or _cannot_take_the_state(fault):
+        if _may_be_given_up(state, lost) and not why_final(state.policy, (fault.failure,)):
+            why = "" if verdict.restart else f" {verdict.reason}"
+            reason = f"{_who_goes_on(state, lost)}{why} {_are_not_replaced(lost)}"
+            verdict = Verdict(restart=True, restarts_used=state.restarts_used, reason=reason)
+            state, booked = _book(state, cause, verdict, at=at, method=method, action="go on")
+            return _give_up(state, lost, at, f"{fault.reason} {reason}", booked)
+        if not verdict.restart:
+            return None
     attempts, rung = climb(state.attempts, fault, at, state.policy)
-    if not verdict.restart:
-        return None
     why_stay = node.why_not_ask(state, why_not_in_place(state, -1)) if rung.severity is Severity.SEV1 else ""
     decision = f"{_who_goes_on(state, lost)} {verdict.reason}"
     if why_stay:
@@ -200,6 +213,33 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
         return state, [*commands, *booked]
     state, asks = node.ask_to_leave(state, cause, rung, verdict)
     return state, [*commands, *booked, *asks]
+
+
+def _may_be_given_up(state: JobState, lost: tuple[Worker, ...]) -> bool:
+    """Whether these are replacements that have not come to the others, some of whom train on this node."""
+    stay = [each for each in state.running if each not in lost and not each.is_lost]
+    are_new = all(each.takes_place and each.part in (Part.NONE, Part.NEWCOMER) for each in lost)
+    return bool(stay) and are_new and not state.came_late
+
+
+def _are_not_replaced(lost: tuple[Worker, ...]) -> str:
+    return f"{named_ranks(lost)} {'is' if len(lost) == 1 else 'are'} not replaced any more."
+
+
+def _give_up(
+    state: JobState, lost: tuple[Worker, ...], at: float, reason: str, booked: list[Command]
+) -> tuple[JobState, list[Command]]:
+    """Train on without replacements that do not come to train, while the others make progress."""
+    for each in lost:
+        state = state.with_worker(replace(each, is_given_up=True))
+    lost = tuple(each for each in state.workers if each.is_given_up and not _is_gone(each))
+    state, commands = _leave_out(state, lost, at, reason)
+    return hang_after(state, lost), [*commands, *booked]
+
+
+def _cannot_take_the_state(fault: Fault) -> bool:
+    """Whether a replacement says that the others' state does not fit what its script has made, as it never will."""
+    return (fault.failure.exception_type or "").rpartition(".")[2] == NOT_TAKEN
 
 
 def begun_again(incident: Incident, why: str) -> Incident:
@@ -410,7 +450,7 @@ def replace_lost(state: JobState, at: float) -> tuple[JobState, list[Command]]:
         return state, []
     commands: list[Command] = []
     for worker in state.workers:
-        if not worker.is_lost or worker.exit_code is None:
+        if not worker.is_lost or worker.exit_code is None or worker.is_given_up:
             continue
         start_at = storms.may_start_at(state, [worker.local_rank], at)
         if start_at > at:

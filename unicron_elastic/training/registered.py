@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -47,12 +48,13 @@ class Registered:
         """
         for name, taken in state.items():
             each = self.objects[name]
-            if name in hidden and isinstance(each, nn.Module):
-                buffers.take(each, hidden[name], taken)
-            if name in _OWN_NAMES or isinstance(each, nn.Module | Optimizer):
-                load_exactly(each, taken, name)
-            else:
-                each.load_state_dict(taken)
+            with torch.inference_mode(mode=_was_made_for_inference(each)):
+                if name in hidden and isinstance(each, nn.Module):
+                    buffers.take(each, hidden[name], taken)
+                if name in _OWN_NAMES or isinstance(each, nn.Module | Optimizer):
+                    load_exactly(each, taken, name)
+                else:
+                    each.load_state_dict(taken)
 
     # -- what all ranks begin with, besides the model -----------------------------------------------------------------
 
@@ -79,6 +81,13 @@ class _Some:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes it over."""
         self._registered.load(state["state"], state["hidden"])
+
+
+def _was_made_for_inference(registered: Stateful) -> bool:
+    """Return whether it is a module whose tensors, as those of an average, may be changed in inference mode only."""
+    return isinstance(registered, nn.Module) and any(
+        each.is_inference() for each in (*registered.parameters(), *registered.buffers())
+    )
 
 
 def digest_of(state: Any) -> int:

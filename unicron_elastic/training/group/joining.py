@@ -9,15 +9,22 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from unicron_elastic.base.text import one_line
 from unicron_elastic.state.layout import Layout, empty_tensors, rebuild
 from unicron_elastic.state.pull.client import Pulled, SourcesLost, pull
 from unicron_elastic.state.pull.server import Held, NotAtRest, StateServer, Unsendable
 from unicron_elastic.training.group.sendable import NotSendableError, sendable
 from unicron_elastic.training.snapshot.gate import Rest
+from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.training.step.trainable import Trainable
 
 REST_TIMEOUT_S = 60.0  # a step may take long, and its end is not at rest
 PULL_TIMEOUT_S = 600.0
+_WHY_CHARACTERS = 500
+
+
+class NotTakenError(RuntimeError):
+    """This process has not what the state of the others is for: it cannot train with them."""
 
 
 class NotGivenError(Exception):
@@ -86,7 +93,7 @@ def fetch_state(run: HasState, invitation: Mapping[str, Any]) -> Pulled | None:
     """Copies the state from where the invitation says and takes it over.
 
     None if all sources were lost on the way. Until the result is released the sources stay in their step. Raises
-    NotGivenError if they cannot send it, and what the run raises for a state that it cannot take over.
+    NotGivenError if they cannot send it, and NotTakenError if it does not fit.
     """
     try:
         pulled = pull(invitation["sources"], bytes.fromhex(invitation["key"]), timeout_s=PULL_TIMEOUT_S)
@@ -245,13 +252,23 @@ class Handover:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes all of it over. Raises what the run raises, and ValueError for a model of another make."""
+        """Takes all of it over. Raises NotTakenError if it does not fit."""
         self._taken, self.taken_until = state, int(state["until"])
-        for optimizer, groups in zip(self._optimizers, state["optimizers"], strict=True):
-            if groups is not None and groups != self._groups(optimizer):
-                self._regroup(optimizer, groups)
-        self._run.load_state_dict(state["run"])
-        self._trainable.load_state_dict(state["model"])
+        try:
+            for optimizer, groups in zip(self._optimizers, state["optimizers"], strict=True):
+                if groups is not None and groups != self._groups(optimizer):
+                    self._regroup(optimizer, groups)
+            self._run.load_state_dict(state["run"])
+            self._trainable.load_state_dict(state["model"])
+        except Exception as error:
+            if is_of_script(error):
+                raise
+            why = one_line(f"{type(error).__name__}: {error}", _WHY_CHARACTERS)
+            raise NotTakenError(
+                "this process cannot take over what the others have registered, as that does not fit what its script "
+                f"made before run.steps() ({why}). A layer, a parameter or a group that comes on the way has to be "
+                "there from the beginning, frozen until its time"
+            ) from error
 
     def load(self) -> None:
         """Takes over once more what was taken last, if that is not forgotten: the script may have changed it."""
