@@ -350,7 +350,7 @@ class Engine:
             if found is None:
                 return share.given_back(share.numbers)
             if self.rank == 0:
-                self.reports.tell(self.state + (not self._has_parted))
+                self.reports.tell(self.steps_made)
             return share.given_back(found[0])
 
     def _mean(self, share: MeanShare) -> tuple[Tensor, Iterable[int]] | None:

@@ -113,9 +113,9 @@ class Reports:
         lacks = frozenset(self._last[0].lacks)
         if lacks - self._told:
             ranks = f"rank{'s' * (len(lacks) > 1)} {', '.join(map(str, sorted(lacks)))}"
+            made = "1 step" if steps == 1 else f"{steps} steps"
             sys.stderr.write(
-                f"unicron: run.mean() after {steps} steps is partial: the share of {ranks}, lost since then, is not in "
-                "it.\n"
+                f"unicron: run.mean() after {made} is partial: the share of {ranks}, lost since then, is not in it.\n"
             )
             self._told |= lacks
 
