@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from unicron_elastic.worker.pulse import Pulse, PulsePage, count_steps
+from unicron_elastic import Run
+from unicron_elastic.worker.pulse import Pulse, PulsePage, count_steps, is_in_step, made_before
 
 
 class Counting:
@@ -72,6 +73,63 @@ def test_the_optimizer_that_steps_most_often_counts(counting: Counting) -> None:
             seldom.step()
         often.step()
         assert counting.step == step
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    made_before(0)
+    yield
+    made_before(0)
+    is_in_step(0)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_steps_of_a_run_are_counted_by_their_numbers(counting: Counting) -> None:
+    nets = [torch.nn.Linear(2, 1) for _ in range(2)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    run = Run(model=torch.nn.ModuleList(nets), optimizer=optimizers[0], other=optimizers[1])
+    steps_of = {  # by step, which optimizers step
+        "in turn": [[0], [1]] * 3,
+        "both": [[0, 1]] * 3,
+        "one twice as often, and none": [[0], [0], [1], [], [0], [1]],
+    }
+    made = 0
+    for which in steps_of.values():
+        for step in run.steps(total=made + len(which), micro_batches=2):
+            for _ in step:
+                step.backward(sum(net(torch.ones(1, 2)).mean() for net in nets))
+            for number in which[step.number - made]:
+                optimizers[number].step()
+                assert counting.step == step.number + 1
+            assert counting.step >= step.number
+        made += len(which)
+    first, ends = counting.page.beats()
+    assert (first, len(ends)) == (1, made)
+    assert counting.first == [1]
+    for _ in range(2):  # what the script trains by itself behind the run
+        optimizers[1].step()
+    assert counting.step == made + 2
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_second_run_goes_on_with_the_count(counting: Counting) -> None:
+    counts = []
+    for _ in range(2):
+        net = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        run = Run(model=net, optimizer=optimizer)
+        for step in run.steps(total=3, micro_batches=1):
+            for _index in step:
+                step.backward(net(torch.ones(1, 2)).mean())
+            optimizer.step()
+            counts.append(counting.step)
+    assert counts == sorted(counts)  # who begins anew falls to its first step
+    assert counts[:3] == [1, 2, 3]
+    assert counts[-1] > 4
 
 
 def test_an_optimizer_made_anew_goes_on_with_the_count(counting: Counting) -> None:

@@ -157,6 +157,8 @@ class Pulse:
         """Says that optimizer step number ``step`` of this process has just ended."""
         now = time.monotonic_ns()
         words = self._words
+        for left_out in range(max(words[_STEP] + 1, step - BEATS_MAX), step):  # a scaler may skip the optimizer's turn
+            words[_BEATS + left_out % BEATS_MAX] = words[_AT_NS]
         if step > 1:
             words[_STEP_NS] = now - words[_AT_NS]
         else:
@@ -191,6 +193,7 @@ class Pulse:
 
 
 _before = [0]  # steps that this process has not made itself
+_of_run = [0]  # the number of the step that a run is in, which counts them itself; 0: there is none
 
 
 class Beating(Protocol):
@@ -204,7 +207,8 @@ def count_steps(pulse: Beating, on_first_step: Callable[[int], None], on_made: C
     """Beat ``pulse`` at each ``optimizer.step()`` of this process from now on.
 
     A script with several optimizers (a GAN's two, one for each layer) makes one step when all have stepped once: the
-    count advances when one of them steps again. So it goes on whichever of them the script makes anew or gives up.
+    count advances when one of them steps again. So it goes on whichever of them the script makes anew or gives up. The
+    steps of a run have numbers (``is_in_step``), and its optimizers may step in turn.
     ``on_first_step`` is called once, ``on_made`` when there is an optimizer. torch itself is not imported here: the
     hook goes in when the script imports it, and at once in a warm worker.
     """
@@ -239,25 +243,44 @@ def made_before(steps: int) -> None:
     _before[0] = steps
 
 
+def is_in_step(number: int) -> None:
+    """Count whatever optimizers step from now on as step ``number`` of a run; 0: the run has made its steps."""
+    _of_run[0] = number
+
+
 def _step_hook(pulse: Beating, on_first_step: Callable[[int], None]) -> Callable[..., None]:
     stepped: set[int] = set()  # who has in this step; an optimizer made anew under a reused id is one that steps again
     count = 0
+    is_first = True
     beat: Callable[[int], None] = pulse.beat
 
-    def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        nonlocal count
-        key = id(optimizer)
-        if key not in stepped:
-            stepped.add(key)
-            if count:
-                return
-        elif len(stepped) > 1:
+    def counts_itself() -> bool:
+        """Whether a run does, and no other has made more steps before it, whose count goes on."""
+        return _of_run[0] >= max(count + _before[0], 1)
+
+    def is_another(key: int) -> bool:
+        """Whether this optimizer begins another step."""
+        if counts_itself():
             stepped.clear()
-            stepped.add(key)
-        count += 1
+            return _of_run[0] > count + _before[0]
+        if key not in stepped:
+            return not count
+        if len(stepped) > 1:
+            stepped.clear()
+        return True
+
+    def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        nonlocal count, is_first
+        key = id(optimizer)
+        is_new = is_another(key)
+        stepped.add(key)
+        if not is_new:
+            return
+        count = _of_run[0] - _before[0] if counts_itself() else count + 1
         beat(count + _before[0])
-        if count == 1:
-            on_first_step(count)
+        if is_first:
+            is_first = False
+            on_first_step(1)
 
     def fall_silent() -> None:
         nonlocal beat, on_first_step
