@@ -14,6 +14,7 @@ from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.compat.expectations import Part, lacks
 from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from unicron_elastic.rendezvous.job.bound_store import bound_store
+from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
 
 LEAVE_TIMEOUT_S = 5.0
 _LEAVING = "unicron/leaving"  # how many nodes of the round wanted to
@@ -21,7 +22,7 @@ _LEAVING = "unicron/leaving"  # how many nodes of the round wanted to
 logger = logging.getLogger(__name__)
 
 
-class FreshStoreRendezvous(RendezvousHandler):  # type: ignore[misc]
+class FreshStoreRendezvous(JobRendezvous):
     """Leaves the meeting of nodes to ``inner`` and replaces the store that the workers get.
 
     torch's dynamic handler gives every generation the same store with no prefix, so that new gloo groups read the

@@ -23,7 +23,6 @@ from unicron_elastic.compat.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousGracefulExitError,
-    RendezvousHandler,
     RendezvousInfo,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
@@ -45,6 +44,7 @@ from unicron_elastic.membership.rounds import (
 from unicron_elastic.metrics.samples import Sample
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.job import rounds
+from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.job.rounds import RoundListener, RoundStoreError, RoundWatch
 from unicron_elastic.rendezvous.records.cluster import JobSpec, spec_text
@@ -84,10 +84,8 @@ class RoundWorlds:
         return self._presence.world_after(self._number, place)
 
 
-class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
+class ClusterRendezvous(JobRendezvous):
     """One agent's part in one job."""
-
-    outlives_stores = True  # the next round has another store, and another host for it
 
     def __init__(
         self,
@@ -119,12 +117,16 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._has_left = False
         self._has_waited = False  # for a round of a job that was not over then
         self._told_held = ""  # why it is not let in
-        self.trains_on = False  # while this agent meets the others: then it does not leave from there
 
     @property
     def use_agent_store(self) -> bool:
         """The workers use the store that the round's first agent hosts, or one that the first of them hosts."""
         return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+
+    @property
+    def outlives_stores(self) -> bool:
+        """The next round has another store, and another host for it."""
+        return True
 
     @property
     def patience_s(self) -> float:
@@ -191,9 +193,9 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Whether the job has ended well since this node was in it, or waited for a place."""
         return self._has_waited and self.is_closed() and self._presence.get(self._keys.failed) is None
 
-    def is_given_up(self) -> bool:
-        """Whether nodes of this round have gone, or wait for another one: they come to no barrier of it."""
-        return self._round is not None and bool(self._lost(self._round))
+    def is_nobody_awaited(self) -> bool:
+        """The job is over, or nodes of this round have gone, or wait for another one: they come to no barrier of it."""
+        return self.is_closed() or (self._round is not None and bool(self._lost(self._round)))
 
     @property
     def node_id(self) -> str:
@@ -204,10 +206,11 @@ class ClusterRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Where the worlds of the present round are written; it outlives the round's store."""
         return None if self._round is None else RoundWorlds(self._presence, self._round.number)
 
-    def tell_fault(self, reason: str) -> None:
+    def tell_fault(self, reason: str) -> bool:
         """Tells the other nodes of the round of a fault here, at once."""
         if self._round is not None:
             self._node.tell_fault(self._round.number, reason)
+        return True
 
     def cluster_samples(self) -> Iterable[Sample]:
         """What this agent's metrics say of the cluster. From any thread."""

@@ -9,22 +9,20 @@ from torch.distributed import DistNetworkError, PrefixStore, Store
 from unicron_elastic.compat.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
-    RendezvousHandler,
     RendezvousInfo,
     RendezvousStoreInfo,
 )
 from unicron_elastic.rendezvous.job.bound_store import bound_store
+from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
 from unicron_elastic.rendezvous.store.own_address import address_of_this_host
 
 
-class LocalRendezvous(RendezvousHandler):  # type: ignore[misc]
+class LocalRendezvous(JobRendezvous):
     """Stands in for torch's c10d or static handler when ``max_nodes`` is 1.
 
     A store of its own for each generation is what lets a new generation start at once: in a store that outlives its
     workers the new ones read the addresses of the dead (pytorch#167288). ``port`` 0 takes a free one each time.
     """
-
-    can_grow = False  # the agent need not watch for nodes that want to join
 
     def __init__(
         self, *, backend: str, run_id: str, host: str | None = None, port: int = 0, timeout_s: float = 600.0
@@ -42,6 +40,11 @@ class LocalRendezvous(RendezvousHandler):  # type: ignore[misc]
     def use_agent_store(self) -> bool:
         """The workers use the store that this handler hosts."""
         return True
+
+    @property
+    def has_store_of_each_round(self) -> bool:
+        """There is no other node to speak with."""
+        return False
 
     def get_backend(self) -> str:
         """The name that the user gave, for events and logs."""

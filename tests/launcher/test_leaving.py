@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from unicron_elastic.launcher.agent.core import isolation
 from unicron_elastic.recovery.commands import LeaveJob
+from unicron_elastic.rendezvous.torch.local import LocalRendezvous
 
 LEAVE = LeaveJob(cause=None, reason="GPU 3 has fallen off the bus. This node leaves the job.", quarantine_s=None)
 
 
-class Handler(SimpleNamespace):
-    """A rendezvous of torch's, which cannot be left."""
+class Handler(LocalRendezvous):
+    """A rendezvous that cannot be left, and knows what it was asked."""
 
-    def get_backend(self) -> str:
-        return "etcd"
+    def __init__(self) -> None:
+        super().__init__(backend="etcd", run_id="job")
+        self.left = 0
+
+    def leave(self) -> None:
+        self.left += 1
 
 
 @pytest.fixture
@@ -31,9 +34,9 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_who_leaves_is_on_the_list_until_it_is_lifted(listed: Path) -> None:
     said: list[str] = []
-    left: list[Any] = []
-    isolation.leave(SimpleNamespace(leave=lambda: left.append(1)), "gpu-7", LEAVE, said.append)
-    assert left == [1]
+    handler = Handler()
+    isolation.leave(handler, "gpu-7", LEAVE, said.append)
+    assert handler.left == 1
     (entry,) = json.loads(listed.read_text())["nodes"]
     assert (entry["node"], entry["reason"], entry["until"], entry["by"]) == ("gpu-7", LEAVE.reason, None, "unicron-run")
     assert said == ["This node is in quarantine now: `unicron quarantine lift gpu-7` ends that."]
@@ -57,4 +60,3 @@ def test_a_list_that_is_no_list_keeps_nobody_out_and_is_not_lost(listed: Path) -
 def test_why_a_node_stays() -> None:
     assert isolation.why_stay(Handler(), 1) == "it is the only node of the job."
     assert isolation.why_stay(Handler(), 2) == "torch's etcd rendezvous cannot be left."
-    assert isolation.why_stay(SimpleNamespace(why_stay=lambda nodes: f"{nodes}!"), 3) == "3!"

@@ -79,7 +79,7 @@ def test_the_rest_of_torchs_interface() -> None:
     handler = LocalRendezvous(backend="static", run_id="r1")
     assert (handler.get_backend(), handler.get_run_id()) == ("static", "r1")
     assert handler.num_nodes_waiting() == 0
-    assert handler.can_grow is False
+    assert handler.has_store_of_each_round is False
     assert not handler.is_closed()
     port = handler.next_rendezvous().bootstrap_store_info.master_port
     handler.set_closed()

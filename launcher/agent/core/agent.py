@@ -66,6 +66,7 @@ from unicron_elastic.recovery.state import (
     living_members,
     trains_here,
 )
+from unicron_elastic.rendezvous.job.job_rendezvous import job_rendezvous
 from unicron_elastic.rendezvous.job.rounds import RoundListener, agree_on_restarts
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.linux import MARK
@@ -98,23 +99,21 @@ class Agent(TorchAgent):
         self._has_lost_nodes = False  # of the present round
         self._unheard_loss = ""  # of which the loop has not heard yet
         # None of these holds the agent: it holds the rendezvous, whose port must be free when run's caller goes on.
-        self._reporter = Reporter(self._options, self._runtime.loop, spec.rdzv_handler.get_run_id())
+        self._nodes = job_rendezvous(spec.rdzv_handler)
+        self._reporter = Reporter(self._options, self._runtime.loop, self._nodes.get_run_id())
         say = self._reporter.say
         self._node = NodeWatch(self._runtime.loop, say, self._events.append)
         keep = self._reporter.keep_evidence
         self._hangs = HangWatch(self._runtime.loop, say, keep, self._events.append, self._node.gpu_lines)
-        secret = getattr(spec.rdzv_handler, "cluster_secret", lambda: "")
-        self._snapshots = Snapshots(self._runtime.loop, say, secret, self._runtime.shelf)
-        self._worlds = Worlds(
-            self._runtime.loop, self._events.append, say, getattr(spec.rdzv_handler, "patience_s", 0.0)
-        )
-        self._pace = PaceReport(self._runtime.loop, spec.rdzv_handler)
+        self._snapshots = Snapshots(self._runtime.loop, say, self._nodes.cluster_secret, self._runtime.shelf)
+        self._worlds = Worlds(self._runtime.loop, self._events.append, say, self._nodes.patience_s)
+        self._pace = PaceReport(self._runtime.loop, self._nodes)
         self._moves = StateMoves()
-        self._teller = JobTeller(self._runtime.loop, spec.rdzv_handler)
+        self._teller = JobTeller(self._runtime.loop, self._nodes)
         self._recalls = Recalls(self._runtime.loop, self._events.append)
         self._state = JobState(
             policy=policy_of(spec, self._options, self._shutdown_timeout),
-            run_id=spec.rdzv_handler.get_run_id(),
+            run_id=self._nodes.get_run_id(),
             job=job_name(spec),
             host=node_name(),
         )
@@ -127,8 +126,8 @@ class Agent(TorchAgent):
             return result or RunResult(state=WorkerState.SUCCEEDED)  # torch has none for who left while it waited
         except SignalException:
             # torch leaves its rendezvous open then, as the job may go on elsewhere: so be it, but not with this node.
-            if self._outlives_stores():
-                self._worker_group.spec.rdzv_handler.leave()
+            if self._nodes.outlives_stores:
+                self._nodes.leave()
             raise
         finally:
             if (folder := temporary_folder(self._logs_specs)) is not None:
@@ -153,7 +152,7 @@ class Agent(TorchAgent):
             self._teller.start(lambda: news_of(self._view(), self._state, self._worker_group))
         if self._runtime.is_alone:  # else it is the caller's business what is logged, and how
             self._reporter.speak_for_library()
-        isolation.offer_job(self._worker_group.spec, self._runtime.shared_arguments, self._reporter.say)
+        isolation.offer_job(self._nodes, self._worker_group.spec, self._runtime.shared_arguments, self._reporter.say)
         self._start_generation(restarts_used=0)
         self._start_node_watch()
         while self._result is None:
@@ -201,7 +200,7 @@ class Agent(TorchAgent):
         if self._pcontext is not None:  # what the last generation held has to be free
             self._node.wait_until_gpus_are_free(self._pcontext.pids().values(), self._runtime.processes.token)
         self._pcontext = context
-        store = self._store if self._speaks_with_peers() else None
+        store = self._store if self._nodes.has_store_of_each_round else None
         others = store if worker_group.group_world_size > 1 else None
         self._worlds.begin(self._state.generation + 1, context, others, worker_group.group_rank)
         happenings.on_serving = self._worlds.serving
@@ -253,7 +252,7 @@ class Agent(TorchAgent):
             events.StartedWorker(local_rank=w.local_rank, rank=w.global_rank, pid=w.id) for w in group.workers
         )
         used = group.spec.max_restarts - self._remaining_restarts
-        why_stay = isolation.why_stay(group.spec.rdzv_handler, group.group_world_size)
+        why_stay = isolation.why_stay(self._nodes, group.group_world_size)
         node = self._node_in_world()
         self._has_lost_nodes = self._recalls.does_anyone_depart = False
         begun = events.WorkersStarted(
@@ -271,8 +270,7 @@ class Agent(TorchAgent):
 
     def _node_in_world(self) -> str:
         """What this node is called in the worlds of this generation, and no other ever."""
-        name = getattr(self._worker_group.spec.rdzv_handler, "node_id", self._state.host)
-        return f"{name}#{secrets.token_hex(4)}"
+        return f"{self._nodes.node_id or self._state.host}#{secrets.token_hex(4)}"
 
     def _meet_nodes(self, command: commands.MeetNodes) -> None:
         """Meets the nodes of another round; the workers do not notice."""
@@ -281,14 +279,14 @@ class Agent(TorchAgent):
         pids = {worker.local_rank: worker.id for worker in group.workers}
         self._stop_watches()
         self._remaining_restarts = group.spec.max_restarts - self._state.restarts_used
-        group.spec.rdzv_handler.trains_on = True
+        self._nodes.trains_on = True
         try:
             self._rendezvous(group)
         except RendezvousClosedError as closed:
             self._go_on_alone(closed)
             return
         finally:
-            group.spec.rdzv_handler.trains_on = False
+            self._nodes.trains_on = False
         for worker in group.workers:
             worker.id = pids[worker.local_rank]
         assert isinstance(self._pcontext, WorkersContext)
@@ -302,14 +300,14 @@ class Agent(TorchAgent):
         for local_rank, env in envs.items():  # for those who take the place of others
             self._pcontext.envs[local_rank].update(env)
         self._has_lost_nodes = self._recalls.does_anyone_depart = False
-        store = self._store if self._speaks_with_peers() else None
+        store = self._store if self._nodes.has_store_of_each_round else None
         self._snapshots.meet(store, group.group_rank, group.group_world_size, group.master_addr)
         self._join_worlds(self._state.node)
         self._start_watches()
 
     def _go_on_alone(self, closed: RendezvousClosedError) -> None:
         """The others have ended well while this node waited to meet them: its workers do so, too."""
-        if not self._has_ended_well():
+        if not self._nodes.has_ended_well():
             raise closed
         if not has_anyone_a_part(self._state):
             self._leave_after_the_end(closed)
@@ -318,30 +316,24 @@ class Agent(TorchAgent):
         self._worlds.join(alone, (), living_members(self._state))
         self._watch_hangs()
 
-    def _has_ended_well(self) -> bool:
-        handler = self._worker_group.spec.rdzv_handler
-        return hasattr(handler, "has_ended_well") and handler.has_ended_well()
-
     def _leave_after_the_end(self, closed: RendezvousClosedError) -> None:
         self._reporter.say(f"{closed} This node is not needed any more, and ends well.")
-        self._worker_group.spec.rdzv_handler.leave()
+        self._nodes.leave()
         raise RendezvousGracefulExitError(str(closed)) from closed
 
     def _join_worlds(self, node: str) -> None:
         group = self._worker_group
-        handler = group.spec.rdzv_handler
         this_round = None
-        can_agree = group.group_world_size == 1 or self._speaks_with_peers()
+        can_agree = group.group_world_size == 1 or self._nodes.has_store_of_each_round
         if can_agree and not lacks(Part.IN_PLACE):
-            log = handler.world_log() if hasattr(handler, "world_log") else None
             this_round = Round(
                 rank=group.group_rank,
                 size=group.group_world_size,
                 node=node,
                 store=None if group.group_world_size == 1 else self._store,
-                log=log,
+                log=self._nodes.world_log(),
                 master=group.master_addr,
-                nodes=tuple(getattr(handler, "node_ids", ())),
+                nodes=self._nodes.node_ids,
             )
         self._worlds.join(this_round, first_members(self._state), living_members(self._state))
 
@@ -360,20 +352,16 @@ class Agent(TorchAgent):
                 raise
             except RendezvousClosedError as closed:
                 comes_late = self._pcontext is None or self._state.is_left_out  # nothing of its own is unfinished
-                if comes_late and self._has_ended_well():
+                if comes_late and self._nodes.has_ended_well():
                     self._leave_after_the_end(closed)
                 raise
             except DistError as error:
-                if not self._outlives_stores():
+                if not self._nodes.outlives_stores:
                     raise
                 self._reporter.say(f"The nodes meet again: {str(error).partition(chr(10))[0]}")
                 continue
             self._remaining_restarts = worker_group.spec.max_restarts - used
             return
-
-    def _outlives_stores(self) -> bool:
-        """Whether the rendezvous has another store for each round, so that one may be lost."""
-        return bool(getattr(self._worker_group.spec.rdzv_handler, "outlives_stores", False))
 
     def _start_functions(self, group: WorkerGroup) -> dict[int, Any]:
         # torch starts these as its own children; the mark lets the keeper find them if the agent is killed.
@@ -443,9 +431,7 @@ class Agent(TorchAgent):
         """Tell whether nobody is awaited: nobody needs this round's store when the last step is made."""
         if self._has_lost_nodes or self._recalls.does_anyone_depart:
             return True
-        handler = self._worker_group.spec.rdzv_handler
-        # Others of torch's would ask a store.
-        return hasattr(handler, "watch_nodes") and (handler.is_closed() or handler.is_given_up())
+        return self._nodes.is_nobody_awaited()
 
     def _nodes_lost(self, generation: int, nodes: tuple[str, ...], reason: str) -> None:
         self._unheard_loss = reason
@@ -476,7 +462,7 @@ class Agent(TorchAgent):
     def _rendezvous_failed(self, generation: int, error: Exception) -> None:
         if self._worlds.log_outlives_store or self._recalls.does_anyone_depart:
             return  # the members meet in other stores, and the loss of its node is told otherwise
-        if self._outlives_stores():
+        if self._nodes.outlives_stores:
             self._peer_failed(generation, f"the node that hosts this round's store is gone: {error}".split("\n")[0])
             return
 
@@ -598,12 +584,9 @@ class Agent(TorchAgent):
             self._pcontext.stop(command.local_ranks, command.reason if command.is_anyone_gone else None)
 
     def _tell_peers(self, reason: str) -> None:
-        handler = self._worker_group.spec.rdzv_handler
-        timeout_s = PEERS_TIMEOUT_S
-        if hasattr(handler, "tell_fault"):  # which is faster; the round's store tells who has no connection
-            handler.tell_fault(f"On {self._state.host}, {reason}")
-            timeout_s /= 10
-        if self._worker_group.group_world_size > 1 and self._speaks_with_peers():
+        is_told = self._nodes.tell_fault(f"On {self._state.host}, {reason}")
+        timeout_s = PEERS_TIMEOUT_S / 10 if is_told else PEERS_TIMEOUT_S  # the store tells who has no connection
+        if self._worker_group.group_world_size > 1 and self._nodes.has_store_of_each_round:
             try:
                 tell_peers(self._store, f"On {self._state.host}, {reason}", timeout_s)
             except SignalException:
@@ -614,9 +597,7 @@ class Agent(TorchAgent):
     def _hold_joins(self, reason: str) -> None:
         if reason:
             self._reporter.say(reason)
-        handler = self._worker_group.spec.rdzv_handler
-        if hasattr(handler, "hold_joins"):  # torch's can tell nobody
-            handler.hold_joins(reason)
+        self._nodes.hold_joins(reason)
 
     def _wake_at(self, at: float) -> None:
         self._runtime.loop.call_at(at, self._time_has_come)
@@ -632,7 +613,7 @@ class Agent(TorchAgent):
             self._recalls.await_step(self._state.generation, processes.values())
             return
         group = self._worker_group
-        why_not = isolation.why_not_now(group.spec.rdzv_handler, group.group_world_size, command)
+        why_not = isolation.why_not_now(self._nodes, group.group_world_size, command)
         self._handle(events.LeaveAnswered(at=time.monotonic(), why_not=why_not))
 
     def _leave_or_fail(self, command: commands.FailJob | commands.LeaveJob | commands.DepartWell) -> None:
@@ -642,12 +623,12 @@ class Agent(TorchAgent):
         self._stop_watches()
         if isinstance(command, commands.DepartWell):
             self._recalls.does_anyone_depart = True
-            self._worker_group.spec.rdzv_handler.leave()
+            self._nodes.leave()
             if not command.is_drained:
                 self._finish(WorkerState.SUCCEEDED, self._succeeded())
                 return
         if isinstance(command, commands.LeaveJob):
-            isolation.leave(self._worker_group.spec.rdzv_handler, self._state.host, command, self._reporter.say)
+            isolation.leave(self._nodes, self._state.host, command, self._reporter.say)
         cause = None if isinstance(command, commands.DepartWell) else command.cause
         if cause is None and not isinstance(command, commands.FailJob) and self._pcontext is not None:
             failures.write_reason(self._pcontext.error_files[0], command.reason)
@@ -691,19 +672,18 @@ class Agent(TorchAgent):
         spec = self._worker_group.spec
         generation = self._state.generation
         elsewhere = self._elsewhere_of_round = self._elsewhere()
-        if hasattr(spec.rdzv_handler, "watch_nodes"):
-            listener = RoundListener(
-                on_fault=partial(self._peer_failed, generation),
-                on_cancel=self._cancelled,
-                on_waiting=partial(self._nodes_wait, generation),
-                on_recall=self._recalls.told,
-                on_depart=partial(self._others_depart, generation),
-                on_lost=partial(self._nodes_lost, generation),
-                on_taken_out=partial(self._taken_out, generation),
-                on_change=self._worlds.look,
-            )
-            spec.rdzv_handler.watch_nodes(listener)
-        if self._speaks_with_peers():
+        listener = RoundListener(
+            on_fault=partial(self._peer_failed, generation),
+            on_cancel=self._cancelled,
+            on_waiting=partial(self._nodes_wait, generation),
+            on_recall=self._recalls.told,
+            on_depart=partial(self._others_depart, generation),
+            on_lost=partial(self._nodes_lost, generation),
+            on_taken_out=partial(self._taken_out, generation),
+            on_change=self._worlds.look,
+        )
+        self._nodes.watch_nodes(listener)
+        if self._nodes.has_store_of_each_round:
             self._peers = PeerWatch(
                 spec.rdzv_handler,
                 self._store,
@@ -711,14 +691,14 @@ class Agent(TorchAgent):
                 on_fault=partial(self._peer_failed, generation),
                 on_waiting=partial(self._nodes_wait, generation),
                 on_error=partial(self._rendezvous_failed, generation),
-                outlives_store=self._outlives_stores(),
+                outlives_store=self._nodes.outlives_stores,
                 elsewhere=elsewhere,
             )
             self._peers.start()
         self._watch_hangs()
         if isinstance(context := self._pcontext, WorkersContext):
             see = partial(seen_of, processes=context.workers)
-            self._pace.start(lambda: see(self._state, self._worker_group, kept_at=self._snapshots.kept_at))
+            self._pace.start(lambda: see(self._state, self._worker_group, self._nodes, kept_at=self._snapshots.kept_at))
 
     def _watch_hangs(self) -> None:
         """Watch the workers that train; newcomers are not in step yet."""
@@ -752,18 +732,10 @@ class Agent(TorchAgent):
         late = (worker.local_rank for worker in self._state.running if is_newcomer(self._state, worker))
         self._hangs.watch_newcomers({ranks[each]: processes[each] for each in late})
 
-    def _speaks_with_peers(self) -> bool:
-        """Whether this job has a store for each round: what was said in one must not be heard in the next.
-
-        torch's static rendezvous has the same one for all; there each node finds out by itself, as under torchrun.
-        """
-        handler = self._worker_group.spec.rdzv_handler
-        return bool(getattr(handler, "can_grow", True)) and handler.get_backend() != "static"
-
     def _elsewhere(self) -> Elsewhere | None:
         """Where to ask for the ranks of the other nodes; None if there are none."""
         group = self._worker_group
-        if group.group_world_size == 1 or not self._speaks_with_peers():
+        if group.group_world_size == 1 or not self._nodes.has_store_of_each_round:
             return None
         return Elsewhere(
             self._store,
@@ -782,7 +754,7 @@ class Agent(TorchAgent):
             self._view,
             self._state.host,
             self._runtime.metrics_teller,
-            cluster_samples=getattr(self._worker_group.spec.rdzv_handler, "cluster_samples", tuple),
+            cluster_samples=self._nodes.cluster_samples,
             may_thread=self._may_thread(),
         )
 

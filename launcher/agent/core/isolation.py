@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from unicron_elastic.base import quarantine
 from unicron_elastic.base.ledger import hold_own, state_folder
@@ -23,6 +23,7 @@ from unicron_elastic.recovery.commands import AskToLeave, LeaveJob
 
 if TYPE_CHECKING:
     from unicron_elastic.compat.agent import WorkerSpec
+    from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
 
 
 # The file that says which nodes are in quarantine: the one thing about a node that outlives its jobs.
@@ -195,51 +196,45 @@ def _sync_folder(folder: Path) -> None:
             os.close(fd)
 
 
-def why_stay(handler: Any, nodes: int) -> str:
-    """Why the job of this torch RendezvousHandler, of ``nodes`` now, cannot go on without this one; "" if it can.
+def why_stay(handler: JobRendezvous, nodes: int) -> str:
+    """Why the job of this rendezvous, of ``nodes`` now, cannot go on without this one; "" if it can.
 
     It follows "The node stays: ".
     """
     if nodes == 1:
         return "it is the only node of the job."
-    if not hasattr(handler, "why_stay"):
-        return f"torch's {handler.get_backend()} rendezvous cannot be left."
-    return str(handler.why_stay(nodes))
+    return handler.why_stay(nodes)
 
 
-def why_not_now(handler: Any, nodes: int, command: AskToLeave) -> str:
+def why_not_now(handler: JobRendezvous, nodes: int, command: AskToLeave) -> str:
     """Answer as ``why_stay``; but of nodes that would leave at one moment only as many may as the job can spare."""
     if why := why_stay(handler, nodes):
         return why
     if not command.is_departure:
-        return str(handler.take_leave(nodes))
-    if not hasattr(handler, "depart"):
-        return "only where --rdzv-backend is unicron the others could go on in place without it."
-    return str(handler.depart(nodes, command.reason, command.have_state))
+        return handler.take_leave(nodes)
+    return handler.depart(nodes, command.reason, command.have_state)
 
 
-def offer_job(spec: WorkerSpec, argv: Sequence[str], say: Callable[[str], None]) -> None:
+def offer_job(handler: JobRendezvous, spec: WorkerSpec, argv: Sequence[str], say: Callable[[str], None]) -> None:
     """Lets spare nodes of the cluster know what this job runs, where its rendezvous can tell them."""
-    if not argv or not hasattr(spec.rdzv_handler, "offer_job") or os.environ.get("UNICRON_PLANNED_JOB"):
+    if not argv or os.environ.get("UNICRON_PLANNED_JOB"):
         return  # a planned job gets its nodes by the plan
     try:
-        spec.rdzv_handler.offer_job(argv, os.getcwd(), environment(), spec.local_world_size)
+        handler.offer_job(argv, os.getcwd(), environment(), spec.local_world_size)
     except ValueError as error:
         say(f"Spare nodes of the cluster cannot run this job: {error}.")
 
 
-def leave(handler: Any, node: str, command: LeaveJob, say: Callable[[str], None]) -> None:
+def leave(handler: JobRendezvous, node: str, command: LeaveJob, say: Callable[[str], None]) -> None:
     """Takes the node out of the rendezvous and puts it on the list; what cannot be done is said."""
     now = time.time()
     until = None if command.quarantine_s is None else now + command.quarantine_s
     entry = Quarantined(node=node, reason=command.reason, since=now, until=until, by=LAUNCHER)
-    is_of_cluster = hasattr(handler, "keep_out")
-    why_not = handler.keep_out(entry) if is_of_cluster else ""
+    why_not = handler.keep_out(entry)
     if why_not:
         say(f"This node could not be put into the cluster's quarantine: {why_not}")
-    if hasattr(handler, "leave"):
-        handler.leave()
-    if is_of_cluster and not why_not:
+    handler.leave()
+    if why_not == "":
         say(f"This node is in the cluster's quarantine now: `unicron undrain {node}` ends that.")
         return
     path = default_path()

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.compat.agent import WorkerGroup
@@ -19,6 +19,7 @@ from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.launcher.view.job.view import JobView
 from unicron_elastic.recovery.state import JobState
+from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
 
 if TYPE_CHECKING:
     from unicron_elastic.rendezvous.records.news import JobNews, NewsWriter
@@ -34,11 +35,10 @@ logger = logging.getLogger(__name__)
 class JobTeller:
     """Of one agent. Does nothing unless its rendezvous has a store that others can read."""
 
-    def __init__(self, loop: Loop, handler: Any) -> None:
+    def __init__(self, loop: Loop, handler: JobRendezvous) -> None:
         """``handler`` is the job's rendezvous."""
         self._loop = loop
-        make = getattr(handler, "news_writer", None)
-        self._writer: NewsWriter | None = None if make is None else make()
+        self._writer: NewsWriter | None = handler.news_writer()
         self._look: Callable[[], JobNews | None] | None = None
         self._changed = threading.Condition()
         self._news: JobNews | None = None

@@ -21,6 +21,7 @@ from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.recovery.state import JobState
+from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
 
 Kind = Literal["grow", "shrink", "replace"]
 
@@ -215,12 +216,11 @@ _Merge = Callable[[bytes | None], bytes]
 class PaceReport:
     """Of one agent. Does nothing unless the job was planned and its rendezvous can keep what is told."""
 
-    def __init__(self, loop: Loop, handler: Any) -> None:
+    def __init__(self, loop: Loop, handler: JobRendezvous) -> None:
         """``handler`` is the job's rendezvous."""
         self._loop = loop
         job = os.environ.get(PLANNED_JOB, "")
-        keep = getattr(handler, "keep_measured", None) if job else None
-        self._writer = None if keep is None else _Writer(partial(keep, job))
+        self._writer = _Writer(partial(handler.keep_measured, job)) if job else None
         self._see: Callable[[], Seen] | None = None
         self._pace = Pace()
         self._told: Report | None = None
@@ -351,7 +351,13 @@ def merged(report: Report, text: bytes | None) -> bytes:
     return measured.to_json()
 
 
-def seen_of(state: JobState, group: WorkerGroup, processes: Mapping[int, WorkerProcess], kept_at: float | None) -> Seen:
+def seen_of(
+    state: JobState,
+    group: WorkerGroup,
+    rendezvous: JobRendezvous,
+    processes: Mapping[int, WorkerProcess],
+    kept_at: float | None,
+) -> Seen:
     """What there is to see of a job, by its state on this node, the round of its agents, and its workers here.
 
     Those who train together in a world that may change have a batch that does not, and every one of them began with it.
@@ -359,7 +365,7 @@ def seen_of(state: JobState, group: WorkerGroup, processes: Mapping[int, WorkerP
     """
     world = state.world
     if world is None:
-        nodes = frozenset[str](group.spec.rdzv_handler.node_ids)
+        nodes = frozenset(rendezvous.node_ids)
         is_settled, is_first = True, group.group_rank == 0
     else:
         nodes = frozenset(member.node.rpartition("#")[0] for member in world.members)

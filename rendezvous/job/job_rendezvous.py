@@ -1,0 +1,163 @@
+"""What an agent may ask of its job's rendezvous, besides what torch asks, and the answers of one that can do no more.
+
+A rendezvous of ours says what it can; around a handler of torch's, or of somebody else's, stands ``PlainRendezvous``,
+so that the agent asks all in one way and never looks what there is to be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from unicron_elastic.base.quarantine import Quarantined
+from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo
+from unicron_elastic.rendezvous.job.rounds import RoundListener
+
+if TYPE_CHECKING:
+    from unicron_elastic.rendezvous.records.news import NewsWriter
+
+LOOKS_STATIC = "static"  # torch's name for nodes that are counted beforehand
+
+
+class JobRendezvous(RendezvousHandler):  # type: ignore[misc]
+    """`JobRendezvous` meets the nodes of one job; the answers here are those of one that can do what torch's can."""
+
+    trains_on = False  # set while the agent meets the others and its workers train on: it does not leave from there
+
+    # What it is.
+
+    @property
+    def node_id(self) -> str:
+        """Return what this node is called, as no other node ever is; "" if the rendezvous names none."""
+        return ""
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """Return the names of all nodes of this round, by rank; none if the rendezvous names none."""
+        return ()
+
+    @property
+    def patience_s(self) -> float:
+        """Return how long workers may have to wait for what all agents must agree on."""
+        return 0.0
+
+    @property
+    def outlives_stores(self) -> bool:
+        """Return whether the next round has another store, on another host, so that one may be lost."""
+        return False
+
+    @property
+    def has_store_of_each_round(self) -> bool:
+        """Return whether nodes can speak in the round's store: what was said in one must not be heard in the next."""
+        return bool(self.get_backend() != LOOKS_STATIC)
+
+    def cluster_secret(self) -> str:
+        """Return what the agents of the cluster know and others do not; "" if there is none."""
+        return ""
+
+    def cluster_samples(self) -> Iterable[Any]:
+        """Return the metrics of the cluster, where this agent coordinates it."""
+        return ()
+
+    def world_log(self) -> Any:
+        """Return where the worlds of this round are written; None: in the round's store."""
+        return None
+
+    # What it tells.
+
+    def watch_nodes(self, listener: RoundListener) -> None:
+        """Tell ``listener`` what happens to this round; nothing where others have to be asked."""
+
+    def has_ended_well(self) -> bool:
+        """Return whether the job has ended well on other nodes."""
+        return False
+
+    def is_nobody_awaited(self) -> bool:
+        """Return whether nobody needs this round's store when the last step is made, without asking that store."""
+        return False
+
+    # What it is told.
+
+    def tell_fault(self, reason: str) -> bool:  # noqa: ARG002
+        """Tell the other nodes of a fault; whether that is done faster so than in the round's store."""
+        return False
+
+    def hold_joins(self, reason: str) -> None:
+        """Keep waiting nodes out as long as there is a reason; nobody can be told by torch's."""
+
+    def offer_job(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], nproc_per_node: int) -> None:
+        """Let spare nodes know what this job runs. Raises ValueError for what they cannot run."""
+
+    def keep_measured(self, job: str, merge: Callable[[bytes | None], bytes]) -> bool:  # noqa: ARG002
+        """Keep what was measured of a planned job; whether it was kept."""
+        return False
+
+    def news_writer(self) -> NewsWriter | None:
+        """Return what tells others how far the job is; None where they do not look."""
+        return None
+
+    # How a node leaves.
+
+    def why_stay(self, nodes: int) -> str:  # noqa: ARG002
+        """Return why the job cannot go on without this one of its ``nodes``, as follows "The node stays: "."""
+        return f"torch's {self.get_backend()} rendezvous cannot be left."
+
+    def take_leave(self, nodes: int) -> str:
+        """Return why this node may not leave just now, "" if it may: of those that would only as many may as can."""
+        return self.why_stay(nodes)
+
+    def depart(self, nodes: int, reason: str, have_state: Collection[str] = ()) -> str:  # noqa: ARG002
+        """Take leave while the others go on in place; why not, or ""."""
+        return "only where --rdzv-backend is unicron the others could go on in place without it."
+
+    def leave(self) -> None:
+        """Leave the job, which may go on elsewhere."""
+
+    def keep_out(self, quarantined: Quarantined) -> str | None:  # noqa: ARG002
+        """Put a node into the cluster's quarantine; why not, "" if it is there, None where no cluster has one."""
+        return None
+
+
+class PlainRendezvous(JobRendezvous):
+    """`PlainRendezvous` asks the torch ``handler`` what torch's can be asked, and does no more."""
+
+    def __init__(self, handler: RendezvousHandler) -> None:
+        self._handler = handler
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Answer as the handler does."""
+        return bool(self._handler.use_agent_store)
+
+    def get_backend(self) -> str:
+        """Answer as the handler does."""
+        return str(self._handler.get_backend())
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the other nodes as the handler does."""
+        return self._handler.next_rendezvous()
+
+    def is_closed(self) -> bool:
+        """Answer as the handler does."""
+        return bool(self._handler.is_closed())
+
+    def set_closed(self) -> None:
+        """Close the handler's rendezvous."""
+        self._handler.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        """Answer as the handler does."""
+        return int(self._handler.num_nodes_waiting())
+
+    def get_run_id(self) -> str:
+        """Answer as the handler does."""
+        return str(self._handler.get_run_id())
+
+    def shutdown(self) -> bool:
+        """Shut the handler down."""
+        return bool(self._handler.shutdown())
+
+
+def job_rendezvous(handler: RendezvousHandler) -> JobRendezvous:
+    """Return the ``handler`` as what an agent may ask."""
+    return handler if isinstance(handler, JobRendezvous) else PlainRendezvous(handler)
