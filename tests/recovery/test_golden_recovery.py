@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from enum import Enum
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import scenario
+from test_in_place import InPlace
 
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.faults import HangKind, RootCause, Severity, Status
@@ -25,6 +26,7 @@ from unicron_elastic.recovery.commands import RecordIncident
 GOLDEN = Path(__file__).parent / "golden"
 CODES = {name: getattr(scenario, name) for name in ("KILLED", "TERMINATED", "CRASHED", "GLOO_CLOSED")}
 ENUMS: dict[str, type[Enum]] = {each.__name__: each for each in (HangKind, Severity, Status)}
+JOBS: dict[str, Callable[..., scenario.Job]] = {"job": scenario.Job, "in_place": InPlace}
 FACTS = (
     *("rank", "status", "severity", "method", "exit_code", "exception_type", "message", "location", "stack", "step"),
     *("action", "restarts_used", "generation", "evidence", "left", "superseded_by"),
@@ -43,8 +45,8 @@ def answers(text: str) -> str:
         if not line or line.startswith(("#", "==")):
             continue
         name, arguments, options = parsed(line)
-        if name == "job":
-            job = scenario.Job(*arguments, **options)
+        if name in JOBS:
+            job = JOBS[name](*arguments, **options)
             continue
         before, told = job.state.phase, len(job.log)
         getattr(job, name)(*arguments, **options)

@@ -130,21 +130,17 @@ def test_the_first_come_at_once_and_each_further_one_later_than_the_one_before()
     assert said[0] == f"rank 5 restarts in 1 s, after {AT_ONCE} starts within 60 s."
 
 
-def test_alone_all_begin_again_when_it_is_enough_and_that_counts() -> None:
-    job = Stormy(is_alone=True, max_restarts=20)
-    stopped = only(fails_until_it_is_enough(job), StopWorkers)
-    assert stopped.local_ranks == (0,)
-    assert stopped.reason.startswith(f"rank 5 was started {FRUITLESS_MAX} times within ")
-    assert "and never made a step. The last time rank 5 was killed by signal 9 (SIGKILL)." in stopped.reason
-    begins = only(job.terminated(0), StartWorkers)
-    assert begins.restarts_used == FRUITLESS_MAX + 1
-    assert begins.reason.endswith("The node stays: it is the only node of the job.")
-
-
-def test_without_a_restart_left_it_fails() -> None:
-    job = Stormy(is_alone=True, max_restarts=FRUITLESS_MAX)
-    fails_until_it_is_enough(job)
-    assert only(job.terminated(0), FailJob).reason.endswith("No restart: all 10 restarts are used.")
+def test_the_others_of_its_node_train_on_without_it_when_it_is_enough() -> None:
+    job = Stormy(is_alone=True, max_restarts=1)
+    told = fails_until_it_is_enough(job)
+    said = [command.reason for command in told if isinstance(command, Tell)][-1]
+    assert said.startswith(f"rank 5 was started {FRUITLESS_MAX} times within ")
+    assert "and never made a step. The last time rank 5 was killed by signal 9 (SIGKILL)." in said
+    assert said.endswith("1 rank trains on: rank 5 is not replaced any more.")
+    assert job.records()[-1].decision == "1 rank trains on: rank 5 is not replaced any more."
+    assert job.state.restarts_used == 1
+    assert none(job.time(job.now + 3600.0), ReplaceWorker)
+    assert none(job.log, StopWorkers, FailJob)
 
 
 def test_a_node_that_can_be_spared_leaves_and_the_others_go_on_in_place() -> None:
@@ -159,13 +155,22 @@ def test_a_node_that_can_be_spared_leaves_and_the_others_go_on_in_place() -> Non
     assert none(job.log, TellPeers, FailJob)
 
 
-def test_one_that_cannot_be_spared_begins_again_with_all_others() -> None:
+def test_where_one_that_cannot_be_spared_has_others_that_train_they_do_so_without_it() -> None:
     job = Stormy(max_restarts=20, isolate_after=0)
     fails_until_it_is_enough(job)
     told = job.may_leave("the job needs all 2 of its nodes.")
-    assert only(told, StopWorkers).local_ranks == (0,)
+    assert none(told, StopWorkers, TellPeers)
+    assert job.records()[-1].decision == "2 ranks train on: rank 5 is not replaced any more."
+
+
+def test_one_that_cannot_be_spared_and_where_nobody_trains_begins_again_with_all_others() -> None:
+    job = Stormy(1, max_restarts=20, isolate_after=0)
+    job.exited(0, KILLED)
+    for _ in range(FRUITLESS_MAX - 1):
+        job.fails_on_its_way(0)
+    told = job.may_leave("the job needs all 2 of its nodes.")
     only(told, TellPeers)
-    assert only(job.terminated(0), StartWorkers).restarts_used == FRUITLESS_MAX + 1
+    assert only(told, StartWorkers).restarts_used == 2
     assert [record.number for record in job.records()] == sorted(record.number for record in job.records())
 
 

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import replace
 
-from unicron_elastic.faults import Failure, Fault, RootCause, Severity, classify, left_early, root_cause
+from unicron_elastic.faults import Failure, Fault, classify, left_early, root_cause
 from unicron_elastic.recovery import departure as recalled
 from unicron_elastic.recovery import in_place, joins, node, node_loss, storms, worker_loss
 from unicron_elastic.recovery.commands import (
@@ -75,8 +75,6 @@ from unicron_elastic.recovery.node import (
 )
 from unicron_elastic.recovery.policy import (
     Life,
-    Rung,
-    Verdict,
     climb,
     count_repeats,
     judge,
@@ -305,17 +303,19 @@ def _add_exit_code(state: JobState, local_rank: int, exit_code: int) -> JobState
 def _fault_noticed(
     state: JobState, fault: Fault, at: float, method: str, why_stop: str | None = None
 ) -> tuple[JobState, list[Command]]:
-    """Books the fault; the first one of a generation opens an incident and has everybody stop.
-
-    ``why_stop`` stands for the fault's reason where that was said before.
-    """
+    """Answer a fault: in place if that can be, else all stop; ``why_stop`` stands for what was said of it before."""
     if state.leaves:  # which concerns nobody else any more
         return recalled.end_workers(state, at) if state.phase is Phase.RUNNING else (state, [])
     if state.is_left_out:  # nobody waits for these workers any more
         return state, []
     gone_on = worker_loss.go_on(state, fault, at, method)
-    if gone_on is not None:
-        return gone_on
+    return gone_on or _stop_for(state, fault, at, method, why_stop)
+
+
+def _stop_for(
+    state: JobState, fault: Fault, at: float, method: str, why_stop: str | None = None
+) -> tuple[JobState, list[Command]]:
+    """Books the fault; the first one of a generation opens an incident and has everybody stop."""
     join = state.join
     if state.phase is Phase.RUNNING and join is not None and join.at is not None and fault.is_consequence:
         # Another node has stopped for those who wait a moment before this one.
@@ -340,16 +340,17 @@ def _fault_noticed(
 
 
 def _end_storm(state: JobState, at: float) -> tuple[JobState, list[Command]]:
-    """End a storm: this node leaves for a worker that was started too often, or else all workers begin again."""
+    """End a storm: this node leaves for a worker that was started too often, or the others train on without it."""
     fault = storms.overrun(state, at)
     if fault is None:
         return state, []
-    if node.why_not_ask(state, worker_loss.why_not_in_place(state, -1)):
-        return _fault_noticed(state, fault, at, node.SUPERVISION)
-    cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
-    stays = Verdict(restart=True, restarts_used=state.restarts_used, reason="")
-    rung = Rung(severity=Severity.SEV1, reason=fault.reason)
-    return node.ask_to_leave(state, cause, rung, stays, otherwise=fault)
+    return node.ask_for(state, fault) if worker_loss.is_worth_asking(state) else _train_on_without(state, fault, at)
+
+
+def _train_on_without(state: JobState, fault: Fault, at: float) -> tuple[JobState, list[Command]]:
+    """Give up a worker that does not come to train; where nobody else of this node trains, all begin again."""
+    given_up = worker_loss.give_up(state, fault, at, node.SUPERVISION)
+    return given_up or _stop_for(state, fault, at, node.SUPERVISION)
 
 
 def _begin_again_at_the_end(state: JobState, at: float) -> tuple[JobState, list[Command]]:
@@ -408,7 +409,7 @@ def _leave_answered(state: JobState, event: LeaveAnswered) -> tuple[JobState, li
     state, commands = recalled.answered(state, event)
     if not event.why_not or asked is None or asked.otherwise is None:
         return state, commands
-    state, more = _fault_noticed(state, asked.otherwise, event.at, node.SUPERVISION)
+    state, more = _train_on_without(state, asked.otherwise, event.at)
     return state, commands + more
 
 
@@ -542,12 +543,13 @@ def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     repeats = state.repeats if is_known else count_repeats(state.repeats, cause, _life(state, at))
     verdict = judge(state.policy, state.restarts_used - is_known, repeats, tuple(f.failure for f in state.faults))
     departure = None
-    if verdict.restart:
+    is_on_its_way = is_only_on_its_way(state)
+    if is_on_its_way and (not verdict.restart or worker_loss.cannot_take_the_state(cause.fault)):
+        departure = turn_back(state, verdict, cause)
+    elif verdict.restart:
         attempts, rung = climb(state.attempts, cause.fault, at, state.policy)
         state = replace(state, attempts=attempts)
         verdict, departure = weigh(state, verdict, rung, cause)
-    elif is_only_on_its_way(state):
-        departure = turn_back(state, verdict, cause)
     assert state.incident is not None  # the first fault of a generation opens one
     was_told = not state.summons and state.incident.reason == cause.reason
     incident = judged(state.incident, cause, at, verdict)

@@ -202,7 +202,10 @@ def is_only_on_its_way(state: JobState) -> bool:
 def turn_back(state: JobState, verdict: Verdict, cause: RootCause) -> Departure:
     """The departure of a node that fails again and again on its way: that must not end the job of the others."""
     leaves = replace(
-        verdict, isolate=True, reason=f"{verdict.reason} Others train without this node: it leaves the job."
+        verdict,
+        restart=False,
+        isolate=True,
+        reason=f"{'' if verdict.restart else f'{verdict.reason} '}Others train without this node: it leaves the job.",
     )
     again = Verdict(restart=True, restarts_used=state.restarts_used, reason="Its workers begin again.")
     return Departure(cause=cause, reason=cause.reason, leaves=leaves, stays=again, is_broken=False)
@@ -255,6 +258,14 @@ def ask_to_leave(
     recall = Recall(reason=f"Node {state.host} leaves the job: {why}", stage=RecallStage.ASKS, departure=departure)
     asks = AskToLeave(reason=recall.reason, is_departure=True, have_state=nodes_elsewhere(state))
     return replace(state, recall=recall), [asks]
+
+
+def ask_for(state: JobState, fault: Fault) -> tuple[JobState, list[Command]]:
+    """Have it found out whether this node may leave for a fault that no restart of a worker helps."""
+    cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
+    stays = Verdict(restart=True, restarts_used=state.restarts_used, reason="")
+    rung = Rung(severity=Severity.SEV1, reason=fault.reason)
+    return ask_to_leave(state, cause, rung, stays, otherwise=fault)
 
 
 def must_stay(state: JobState, departure: Departure, why: str) -> tuple[JobState, list[Command]]:

@@ -1,8 +1,9 @@
 """No loop of ours starts processes without limit, whatever makes it one: starts of workers are counted and slowed down.
 
 The first few within a minute come at once, as ever; each further one comes later than the one before. A worker that is
-replaced again and again, and never makes a step, is answered at the next severity: its node leaves the job, or all
-workers begin again, which counts, and fails when no restart is left. Restarts of all that count have their own limit.
+replaced again and again, and never makes a step, is answered at the next severity: its node leaves the job, or the
+others of this node train on without it. Where none of them trains, all workers begin again, which counts, and fails
+when no restart is left. Restarts of all that count have their own limit.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def overrun(state: JobState, at: float) -> Fault | None:
         return None
     for worker in state.workers:
         starts = _fruitless(state, worker.local_rank)
-        if worker.is_lost and worker.exit_code is not None and len(starts) >= FRUITLESS_MAX:
+        is_waited_for = worker.is_lost and worker.exit_code is not None and not worker.is_given_up
+        if is_waited_for and len(starts) >= FRUITLESS_MAX:
             return _fault(worker, starts, at)
     return None
 

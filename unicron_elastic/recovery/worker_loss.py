@@ -38,6 +38,7 @@ from unicron_elastic.recovery.state import (
     Worker,
     has_anyone_parted,
     is_anyone_elsewhere,
+    is_newcomer,
     is_over,
     members_here,
     name_of,
@@ -182,63 +183,98 @@ BREAK_GRACE_NODES_S = 0.5  # ... if it may be that of a node
 def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobState, list[Command]] | None:
     """Leaves out whom this fault took, if the others can go on without; None if all workers have to begin again."""
     lost = _taken(state, fault, method)
+    if state.phase is not Phase.RUNNING:
+        return None
     if lost and has_anyone_parted(state) and all(is_unneeded(state, worker) for worker in lost):
         return _leave_out(state, lost, at, f"{fault.reason} Nobody needs it now.")
     if not lost or not _can_others_go_on(state, lost) or _has_nobody_the_state(fault):
         return None
+    is_final = why_final(state.policy, (fault.failure,)) is not None
+    if not is_final and cannot_take_the_state(fault):
+        return give_up(state, fault, at, method) or _leave_to_the_others(state, fault, lost, at)
     cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
-    is_known = is_being_answered(state, fault, at)
-    repeats = state.repeats if is_known else count_repeats(state.repeats, cause, _life(state, fault, at))
-    verdict = judge(state.policy, state.restarts_used - is_known, repeats, (fault.failure,))
-    if not verdict.restart or _cannot_take_the_state(fault):
-        if _may_be_given_up(state, lost) and not why_final(state.policy, (fault.failure,)):
-            why = "" if verdict.restart else f" {verdict.reason}"
-            reason = f"{_who_goes_on(state, lost)}{why} {_are_not_replaced(lost)}"
-            verdict = Verdict(restart=True, restarts_used=state.restarts_used, reason=reason)
-            state, booked = _book(state, cause, verdict, at=at, method=method, action="go on")
-            return _give_up(state, lost, at, f"{fault.reason} {reason}", booked)
+    if not is_final and _are_on_their_way(state, lost):
+        repeats, verdict = state.repeats, _started_again(state, lost)
+    else:
+        is_known = is_being_answered(state, fault, at)
+        repeats = state.repeats if is_known else count_repeats(state.repeats, cause, _life(state, fault, at))
+        verdict = judge(state.policy, state.restarts_used - is_known, repeats, (fault.failure,))
         if not verdict.restart:
             return None
+        verdict = replace(verdict, reason=f"{_who_goes_on(state, lost)} {verdict.reason}")
     attempts, rung = climb(state.attempts, fault, at, state.policy)
     why_stay = node.why_not_ask(state, why_not_in_place(state, -1)) if rung.severity is Severity.SEV1 else ""
-    decision = f"{_who_goes_on(state, lost)} {verdict.reason}"
+    said = verdict.reason
     if why_stay:
-        decision = " ".join(filter(None, (decision, rung.reason, f"The node stays: {why_stay}")))
-    verdict = replace(verdict, severity=rung.severity, reason=decision)
+        verdict = replace(verdict, reason=" ".join(filter(None, (said, rung.reason, f"The node stays: {why_stay}"))))
+    verdict = replace(verdict, severity=rung.severity)
     state = replace(state, attempts=attempts, repeats=repeats, restarts_used=verdict.restarts_used, broke=None)
-    state, booked = _book(state, cause, verdict, at=at, method=method, action="go on")
+    does_ask = rung.severity is Severity.SEV1 and not why_stay
+    is_noticed = does_ask or _is_missed(state, lost)
+    state, booked = _book(state, cause, verdict, at=at, method=method, is_noticed=is_noticed)
     state, commands = _leave_out(state, lost, at, f"{fault.reason} {verdict.reason}")
-    state = replace(hang_after(state, lost), answered=(signature(fault.failure), fault.failure.step))
-    if rung.severity is not Severity.SEV1 or why_stay:
+    answered = (signature(fault.failure), fault.failure.step) if state.incident is not None else None
+    state = replace(hang_after(state, lost), answered=answered)
+    if not does_ask:
         return state, [*commands, *booked]
     state, asks = node.ask_to_leave(state, cause, rung, verdict)
     return state, [*commands, *booked, *asks]
 
 
-def _may_be_given_up(state: JobState, lost: tuple[Worker, ...]) -> bool:
-    """Whether these are replacements that have not come to the others, some of whom train on this node."""
-    stay = [each for each in state.running if each not in lost and not each.is_lost]
-    are_new = all(each.takes_place and each.part in (Part.NONE, Part.NEWCOMER) for each in lost)
-    return bool(stay) and are_new and not state.came_late
+def _are_on_their_way(state: JobState, lost: tuple[Worker, ...]) -> bool:
+    """Whether these take the place of others and have not come to train: their end is no loss of its own."""
+    return all(each.takes_place and is_newcomer(state, each) for each in lost) and not node.is_only_on_its_way(state)
 
 
-def _are_not_replaced(lost: tuple[Worker, ...]) -> str:
-    return f"{named_ranks(lost)} {'is' if len(lost) == 1 else 'are'} not replaced any more."
+def _started_again(state: JobState, lost: tuple[Worker, ...]) -> Verdict:
+    """Decide to try once more. The others make progress meanwhile; starts in vain have a limit, see ``storms``."""
+    are = "is" if len(lost) == 1 else "are"
+    reason = f"{_who_trains_on(state, lost)} {named_ranks(lost)} {are} started again, which counts as no restart."
+    return Verdict(restart=True, restarts_used=state.restarts_used, reason=reason)
 
 
-def _give_up(
-    state: JobState, lost: tuple[Worker, ...], at: float, reason: str, booked: list[Command]
-) -> tuple[JobState, list[Command]]:
-    """Train on without replacements that do not come to train, while the others make progress."""
+def give_up(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobState, list[Command]] | None:
+    """Train on without replacements that do not come to train; None if nobody of this node trains."""
+    lost = tuple(each for each in state.workers if each.local_rank == fault.failure.local_rank)
+    if not any(each.part in (Part.MEMBER, Part.PARTED) for each in state.running if each not in lost):
+        return None
+    if state.phase is not Phase.RUNNING or is_over(state):
+        return None
+    cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
+    are = "is" if len(lost) == 1 else "are"
+    reason = f"{_who_trains_on(state, lost)} {named_ranks(lost)} {are} not replaced any more."
+    verdict = Verdict(restart=True, restarts_used=state.restarts_used, reason=reason)
+    is_over_with = all(_is_gone(each) for each in lost)
+    is_noticed = not is_over_with and _is_missed(state, lost)
+    state, booked = _book(state, cause, verdict, at=at, method=method, is_noticed=is_noticed)
+    lost = tuple(replace(each, is_given_up=True) for each in lost)
     for each in lost:
-        state = state.with_worker(replace(each, is_given_up=True))
-    lost = tuple(each for each in state.workers if each.is_given_up and not _is_gone(each))
-    state, commands = _leave_out(state, lost, at, reason)
+        state = state.with_worker(each)
+    if is_over_with:
+        return state, [Tell(reason=f"{fault.reason} {reason}"), *booked]
+    state, commands = _leave_out(state, lost, at, f"{fault.reason} {reason}")
     return hang_after(state, lost), [*commands, *booked]
 
 
-def _cannot_take_the_state(fault: Fault) -> bool:
-    """Whether a replacement says that the others' state does not fit what its script has made, as it never will."""
+def _leave_to_the_others(
+    state: JobState, fault: Fault, lost: tuple[Worker, ...], at: float
+) -> tuple[JobState, list[Command]] | None:
+    """Have this node leave, where nobody trains, for others that do; None if it is not worth asking."""
+    does_ask = state.recall is not None and state.recall.departure is not None
+    if node.is_only_on_its_way(state) or not (does_ask or is_worth_asking(state)):
+        return None
+    state, commands = _leave_out(state, lost, at, fault.reason)
+    state, asks = (state, []) if does_ask else node.ask_for(state, fault)
+    return state, [*commands, *asks]
+
+
+def is_worth_asking(state: JobState) -> bool:
+    """Whether this node may leave, as far as it is known here, and the others could go on in place without it."""
+    return not node.why_not_ask(state, why_not_in_place(state, -1))
+
+
+def cannot_take_the_state(fault: Fault) -> bool:
+    """Whether a newcomer says that the others' state does not fit what its script has made, as it never will."""
     return (fault.failure.exception_type or "").rpartition(".")[2] == NOT_TAKEN
 
 
@@ -366,20 +402,46 @@ def _ranks_go(state: JobState, left: int) -> str:
 
 
 def _who_goes_on(state: JobState, lost: tuple[Worker, ...]) -> str:
+    return _ranks_go(state, _ranks_left(state, lost))
+
+
+def _who_trains_on(state: JobState, lost: tuple[Worker, ...]) -> str:
+    left = _ranks_left(state, lost)
+    return "1 rank trains on:" if left == 1 else f"{left} ranks train on:"
+
+
+def _ranks_left(state: JobState, lost: tuple[Worker, ...]) -> int:
     assert state.world is not None
-    left = state.world.size - sum(state.world.rank_of(name_of(state, worker)) is not None for worker in lost)
-    return _ranks_go(state, left)
+    return state.world.size - sum(state.world.rank_of(name_of(state, worker)) is not None for worker in lost)
 
 
 def _book(
-    state: JobState, cause: RootCause, verdict: Verdict, *, at: float, method: str, action: str
+    state: JobState,
+    cause: RootCause,
+    verdict: Verdict,
+    *,
+    at: float,
+    method: str,
+    action: str = "go on",
+    is_noticed: bool = True,
 ) -> tuple[JobState, list[Command]]:
-    """The state with an incident whose verdict is passed already."""
+    """The state with an incident whose verdict is passed already; it is over if the others do not notice it."""
+    # The evidence of a hang is still to come into its own.
+    is_open = is_noticed or state.incident is not None or method == HANG_METHOD
     state, superseded = open_incident(state, cause.fault, at, method)
     assert state.incident is not None
     incident = replace(judged(state.incident, cause, at, verdict), action=action)
+    if not is_open:
+        incident = replace(incident, regrouped_at=at, first_step_at=at)
     commands: list[Command] = [] if superseded is None else [RecordIncident(incident=superseded)]
-    return replace(state, incident=incident), [*commands, RecordIncident(incident=incident)]
+    return replace(state, incident=incident if is_open else None), [*commands, RecordIncident(incident=incident)]
+
+
+def _is_missed(state: JobState, lost: tuple[Worker, ...]) -> bool:
+    """Whether the others go on in another world without these: they have trained, or wait to be let in."""
+    assert state.world is not None
+    are_in = any(state.world.rank_of(name_of(state, worker)) is not None for worker in lost)
+    return are_in or any(worker.part is Part.NEWCOMER for worker in lost)
 
 
 def _leave_out(state: JobState, lost: tuple[Worker, ...], at: float, reason: str) -> tuple[JobState, list[Command]]:
@@ -387,7 +449,7 @@ def _leave_out(state: JobState, lost: tuple[Worker, ...], at: float, reason: str
     assert state.world is not None
     of_lost = (name_of(state, worker) for worker in lost)
     names = tuple(name for name in of_lost if state.world.rank_of(name) is not None)
-    is_awaited = any(worker.part is Part.NEWCOMER for worker in lost)
+    is_missed = _is_missed(state, lost)
     running = [worker for worker in lost if worker.exit_code is None]
     hung = tuple(worker.local_rank for worker in running if worker.raised is None)
     for worker in lost:
@@ -401,7 +463,7 @@ def _leave_out(state: JobState, lost: tuple[Worker, ...], at: float, reason: str
     if is_anyone_elsewhere(state):
         reason = f"On {state.host}, {reason}"
     change = ChangeWorld(lost=names, restarts_used=state.restarts_used, reason=reason)
-    commands: list[Command] = [change if names or is_awaited else Tell(reason=reason)]
+    commands: list[Command] = [change if is_missed else Tell(reason=reason)]
     if hung:
         commands.append(KillWorkers(local_ranks=hung, reason=f"{named(hung)} may not hear SIGTERM: SIGKILL at once."))
     if len(hung) < len(running):  # who raised still tears down, and prints its traceback
