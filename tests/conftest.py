@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import hypothesis
 import pytest
+from times import pytest_runtest_makereport, pytest_terminal_summary  # noqa: F401 - hooks of pytest
 
 from unicron_elastic.launcher.agent.process.processes import Exit, Processes
 from unicron_elastic.launcher.common.loop import Loop

@@ -1,0 +1,73 @@
+"""Where the time of a run of the tests goes: seconds and seconds of processor, by folder of tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Generator, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import pytest
+
+CPU = "cpu_s"
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def _of_children_that_run() -> float:
+    """Return the processor seconds of this process's children, and of those of theirs that have ended."""
+    ticks = 0
+    for path in Path("/proc/self/task").glob("*/children"):
+        for pid in path.read_text().split():
+            with contextlib.suppress(OSError):
+                ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    return ticks / TICKS
+
+
+def _cpu() -> float:
+    return sum(os.times()[:4]) + _of_children_that_run()
+
+
+_seen = _cpu()
+
+
+def _cpu_since_last_call() -> float:
+    """Return the processor seconds since the last call, of this process and of all that it has started."""
+    global _seen
+    before, _seen = _seen, _cpu()
+    return _seen - before
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note in the report of each phase of a test how much processor time it took."""
+    report = yield
+    setattr(report, CPU, _cpu_since_last_call())
+    return report
+
+
+def folder_of(nodeid: str) -> str:
+    """Return the folder of a test."""
+    return str(PurePath(nodeid.partition("::")[0]).parent)
+
+
+def table(reports: Mapping[str, list[Any]]) -> list[str]:
+    """Make the lines of a table of the folders, those that took the longest first."""
+    seconds, cpu, tests = Counter[str](), Counter[str](), Counter[str]()
+    for report in (report for found in reports.values() for report in found if hasattr(report, CPU)):
+        folder = folder_of(report.nodeid)
+        seconds[folder] += report.duration
+        cpu[folder] += getattr(report, CPU)
+        tests[folder] += report.when == "setup"
+    rows = [(folder, tests[folder], seconds[folder], cpu[folder]) for folder, _ in seconds.most_common()]
+    rows.append(("all", tests.total(), seconds.total(), cpu.total()))
+    heading = ["| folder | tests | seconds | of a processor |", "|---|---:|---:|---:|"]
+    return heading + [f"| {folder} | {count} | {took:.1f} | {burnt:.1f} |" for folder, count, took, burnt in rows]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the table at the end of a run."""
+    terminalreporter.section("seconds of tests by folder")
+    for line in table(terminalreporter.stats):
+        terminalreporter.write_line(line)
