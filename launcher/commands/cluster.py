@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,21 +21,14 @@ from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.config.answers import (
     BAD_USAGE,
     NOTHING_FOUND,
-    Ca,
-    Cert,
-    Endpoint,
-    Key,
-    PasswordFile,
-    User,
     duration_s,
     fail,
-    given,
     local_time,
     operator,
     say,
     show,
-    spelled,
 )
+from unicron_elastic.launcher.config.cluster_options import ClusterOptions, cluster_options, spelled
 from unicron_elastic.launcher.view.cluster.members import (
     AgentState,
     ClusterView,
@@ -119,15 +112,11 @@ jobs_app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 
 
 @jobs_app.callback()
+@cluster_options
 def jobs(
     context: typer.Context,
     *,
-    endpoint: Endpoint = None,
-    etcd_ca: Ca = None,
-    etcd_cert: Cert = None,
-    etcd_key: Key = None,
-    etcd_user: User = None,
-    etcd_password_file: PasswordFile = None,
+    at: ClusterOptions,
     as_json: AsJson = False,
 ) -> None:
     """List the jobs of the cluster, or change what one asks for.
@@ -135,11 +124,10 @@ def jobs(
     With state, round, how many nodes train of those that are wanted (MIN:MAX), and hosts in the order of their ranks;
     of a job to which the cluster's plan gives nodes, with how many work of those that it is to have, and its weight.
     """
-    options = given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
     if context.invoked_subcommand is not None:
-        context.obj = endpoint, options
+        context.obj = at
         return
-    with open_cluster(endpoint, options) as cluster:
+    with open_cluster(at) as cluster:
         found = with_planned(cluster.read().jobs, _planned_jobs(cluster))
         if as_json:
             print_json([job.to_json() for job in found])
@@ -153,15 +141,11 @@ nodes_app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 
 
 @nodes_app.callback()
+@cluster_options
 def nodes(
     context: typer.Context,
     *,
-    endpoint: Endpoint = None,
-    etcd_ca: Ca = None,
-    etcd_cert: Cert = None,
-    etcd_key: Key = None,
-    etcd_user: User = None,
-    etcd_password_file: PasswordFile = None,
+    at: ClusterOptions,
     as_json: AsJson = False,
 ) -> None:
     """List the nodes of the cluster, or forget one that will not return.
@@ -169,11 +153,10 @@ def nodes(
     With job, rank, which of them is the coordinator, which are in quarantine, and which are lost, since when and why;
     of an agent for which the cluster plans, what it does.
     """
-    options = given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
     if context.invoked_subcommand is not None:
-        context.obj = endpoint, options
+        context.obj = at
         return
-    with open_cluster(endpoint, options) as cluster:
+    with open_cluster(at) as cluster:
         found = cluster.read().nodes(time.time(), _agent_states(cluster))
         if as_json:
             print_json([node.to_json() for node in found])
@@ -184,16 +167,12 @@ def nodes(
 
 
 @nodes_app.command("forget")
+@cluster_options
 def forget(
     context: typer.Context,
     node: Annotated[list[str], typer.Argument(metavar="NODE", help="Their names, as unicron nodes shows them.")],
     *,
-    endpoint: Endpoint = None,
-    etcd_ca: Ca = None,
-    etcd_cert: Cert = None,
-    etcd_key: Key = None,
-    etcd_user: User = None,
-    etcd_password_file: PasswordFile = None,
+    at: ClusterOptions,
     as_json: AsJson = False,
 ) -> None:
     """Forget nodes that are lost and will not return, so that the cluster misses them no longer.
@@ -202,8 +181,7 @@ def forget(
     """
     for each in node:
         _check_node(each)
-    options = given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
-    with open_cluster_of(context, endpoint, options) as cluster:
+    with open_cluster(at.over(context.obj)) as cluster:
         why_not = {each: _forget(cluster, each) for each in dict.fromkeys(node)}
     if as_json:
         print_json([{"node": each, "was_forgotten": not why} for each, why in why_not.items()])
@@ -215,6 +193,7 @@ def forget(
         fail(NOTHING_FOUND, " ".join(refusals))
 
 
+@cluster_options
 def drain(
     node: _Node,
     *,
@@ -222,12 +201,7 @@ def drain(
     duration: Annotated[
         str | None, typer.Option("--for", metavar="DURATION", help="30s, 15m, 6h or 2d; else until it is lifted.")
     ] = None,
-    endpoint: Endpoint = None,
-    etcd_ca: Ca = None,
-    etcd_cert: Cert = None,
-    etcd_key: Key = None,
-    etcd_user: User = None,
-    etcd_password_file: PasswordFile = None,
+    at: ClusterOptions,
     as_json: AsJson = False,
 ) -> None:
     """Take a node out of all jobs of the cluster.
@@ -240,7 +214,7 @@ def drain(
     now = time.time()
     until = None if duration is None else now + duration_s(duration)
     entry = Quarantined(node=node, reason=text, since=now, until=until, by=operator())
-    with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+    with open_cluster(at) as cluster:
         known = [
             each for each in cluster.read().nodes(now, _agent_states(cluster)) if each.host == node and each.node_id
         ]
@@ -255,20 +229,16 @@ def drain(
         say(f"No agent of node {node} is in the cluster now; the node is kept out when it comes.")
 
 
+@cluster_options
 def undrain(
     node: _Node,
     *,
-    endpoint: Endpoint = None,
-    etcd_ca: Ca = None,
-    etcd_cert: Cert = None,
-    etcd_key: Key = None,
-    etcd_user: User = None,
-    etcd_password_file: PasswordFile = None,
+    at: ClusterOptions,
     as_json: AsJson = False,
 ) -> None:
     """Let a node into the cluster's jobs again."""
     _check_node(node)
-    with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+    with open_cluster(at) as cluster:
         was_there = _let_in(cluster, node)
         if as_json:
             print_json({"node": node, "was_in_quarantine": was_there})
@@ -278,22 +248,18 @@ def undrain(
             fail(NOTHING_FOUND, f"Node {node} is not in the quarantine of the cluster at {cluster.where}.")
 
 
+@cluster_options
 def cancel(
     job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, as unicron jobs shows it.")],
     *,
     reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why, for whoever reads the job's log.")] = None,
-    endpoint: Endpoint = None,
-    etcd_ca: Ca = None,
-    etcd_cert: Cert = None,
-    etcd_key: Key = None,
-    etcd_user: User = None,
-    etcd_password_file: PasswordFile = None,
+    at: ClusterOptions,
     as_json: AsJson = False,
 ) -> None:
     """End a job on all its nodes. For ten minutes no node can begin one of the same id."""
     check_job(job)
     why = f"cancelled by {operator()}" if reason is None else f"cancelled by {operator()}: {_reason(reason)}"
-    with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+    with open_cluster(at) as cluster:
         count = _cancel(cluster, job, why)
     if as_json:
         print_json({"job": job, "reason": why, "nodes": count})
@@ -305,20 +271,11 @@ def cancel(
 # -- what they ask of the store ----------------------------------------------------------------------------------------
 
 
-def open_cluster_of(
-    context: typer.Context, endpoint: str | None, given: dict[str, str]
-) -> AbstractContextManager[Cluster]:
-    """Open the store that a subcommand names, or the command before it has named."""
-    said: tuple[str | None, dict[str, str]] = context.obj or (None, {})
-    before, options = said
-    return open_cluster(before if endpoint is None else endpoint, {**options, **given})
-
-
 @contextmanager
-def open_cluster(endpoint: str | None, given: dict[str, str]) -> Iterator[Cluster]:
+def open_cluster(at: ClusterOptions) -> Iterator[Cluster]:
     """The cluster's store; whatever is wrong with it ends the command with one sentence."""
     try:
-        address = address_from_options(endpoint, given, spell=spelled)
+        address = address_from_options(at.endpoint, at.others, spell=spelled)
     except ValueError as error:
         fail(BAD_USAGE, f"{error}.")
     try:

@@ -18,25 +18,18 @@ from unicron_elastic.launcher.commands.cluster import (
     Cluster,
     check_job,
     open_cluster,
-    open_cluster_of,
     print_json,
     width,
 )
 from unicron_elastic.launcher.config.answers import (
     BAD_USAGE,
     NOTHING_FOUND,
-    Ca,
-    Cert,
-    Endpoint,
-    Key,
-    PasswordFile,
-    User,
     fail,
-    given,
     local_time,
     say,
     show,
 )
+from unicron_elastic.launcher.config.cluster_options import ClusterOptions, cluster_options
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
 from unicron_elastic.rendezvous.store.interface import Entry, Put, Write
 
@@ -49,6 +42,7 @@ if TYPE_CHECKING:
 _ERROR_CHARACTERS = 1000
 
 
+@cluster_options
 def plan(
     *,
     suppose: Annotated[
@@ -61,19 +55,14 @@ def plan(
             "Several with commas, or with the option again. Nothing is written.",
         ),
     ] = None,
-    endpoint: Endpoint = None,
-    etcd_ca: Ca = None,
-    etcd_cert: Cert = None,
-    etcd_key: Key = None,
-    etcd_user: User = None,
-    etcd_password_file: PasswordFile = None,
+    at: ClusterOptions,
     as_json: AsJson = False,
 ) -> None:
     """Show the plan between jobs: which gets how many nodes and why, what it earns and costs, and who still moves.
 
     F is the weighted FLOP/s of a job, and WAF the sum of all.
     """
-    with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+    with open_cluster(at) as cluster:
         snapshot = cluster.read_plan().snapshot
         if not snapshot.nodes and not snapshot.jobs and not suppose:
             if as_json:
@@ -88,6 +77,7 @@ def plan(
     show(plan_text(found, local_time, width()))
 
 
+@cluster_options
 def set_job(
     context: typer.Context,
     job: Annotated[str, typer.Argument(metavar="JOB", help="Its name, as unicron jobs shows it.")],
@@ -100,19 +90,13 @@ def set_job(
     paused: Annotated[
         bool | None, typer.Option("--pause/--resume", help="It waits with no nodes, or does not.")
     ] = None,
-    endpoint: Endpoint = None,
-    etcd_ca: Ca = None,
-    etcd_cert: Cert = None,
-    etcd_key: Key = None,
-    etcd_user: User = None,
-    etcd_password_file: PasswordFile = None,
+    at: ClusterOptions,
     as_json: AsJson = False,
 ) -> None:
     """Change what a planned job asks for, and say what the plan would be from it."""
     check_job(job)
     changes = _changes(weight, min_nodes, max_nodes, pin, unpin=unpin, paused=paused)
-    options = given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
-    with open_cluster_of(context, endpoint, options) as cluster:
+    with open_cluster(at.over(context.obj)) as cluster:
         snapshot = cluster.read_plan().snapshot
         found = _set(cluster, snapshot, job, changes)
     then = _then(snapshot, found.new, time.time())

@@ -14,7 +14,8 @@ import typer
 
 from unicron_elastic.base.node_name import node_label, node_name
 from unicron_elastic.launcher.common.output import StampedFormatter, stamped
-from unicron_elastic.launcher.config.answers import Ca, Cert, Endpoint, Key, PasswordFile, User, fail, given, spelled
+from unicron_elastic.launcher.config.answers import fail
+from unicron_elastic.launcher.config.cluster_options import ClusterOptions, cluster_options, spelled
 from unicron_elastic.launcher.export.metrics.cluster import MetricsAddress, MetricsPort, serve_metrics
 from unicron_elastic.launcher.export.web.source import WebAddress, WebPort, serve_web, web_place
 from unicron_elastic.rendezvous.records.cluster import NodeRecord, web_key
@@ -38,14 +39,10 @@ _Label = Annotated[
 ]
 
 
+@cluster_options
 def coordinator(
     *,
-    endpoint: Endpoint = None,
-    etcd_ca: Ca = None,
-    etcd_cert: Cert = None,
-    etcd_key: Key = None,
-    etcd_user: User = None,
-    etcd_password_file: PasswordFile = None,
+    at: ClusterOptions,
     address: _Address = "",
     name: _Name = "",
     metrics_port: MetricsPort = None,
@@ -66,7 +63,7 @@ def coordinator(
 
     page = web_place(web_port, web_address)
     stopped = _until_signal()
-    open_store, where = _opener(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file))
+    open_store, where = _opener(at)
     host = _host(name)
     try:
         hello = Hello(f"{host}/{uuid.uuid4().hex[:12]}", host, "")
@@ -106,14 +103,10 @@ def coordinator(
         server.close()
 
 
+@cluster_options
 def agent(
     *,
-    endpoint: Endpoint = None,
-    etcd_ca: Ca = None,
-    etcd_cert: Cert = None,
-    etcd_key: Key = None,
-    etcd_user: User = None,
-    etcd_password_file: PasswordFile = None,
+    at: ClusterOptions,
     address: _Address = "",
     name: _Name = "",
     label: _Label = "",
@@ -131,8 +124,7 @@ def agent(
     from unicron_elastic.rendezvous.cluster.node import ClusterNode
 
     page = web_place(web_port, web_address)
-    options = given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
-    open_store, where = _opener(endpoint, options)
+    open_store, where = _opener(at)
     host, own = _host(name, label), address or own_address(where)
     node_id = f"{host}/{uuid.uuid4().hex[:12]}"
     record = NodeRecord(node_id=node_id, host=host, job="", label=label, pid=os.getpid(), is_spare=True)
@@ -142,7 +134,7 @@ def agent(
         open_store,
         NodeStatus(node_id=node_id, host=host, label=label),
         endpoint=",".join(map(str, where.endpoints)),
-        etcd={f"UNICRON_{option.upper()}": text for option, text in options.items()},
+        etcd={f"UNICRON_{option.upper()}": text for option, text in at.others.items()},
         address=address,
         say=_say,
     )
@@ -179,9 +171,9 @@ def agent(
             server.close()
 
 
-def _opener(endpoint: str | None, options: dict[str, str]) -> tuple[Callable[[], Store], StoreAddress]:
+def _opener(at: ClusterOptions) -> tuple[Callable[[], Store], StoreAddress]:
     try:
-        address = address_from_options(endpoint, options, spell=spelled)
+        address = address_from_options(at.endpoint, at.others, spell=spelled)
     except ValueError as error:
         fail(BAD_USAGE, f"{error}.")
     handler = logging.StreamHandler()

@@ -13,15 +13,9 @@ from unicron_elastic.launcher.commands.cluster import TIMEOUT_S, AsJson, Cluster
 from unicron_elastic.launcher.config.answers import (
     BAD_USAGE,
     UNREADABLE,
-    Ca,
-    Cert,
-    Endpoint,
-    Key,
-    PasswordFile,
-    User,
-    given,
     say,
 )
+from unicron_elastic.launcher.config.cluster_options import ClusterOptions, cluster_options
 from unicron_elastic.rendezvous.store.interface import StoreError
 
 if TYPE_CHECKING:
@@ -49,18 +43,14 @@ class StatusCommand(TyperCommand):
             raise
 
 
+@cluster_options
 def status(
     *,
     watch: Annotated[
         bool, typer.Option("--watch", help="Look again and again, until Ctrl-C; in a log, tell only what changes.")
     ] = False,
     interval: Annotated[float, typer.Option(metavar="S", min=0.2, help="Seconds between two looks.")] = 2.0,
-    endpoint: Endpoint = None,
-    etcd_ca: Ca = None,
-    etcd_cert: Cert = None,
-    etcd_key: Key = None,
-    etcd_user: User = None,
-    etcd_password_file: PasswordFile = None,
+    at: ClusterOptions,
     as_json: AsJson = False,
 ) -> None:
     """Show the whole cluster: whether it is well, its jobs, nodes, last incidents and plan.
@@ -70,7 +60,7 @@ def status(
     look. With --json --watch each change is one line.
     """
     try:
-        with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+        with open_cluster(at) as cluster:
             code = _watch(cluster, interval, as_json=as_json) if watch else _once(cluster, as_json=as_json)
     except typer.Exit:  # which has been said
         say(_ELSEWHERE)

@@ -9,29 +9,19 @@ import typer
 from unicron_elastic.launcher.commands.cluster import AsJson, Cluster, open_cluster, print_json
 from unicron_elastic.launcher.config.answers import (
     NOTHING_FOUND,
-    Ca,
-    Cert,
-    Endpoint,
-    Key,
-    PasswordFile,
-    User,
     fail,
-    given,
     show,
 )
+from unicron_elastic.launcher.config.cluster_options import ClusterOptions, cluster_options
 from unicron_elastic.launcher.export.web.place import Place, Whereabouts
 from unicron_elastic.launcher.export.web.sign_in import password
 from unicron_elastic.rendezvous.records.cluster import LEADER, SECRET, parse_leader, web_key
 
 
+@cluster_options
 def web(
     *,
-    endpoint: Endpoint = None,
-    etcd_ca: Ca = None,
-    etcd_cert: Cert = None,
-    etcd_key: Key = None,
-    etcd_user: User = None,
-    etcd_password_file: PasswordFile = None,
+    at: ClusterOptions,
     only_password: Annotated[bool, typer.Option("--only-password", help="Print the password alone.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -39,7 +29,7 @@ def web(
 
     The password shows the page and does nothing else. Whoever may read the cluster's secret in etcd can have it.
     """
-    with open_cluster(endpoint, given(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)) as cluster:
+    with open_cluster(at) as cluster:
         secret = cluster.store.read(SECRET, timeout_s=cluster.left_s()).entry
         found = _whereabouts(cluster)
     if secret is None:

@@ -211,11 +211,10 @@ _ETCD = ("endpoint", "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_pass
 @cache
 def shared() -> dict[str, Setting]:
     """Return by key: where the cluster is, how to be let in, and what else no command has alone."""
-    from unicron_elastic.launcher.config import answers as etcd
+    from unicron_elastic.launcher.config.cluster_options import HINTS
     from unicron_elastic.rendezvous.store.options import DEFAULT_ENDPOINT, PASSWORD_VARIABLE
 
-    declared = (etcd.Endpoint, etcd.Ca, etcd.Cert, etcd.Key, etcd.User, etcd.PasswordFile)
-    helps = {name: str(get_args(each)[1].help) for name, each in zip(_ETCD, declared, strict=True)}
+    helps = {name: str(get_args(hint)[1].help) for name, hint in HINTS.items()}
     found = {name: _shared(name, variables_in(words), meaning(words)) for name, words in helps.items()}
     others = (
         ("etcd_password", PASSWORD_VARIABLE, "the password itself, where a file would be one more thing to keep"),
