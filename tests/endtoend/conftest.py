@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_launcher import WarmLaunchers, may_be_warm
 
 from unicron_elastic.launcher.config.arguments import get_args_parser
 
@@ -41,7 +42,7 @@ while not os.path.exists(os.path.join(environ["PROBE"], "stop")):
 class Run:
     """One launcher process with its own temporary folder, and what it has started."""
 
-    def __init__(self, tool: str, arguments: list[str], folder: Path, **popen: Any) -> None:
+    def __init__(self, tool: str, arguments: list[str], folder: Path, warm: WarmLaunchers | None, **popen: Any) -> None:
         self.folder = folder
         self.mark = uuid.uuid4().hex
         self.temporary = folder / f"tmp-{self.mark}"
@@ -57,12 +58,17 @@ class Run:
             "PROBE": str(folder),
             "OMP_NUM_THREADS": "1",
         }
-        environ |= popen.pop("env", {})
+        more = popen.pop("env", {})
+        environ |= more
         wrap = popen.pop("wrap", None)
         command = [os.path.join(sysconfig.get_path("scripts"), tool), *arguments]
         if wrap is not None:
             command = ["bash", "-c", wrap, "bash", *command]
         with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
+            if warm is not None and wrap is None and not popen and may_be_warm(more):
+                with open(os.devnull, "rb") as null:
+                    self.process: Any = warm.start(command, environ, folder, [null, out, err])
+                return
             self.process = subprocess.Popen(
                 command, env=environ, cwd=folder, **{"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **popen}
             )
@@ -143,8 +149,9 @@ class Run:
 class Launcher:
     """Starts runs in a test's folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warm: WarmLaunchers | None) -> None:
         self.folder = folder
+        self.warm = warm
         self.runs: list[Run] = []
 
     def script(self, name: str, text: str) -> str:
@@ -159,11 +166,15 @@ class Launcher:
             return probe.connect_ex(("localhost", port)) == 0
 
     def start(self, *arguments: str, tool: str = "unicron-run", fast: bool = True, **popen: Any) -> Run:
-        """Starts a run; ``fast`` preloads no torch, for tests that are not about the warm start."""
+        """Starts a run; ``fast`` preloads no torch, for tests that are not about the warm start.
+
+        The launcher is a fork of one process for all, but for a test that is marked ``cold``, or says how it starts.
+        """
         own = ["--unicron-preload=json"] if fast and tool == "unicron-run" else []
         if not HAS_SHUTDOWN_TIMEOUT:  # torch 2.11: the 30 s that are the default elsewhere
             arguments = tuple(word for word in arguments if not word.startswith("--shutdown-timeout="))
-        run = Run(tool, [*own, *arguments], self.folder, **popen)
+        warm = self.warm if tool == "unicron-run" else None
+        run = Run(tool, [*own, *arguments], self.folder, warm, **popen)
         self.runs.append(run)
         return run
 
@@ -174,10 +185,18 @@ class Launcher:
         return run
 
 
+@pytest.fixture(scope="session")
+def warm_launchers() -> Iterator[WarmLaunchers]:
+    """The process whose forks the launchers of the tests are."""
+    made = WarmLaunchers(MARK)
+    yield made
+    made.end()
+
+
 @pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
+def launcher(tmp_path: Path, request: pytest.FixtureRequest, warm_launchers: WarmLaunchers) -> Iterator[Launcher]:
     """Runs of this test; each must leave no process behind, and in the end none does."""
-    made = Launcher(tmp_path)
+    made = Launcher(tmp_path, None if request.node.get_closest_marker("cold") else warm_launchers)
     try:
         yield made
         for run in made.runs:

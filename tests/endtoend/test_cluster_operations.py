@@ -96,6 +96,7 @@ def unicron(etcd: EmbeddedEtcd, *arguments: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
+@pytest.mark.cold  # so that the killed agent has connected to the coordinator by the time its worker speaks
 def test_a_killed_agent_is_noticed_by_its_connection_not_by_its_lease(start: Start, launcher: Any) -> None:
     runs = {name: start(name, "2:3") for name in "abc"}
     for run in runs.values():

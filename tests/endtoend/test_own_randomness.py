@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.cold
+
 DRAWS = """
 import json, multiprocessing, os, random, secrets, sys, tempfile, uuid
 import numpy, sympy, torch

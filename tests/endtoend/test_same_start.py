@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.cold
+
 PROBE = """
 import sys
 early = {"modules": sorted(sys.modules), "cache": sorted(sys.path_importer_cache), "path_hooks": len(sys.path_hooks),

@@ -1,0 +1,196 @@
+"""Launchers as forks of a process that has imported torch, which costs each that starts anew more than a second.
+
+What a test starts this way is a process of its own with its own arguments, environment, folder and streams, as one that
+was started anew. Run as a program, this file is the process that forks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, NoReturn
+
+STARTS_WITHIN_S = 60.0
+LARGEST_REQUEST = 1 << 18
+# What Python, torch and the linker read while they start: these are as they were when the forking process started.
+READ_EARLY = ("PYTHON", "TORCH", "OMP_", "LD_", "LOGLEVEL", "CUDA", "HOME", "LANG", "LC_", "PATH")
+
+
+def may_be_warm(env: Mapping[str, str]) -> bool:
+    """Return whether a launcher with these more variables is the same when it is forked."""
+    return not any(name.startswith(READ_EARLY) and os.environ.get(name) != value for name, value in env.items())
+
+
+class WarmProcess:
+    """A forked launcher, with what tests use of ``subprocess.Popen``."""
+
+    def __init__(self, command: Sequence[str], pid: int, ended: socket.socket) -> None:
+        self.args = command
+        self.pid = pid
+        self.returncode: int | None = None
+        self._ended = ended
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+        return self._look(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code once there is one."""
+        code = self._look(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send it SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _look(self, seconds: float | None) -> int | None:
+        if self.returncode is None and select.select([self._ended], [], [], seconds)[0]:
+            self.returncode = int(self._ended.recv(64))
+            self._ended.close()
+        return self.returncode
+
+
+class WarmLaunchers:
+    """The forking process, which starts with the first launcher."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests: socket.socket | None = None
+
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str], folder: Path, streams: Sequence[int | IO[bytes]]
+    ) -> WarmProcess:
+        """Start a launcher with these standard streams."""
+        if self._requests is None:
+            self._begin(env)
+        assert self._requests is not None
+        ended, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = json.dumps({"command": list(command), "env": dict(env), "folder": str(folder), "mark": self._mark})
+        files = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
+        with end:
+            socket.send_fds(self._requests, [request.encode()], [*files, end.fileno()])
+        assert select.select([ended], [], [], STARTS_WITHIN_S)[0], "the forking process is silent"
+        return WarmProcess(command, int(ended.recv(64)), ended)
+
+    def end(self) -> None:
+        """End the forking process."""
+        if self._requests is not None and self._process is not None:
+            self._requests.close()
+            self._process.wait(STARTS_WITHIN_S)
+
+    def _begin(self, env: Mapping[str, str]) -> None:
+        own = {**os.environ, "OMP_NUM_THREADS": "1"}
+        own = {name: value for name, value in own.items() if not name.startswith(("UNICRON_", "PET_", "TORCHEL"))}
+        own[self._mark] = "0" * len(env[self._mark])
+        self._requests, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with there:
+            command = [sys.executable, __file__, str(there.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[there.fileno()], env=own)
+
+
+def _show(mark: str, value: str) -> None:
+    """Show this value in /proc/PID/environ, where the kernel shows what the forking process was started with."""
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    address = libc.getenv(mark.encode())
+    assert len(ctypes.string_at(address)) == len(value), "marks are of one length"
+    ctypes.memmove(address, value.encode(), len(value))
+
+
+def _become(request: dict[str, object], files: Sequence[int]) -> NoReturn:
+    """Run the command's script in this fork."""
+    code = 1
+    try:
+        command, env, mark = request["command"], request["env"], request["mark"]
+        assert isinstance(command, list)
+        assert isinstance(env, dict)
+        _show(str(mark), env[mark])
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        os.environ.clear()
+        os.environ.update(env)
+        tempfile.tempdir = None
+        os.chdir(str(request["folder"]))
+        sys.argv[:] = command
+        sys.path[0] = os.path.dirname(command[0])
+        Path("/proc/self/comm").write_text(os.path.basename(command[0]))
+        runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _serve(requests: socket.socket) -> None:
+    """Fork a launcher for each request, and say its pid and, when it has ended, its exit code."""
+    running: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of the process
+    while True:
+        for ready in select.select([requests, *running], [], [])[0]:
+            if ready is not requests:
+                pid, end = running.pop(ready)
+                os.close(ready)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with end, contextlib.suppress(OSError):
+                    end.send(str(code).encode())
+                continue
+            text, files, *_ = socket.recv_fds(requests, LARGEST_REQUEST, 4)
+            if not text:
+                return
+            pid = os.fork()
+            if pid == 0:
+                requests.close()
+                for other, (_, end) in running.items():
+                    os.close(other)
+                    end.close()
+                os.close(files.pop())
+                _become(json.loads(text), files)
+            end = socket.socket(fileno=files.pop())
+            for file in files:
+                os.close(file)
+            end.send(str(pid).encode())
+            running[os.pidfd_open(pid)] = (pid, end)
+
+
+if __name__ == "__main__":
+    from torch.distributed import DistError  # noqa: F401
+
+    from unicron_elastic.compat import launch  # noqa: F401
+    from unicron_elastic.compat.errors import ChildFailedError  # noqa: F401
+    from unicron_elastic.compat.rendezvous import RendezvousError  # noqa: F401
+    from unicron_elastic.launcher import api, main  # noqa: F401
+
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork of a process with threads may hang"
+    gc.collect()
+    gc.freeze()
+    _serve(socket.socket(fileno=int(sys.argv[1])))
