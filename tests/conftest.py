@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -19,6 +21,9 @@ DEADLINE_S = 30.0
 
 # torch's TCPStore asks DNS for the name of whoever connects; a lost answer is not to cost the tests five seconds.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+# What tests start hundreds of times is compiled once.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # How long an example takes depends on what else the machine does.
 hypothesis.settings.register_profile("unicron", deadline=None)
 hypothesis.settings.load_profile("unicron")
@@ -124,6 +129,19 @@ def lab() -> Iterator[Lab]:
         yield made
     finally:
         made.end()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have all that the tests start put their temporary files into one folder, which goes when the tests have ended.
+
+    The folders that pytest gives to tests stay where they are, for who looks at what failed.
+    """
+    if not hasattr(config, "workerinput"):  # those that xdist starts inherit it
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        folder = tempfile.mkdtemp(prefix="unicron-tests-")
+        os.chmod(folder, 0o1777)  # as that of the host: some tests start programs as other users
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
