@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -20,3 +22,31 @@ def test_an_average_that_was_made_for_inference_takes_a_state_over() -> None:
     Registered({"ema": average}).load(state, {})
     assert all(each.is_inference() for each in average.parameters())
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(average.parameters(), given.parameters(), strict=True))
+
+
+class Shadow:
+    """An average of a script's own, that copies into its tensors."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode():
+            self.shadow = [torch.zeros(2)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for mine, theirs in zip(self.shadow, state["shadow"], strict=True):
+            mine.copy_(theirs)
+
+
+def test_so_does_one_of_the_script_s_own() -> None:
+    average = Shadow()
+    Registered({"ema": average}).load({"ema": {"shadow": [torch.ones(2)]}}, {})
+    assert average.shadow[0].tolist() == [1.0, 1.0]
+
+
+def test_what_does_not_fit_is_named() -> None:
+    of_two = Registered({"teacher": nn.Linear(2, 2), "student": nn.Linear(2, 2)})
+    state = of_two.state()
+    with pytest.raises(RuntimeError, match=r"^student: (?s:.*)size mismatch for weight"):
+        Registered({"teacher": nn.Linear(2, 2), "student": nn.Linear(2, 3)}).load(state, {})

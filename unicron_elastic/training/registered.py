@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unicron_elastic.state.digest import digests
-from unicron_elastic.state.exact import load_exactly
+from unicron_elastic.state.exact import load_exactly, tensors_of
 from unicron_elastic.state.layout import flatten
 from unicron_elastic.training.group.sendable import Stateful, state_of
 from unicron_elastic.training.step import buffers
@@ -48,13 +48,17 @@ class Registered:
         """
         for name, taken in state.items():
             each = self.objects[name]
-            with torch.inference_mode(mode=_was_made_for_inference(each)):
-                if name in hidden and isinstance(each, nn.Module):
-                    buffers.take(each, hidden[name], taken)
-                if name in _OWN_NAMES or isinstance(each, nn.Module | Optimizer):
-                    load_exactly(each, taken, name)
-                else:
-                    each.load_state_dict(taken)
+            try:
+                with torch.inference_mode(mode=_was_made_for_inference(name, each)):
+                    if name in hidden and isinstance(each, nn.Module):
+                        buffers.take(each, hidden[name], taken)
+                    if name in _OWN_NAMES or isinstance(each, nn.Module | Optimizer):
+                        load_exactly(each, taken, name)
+                    else:
+                        each.load_state_dict(taken)
+            except Exception as error:
+                _name(error, name)
+                raise
 
     # -- what all ranks begin with, besides the model -----------------------------------------------------------------
 
@@ -83,11 +87,20 @@ class _Some:
         self._registered.load(state["state"], state["hidden"])
 
 
-def _was_made_for_inference(registered: Stateful) -> bool:
-    """Return whether it is a module whose tensors, as those of an average, may be changed in inference mode only."""
-    return isinstance(registered, nn.Module) and any(
-        each.is_inference() for each in (*registered.parameters(), *registered.buffers())
-    )
+def _was_made_for_inference(name: str, registered: Stateful) -> bool:
+    """Return whether its tensors, as those of an average, may be changed in inference mode only."""
+    if isinstance(registered, nn.Module):
+        return any(each.is_inference() for each in (*registered.parameters(), *registered.buffers()))
+    if name in _OWN_NAMES or isinstance(registered, Optimizer):
+        return False
+    tensors = [tensor for _, tensor in tensors_of(state_of(name, registered), name)]
+    return bool(tensors) and all(tensor.is_inference() for tensor in tensors)
+
+
+def _name(error: Exception, name: str) -> None:
+    """Have the error say what was loaded: of two modules of one class torch's words are the same."""
+    if len(error.args) == 1 and isinstance(error.args[0], str) and not error.args[0].startswith(name):
+        error.args = (f"{name}: {error.args[0]}",)
 
 
 def digest_of(state: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ from unicron_elastic.training.step.trainable import Trainable
 REST_TIMEOUT_S = 60.0  # a step may take long, and its end is not at rest
 PULL_TIMEOUT_S = 600.0
 _WHY_CHARACTERS = 500
+_MAY_PASS = (OSError, MemoryError, torch.OutOfMemoryError)  # another try may do better
+_OF_TORCH = (RuntimeError, ValueError)  # which load_state_dict raises for what does not fit: its words say all
 
 
 class NotTakenError(RuntimeError):
@@ -87,6 +90,12 @@ class Servant:
         server, self._server = self._server, None
         if server is not None:
             server.close()
+
+
+def _said(error: Exception) -> str:
+    """Return what it says, without torch's heading."""
+    said = str(error) if isinstance(error, _OF_TORCH) else f"{type(error).__name__}: {error}"
+    return re.sub(r"Error\(s\) in loading state_dict for \w+:\s*", "", said).rstrip(".")
 
 
 def fetch_state(run: HasState, invitation: Mapping[str, Any]) -> Pulled | None:
@@ -261,14 +270,13 @@ class Handover:
             self._run.load_state_dict(state["run"])
             self._trainable.load_state_dict(state["model"])
         except Exception as error:
-            if is_of_script(error):
+            if is_of_script(error) or isinstance(error, _MAY_PASS):
                 raise
-            why = one_line(f"{type(error).__name__}: {error}", _WHY_CHARACTERS)
             raise NotTakenError(
-                "this process cannot take over what the others have registered, as that does not fit what its script "
-                f"made before run.steps() ({why}). A layer, a parameter or a group that comes on the way has to be "
-                "there from the beginning, frozen until its time"
-            ) from error
+                f"the others' state does not fit: {one_line(_said(error), _WHY_CHARACTERS)}. The script has changed "
+                "what it registered: a layer, a parameter or a group that comes on the way has to be there before "
+                "run.steps(), frozen until its time (docs/going-on.md)"
+            ) from (None if isinstance(error, _OF_TORCH) else error)
 
     def load(self) -> None:
         """Takes over once more what was taken last, if that is not forgotten: the script may have changed it."""
