@@ -1,8 +1,8 @@
 """What the recovery machine decides, as text: events go in, commands with their reasons come out.
 
-Each file of ``golden/`` has scenarios. A line at the margin is an event, by the name and the arguments of a method of
-``scenario.Job``; the indented lines below it are all that the machine answers. ``pytest --update`` writes the answers
-anew: read the difference before you commit it.
+Each file of ``golden/`` has scenarios, which begin with a ``job`` or one whose workers go on ``in_place``. A line at
+the margin is an event, by the name and the arguments of a method of ``scenario.Job``; the indented lines below it are
+all that the machine answers. ``pytest --update`` writes the answers anew: read the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,19 @@ import scenario
 from test_in_place import InPlace
 
 from unicron_elastic.base.incident import Incident
+from unicron_elastic.base.world import Member
 from unicron_elastic.faults import HangKind, RootCause, Severity, Status
 from unicron_elastic.recovery.commands import RecordIncident
 
+ELSEWHERE = (Member(name="0.0", node="there", local_rank=0),)
+JOBS: dict[str, Callable[..., scenario.Job]] = {
+    "job": scenario.Job,
+    "in_place": InPlace,
+    "in_place_of_two_nodes": partial(InPlace, elsewhere=ELSEWHERE),
+}
 GOLDEN = Path(__file__).parent / "golden"
 CODES = {name: getattr(scenario, name) for name in ("KILLED", "TERMINATED", "CRASHED", "GLOO_CLOSED")}
 ENUMS: dict[str, type[Enum]] = {each.__name__: each for each in (HangKind, Severity, Status)}
-JOBS: dict[str, Callable[..., scenario.Job]] = {"job": scenario.Job, "in_place": InPlace}
 FACTS = (
     *("rank", "status", "severity", "method", "exit_code", "exception_type", "message", "location", "stack", "step"),
     *("action", "restarts_used", "generation", "evidence", "left", "superseded_by"),

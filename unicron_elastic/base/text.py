@@ -50,6 +50,11 @@ def shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
 
 
+def counted(number: int, one: str, several: str) -> str:
+    """Return ``number`` and what there are so many of: counted(1, "rank goes", "ranks go") is "1 rank goes"."""
+    return f"{number} {one if number == 1 else several}"
+
+
 def shown(value: object, limit: int = 80) -> str:
     """What somebody else wrote, for a sentence: on one line, at most `limit` characters, texts in quotes.
 

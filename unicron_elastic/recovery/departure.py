@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from unicron_elastic.base.text import counted
 from unicron_elastic.recovery import node
 from unicron_elastic.recovery.commands import (
     AskToLeave,
@@ -137,7 +138,7 @@ def go_on_without(state: JobState, event: NodesDepart) -> tuple[JobState, list[C
     if not lost:
         return state, []
     left = world.size - len(lost)
-    reason = f"{event.reason} {'1 rank goes' if left == 1 else f'{left} ranks go'} on without it."
+    reason = f"{event.reason} {counted(left, 'rank goes', 'ranks go')} on without it."
     return replace(state, broke=None), [ChangeWorld(lost=lost, restarts_used=state.restarts_used, reason=reason)]
 
 

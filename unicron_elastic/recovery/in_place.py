@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from unicron_elastic.base.incident import Incident
+from unicron_elastic.base.text import counted
 from unicron_elastic.base.world import World
 from unicron_elastic.recovery import departure, node_loss, storms, worker_loss
 from unicron_elastic.recovery.commands import (
@@ -128,7 +129,7 @@ def _fetched(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
         return state, []
     here = living_members(state)  # whom this one replaces may not be out of the world yet
     size = 1 + sum(member.node != state.node or member.name in here for member in state.world.members)
-    reason = f"rank {worker.rank} is back: {size} ranks train together."
+    reason = f"rank {worker.rank} is back: {counted(size, 'rank trains', 'ranks train together')}."
     return state, [ChangeWorld(joined=(member_of(state, worker),), reason=reason)]
 
 

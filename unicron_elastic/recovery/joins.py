@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from unicron_elastic.base.text import counted
 from unicron_elastic.recovery import storms
 from unicron_elastic.recovery.commands import Command, HoldJoins, MeetNodes, Tell, WakeAt
 from unicron_elastic.recovery.events import MembershipChanged, NodesDepart
@@ -21,8 +22,8 @@ HELD = "it is let in when all workers train again, as they have made their last 
 
 def nodes_join(state: JobState, event: MembershipChanged) -> tuple[JobState, list[Command]]:
     """Book that nodes wait to join."""
-    who = "1 node waits" if event.nodes_waiting == 1 else f"{event.nodes_waiting} nodes wait"
-    return _wait(state, Join(more=event.nodes_waiting, why=f"{who} to join"), event.at)
+    why = f"{counted(event.nodes_waiting, 'node waits', 'nodes wait')} to join"
+    return _wait(state, Join(more=event.nodes_waiting, why=why), event.at)
 
 
 def node_departs(state: JobState, event: NodesDepart) -> tuple[JobState, list[Command]]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unicron_elastic.base.incident import Incident
+from unicron_elastic.base.text import counted
 from unicron_elastic.base.world import World
 from unicron_elastic.faults import Fault, RootCause, Severity, classify, signature
 from unicron_elastic.planning.model.configured import why_begin_again
@@ -396,9 +397,9 @@ def why_not_in_place(state: JobState, more: int) -> str:
 
 
 def _ranks_go(state: JobState, left: int) -> str:
-    who, does = ("1 rank goes", "it does") if left == 1 else (f"{left} ranks go", "they do")
+    does = "it does" if left == 1 else "they do"
     where = f"with what {does} between steps" if has_anyone_parted(state) else "from the failed step"
-    return f"{who} on {where}."
+    return f"{counted(left, 'rank goes', 'ranks go')} on {where}."
 
 
 def _who_goes_on(state: JobState, lost: tuple[Worker, ...]) -> str:

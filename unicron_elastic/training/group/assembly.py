@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import DistError, Work
 
-from unicron_elastic.base.text import one_line
+from unicron_elastic.base.text import counted, one_line
 from unicron_elastic.base.world import World
 from unicron_elastic.training.group.collective_order import CollectiveOrder, OutgrownError
 from unicron_elastic.training.group.membership import Membership
@@ -206,7 +206,8 @@ class Assembly:
             name = getattr(self.on_connect, "__qualname__", type(self.on_connect).__qualname__)
             raise OnRegroupError(
                 f"{name}(), which is this script's on_regroup, raised {type(error).__name__} for the process group of "
-                f"{self.world_size} ranks: {one_line(str(error), _WHY_CHARACTERS)}. This rank cannot train on without"
+                f"{counted(self.world_size, 'rank', 'ranks')}: "
+                f"{one_line(str(error), _WHY_CHARACTERS)}. This rank cannot train on without"
             ) from error
 
     def leave(self) -> None:

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from unicron_elastic.base.text import counted
 from unicron_elastic.base.world import World
 from unicron_elastic.training.group.speech import Report, Said
 
@@ -113,7 +114,7 @@ class Reports:
         lacks = frozenset(self._last[0].lacks)
         if lacks - self._told:
             ranks = f"rank{'s' * (len(lacks) > 1)} {', '.join(map(str, sorted(lacks)))}"
-            made = "1 step" if steps == 1 else f"{steps} steps"
+            made = counted(steps, "step", "steps")
             sys.stderr.write(
                 f"unicron: run.mean() after {made} is partial: the share of {ranks}, lost since then, is not in it.\n"
             )

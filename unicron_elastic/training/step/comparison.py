@@ -83,6 +83,7 @@ def judge(told: Sequence[Told], steps: int) -> Verdict:
 
     Most are right, of those that have a state of their own: a copy is as wrong as what it was made of.
     """
+    made = "1 step" if steps == 1 else f"{steps} steps"
     left_out = _different_caches(told) | _shards(told)
     tables = [_without(each.tensors, left_out) for each in told]
     keys = [frozenset(table.items()) for table in tables]
@@ -93,12 +94,12 @@ def judge(told: Sequence[Told], steps: int) -> Verdict:
     others = frozenset(rank for rank, key in enumerate(keys) if key != most)
     what = _listed([n for n in {**tables[keys.index(most)], **tables[min(others)]} if _is_different(tables, n)])
     if len({each.kind for each in told}) > 1:
-        return Verdict(sentence=f"after {steps} steps {_ranks(others)} in {what}; {_kinds(told)}", is_last=True)
+        return Verdict(sentence=f"after {made} {_ranks(others)} in {what}; {_kinds(told)}", is_last=True)
     if 2 * count > len(voting):
-        return Verdict(wrong=others, sentence=f"after {steps} steps {_ranks(others)} in {what}")
+        return Verdict(wrong=others, sentence=f"after {made} {_ranks(others)} in {what}")
     return Verdict(
         wrong=frozenset(range(len(keys))),
-        sentence=f"after {steps} steps the ranks differ in {what}, and no majority says who is right",
+        sentence=f"after {made} the ranks differ in {what}, and no majority says who is right",
     )
 
 
