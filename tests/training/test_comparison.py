@@ -66,7 +66,7 @@ def test_most_are_right() -> None:
 def test_several_may_be_wrong_in_several_ways() -> None:
     verdict = judge([tells(a=4, b=2), tells(a=1, b=3), tells(a=1, b=2), tells(a=1, b=2), tells(a=1, b=2)], 7)
     assert verdict.wrong == {0, 1}
-    assert verdict.sentence == "after 7 steps ranks 0 and 1 differ from the others in a (and 1 more tensor)"
+    assert verdict.sentence == "after 7 steps ranks 0 and 1 differ from the others in a (and 1 more)"
 
 
 @pytest.mark.parametrize("told", [[tells(a=1), tells(a=2)], [tells(a=1), tells(a=1), tells(a=2), tells(a=2)]])

@@ -15,9 +15,12 @@ import zlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from unicron_elastic.state.layout import flatten
 
 ROWS, COLUMNS = 63, 520  # one odd, so that what changes in a whole column shows; columns in whole lines of a cache
 BLOCK_BYTES = 8 * ROWS * COLUMNS  # fewer elements than those from which torch would sum with several threads
@@ -43,6 +46,13 @@ def digests(tensors: Sequence[Tensor]) -> list[int]:
         for place, digest in zip(each, sums[device].tolist(), strict=True):
             found[place] = digest % 2**64
     return found
+
+
+def digest_of(state: Any) -> int:
+    """Return that of nested values and tensors, in 64 bits. Raises TypeError for what cannot be sent."""
+    layout, tensors = flatten(state)
+    text = f"{layout.to_json()} {digests(tensors) if tensors else ''}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def _of_one_device(tensors: Sequence[Tensor]) -> Tensor:

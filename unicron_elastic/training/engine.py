@@ -39,6 +39,7 @@ from unicron_elastic.training.snapshot.gate import Rest
 from unicron_elastic.training.step.buffers import Buffers, device_of, named_buffers
 from unicron_elastic.training.step.comparison import ReplicasDifferError, Told, differ, judge, written
 from unicron_elastic.training.step.gradients import Gradients
+from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
 from unicron_elastic.training.step.suitable import check_suitable
 from unicron_elastic.training.step.trainable import Guard, Trainable
@@ -81,7 +82,9 @@ class Engine:
         self._scaler = scaler
         self._objects = registered
         self._optimizers = [each for each in registered.objects.values() if isinstance(each, Optimizer)]
-        self._registered = Handover(state, self._trainable, self._optimizers, lambda: self.until)
+        modules = {name: each for name, each in registered.objects.items() if isinstance(each, nn.Module)}
+        self._values = ModuleValues(modules)
+        self._registered = Handover(state, self._trainable, self._values, self._optimizers, lambda: self.until)
         self._randomness = randomness
         self._is_reproducible = is_reproducible
         self._backend = backend
@@ -285,6 +288,7 @@ class Engine:
         if self._buffers is not None:
             self._buffers.settle(gradients.shared())
         self._replicas.end(is_compared=gradients.digests()[0] >= self.world_size > 1)
+        self._values.end_step()
         self._randomness.give_back()
         self.reports.begin_shares(self._parts()[1].world, (self.until, self.state))
         return gradients.losses()

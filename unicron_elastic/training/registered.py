@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,9 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unicron_elastic.state.digest import digests
+from unicron_elastic.state.digest import digest_of
 from unicron_elastic.state.exact import load_exactly, tensors_of
-from unicron_elastic.state.layout import flatten
 from unicron_elastic.training.group.sendable import Stateful, state_of
 from unicron_elastic.training.step import buffers
 
@@ -101,13 +99,6 @@ def _name(error: Exception, name: str) -> None:
     """Have the error say what was loaded: of two modules of one class torch's words are the same."""
     if len(error.args) == 1 and isinstance(error.args[0], str) and not error.args[0].startswith(name):
         error.args = (f"{name}: {error.args[0]}",)
-
-
-def digest_of(state: Any) -> int:
-    """Return that of nested values and tensors, in 64 bits. Raises TypeError for what cannot be sent."""
-    layout, tensors = flatten(state)
-    text = f"{layout.to_json()} {digests(tensors) if tensors else ''}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def about_unlike(names: Sequence[str], rank: int) -> str:

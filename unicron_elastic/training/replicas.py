@@ -18,12 +18,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.compat.tensors import is_plain
-from unicron_elastic.state.digest import digests
+from unicron_elastic.state.digest import digest_of, digests
 from unicron_elastic.state.exact import tensors_of
-from unicron_elastic.training.registered import digest_of
 from unicron_elastic.training.step.buffers import Buffers
 from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.training.step.comparison import MODEL, Told, Verdict
+from unicron_elastic.training.step.module_values import decisive, has_extra_state
 
 _SCALER = ("_scale", "_growth_tracker")
 
@@ -47,12 +47,13 @@ class Replicas:
         self._is_copy = False
         self._left_out: set[str] = set()
         self._digest: int | None = None
+        self._read: dict[str, tuple[str, int]] | None = None  # of what each step reads once
         self._told: Told | None = None
 
     def begin(self, step: int) -> None:
         """Step ``step`` begins; until its optimizer step the state stays as it is."""
         self._step = step
-        self._digest = self._told = None
+        self._digest = self._read = self._told = None
 
     def meet(self) -> None:
         """Newcomers have joined."""
@@ -84,37 +85,53 @@ class Replicas:
     def by_name(self) -> dict[str, int]:
         """Return the digest of each thing that is registered, for a rank that has copied the state, or gives it.
 
-        None of them if they cannot be computed here, which is said once.
+        None of them if they cannot be computed here, which is said once. What decides how modules compute is not in
+        them: the script may be about to change it.
         """
         found = Counter[str]()
-        for name, (what, digest) in self.told().tensors.items():
+        self._told_safely()
+        for name, (what, digest) in (self._read or {}).items():
             found[name.partition(".")[0]] += _combined({name: (what, digest)})
         return {name: each % 2**64 for name, each in found.items()}
 
     def told(self) -> Told:
         """What the others are told if the digests differ."""
         if self._told is None:
-            try:
-                self._told = self._tell()
-            except Exception as error:
-                if is_of_script(error):
-                    raise
-                self._told = self._cannot_tell(error)
+            self._told = self._told_safely()
         return self._told
 
+    def _told_safely(self) -> Told:
+        try:
+            return self._tell()
+        except Exception as error:
+            if is_of_script(error):
+                raise
+            return self._cannot_tell(error)
+
     def _tell(self) -> Told:
-        named = dict(self._tensors())
-        named = {name: each for name, each in named.items() if _is_compared(each) and name not in self._left_out}
-        found = zip(named.items(), digests(list(named.values())), strict=True)
-        tensors = {name: (_what(tensor), digest) for (name, tensor), digest in found}
-        others = dict(self._others())
-        tensors |= {name: ("values", digest_of(give())) for name, give in self._values() if name not in self._left_out}
-        tensors |= {name: ("state", digest_of(give())) for name, give in others.items() if name not in self._left_out}
-        own = {*others, *self._buffers_of_modules()}
+        others, extra = dict(self._others()), dict(self._extra_states())
+        if self._read is None:
+            self._read = self._digests(others)
+        tensors = self._read | {
+            name: (what, digest)
+            for name, what, digest in (*self._decisive(), *_states(extra))
+            if name not in self._left_out
+        }
+        own = {*others, *extra, *self._buffers_of_modules()}
         if self.buffers is not None:
             own |= {MODEL + name for name in self.buffers.own}
         caches, kind = frozenset(self._caches()), _kind(self._model)
         return Told(tensors=tensors, caches=caches, own=frozenset(own), kind=kind, is_copy=self._is_copy)
+
+    def _digests(self, others: Mapping[str, Callable[[], Any]]) -> dict[str, tuple[str, int]]:
+        """Return those of all tensors, of what changes them, and of ``others``."""
+        named = dict(self._tensors())
+        named = {name: each for name, each in named.items() if _is_compared(each) and name not in self._left_out}
+        found = zip(named.items(), digests(list(named.values())), strict=True)
+        tensors = {name: (_what(tensor), digest) for (name, tensor), digest in found}
+        tensors |= {name: ("values", digest_of(give())) for name, give in self._values() if name not in self._left_out}
+        tensors |= {name: ("state", digest_of(give())) for name, give in others.items() if name not in self._left_out}
+        return tensors
 
     def _cannot_tell(self, error: Exception) -> Told:
         """Say once that the comparison failed, and compare no more: it is no part of the script.
@@ -158,6 +175,24 @@ class Replicas:
         for name, each in self._registered.items():
             if name not in known and not isinstance(each, Optimizer) and not _is_scheduler(name, each):
                 yield f"{name}.state", each.state_dict
+
+    def _decisive(self) -> Iterator[tuple[str, str, int]]:
+        """What decides how modules compute and is no tensor: the name, what it is, and a digest of it."""
+        for path, module in self._named_modules():
+            for name, value in decisive(module, is_trained=path.startswith(MODEL)).items():
+                yield f"{path}{name}", "setting", _digest_of_text(repr(value))
+
+    def _extra_states(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """What modules give besides tensors, which a forward pass of one rank may have moved."""
+        for path, module in self._named_modules():
+            if has_extra_state(module):
+                yield f"{path}extra_state", module.get_extra_state
+
+    def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """All of the model and of the other modules, by the beginning of the names of what they have."""
+        others = [(f"{name}.", each) for name, each in self._modules().items()]
+        for name, module in [(MODEL, self._model), *others]:
+            yield from ((f"{name}{path}." if path else name, each) for path, each in module.named_modules())
 
     def _modules(self) -> dict[str, nn.Module]:
         """Those but the model, by name."""
@@ -211,6 +246,14 @@ def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 def _is_scheduler(name: str, registered: Any) -> bool:
     return name == "scheduler" or isinstance(registered, LRScheduler)
+
+
+def _states(extra: Mapping[str, Callable[[], Any]]) -> Iterator[tuple[str, str, int]]:
+    yield from ((name, "state", digest_of(give())) for name, give in extra.items())
+
+
+def _digest_of_text(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:8], "big")
 
 
 def _combined(tensors: Mapping[str, tuple[str, int]]) -> int:

@@ -17,6 +17,7 @@ from unicron_elastic.state.pull.server import Held, NotAtRest, StateServer, Unse
 from unicron_elastic.training.group.sendable import NotSendableError, sendable
 from unicron_elastic.training.snapshot.gate import Rest
 from unicron_elastic.training.step.collective import is_of_script
+from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.trainable import Trainable
 
 REST_TIMEOUT_S = 60.0  # a step may take long, and its end is not at rest
@@ -241,21 +242,28 @@ class Handover:
     """Of one process, to others of its job alone: what is saved has the state of the run and no more."""
 
     def __init__(
-        self, run: HasState, trainable: Trainable, optimizers: Sequence[Optimizer], until: Callable[[], int]
+        self,
+        run: HasState,
+        trainable: Trainable,
+        values: ModuleValues,
+        optimizers: Sequence[Optimizer],
+        until: Callable[[], int],
     ) -> None:
         """``until``: the total of the steps that this process is in."""
         self._run = run
         self._until = until
         self.taken_until = 0  # the same, of the member whose state was taken
         self._trainable = trainable
+        self._values = values
         self._optimizers = optimizers
         self._taken: Mapping[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the run, what is trained, and which parameters each optimizer has in which group."""
+        """The state of the run, what is trained and how, and which parameters each optimizer has in which group."""
         return {
             "run": self._run.state_dict(),
             "model": self._trainable.state_dict(),
+            "values": self._values.state_dict(),
             "optimizers": [self._groups(optimizer) for optimizer in self._optimizers],
             "until": self._until(),
         }
@@ -269,6 +277,7 @@ class Handover:
                     self._regroup(optimizer, groups)
             self._run.load_state_dict(state["run"])
             self._trainable.load_state_dict(state["model"])
+            self._values.load_state_dict(state["values"])
         except Exception as error:
             if is_of_script(error) or isinstance(error, _MAY_PASS):
                 raise

@@ -9,6 +9,7 @@ forward pass makes or the script changes between steps, as an evaluation by one 
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from unicron_elastic.compat.tensors import NormBase, changes_of, copy_each, expanded_axes, is_plain
+from unicron_elastic.state.digest import digest_of
 from unicron_elastic.state.exact import bits, check_same
 from unicron_elastic.state.packing import pack, unpack
+from unicron_elastic.training.step.module_values import has_extra_state
 
 # The running statistics of normalization layers, which each forward pass changes: made independent of who ran it.
 #
@@ -167,6 +170,7 @@ class Buffers:
         self._modules: list[tuple[str, nn.Module]] = []  # of the present step
         self._places: dict[str, _Place] = {}  # by name; of the present step
         self._before: dict[tuple[int, str], Tensor] = {}
+        self._extra: dict[str, int] = {}  # by the names of modules: what they give besides tensors
         self._is_in_step = False
         self._is_used = False  # whether a micro-batch of this step has begun
         self._left: dict[str, _Seen] | None = None  # the caches, as the step before left them; None: there was none
@@ -205,6 +209,7 @@ class Buffers:
         self._places = places
         copy_each([place.before for place in places.values()], [place.tensor.detach() for place in places.values()])
         self._before = {(id(place.module), place.leaf): place.before for place in places.values()}
+        self._extra = self._extra_states() if self._is_reproducible else {}
         self._is_in_step, self._is_used = True, False
         if self._left is not None:
             self.own |= {name for name, seen in _caches(places).items() if self._left.get(name) != seen}
@@ -221,6 +226,7 @@ class Buffers:
         self._statistics.end_micro_batch(self._before)
         if self._is_reproducible:
             self._check_shapes()
+            self._check_extra()
 
     def made(self, device: torch.device) -> Tensor | None:
         """What the micro-batch that has just ended made of the buffers, as bytes; None if it has changed none."""
@@ -274,6 +280,25 @@ class Buffers:
                 f"reproducible=True cannot hold: a forward pass makes the buffer {leaf} of {path or 'the model'}, a "
                 f"{kind}, or changes its shape or type; what the next one finds then depends on who computes it. Make "
                 "it before the run, or register it with persistent=False if it is a cache"
+            )
+
+    def _extra_states(self) -> dict[str, int]:
+        """Return digests of what modules give besides tensors, by their names; of none that cannot be sent."""
+        found = dict[str, int]()
+        for name, module in self._modules:
+            if has_extra_state(module):
+                with contextlib.suppress(TypeError):
+                    found[name] = digest_of(module.get_extra_state())
+        return found
+
+    def _check_extra(self) -> None:
+        now = self._extra_states()
+        names = [name for name, each in self._extra.items() if now.get(name) != each]
+        if names:
+            raise RuntimeError(
+                f"reproducible=True cannot hold: a forward pass changes the extra state of {names[0] or 'the model'}; "
+                "what the next one finds then depends on who computes it. Have that in a buffer, or change it between "
+                "steps, the same on all ranks"
             )
 
     def _take(self, made: Mapping[str, Tensor]) -> None:

@@ -38,7 +38,7 @@ def differ(notes: Sequence[float]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a rank tells of its state: of each tensor, by name, its type and shape, and its digest.
+    """What a rank tells of its state: of each tensor or value, by name, its type and shape, and its digest.
 
     ``caches`` are those that may have another shape, or not be there, on each rank; those that are ``own`` may have
     another content as well. ``kind``: all on which the rounding of an optimizer step may depend. ``is_copy``: it has
@@ -139,7 +139,7 @@ def _is_different(tables: Sequence[Mapping[str, tuple[str, int]]], name: str) ->
 
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - 1
-    return names[0] + (f" (and {more} more tensor{'s' * (more > 1)})" if more else "")
+    return names[0] + (f" (and {more} more)" if more else "")
 
 
 def _ranks(ranks: frozenset[int]) -> str:

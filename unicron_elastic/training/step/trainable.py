@@ -16,7 +16,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer, SparseAdam
 
 from unicron_elastic.compat.scalers import watch_scaling
-from unicron_elastic.compat.tensors import NormBase, unscaled_by, walked
+from unicron_elastic.compat.tensors import unscaled_by, walked
 from unicron_elastic.training.step.shares import from_ranges, to_ranges
 
 _NAMES_MAX = 3
@@ -86,8 +86,7 @@ class Trainable:
     def state_dict(self) -> dict[str, Any]:
         """What was seen at the last look."""
         in_training = [position for position, is_training in enumerate(self._modes) if is_training]
-        tracking = [position for position, module in enumerate(self.modules) if _tracks(module)]
-        return {"trained": self._ranges, "in_training": to_ranges(in_training), "tracking": to_ranges(tracking)}
+        return {"trained": self._ranges, "in_training": to_ranges(in_training)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the model so. Raises ValueError if it has fewer parameters or modules."""
@@ -96,15 +95,8 @@ class Trainable:
         in_training = from_ranges(state["in_training"], len(modules))
         for position, parameter in enumerate(parameters):
             parameter.requires_grad_(position in trained)
-        tracking = from_ranges(state["tracking"], len(modules))
         for position, module in enumerate(modules):
             module.training = position in in_training
-            if isinstance(module, NormBase):
-                module.track_running_stats = position in tracking
-
-
-def _tracks(module: nn.Module) -> bool:
-    return isinstance(module, NormBase) and bool(module.track_running_stats)
 
 
 # Watches optimizers inside of a step, where they must not do anything: its gradients are not whole, nor reduced.

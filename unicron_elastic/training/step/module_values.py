@@ -1,0 +1,165 @@
+"""What decides what modules compute and is no tensor: settings of torch's layers, and plain values of a script's own.
+
+Scripts change both on the way, often in one step alone, which is past when a newcomer begins. A setting is what a layer
+of torch's is made with, as the ``p`` of a Dropout: it is the same on all ranks. A value of a script's own may be a
+count, a cache or the number of a rank: whether it is to be the same nobody can see.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+from unicron_elastic.state.skeleton import is_plain
+
+_OF_TORCH = ("torch.nn.modules.", "torch.nn.utils.")
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_PER_RANK = frozenset({"device"})  # what layers are made with, and where they are
+_PARTS_MAX, _CHARACTERS_MAX = 64, 1000  # what is longer is data
+
+
+class ModuleValues:
+    """`ModuleValues` gives newcomers the plain values of ``modules``, which are registered under these names.
+
+    They get all settings. Of other values they get those that have changed since the giver's first step, if they have
+    themselves what the giver had then.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = dict(modules)
+        self._first: dict[str, dict[str, Any]] | None = None  # other values, as they were after the first step
+        self._objects: dict[str, frozenset[str]] = {}  # at that time: what is no plain value, by name
+        self._before: dict[str, dict[str, list[Any]]] = {}  # of what was taken: what the giver had in its first step
+        self._own: dict[str, dict[str, Any]] | None = None  # what was here when something was taken first
+
+    def end_step(self) -> None:
+        """Notes what there is after the first step. What forward passes make as they are first called is there then."""
+        if self._first is None:
+            self._first = {path: _others(module) for path, module in self._named()}
+            self._objects = {path: _objects(module) for path, module in self._named()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All settings, and of each other value that has changed what it was, in a list or none, and what it is."""
+        named = list(self._named())
+        found = {path: settings(module) for path, module in named}
+        changed = {path: self._changed(path, module) for path, module in named}
+        return {
+            "settings": {path: each for path, each in found.items() if each},
+            "changed": {path: each for path, each in changed.items() if each},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes them over."""
+        named = list(self._named())
+        if self._own is None:
+            self._own = {path: _others(module) for path, module in named}
+        for path, module in named:
+            here = settings(module)
+            _set(module, {key: value for key, value in state["settings"].get(path, {}).items() if key in here})
+            changed = state["changed"].get(path, {})
+            same = {key for key, (was, _) in changed.items() if _is_same(_had(self._own.get(path, {}), key), was)}
+            _set(module, {key: now for key, (_, now) in changed.items() if key in same})
+            self._before[path] = {key: was for key, (was, _) in changed.items() if key in same}
+
+    def _changed(self, path: str, module: nn.Module) -> dict[str, tuple[list[Any], Any]]:
+        """None of a module that has made objects since: its values may tell of those, which cannot be given."""
+        taken = self._before.get(path, {})
+        now = _others(module)
+        if self._first is None:
+            return {key: (was, now[key]) for key, was in taken.items() if key in now}
+        if not _objects(module) <= self._objects.get(path, frozenset()):
+            return {}
+        first = self._first.get(path, {})
+        was = {key: taken.get(key, _had(first, key)) for key in now}
+        return {key: (was[key], value) for key, value in now.items() if not _is_same(was[key], [value])}
+
+    def _named(self) -> Iterator[tuple[str, nn.Module]]:
+        for name, module in self._modules.items():
+            yield from ((f"{name}.{path}", each) for path, each in module.named_modules())
+
+
+def settings(module: nn.Module) -> dict[str, Any]:
+    """Return what a layer of torch's, or of a class that is derived from one, is made with, as far as it is plain."""
+    names, values = _names_of_settings(_kind(module)), vars(module)
+    return {name: _copied(values[name]) for name in names if name in values and _is_value(values[name])}
+
+
+def decisive(module: nn.Module, *, is_trained: bool) -> dict[str, Any]:
+    """Return what must be the same on all ranks: the settings, and the mode of one that trains if its class asks it."""
+    found = settings(module)
+    if is_trained and _asks_mode(_kind(module)):
+        found["training"] = module.training
+    return found
+
+
+def has_extra_state(module: nn.Module) -> bool:
+    """Return whether its class gives state besides tensors."""
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+@lru_cache(maxsize=10_000)
+def _names_of_settings(kind: Any) -> tuple[str, ...]:
+    names: dict[str, None] = {}
+    for each in kind.__mro__:
+        if f"{each.__module__}.".startswith(_OF_TORCH) and each is not nn.Module and "__init__" in vars(each):
+            parameters = inspect.signature(each.__init__).parameters.values()
+            names |= {p.name: None for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    return tuple(name for name in names if name not in _PER_RANK | _OF_EVERY_MODULE)
+
+
+@lru_cache(maxsize=10_000)
+def _asks_mode(kind: Any) -> bool:
+    """Return whether a function of the class reads ``training``: a Linear may be in one mode or the other."""
+    of = [each for base in kind.__mro__ if base not in nn.Module.__mro__ for each in vars(base).values()]
+    codes = [getattr(inspect.unwrap(each), "__code__", None) for each in of if callable(each)]
+    return any(_reads(code, "training") for code in codes if code is not None)
+
+
+def _reads(code: CodeType, name: str) -> bool:
+    return name in code.co_names or any(_reads(each, name) for each in code.co_consts if isinstance(each, CodeType))
+
+
+def _kind(module: nn.Module) -> Any:
+    return type(module)
+
+
+def _others(module: nn.Module) -> dict[str, Any]:
+    """Return the plain values that are no settings."""
+    known = {*_OF_EVERY_MODULE, *_names_of_settings(_kind(module))}
+    items = list(vars(module).items())  # at once: a forward pass may add to them
+    return {name: _copied(value) for name, value in items if name not in known and _is_value(value)}
+
+
+def _objects(module: nn.Module) -> frozenset[str]:
+    items = list(vars(module).items())
+    return frozenset(name for name, value in items if name not in _OF_EVERY_MODULE and not _is_value(value))
+
+
+def _is_value(value: Any) -> bool:
+    if type(value) in (tuple, list):
+        return len(value) <= _PARTS_MAX and all(map(_is_value, value))
+    return type(value) is float or (is_plain(value) and (type(value) is not str or len(value) <= _CHARACTERS_MAX))
+
+
+def _copied(value: Any) -> Any:
+    return copy.deepcopy(value) if type(value) in (tuple, list) else value
+
+
+def _had(values: Mapping[str, Any], name: str) -> list[Any]:
+    return [values[name]] if name in values else []
+
+
+def _is_same(one: list[Any], other: list[Any]) -> bool:
+    return repr(one) == repr(other)  # in which 1, 1.0 and True are different, and NaN is like NaN
+
+
+def _set(module: nn.Module, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if not _is_same(_had(vars(module), name), [value]):
+            setattr(module, name, value)
