@@ -18,6 +18,7 @@ from unicron_elastic.training.group import arrival
 from unicron_elastic.training.group.joining import Handover
 from unicron_elastic.training.group.speech import Said
 from unicron_elastic.training.step.module_values import ModuleValues
+from unicron_elastic.training.step.randomness import Randomness
 from unicron_elastic.training.step.trainable import Trainable
 
 MICRO_BATCHES = 4
@@ -299,7 +300,10 @@ def test_a_newcomer_has_the_groups_that_were_added_on_the_way() -> None:
         net = Net()
         optimizer = torch.optim.AdamW([*net.wide.parameters()], lr=0.1)
         optimizers.append((net, optimizer))
-        handovers.append(Handover(State(optimizer), Trainable(net), ModuleValues({}), [optimizer], lambda: 1))
+        randomness = Randomness(0, torch.device("cpu"))
+        handovers.append(
+            Handover(State(optimizer), Trainable(net), ModuleValues({}), [optimizer], lambda: 1, randomness=randomness)
+        )
     (ours, giver), (theirs, taker) = optimizers
     giver.add_param_group({"params": [ours.head.bias], "lr": 0.5})
     giver.add_param_group({"params": [*ours.base.parameters()], "weight_decay": 0.25})

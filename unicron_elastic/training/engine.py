@@ -84,7 +84,9 @@ class Engine:
         self._optimizers = [each for each in registered.objects.values() if isinstance(each, Optimizer)]
         modules = {name: each for name, each in registered.objects.items() if isinstance(each, nn.Module)}
         self._values = ModuleValues(modules)
-        self._registered = Handover(state, self._trainable, self._values, self._optimizers, lambda: self.until)
+        self._registered = Handover(
+            state, self._trainable, self._values, self._optimizers, lambda: self.until, randomness=randomness
+        )
         self._randomness = randomness
         self._is_reproducible = is_reproducible
         self._backend = backend
@@ -445,6 +447,7 @@ class Engine:
         if self._arrival.come(self, until):
             if not self._is_in_step:  # all have the same from here on: a script may evaluate before its first step
                 self._meet_between()
+            self._registered.rewind()
             return True
         self.state = until  # as the others have it behind them: the script may count from there
         return False

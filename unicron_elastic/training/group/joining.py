@@ -18,6 +18,7 @@ from unicron_elastic.training.group.sendable import NotSendableError, sendable
 from unicron_elastic.training.snapshot.gate import Rest
 from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.training.step.module_values import ModuleValues
+from unicron_elastic.training.step.randomness import Randomness
 from unicron_elastic.training.step.trainable import Trainable
 
 REST_TIMEOUT_S = 60.0  # a step may take long, and its end is not at rest
@@ -248,9 +249,12 @@ class Handover:
         values: ModuleValues,
         optimizers: Sequence[Optimizer],
         until: Callable[[], int],
+        *,
+        randomness: Randomness,
     ) -> None:
         """``until``: the total of the steps that this process is in."""
         self._run = run
+        self._randomness = randomness
         self._until = until
         self.taken_until = 0  # the same, of the member whose state was taken
         self._trainable = trainable
@@ -266,6 +270,7 @@ class Handover:
             "values": self._values.state_dict(),
             "optimizers": [self._groups(optimizer) for optimizer in self._optimizers],
             "until": self._until(),
+            "yielded": self._randomness.yielded,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -286,6 +291,11 @@ class Handover:
                 "what it registered: a layer, a parameter or a group that comes on the way has to be there before "
                 "run.steps(), frozen until its time (docs/going-on.md)"
             ) from (None if isinstance(error, _OF_TORCH) else error)
+
+    def rewind(self) -> None:
+        """Let the script of a newcomer draw what the others drew in their step before its first micro-batch."""
+        if self._taken is not None:
+            self._randomness.rewind(self._taken["yielded"])
 
     def load(self) -> None:
         """Takes over once more what was taken last, if that is not forgotten: the script may have changed it."""

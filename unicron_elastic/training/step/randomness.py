@@ -16,6 +16,16 @@ class Randomness:
         self._seed = seed
         self._device = device
         self._kept: dict[str, Any] | None = None
+        self.yielded: dict[str, Any] = {}  # where the generators were when the script was given the present step
+
+    def note_yield(self) -> None:
+        """Remembers where the generators are when the script is given a step, in which it may draw at once."""
+        if self._seed is not None:
+            self.yielded = self._states()
+
+    def rewind(self, yielded: dict[str, Any]) -> None:
+        """Puts the generators to where another's were when its script was given the step."""
+        self._set(yielded)
 
     def keep(self) -> None:
         """Remembers where the generators are, at the beginning of a step."""
