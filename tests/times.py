@@ -17,16 +17,23 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def _of_children_that_run() -> float:
     """Return the processor seconds of this process's children, and of those of theirs that have ended."""
-    ticks = 0
-    for path in Path("/proc/self/task").glob("*/children"):
-        for pid in path.read_text().split():
-            with contextlib.suppress(OSError):
-                ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    children = (pid for path in Path("/proc/self/task").glob("*/children") for pid in _text(path).split())
+    ticks = sum(sum(map(int, _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[11:15])) for pid in children)
     return ticks / TICKS
 
 
+def _text(path: Path) -> str:
+    """Read what the system says of a thread or process, which may have ended by now: then that is nothing."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
 def _cpu() -> float:
-    return sum(os.times()[:4]) + _of_children_that_run()
+    with contextlib.suppress(OSError):  # of the listing, while threads come and go
+        return sum(os.times()[:4]) + _of_children_that_run()
+    return sum(os.times()[:4])
 
 
 _seen = _cpu()
