@@ -23,7 +23,7 @@ from unicron_elastic.state.exact import tensors_of
 from unicron_elastic.training.step.buffers import Buffers
 from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.training.step.comparison import MODEL, Told, Verdict
-from unicron_elastic.training.step.module_values import decisive, has_extra_state
+from unicron_elastic.training.step.module_values import asks_mode, decisive, has_extra_state
 
 _SCALER = ("_scale", "_growth_tracker")
 
@@ -114,10 +114,10 @@ class Replicas:
             self._read = self._digests(others)
         tensors = self._read | {
             name: (what, digest)
-            for name, what, digest in (*self._decisive(), *_states(extra))
+            for name, what, digest in (*self._decisive(), *self._modes(), *_states(extra))
             if name not in self._left_out
         }
-        own = {*others, *extra, *self._buffers_of_modules()}
+        own = {*others, *extra, *self._buffers_of_modules(), *(name for name, *_ in self._modes())}
         if self.buffers is not None:
             own |= {MODEL + name for name in self.buffers.own}
         caches, kind = frozenset(self._caches()), _kind(self._model)
@@ -181,6 +181,12 @@ class Replicas:
         for path, module in self._named_modules():
             for name, value in decisive(module, is_trained=path.startswith(MODEL)).items():
                 yield f"{path}{name}", "setting", _digest_of_text(repr(value))
+
+    def _modes(self) -> Iterator[tuple[str, str, int]]:
+        """The modes of modules of the script's own that ask them."""
+        for path, module in self._named_modules():
+            if path.startswith(MODEL) and asks_mode(module):
+                yield f"{path}training", "setting", int(module.training)
 
     def _extra_states(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         """What modules give besides tensors, which a forward pass of one rank may have moved."""

@@ -91,11 +91,20 @@ def settings(module: nn.Module) -> dict[str, Any]:
 
 
 def decisive(module: nn.Module, *, is_trained: bool) -> dict[str, Any]:
-    """Return what must be the same on all ranks: the settings, and the mode of one that trains if its class asks it."""
+    """Return what must be the same on all ranks: the settings, and the mode of one that trains if it changes a result.
+
+    That is known of layers of torch's alone.
+    """
     found = settings(module)
-    if is_trained and _asks_mode(_kind(module)):
+    if is_trained and _mode_decides(module):
         found["training"] = module.training
     return found
+
+
+def asks_mode(module: nn.Module) -> bool:
+    """Return whether a class that is not torch's reads ``training``: what for, nobody can see."""
+    kind = _kind(module)
+    return not f"{kind.__module__}.".startswith("torch.") and not _mode_decides(module) and _asks_mode(kind)
 
 
 def has_extra_state(module: nn.Module) -> bool:
@@ -119,6 +128,19 @@ def _asks_mode(kind: Any) -> bool:
     of = [each for base in kind.__mro__ if base not in nn.Module.__mro__ for each in vars(base).values()]
     codes = [getattr(inspect.unwrap(each), "__code__", None) for each in of if callable(each)]
     return any(_reads(code, "training") for code in codes if code is not None)
+
+
+def _mode_decides(module: nn.Module) -> bool:
+    """Return whether a layer of torch's gives something else in the other mode, as a Dropout of 0 does not."""
+    match module:
+        case nn.modules.dropout._DropoutNd():
+            return bool(module.p > 0)
+        case nn.modules.batchnorm._NormBase():
+            return module.running_mean is not None
+        case nn.RNNBase() | nn.MultiheadAttention():
+            return bool(module.dropout > 0)
+        case _:
+            return isinstance(module, nn.RReLU)
 
 
 def _reads(code: CodeType, name: str) -> bool:
