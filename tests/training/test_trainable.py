@@ -347,3 +347,13 @@ def test_a_step_is_told_from_another_and_from_one_that_trains_something_else() -
     assert trainable.look()
     assert not trainable.look()
     assert len({*stamps, trainable.stamp(1)}) == 3
+
+
+@pytest.mark.parametrize("change", [nn.Module.double, nn.Module.bfloat16, lambda model: model.half()])
+def test_parameters_of_another_type_are_laid_out_anew(change: Any) -> None:
+    model = nn.Linear(2, 2)
+    trainable = Trainable(model)
+    assert not trainable.look()
+    change(model)  # which leaves each parameter the object that it is
+    assert trainable.look()
+    assert not trainable.look()

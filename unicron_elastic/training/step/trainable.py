@@ -27,7 +27,7 @@ class Trainable:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._key: tuple[list[int], list[bool]] = ([], [])
+        self._key: tuple[list[Any], list[bool]] = ([], [])
         self.modules: list[nn.Module] = []  # all, each once
         self.parameters: list[nn.Parameter] = []  # all, each once; positions are those in this list
         self.trained: list[nn.Parameter] = []
@@ -36,12 +36,12 @@ class Trainable:
         self.look()
 
     def look(self) -> bool:
-        """Looks at the model; whether it has other parameters, or others of them are trained, than before."""
+        """Looks at the model; whether it has other parameters, or of another type, or trains others, than before."""
         modules, parameters = walked(self._model)
         self.modules = modules
         self._modes = [module.training for module in modules]
         flags = [parameter.requires_grad for parameter in parameters]
-        key = (list(map(id, parameters)), flags)
+        key = ([(id(each), each.dtype, each.shape) for each in parameters], flags)  # .half() leaves them what they are
         if key == self._key:
             return False
         self._key = key
