@@ -32,6 +32,11 @@ class JobRendezvous(RendezvousHandler):  # type: ignore[misc]
         return ""
 
     @property
+    def is_of_cluster(self) -> bool:
+        """Return whether there is a cluster, with a secret and metrics of its own."""
+        return False
+
+    @property
     def node_ids(self) -> tuple[str, ...]:
         """Return the names of all nodes of this round, by rank; none if the rendezvous names none."""
         return ()

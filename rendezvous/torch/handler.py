@@ -124,6 +124,11 @@ class ClusterRendezvous(JobRendezvous):
         return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     @property
+    def is_of_cluster(self) -> bool:
+        """It meets over the cluster's store."""
+        return True
+
+    @property
     def outlives_stores(self) -> bool:
         """The next round has another store, and another host for it."""
         return True

@@ -14,6 +14,7 @@ from unicron_elastic.base.world import Member, World
 from unicron_elastic.launcher.agent.core.job_teller import JobTeller, news_of
 from unicron_elastic.launcher.view.job.view import JobView, WorkerView
 from unicron_elastic.rendezvous.records.news import JobNews
+from unicron_elastic.rendezvous.torch.local import LocalRendezvous
 
 DEADLINE_S = 10.0
 VIEW = JobView(
@@ -85,7 +86,7 @@ def _news() -> JobNews:
 
 def test_a_rendezvous_without_a_store_is_told_nothing():
     loop = Loop()
-    teller = JobTeller(loop, object())  # type: ignore[arg-type]
+    teller = JobTeller(loop, LocalRendezvous(backend="c10d", run_id="job"))
     teller.start(_news)
     teller.recorded(INCIDENT)
     teller.close()

@@ -37,6 +37,8 @@ class Counting:
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
     module = importlib.import_module("torch.optim.optimizer")
     monkeypatch.setattr(module, "_global_optimizer_post_hooks", OrderedDict())  # the hook goes with the test
+    is_in_step(0)  # of runs in tests before this one
+    made_before(0)
     made = Counting()
     yield made
     made.page.close()

@@ -105,7 +105,8 @@ class Agent(TorchAgent):
         self._node = NodeWatch(self._runtime.loop, say, self._events.append)
         keep = self._reporter.keep_evidence
         self._hangs = HangWatch(self._runtime.loop, say, keep, self._events.append, self._node.gpu_lines)
-        self._snapshots = Snapshots(self._runtime.loop, say, self._nodes.cluster_secret, self._runtime.shelf)
+        secret = self._nodes.cluster_secret if self._nodes.is_of_cluster else str  # which holds no rendezvous
+        self._snapshots = Snapshots(self._runtime.loop, say, secret, self._runtime.shelf)
         self._worlds = Worlds(self._runtime.loop, self._events.append, say, self._nodes.patience_s)
         self._pace = PaceReport(self._runtime.loop, self._nodes)
         self._moves = StateMoves()
@@ -754,7 +755,7 @@ class Agent(TorchAgent):
             self._view,
             self._state.host,
             self._runtime.metrics_teller,
-            cluster_samples=self._nodes.cluster_samples,
+            cluster_samples=self._nodes.cluster_samples if self._nodes.is_of_cluster else tuple,
             may_thread=self._may_thread(),
         )
 
