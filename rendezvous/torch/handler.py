@@ -125,7 +125,7 @@ class ClusterRendezvous(JobRendezvous):
 
     @property
     def is_of_cluster(self) -> bool:
-        """It meets over the cluster's store."""
+        """Return that it is: it meets over the cluster's store."""
         return True
 
     @property

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.commands import web as web_cli
 from unicron_elastic.launcher.commands.cluster import Cluster
+from unicron_elastic.launcher.config.cluster_options import ClusterOptions
 from unicron_elastic.launcher.export.web import server as web_server
 from unicron_elastic.launcher.export.web import sign_in as web_sign_in
 from unicron_elastic.launcher.export.web import source as web_arguments
@@ -46,7 +47,7 @@ def in_cluster(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     """The store that ``unicron web`` looks at."""
 
     @contextmanager
-    def opened(_endpoint: str | None, _given: dict[str, str]) -> Iterator[Cluster]:
+    def opened(_at: ClusterOptions) -> Iterator[Cluster]:
         yield Cluster(lambda: store, "http://etcd1:2379")
 
     monkeypatch.setattr(web_cli, "open_cluster", opened)
