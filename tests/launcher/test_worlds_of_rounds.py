@@ -252,6 +252,7 @@ def test_what_stands_still_is_said_to_stand_still(
     log = AwayLog(store)
     other.begin(store)
     agent.meet(store, 2, A0, A1, log=log)
+    agent.until(lambda: bool(agent.events))
     agent.join(C0)
     agent.until(lambda: C0 in agent.members())
     log.answers = False
