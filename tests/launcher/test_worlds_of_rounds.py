@@ -252,7 +252,6 @@ def test_what_stands_still_is_said_to_stand_still(
     log = AwayLog(store)
     other.begin(store)
     agent.meet(store, 2, A0, A1, log=log)
-    agent.until(lambda: bool(agent.events))
     agent.join(C0)
     agent.until(lambda: C0 in agent.members())
     log.answers = False
@@ -267,3 +266,22 @@ def test_what_stands_still_is_said_to_stand_still(
     agent.until(lambda: len(agent.said) > 1)
     assert agent.said[1] == "The store answers again: the nodes agree who trains."
     agent.until(lambda: len(agent.members()) == (2 if what == "lost" else 4))
+
+
+def test_a_change_that_is_asked_for_while_it_is_asked_whether_others_train_is_made(
+    agent: Agent, other: Agent, store: TCPStore
+) -> None:
+    class AskedLog(AwayLog):
+        """A log during whose first reading somebody joins."""
+
+        is_asked = False
+
+        def after(self, place: int) -> tuple[int, str] | None:
+            if not self.is_asked:
+                self.is_asked = True
+                agent.join(C0)
+            return super().after(place)
+
+    other.begin(store)
+    agent.meet(store, 2, A0, A1, log=AskedLog(store))
+    agent.until(lambda: C0 in agent.members())

@@ -135,7 +135,8 @@ class WorldWatch:
                 if not self._has_told:
                     self._tell()
                     self._has_told = True
-                self._is_wanted = self._is_wanted or self._do_others_train()
+                if not self._is_wanted and self._do_others_train():  # while it asks, another thread may want it
+                    self._is_wanted = True
                 if self._is_wanted:
                     self._look()
                     self._reached()
