@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from unicron_elastic.compat.tensors import NormBase
 from unicron_elastic.state.skeleton import is_plain
 
 _OF_TORCH = ("torch.nn.modules.", "torch.nn.utils.")
@@ -133,12 +134,14 @@ def _asks_mode(kind: Any) -> bool:
 def _mode_decides(module: nn.Module) -> bool:
     """Return whether a layer of torch's gives something else in the other mode, as a Dropout of 0 does not."""
     match module:
-        case nn.modules.dropout._DropoutNd():
+        case nn.Dropout() | nn.Dropout1d() | nn.Dropout2d() | nn.Dropout3d():
             return bool(module.p > 0)
-        case nn.modules.batchnorm._NormBase():
-            return module.running_mean is not None
+        case nn.AlphaDropout() | nn.FeatureAlphaDropout():
+            return bool(module.p > 0)
         case nn.RNNBase() | nn.MultiheadAttention():
             return bool(module.dropout > 0)
+        case _ if isinstance(module, NormBase):
+            return module.running_mean is not None
         case _:
             return isinstance(module, nn.RReLU)
 
