@@ -16,7 +16,7 @@ from unicron_elastic.rendezvous.job.rounds import RoundListener
 if TYPE_CHECKING:
     from unicron_elastic.rendezvous.records.news import NewsWriter
 
-LOOKS_STATIC = "static"  # torch's name for nodes that are counted beforehand
+_STATIC = "static"  # torch's name for nodes that are counted beforehand
 
 
 class JobRendezvous(RendezvousHandler):  # type: ignore[misc]
@@ -54,7 +54,7 @@ class JobRendezvous(RendezvousHandler):  # type: ignore[misc]
     @property
     def has_store_of_each_round(self) -> bool:
         """Return whether nodes can speak in the round's store: what was said in one must not be heard in the next."""
-        return bool(self.get_backend() != LOOKS_STATIC)
+        return bool(self.get_backend() != _STATIC)
 
     def cluster_secret(self) -> str:
         """Return what the agents of the cluster know and others do not; "" if there is none."""
@@ -118,9 +118,9 @@ class JobRendezvous(RendezvousHandler):  # type: ignore[misc]
     def leave(self) -> None:
         """Leave the job, which may go on elsewhere."""
 
-    def keep_out(self, quarantined: Quarantined) -> str | None:  # noqa: ARG002
-        """Put a node into the cluster's quarantine; why not, "" if it is there, None where no cluster has one."""
-        return None
+    def keep_out(self, quarantined: Quarantined) -> str:  # noqa: ARG002
+        """Put a node into the cluster's quarantine; why not, or ""."""
+        return "this job belongs to no cluster."
 
 
 class PlainRendezvous(JobRendezvous):

@@ -14,7 +14,7 @@ from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.compat.expectations import Part, lacks
 from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from unicron_elastic.rendezvous.job.bound_store import bound_store
-from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
+from unicron_elastic.rendezvous.job.job_rendezvous import PlainRendezvous
 
 LEAVE_TIMEOUT_S = 5.0
 _LEAVING = "unicron/leaving"  # how many nodes of the round wanted to
@@ -22,7 +22,7 @@ _LEAVING = "unicron/leaving"  # how many nodes of the round wanted to
 logger = logging.getLogger(__name__)
 
 
-class FreshStoreRendezvous(JobRendezvous):
+class FreshStoreRendezvous(PlainRendezvous):
     """Leaves the meeting of nodes to ``inner`` and replaces the store that the workers get.
 
     torch's dynamic handler gives every generation the same store with no prefix, so that new gloo groups read the
@@ -32,22 +32,17 @@ class FreshStoreRendezvous(JobRendezvous):
 
     def __init__(self, inner: RendezvousHandler, address: str, timeout_s: float = 600.0) -> None:
         """Take the ``address`` under which the other nodes find this one."""
-        self._inner = inner
+        super().__init__(inner)
         self._address = address
         self._timeout = timedelta(seconds=timeout_s)
         self._store: Store | None = None
         self._meeting: Store | None = None
         self._has_left = False
 
-    @property
-    def use_agent_store(self) -> bool:
-        """Answer as the inner handler does."""
-        return bool(self._inner.use_agent_store)
-
     def next_rendezvous(self) -> RendezvousInfo:
         """Meets the other nodes, then gives the round a store of its own. Raises what the inner handler raises."""
-        torchs.forget_first_round(self._inner)
-        info = self._inner.next_rendezvous()
+        torchs.forget_first_round(self._handler)
+        info = self._handler.next_rendezvous()
         self._meeting = info.store
         if not self.use_agent_store or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") == "1":
             return info
@@ -60,31 +55,11 @@ class FreshStoreRendezvous(JobRendezvous):
         fresh = RendezvousStoreInfo.build(info.rank, PrefixStore("unicron/fresh", info.store), address, port)
         return RendezvousInfo(info.store, info.rank, info.world_size, fresh)
 
-    def get_backend(self) -> str:
-        """The inner handler's name."""
-        return str(self._inner.get_backend())
-
-    def is_closed(self) -> bool:
-        """Answer as the inner handler does."""
-        return bool(self._inner.is_closed())
-
-    def set_closed(self) -> None:
-        """Closes the rendezvous for every node."""
-        self._inner.set_closed()
-
-    def num_nodes_waiting(self) -> int:
-        """Answer as the inner handler does."""
-        return int(self._inner.num_nodes_waiting())
-
-    def get_run_id(self) -> str:
-        """The job's id."""
-        return str(self._inner.get_run_id())
-
     def why_stay(self, nodes: int) -> str:
         """Why the job, of ``nodes`` now, cannot go on without this one; "" if it can."""
-        settings = getattr(self._inner, "settings", None)
+        settings = getattr(self._handler, "settings", None)
         if settings is None or lacks(Part.LEAVE):
-            return f"torch's {self.get_backend()} rendezvous cannot be left."
+            return super().why_stay(nodes)
         if nodes <= settings.min_nodes:
             return f"the job needs all {nodes} of its nodes."
         return "the job's rendezvous is hosted on it." if self._hosts_meeting() else ""
@@ -94,7 +69,7 @@ class FreshStoreRendezvous(JobRendezvous):
         try:
             assert self._meeting is not None
             taken = self._meeting.add(_LEAVING, 1)
-            spare = nodes - self._inner.settings.min_nodes
+            spare = nodes - self._handler.settings.min_nodes
         except SignalException:
             raise
         except Exception as error:
@@ -105,7 +80,7 @@ class FreshStoreRendezvous(JobRendezvous):
         """Takes this node out of the rendezvous, which stays open for the others; then only ``shutdown`` may follow."""
         self._has_left = True
         try:
-            torchs.leave(self._inner, LEAVE_TIMEOUT_S)
+            torchs.leave(self._handler, LEAVE_TIMEOUT_S)
         except SignalException:
             raise
         except Exception as error:  # the others find out by its missing heartbeat
@@ -114,11 +89,11 @@ class FreshStoreRendezvous(JobRendezvous):
     def shutdown(self) -> bool:
         """Closes what both opened; once this node has left, the rendezvous itself is the others'."""
         self._store = None
-        return True if self._has_left else bool(self._inner.shutdown())
+        return True if self._has_left else bool(self._handler.shutdown())
 
     def _hosts_meeting(self) -> bool:
         """Whether this process is the server of the store in which the nodes meet."""
-        port = torchs.port_of_meeting(self._inner)
+        port = torchs.port_of_meeting(self._handler)
         try:
             connections = psutil.Process().net_connections("tcp")
         except SignalException:

@@ -92,12 +92,12 @@ def test_a_stranger_at_the_store_runs_no_code_in_the_agent(tmp_path: Path) -> No
     handler = rendezvous_handler(parameters)
     try:
         handler.next_rendezvous()
-        stranger = TCPStore("localhost", handler._inner._state_holder._backend._store.port, None, False)
+        stranger = TCPStore("localhost", handler._handler._state_holder._backend._store.port, None, False)
         attack = pickle.dumps(_Runs(os.system, f"touch {mark}"))
         stranger.set("torch.rendezvous.job", base64.b64encode(attack).decode())
-        handler._inner._state_holder._last_sync_time = -1
+        handler._handler._state_holder._last_sync_time = -1
         with pytest.raises(RendezvousStateError, match=r"posix\.system"):
             handler.num_nodes_waiting()
         assert not mark.exists()
     finally:
-        handler._inner._stop_heartbeats()
+        handler._handler._stop_heartbeats()

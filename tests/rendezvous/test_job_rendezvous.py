@@ -45,7 +45,8 @@ def test_around_somebody_elses_stands_one_that_answers_all(backend: str, speaks:
     assert plain.why_stay(2) == f"torch's {backend} rendezvous cannot be left."
     assert plain.take_leave(2) == plain.why_stay(2)
     assert "--rdzv-backend is unicron" in plain.depart(2, "drained")
-    assert plain.keep_out(Quarantined(node="a", reason="sick", since=0.0, until=None, by="ada")) is None
+    assert plain.keep_out(Quarantined(node="a", reason="sick", since=0.0, until=None, by="ada"))
+    assert not plain.is_of_cluster
     assert (plain.node_id, plain.node_ids, plain.patience_s, plain.cluster_secret()) == ("", (), 0.0, "")
     assert [plain.outlives_stores, plain.has_ended_well(), plain.is_nobody_awaited(), plain.tell_fault("")] == [
         False

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from unicron_elastic import Run
-from unicron_elastic.worker.pulse import Pulse, PulsePage, count_steps, is_in_step, made_before
+from unicron_elastic.worker.pulse import Pulse, PulsePage, count_as_step, count_steps, made_before
 
 
 class Counting:
@@ -37,7 +37,7 @@ class Counting:
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
     module = importlib.import_module("torch.optim.optimizer")
     monkeypatch.setattr(module, "_global_optimizer_post_hooks", OrderedDict())  # the hook goes with the test
-    is_in_step(0)  # of runs in tests before this one
+    count_as_step(0)  # of runs in tests before this one
     made_before(0)
     made = Counting()
     yield made
@@ -84,7 +84,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     made_before(0)
     yield
     made_before(0)
-    is_in_step(0)
+    count_as_step(0)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

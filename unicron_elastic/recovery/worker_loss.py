@@ -96,7 +96,7 @@ def without_the_ended(state: JobState) -> list[Command]:
     ended = [each for each in ended if world.rank_of(name_of(state, each)) is not None]
     if not 0 < len(ended) < world.size:
         return []
-    who = f"{named_ranks(ended)} {'has ended by itself' if len(ended) == 1 else 'have ended by themselves'}"
+    who = named_ranks(ended, "has ended by itself", "have ended by themselves")
     reason = f"{who} after the last step: the others go on without {'it' if len(ended) == 1 else 'them'}."
     return [
         ChangeWorld(lost=tuple(name_of(state, each) for each in ended), reason=reason),
@@ -104,9 +104,10 @@ def without_the_ended(state: JobState) -> list[Command]:
     ]
 
 
-def named_ranks(workers: Sequence[Worker]) -> str:
-    """Return what people read: rank 3, or ranks 3, 4."""
-    return f"{'rank' if len(workers) == 1 else 'ranks'} {', '.join(str(each.rank) for each in workers)}"
+def named_ranks(workers: Sequence[Worker], does: str, do: str) -> str:
+    """Return what people read: rank 3 ``does``, or ranks 3, 4 ``do``."""
+    ranks = ", ".join(str(each.rank) for each in workers)
+    return f"rank {ranks} {does}" if len(workers) == 1 else f"ranks {ranks} {do}"
 
 
 def left_to_the_others(state: JobState, before: World | None) -> list[Command]:
@@ -229,8 +230,8 @@ def _are_on_their_way(state: JobState, lost: tuple[Worker, ...]) -> bool:
 
 def _started_again(state: JobState, lost: tuple[Worker, ...]) -> Verdict:
     """Decide to try once more. The others make progress meanwhile; starts in vain have a limit, see ``storms``."""
-    are = "is" if len(lost) == 1 else "are"
-    reason = f"{_who_trains_on(state, lost)} {named_ranks(lost)} {are} started again, which counts as no restart."
+    who = named_ranks(lost, "is", "are")
+    reason = f"{_who_trains_on(state, lost)} {who} started again, which counts as no restart."
     return Verdict(restart=True, restarts_used=state.restarts_used, reason=reason)
 
 
@@ -242,8 +243,7 @@ def give_up(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobS
     if state.phase is not Phase.RUNNING or is_over(state):
         return None
     cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
-    are = "is" if len(lost) == 1 else "are"
-    reason = f"{_who_trains_on(state, lost)} {named_ranks(lost)} {are} not replaced any more."
+    reason = f"{_who_trains_on(state, lost)} {named_ranks(lost, 'is', 'are')} not replaced any more."
     verdict = Verdict(restart=True, restarts_used=state.restarts_used, reason=reason)
     is_over_with = all(_is_gone(each) for each in lost)
     is_noticed = not is_over_with and _is_missed(state, lost)
@@ -407,8 +407,7 @@ def _who_goes_on(state: JobState, lost: tuple[Worker, ...]) -> str:
 
 
 def _who_trains_on(state: JobState, lost: tuple[Worker, ...]) -> str:
-    left = _ranks_left(state, lost)
-    return "1 rank trains on:" if left == 1 else f"{left} ranks train on:"
+    return f"{counted(_ranks_left(state, lost), 'rank trains', 'ranks train')} on:"
 
 
 def _ranks_left(state: JobState, lost: tuple[Worker, ...]) -> int:

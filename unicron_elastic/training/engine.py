@@ -45,7 +45,7 @@ from unicron_elastic.training.step.suitable import check_suitable
 from unicron_elastic.training.step.trainable import Guard, Trainable
 from unicron_elastic.training.step.tree import shares
 from unicron_elastic.training.step.tree_gradients import TreeGradients
-from unicron_elastic.worker.pulse import is_in_step, made_before
+from unicron_elastic.worker.pulse import count_as_step, made_before
 
 DIFFERENT_GOES_S = 120.0  # so long a rank whose state is wrong has to end
 
@@ -162,7 +162,7 @@ class Engine:
     def begin_step(self) -> list[int]:
         """The micro-batches with which this rank begins the step."""
         gradients, assembly = self._parts()
-        is_in_step(self.state + 1)
+        count_as_step(self.state + 1)
         self.guard.begin()
         if self._is_in_step:
             self._begin_where_the_others_are()
@@ -526,7 +526,7 @@ class Engine:
             if assembly.together(gather, end) and self._may_leave(any(awaited)):
                 break
         assembly.parts_in = 0
-        is_in_step(0)
+        count_as_step(0)
         self._has_begun = False
         if self._buffers is not None:
             self._buffers.end()

@@ -109,15 +109,15 @@ class Replicas:
             return self._cannot_tell(error)
 
     def _tell(self) -> Told:
-        others, extra = dict(self._others()), dict(self._extra_states())
+        others, extra, modes = dict(self._others()), dict(self._extra_states()), list(self._modes())
         if self._read is None:
             self._read = self._digests(others)
         tensors = self._read | {
             name: (what, digest)
-            for name, what, digest in (*self._decisive(), *self._modes(), *_states(extra))
+            for name, what, digest in (*self._decisive(), *modes, *_states(extra))
             if name not in self._left_out
         }
-        own = {*others, *extra, *self._buffers_of_modules(), *(name for name, *_ in self._modes())}
+        own = {*others, *extra, *self._buffers_of_modules(), *(name for name, *_ in modes)}
         if self.buffers is not None:
             own |= {MODEL + name for name in self.buffers.own}
         caches, kind = frozenset(self._caches()), _kind(self._model)

@@ -208,7 +208,7 @@ def count_steps(pulse: Beating, on_first_step: Callable[[int], None], on_made: C
 
     A script with several optimizers (a GAN's two, one for each layer) makes one step when all have stepped once: the
     count advances when one of them steps again. So it goes on whichever of them the script makes anew or gives up. The
-    steps of a run have numbers (``is_in_step``), and its optimizers may step in turn.
+    steps of a run have numbers (``count_as_step``), and its optimizers may step in turn.
     ``on_first_step`` is called once, ``on_made`` when there is an optimizer. torch itself is not imported here: the
     hook goes in when the script imports it, and at once in a warm worker.
     """
@@ -243,7 +243,7 @@ def made_before(steps: int) -> None:
     _before[0] = steps
 
 
-def is_in_step(number: int) -> None:
+def count_as_step(number: int) -> None:
     """Count whatever optimizers step from now on as step ``number`` of a run; 0: the run has made its steps."""
     _of_run[0] = number
 

@@ -230,11 +230,11 @@ def leave(handler: JobRendezvous, node: str, command: LeaveJob, say: Callable[[s
     now = time.time()
     until = None if command.quarantine_s is None else now + command.quarantine_s
     entry = Quarantined(node=node, reason=command.reason, since=now, until=until, by=LAUNCHER)
-    why_not = handler.keep_out(entry)
+    why_not = handler.keep_out(entry) if handler.is_of_cluster else ""
     if why_not:
         say(f"This node could not be put into the cluster's quarantine: {why_not}")
     handler.leave()
-    if why_not == "":
+    if handler.is_of_cluster and not why_not:
         say(f"This node is in the cluster's quarantine now: `unicron undrain {node}` ends that.")
         return
     path = default_path()
