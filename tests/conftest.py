@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import hang
 import hypothesis
 import pytest
 from times import pytest_runtest_makereport, pytest_terminal_summary  # noqa: F401 - hooks of pytest
@@ -136,6 +137,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     The folders that pytest gives to tests stay where they are, for who looks at what failed.
     """
+    config.pluginmanager.register(hang)
     if not hasattr(config, "workerinput"):  # those that xdist starts inherit it
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         folder = tempfile.mkdtemp(prefix="unicron-tests-")
