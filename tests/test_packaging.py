@@ -1,8 +1,9 @@
-"""What is installed is what is here: a package that is not declared works when editable and is lost in the wheel."""
+"""What is installed is what is here, and once: launcher/ and rendezvous/ are linked into the package."""
 
 from __future__ import annotations
 
 import configparser
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -29,16 +30,22 @@ def _installed_name(path: Path) -> str:
     return inside.as_posix()
 
 
-def test_every_package_is_declared_and_mapped() -> None:
-    config = _pyproject()["tool"]["setuptools"]
-    here = {path.parent for source in SOURCES for path in (ROOT / source).rglob("__init__.py")}
-    assert sorted(config["packages"]) == sorted(_installed_name(folder).replace("/", ".") for folder in here)
-    mapping = config["package-dir"]
-    assert mapping == {
-        "unicron_elastic": "unicron_elastic",
-        "unicron_elastic.launcher": "launcher",
-        "unicron_elastic.rendezvous": "rendezvous",
-    }
+@pytest.mark.parametrize("folder", SOURCES[1:])
+def test_the_package_has_a_relative_link_to_a_folder_at_the_top(folder: str) -> None:
+    assert (ROOT / "unicron_elastic" / folder).readlink() == Path("..", folder)
+
+
+def test_who_walks_the_sources_meets_each_file_once() -> None:
+    files = [path for source in SOURCES for path in (ROOT / source).rglob("*.py")]
+    assert len({path.resolve() for path in files}) == len(files)
+
+
+@pytest.mark.parametrize("name", ["launcher.main", "rendezvous.plugin"])
+def test_a_module_is_imported_through_the_package(name: str) -> None:
+    spec = importlib.util.find_spec(f"unicron_elastic.{name}")
+    assert spec is not None
+    assert spec.origin is not None
+    assert Path(spec.origin).resolve() == ROOT / f"{name.replace('.', '/')}.py"
 
 
 def test_every_folder_with_code_is_a_package() -> None:
@@ -63,33 +70,31 @@ def test_a_second_copy_cannot_be_imported_from_the_root(package: str) -> None:
     assert f"ImportError: import unicron_elastic.{package}, not {package}" in done.stderr
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """A wheel, built from a copy so that nothing is left in the repository and nothing old in it gets in."""
+@pytest.fixture(scope="module", params=["folder", "sdist"])
+def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """Build a wheel from a copy of the sources, or from an archive made of it; nothing is left in the repository."""
     pytest.importorskip("setuptools")
     pytest.importorskip("pip")
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
     for name in SOURCES:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    command = [
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "-w",
-        str(folder),
-        str(source),
-    ]
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    if request.param == "sdist":
+        _run(["-c", f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"], source)
+        (source,) = folder.glob("*.tar.gz")
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    _run(["-m", "pip", "wheel", *options, "-w", str(folder), str(source)], folder)
     (built,) = folder.glob("*.whl")
     return zipfile.ZipFile(built)
+
+
+def _run(arguments: list[str], folder: Path) -> None:
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_wheel_holds_every_source_file_and_nothing_beside_the_package(wheel: zipfile.ZipFile) -> None:
@@ -98,7 +103,7 @@ def test_the_wheel_holds_every_source_file_and_nothing_beside_the_package(wheel:
     expected |= {_installed_name(path) for path in (ROOT / "launcher" / "export" / "web" / "page").iterdir()}
     assert "unicron_elastic/worker/inject/sitecustomize.py" in expected
     assert "unicron_elastic/launcher/main.py" in expected
-    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
+    assert sorted(name for name in wheel.namelist() if ".dist-info/" not in name) == sorted(expected)
 
 
 def test_the_wheel_declares_the_commands_and_they_exist(wheel: zipfile.ZipFile) -> None:
