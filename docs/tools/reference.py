@@ -283,7 +283,7 @@ def _command_row(parameter: Any, keys: dict[str, str]) -> tuple[str, ...]:
 
 def _without_option() -> Iterator[tuple[str, ...]]:
     yield "`UNICRON_CONFIG`", "", "the file with settings, as `--config` of every command"
-    shared = config_table.Table()[SHARED]
+    shared = config_table.SettingsTable()[SHARED]
     for name in WITHOUT_OPTION:
         yield f"`{shared[name].variables[0]}`", f"`{shared[name].name}`", shared[name].help
 
@@ -305,7 +305,7 @@ def found_variables() -> set[str]:
 
 def known_variables() -> set[str]:
     """Every one that the page has."""
-    settings = [setting for section in config_table.Table().values() for setting in section.values()]
+    settings = [setting for section in config_table.SettingsTable().values() for setting in section.values()]
     return {*INNER_VARIABLES, "UNICRON_CONFIG", *(name for setting in settings for name in setting.variables)}
 
 

@@ -30,10 +30,10 @@ from unicron_elastic.launcher.config.answers import (
 )
 from unicron_elastic.launcher.config.cluster_options import ClusterOptions, cluster_options, spelled
 from unicron_elastic.launcher.view.cluster.members import (
-    AgentState,
+    AgentActivity,
     ClusterView,
-    JobStatus,
-    PlannedJob,
+    JobListing,
+    PlannedJobListing,
     job_status,
     jobs_table,
     nodes_table,
@@ -66,7 +66,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Node = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as unicron nodes shows it.")]
 
 
-class Cluster:
+class OpenCluster:
     """An open store, and the time that is left to ask it."""
 
     def __init__(self, open_store: Callable[[], Store], where: str) -> None:
@@ -272,14 +272,14 @@ def cancel(
 
 
 @contextmanager
-def open_cluster(at: ClusterOptions) -> Iterator[Cluster]:
+def open_cluster(at: ClusterOptions) -> Iterator[OpenCluster]:
     """The cluster's store; whatever is wrong with it ends the command with one sentence."""
     try:
         address = address_from_options(at.endpoint, at.others, spell=spelled)
     except ValueError as error:
         fail(BAD_USAGE, f"{error}.")
     try:
-        cluster = Cluster(store_opener(address, timeout_s=TIMEOUT_S), str(address))
+        cluster = OpenCluster(store_opener(address, timeout_s=TIMEOUT_S), str(address))
         try:
             yield cluster
         finally:
@@ -288,7 +288,7 @@ def open_cluster(at: ClusterOptions) -> Iterator[Cluster]:
         fail(BAD_USAGE, f"{error}.")
 
 
-def _keep_out(cluster: Cluster, entry: Quarantined) -> Quarantined:
+def _keep_out(cluster: OpenCluster, entry: Quarantined) -> Quarantined:
     """Writes the entry, together with the one that is there. Returns what was written. Raises StoreError."""
     key, merged = quarantine_key(entry.node), entry
 
@@ -304,7 +304,7 @@ def _keep_out(cluster: Cluster, entry: Quarantined) -> Quarantined:
     return merged
 
 
-def _let_in(cluster: Cluster, node: str) -> bool:
+def _let_in(cluster: OpenCluster, node: str) -> bool:
     """Deletes the node's entry; whether there was one. Raises StoreError."""
     key = quarantine_key(node)
     return cluster.store.update(
@@ -315,7 +315,7 @@ def _let_in(cluster: Cluster, node: str) -> bool:
     )
 
 
-def _forget(cluster: Cluster, node: str) -> str:
+def _forget(cluster: OpenCluster, node: str) -> str:
     """Takes a lost node from the roster; why not, as a sentence, or "". Raises StoreError."""
     key, why_not = roster_key(node), ""
 
@@ -337,19 +337,19 @@ def _forget(cluster: Cluster, node: str) -> str:
     return why_not
 
 
-def _planned_jobs(cluster: Cluster) -> tuple[PlannedJob, ...]:
+def _planned_jobs(cluster: OpenCluster) -> tuple[PlannedJobListing, ...]:
     from unicron_elastic.launcher.view.cluster.plan import planned_jobs
 
     return planned_jobs(cluster.read_plan())
 
 
-def _agent_states(cluster: Cluster) -> tuple[AgentState, ...]:
+def _agent_states(cluster: OpenCluster) -> tuple[AgentActivity, ...]:
     from unicron_elastic.launcher.view.cluster.plan import agent_states
 
     return agent_states(cluster.read_plan().snapshot)
 
 
-def _cancel(cluster: Cluster, job: str, why: str) -> int:
+def _cancel(cluster: OpenCluster, job: str, why: str) -> int:
     """Ends the job as a planned one, and as one whose nodes meet; how many nodes it has. Raises StoreError."""
     keys, odd = JobKeys(job), list[str]()
     status = job_status(job, cluster.store.read_prefix(keys.prefix, timeout_s=cluster.left_s()), odd)
@@ -363,7 +363,7 @@ def _cancel(cluster: Cluster, job: str, why: str) -> int:
     return max(len(status.view.members) if is_told else 0, planned_nodes or 0)
 
 
-def _cancel_meeting(cluster: Cluster, status: JobStatus, why: str, *, is_planned: bool) -> bool:
+def _cancel_meeting(cluster: OpenCluster, status: JobListing, why: str, *, is_planned: bool) -> bool:
     """Tells the job's agents, unless it is over. Raises StoreError, LeaseGoneError."""
     job, keys = status.run_id, JobKeys(status.run_id)
     if status.is_over:
@@ -378,7 +378,7 @@ def _cancel_meeting(cluster: Cluster, status: JobStatus, why: str, *, is_planned
     return False
 
 
-def _cancel_planned(cluster: Cluster, job: str, why: str) -> int | None:
+def _cancel_planned(cluster: OpenCluster, job: str, why: str) -> int | None:
     """Ends the job as a planned one; how many nodes it has, None if it is none. Raises StoreError."""
     keys = PlannedJobKeys(job)
     if cluster.store.read(keys.spec, timeout_s=cluster.left_s()).entry is None:

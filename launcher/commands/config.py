@@ -15,7 +15,7 @@ from unicron_elastic.launcher.config.commands import entries_of, sentence
 from unicron_elastic.launcher.config.file import Resolved, resolve
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, NO_FILE, BadConfig
 from unicron_elastic.launcher.config.settings import Use
-from unicron_elastic.launcher.config.table import RUN, Table, Words, all_uses, commands
+from unicron_elastic.launcher.config.table import RUN, SettingsTable, Words, all_uses, commands
 
 app = typer.Typer(
     help="Show what is set, and where.",
@@ -61,7 +61,7 @@ def show_command(
 def _of_all(*, every: bool) -> list[Resolved]:
     """Raises ValueError for what is set wrongly."""
     entries = entries_of(os.environ)
-    settings = [setting for section in Table().values() for setting in section.values()]
+    settings = [setting for section in SettingsTable().values() for setting in section.values()]
     found = [resolve(Use(setting), {}, os.environ, entries) for setting in settings]
     return [each for each in found if every or each.source != "default"]
 

@@ -15,7 +15,7 @@ import typer
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.commands.cluster import (
     AsJson,
-    Cluster,
+    OpenCluster,
     check_job,
     open_cluster,
     print_json,
@@ -172,7 +172,7 @@ def _changes(
 # -- what is done --------------------------------------------------------------------------------------------------
 
 
-def _set(cluster: Cluster, snapshot: Snapshot, job: str, changes: Mapping[str, Any]) -> _Change:
+def _set(cluster: OpenCluster, snapshot: Snapshot, job: str, changes: Mapping[str, Any]) -> _Change:
     """Writes the job's spec with the changes. Raises StoreError, LeaseGoneError."""
     from unicron_elastic.rendezvous.records.plan import parse_spec, spec_text
 

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from unicron_elastic.base.text import one_line
-from unicron_elastic.launcher.commands.cluster import TIMEOUT_S, AsJson, Cluster, open_cluster, print_json
+from unicron_elastic.launcher.commands.cluster import TIMEOUT_S, AsJson, OpenCluster, open_cluster, print_json
 from unicron_elastic.launcher.config.answers import (
     BAD_USAGE,
     UNREADABLE,
@@ -68,7 +68,7 @@ def status(
     raise typer.Exit(code)
 
 
-def _once(cluster: Cluster, *, as_json: bool) -> int:
+def _once(cluster: OpenCluster, *, as_json: bool) -> int:
     """The exit code. Raises StoreError."""
     from unicron_elastic.launcher.commands import show as status_show
 
@@ -82,7 +82,7 @@ def _once(cluster: Cluster, *, as_json: bool) -> int:
     return status_show.exit_code(overview)
 
 
-def _watch(cluster: Cluster, interval_s: float, *, as_json: bool) -> int:
+def _watch(cluster: OpenCluster, interval_s: float, *, as_json: bool) -> int:
     """The exit code of the last look. Raises StoreError if the first one is not possible."""
     from unicron_elastic.launcher.commands import show as status_show
 
@@ -102,7 +102,7 @@ def _watch(cluster: Cluster, interval_s: float, *, as_json: bool) -> int:
             return code
 
 
-def _look(cluster: Cluster) -> Overview:
+def _look(cluster: OpenCluster) -> Overview:
     """Raises StoreError."""
     from unicron_elastic.launcher.view.cluster.reading import read_overview  # it calculates
 

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from unicron_elastic.launcher.commands.cluster import AsJson, Cluster, open_cluster, print_json
+from unicron_elastic.launcher.commands.cluster import AsJson, OpenCluster, open_cluster, print_json
 from unicron_elastic.launcher.config.answers import (
     NOTHING_FOUND,
     fail,
     show,
 )
 from unicron_elastic.launcher.config.cluster_options import ClusterOptions, cluster_options
-from unicron_elastic.launcher.export.web.place import Place, Whereabouts
+from unicron_elastic.launcher.export.web.place import CoordinatorPlace, ListenAddress
 from unicron_elastic.launcher.export.web.sign_in import password
 from unicron_elastic.rendezvous.records.cluster import LEADER, SECRET, parse_leader, web_key
 
@@ -41,7 +41,7 @@ def web(
         show(word if only_password else f"{found.sentence}\nPassword: {word}")
 
 
-def _whereabouts(cluster: Cluster) -> Whereabouts:
+def _whereabouts(cluster: OpenCluster) -> CoordinatorPlace:
     """Raises StoreError."""
     entry = cluster.store.read(LEADER, timeout_s=cluster.left_s()).entry
     try:
@@ -50,11 +50,11 @@ def _whereabouts(cluster: Cluster) -> Whereabouts:
         cluster.tell_odd([str(error)])
         leader = None
     if leader is None:
-        return Whereabouts(leads=False)
+        return CoordinatorPlace(leads=False)
     told = cluster.store.read(web_key(leader.node_id), timeout_s=cluster.left_s()).entry
     try:
-        place = None if told is None else Place.parse(told.value.decode(errors="replace"))
+        place = None if told is None else ListenAddress.parse(told.value.decode(errors="replace"))
     except ValueError as error:
         cluster.tell_odd([str(error)])
         place = None
-    return Whereabouts(leads=False, host=leader.host, place=place)
+    return CoordinatorPlace(leads=False, host=leader.host, place=place)

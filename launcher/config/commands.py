@@ -19,7 +19,7 @@ from unicron_elastic.launcher.config.file import from_file, resolve
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, NO_FILE, BadConfig, forget, remember
 from unicron_elastic.launcher.config.settings import Use
 from unicron_elastic.launcher.config.table import (
-    Table,
+    SettingsTable,
     Words,
     all_uses,
     made_variable,
@@ -125,7 +125,7 @@ def entries_of(environ: Mapping[str, str]) -> Mapping[tuple[str, str], Any]:
     from unicron_elastic.launcher.config.file import read_config
 
     try:
-        return read_config(path, Table())
+        return read_config(path, SettingsTable())
     except TorchMissing as error:
         raise BadConfig(str(error)) from None
 

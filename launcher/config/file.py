@@ -25,7 +25,7 @@ _PLAIN = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FileSetting:
     """A setting that a file has. ``text`` is as on a command line; several values have commas between."""
 
     setting: Setting
@@ -33,7 +33,7 @@ class Entry:
     place: str  # FILE:LINE
 
 
-Entries = dict[tuple[str, str], Entry]  # by section and key
+Entries = dict[tuple[str, str], FileSetting]  # by section and key
 
 
 def read_config(path: str, table: Mapping[str, Mapping[str, Setting]]) -> Entries:
@@ -129,7 +129,7 @@ def _is_null(node: Any) -> bool:
     return isinstance(node, yaml.ScalarNode) and node.tag == f"{_PLAIN}null"
 
 
-def _entry(setting: Setting, node: Any, place: str) -> Entry:
+def _entry(setting: Setting, node: Any, place: str) -> FileSetting:
     name = f"{place}: {setting.name}"
     if _is_null(node):
         raise BadConfig(f"{name} has no value; give one, or take the line out")
@@ -141,7 +141,7 @@ def _entry(setting: Setting, node: Any, place: str) -> Entry:
         setting.value(words, name)
     except ValueError as error:
         raise BadConfig(str(error)) from None
-    return Entry(setting, words, place)
+    return FileSetting(setting, words, place)
 
 
 def _scalar(node: Any, setting: Setting, name: str) -> str:
@@ -221,7 +221,7 @@ def resolve(
     use: Use,
     given: Mapping[str, tuple[str, str]],
     environ: Mapping[str, str],
-    entries: Mapping[tuple[str, str], Entry],
+    entries: Mapping[tuple[str, str], FileSetting],
 ) -> Resolved:
     """Tell which source of one setting counts.
 
@@ -242,7 +242,9 @@ def resolve(
     return found
 
 
-def from_file(setting: Setting, environ: Mapping[str, str], entries: Mapping[tuple[str, str], Entry]) -> Entry | None:
+def from_file(
+    setting: Setting, environ: Mapping[str, str], entries: Mapping[tuple[str, str], FileSetting]
+) -> FileSetting | None:
     """What the file says of it, unless the environment has it."""
     if setting.variable(environ) or _any_is_set(setting.rivals, environ):
         return None

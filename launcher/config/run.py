@@ -15,7 +15,7 @@ from unicron_elastic.launcher.config.arguments import get_args_parser
 from unicron_elastic.launcher.config.file import from_file, read_config
 from unicron_elastic.launcher.config.origin import NO_FILE, BadConfig, remember
 from unicron_elastic.launcher.config.settings import parsed_switch
-from unicron_elastic.launcher.config.table import Table, run_uses
+from unicron_elastic.launcher.config.table import SettingsTable, run_uses
 
 FLAG = "--config"
 _SHORTEST = 4  # of an abbreviation; --c could be --cluster
@@ -31,7 +31,7 @@ def with_file(
     """
     if not path.strip():
         raise BadConfig(NO_FILE)
-    entries = read_config(path, Table())
+    entries = read_config(path, SettingsTable())
     given = given_in(argv)
     options: list[str] = []
     for use in run_uses():

@@ -12,7 +12,7 @@ _OFF = ("off", "false", "no", "0")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """A kind of value. ``parse`` raises ValueError whose text says what would be right."""
 
     name: str  # such as "whole number"
@@ -27,7 +27,7 @@ class Setting:
     section: str
     key: str
     variables: tuple[str, ...]  # the first that is set counts
-    kind: Kind
+    kind: ValueKind
     help: str
     default: str = ""
     is_secret: bool = False
@@ -91,27 +91,27 @@ def _number(text: str) -> float:
         raise ValueError("a number") from None
 
 
-def text(parse: Callable[[str], object] = str, name: str = "text") -> Kind:
+def text(parse: Callable[[str], object] = str, name: str = "text") -> ValueKind:
     """Any, or what ``parse`` takes."""
-    return Kind(name, parse)
+    return ValueKind(name, parse)
 
 
-def switch(parse: Callable[[str], object] = parsed_switch) -> Kind:
+def switch(parse: Callable[[str], object] = parsed_switch) -> ValueKind:
     """On or off."""
-    return Kind("on or off", parse)
+    return ValueKind("on or off", parse)
 
 
-def whole_number(parse: Callable[[str], object] = _whole_number, unit: str = "") -> Kind:
+def whole_number(parse: Callable[[str], object] = _whole_number, unit: str = "") -> ValueKind:
     """One, in ``unit``."""
-    return Kind("whole number", parse, unit)
+    return ValueKind("whole number", parse, unit)
 
 
-def number(parse: Callable[[str], object] = _number, unit: str = "") -> Kind:
+def number(parse: Callable[[str], object] = _number, unit: str = "") -> ValueKind:
     """One, in ``unit``."""
-    return Kind("number", parse, unit)
+    return ValueKind("number", parse, unit)
 
 
-def choice(words: tuple[str, ...], parse: Callable[[str], object] | None = None) -> Kind:
+def choice(words: tuple[str, ...], parse: Callable[[str], object] | None = None) -> ValueKind:
     """One of ``words``."""
     listed = f"{', '.join(words[:-1])} or {words[-1]}"
 
@@ -120,4 +120,4 @@ def choice(words: tuple[str, ...], parse: Callable[[str], object] | None = None)
             raise ValueError(listed)
         return text
 
-    return Kind(f"one of {', '.join(words)}", parse or chosen)
+    return ValueKind(f"one of {', '.join(words)}", parse or chosen)

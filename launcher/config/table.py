@@ -19,9 +19,9 @@ from unicron_elastic.compat.command_line import is_setting, reads_variable
 from unicron_elastic.launcher.config.forwarded import SECRET_WORDS
 from unicron_elastic.launcher.config.settings import (
     SHARED,
-    Kind,
     Setting,
     Use,
+    ValueKind,
     choice,
     number,
     parsed_switch,
@@ -51,7 +51,7 @@ def default_in(words: str) -> str:
     return "" if found is None or found[1] == "none" else found[1]
 
 
-def kind_of(metavar: str, parse: Callable[[str], object] | None) -> Kind:
+def kind_of(metavar: str, parse: Callable[[str], object] | None) -> ValueKind:
     """The kind of value that a metavar stands for; ``parse`` is its option's own."""
     if metavar == "on|off":
         return switch(parse or parsed_switch)
@@ -124,7 +124,7 @@ def _long_first(flags: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(flags, key=lambda flag: (not flag.startswith("--"), "_" in flag)))
 
 
-def _torch_kind(action: argparse.Action) -> Kind:
+def _torch_kind(action: argparse.Action) -> ValueKind:
     unit = _UNITS.get(action.dest, "")
     if action.nargs == 0:
         return switch(_torch_switch)
@@ -308,7 +308,7 @@ def all_uses(words: Words) -> list[Use]:
     return found
 
 
-class Table(Mapping[str, Mapping[str, Setting]]):
+class SettingsTable(Mapping[str, Mapping[str, Setting]]):
     """All settings by section and key: what may stand in a file. Reading it raises arguments.TorchMissing.
 
     The commands of ``unicron`` are imported when one of their sections is asked for, for which ``unicron-run`` has no
@@ -391,7 +391,7 @@ def made_variable(words: Words, param: Any) -> str:
     return "UNICRON_" + "_".join(parts).replace("-", "_").upper()
 
 
-def _param_kind(param: Any) -> Kind:
+def _param_kind(param: Any) -> ValueKind:
     """What the option makes of a number says what it takes."""
     sample = _made_of("1", param)
     if param.is_flag:

@@ -23,7 +23,7 @@ from unicron_elastic.launcher.export.metrics.cluster import AgentMetrics
 from unicron_elastic.launcher.export.metrics.link import VARIABLE as METRICS_VARIABLE
 from unicron_elastic.launcher.export.metrics.link import ChildMetrics
 from unicron_elastic.launcher.node.children import Child
-from unicron_elastic.launcher.node.cluster_watch import Seen, Sight, Trouble
+from unicron_elastic.launcher.node.cluster_watch import ClusterWatch, PrefixChanged, Trouble
 from unicron_elastic.launcher.node.planned import (
     child_command,
     child_environment,
@@ -84,7 +84,7 @@ class ClusterAgent:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._is_entering = False
-        self._sight = Sight(open_store, self._inbox.put)
+        self._watch = ClusterWatch(open_store, self._inbox.put)
         self._has_told_trouble = False
         self._child: Child | None = None
         self._child_since = 0  # revision of the store when it was started
@@ -135,7 +135,7 @@ class ClusterAgent:
                 self._give_up_kept()
                 self._tell_kept()
         self._node.leave_roster()
-        self._sight.close()
+        self._watch.close()
 
     @property
     def _me(self) -> str:
@@ -162,8 +162,8 @@ class ClusterAgent:
         match told:
             case Trouble(error):
                 raise error
-            case Seen():
-                self._look(self._sight.take(told))
+            case PrefixChanged():
+                self._look(self._watch.take(told))
             case agent.Stopped():
                 self._handle(told)
             case _Ended(child) if child is self._child:
@@ -181,7 +181,7 @@ class ClusterAgent:
                 self._look_at_round()
 
     def _look_at_order(self) -> None:
-        entry = self._sight.entries("order").get(order_key(self._me))
+        entry = self._watch.entries("order").get(order_key(self._me))
         if entry is None or entry.revision <= self._orders_done:
             return
         try:
@@ -190,7 +190,7 @@ class ClusterAgent:
             self._say(f"{error}: it is ignored.")
             self._orders_done = entry.revision
             return
-        spec = read_spec(self._sight.opened(), order.target) if order.target else None
+        spec = read_spec(self._watch.opened(), order.target) if order.target else None
         why_not = why_not_here(spec) if order.target else ""
         self._orders_done = entry.revision
         event = agent.Ordered(at_unix_s=time.time(), target=order.target, reason=order.reason, why_not=why_not)
@@ -205,7 +205,7 @@ class ClusterAgent:
             threading.Thread(target=self._enter_again, name="unicron-enter", daemon=True).start()
 
     def _is_known(self) -> bool:
-        return status_key(self._me) in self._sight.entries("status")
+        return status_key(self._me) in self._watch.entries("status")
 
     def _enter_again(self) -> None:
         try:
@@ -223,13 +223,13 @@ class ClusterAgent:
 
     def _look_at_job(self) -> None:
         job = self._state.status.job
-        keys, known = PlannedJobKeys(job), self._sight.entries("job")
+        keys, known = PlannedJobKeys(job), self._watch.entries("job")
         spec, record = self._parsed(known.get(keys.spec), parse_spec), self._parsed(known.get(keys.phase), parse_phase)
         if spec is not None and record is not None and record.phase in (Phase.SUBMITTED, Phase.RUNNING):
             told = (keys.rates, keys.measured, keys.spec, keys.phase)
             self._known_job = job, {key: known[key].value for key in told if key in known}
         elif self._child is not None and keys.phase not in known:
-            self._tell_again(self._sight.opened(), job)
+            self._tell_again(self._watch.opened(), job)
         if self._child is not None and (output := known.get(keys.output)) is not None:
             self._child.set_output(output.value.decode(errors="replace"))
         seen = agent.JobSeen(
@@ -251,7 +251,7 @@ class ClusterAgent:
             return None
 
     def _look_at_round(self) -> None:
-        for entry in self._sight.entries("round").values():
+        for entry in self._watch.entries("round").values():
             if entry.revision <= self._child_since:
                 continue  # it may have this node's place of an earlier time
             try:
@@ -266,7 +266,7 @@ class ClusterAgent:
     def _child_ended(self, child: Child) -> None:
         self._child = None
         self._kept_looked_at = 0.0  # its job may be over
-        self._sight.unwatch("round")
+        self._watch.unwatch("round")
         if was_recalled := bool(self._recall_key):
             self._node.give_up(self._recall_key)
             self._recall_key = ""
@@ -290,7 +290,7 @@ class ClusterAgent:
     def _verdict(self, run: str) -> str:
         """How the job has ended, "" if it goes on or that cannot be seen now."""
         try:
-            return verdict_on(self._sight.opened(), run)
+            return verdict_on(self._watch.opened(), run)
         except StoreError:
             return ""
 
@@ -307,9 +307,9 @@ class ClusterAgent:
                 self._idle_since = time.monotonic()
                 self._node.say(status_key(self._me), status_text(command.status))
             case agent.WatchJob():
-                self._sight.unwatch("job")
+                self._watch.unwatch("job")
                 if command.job and not self._state.is_claimed:
-                    self._sight.try_to_watch("job", PlannedJobKeys(command.job).prefix)
+                    self._watch.try_to_watch("job", PlannedJobKeys(command.job).prefix)
             case agent.StartChild():
                 self._start_child(command)
             case agent.RecallChild():
@@ -335,7 +335,7 @@ class ClusterAgent:
     def _start_child(self, command: agent.StartChild) -> None:
         spec, host = command.spec, self._state.status.host
         run = run_of_start(spec.name, command.start)
-        output = self._sight.entries("job").get(PlannedJobKeys(spec.name).output)
+        output = self._watch.entries("job").get(PlannedJobKeys(spec.name).output)
         try:
             words = child_command(
                 spec, start=command.start, nodes=command.nodes, endpoint=self._endpoint, address=self._address
@@ -357,7 +357,7 @@ class ClusterAgent:
 
     def _submission(self, job: str) -> tuple[str, int]:
         """Returns what tells a planned job from an earlier one of its name."""
-        record = phase_of(self._sight.entries("job").get(PlannedJobKeys(job).phase))
+        record = phase_of(self._watch.entries("job").get(PlannedJobKeys(job).phase))
         return job, 0 if record is None else record.submission
 
     def _give_up_kept(self) -> None:
@@ -369,7 +369,7 @@ class ClusterAgent:
             if job == self._state.status.heads_for:
                 continue
             try:
-                record = phase_of(self._sight.opened().read(PlannedJobKeys(job).phase).entry)
+                record = phase_of(self._watch.opened().read(PlannedJobKeys(job).phase).entry)
             except StoreError:
                 return
             if record is None:
@@ -403,8 +403,8 @@ class ClusterAgent:
         """Writes how jobs have ended, as soon as the store can be reached."""
         for job, end in list(self._pending.items()):
             try:
-                self._tell_again(self._sight.opened(), job)
-                end_job(self._sight.opened(), end)
+                self._tell_again(self._watch.opened(), job)
+                end_job(self._watch.opened(), end)
             except (StoreError, LeaseGoneError):
                 return
             del self._pending[job]
@@ -412,11 +412,11 @@ class ClusterAgent:
     # -- jobs that nobody plans ----------------------------------------------------------------------------------------
 
     def _help(self) -> None:
-        if not self._is_idle or not self._sight.is_clear or time.monotonic() - self._idle_since < SPARE_S:
+        if not self._is_idle or not self._watch.is_clear or time.monotonic() - self._idle_since < SPARE_S:
             return
         self._idle_since = time.monotonic()  # until the next look
         try:
-            claim = self._spare.claim(self._sight.opened())
+            claim = self._spare.claim(self._watch.opened())
         except StoreError:
             return
         if claim is None:
@@ -447,14 +447,14 @@ class ClusterAgent:
             wanted["job"] = PlannedJobKeys(self._state.status.job).prefix
         if self._child is not None:
             wanted["round"] = JobKeys(_run_of(self._child)).round
-        self._sight.open(wanted)
+        self._watch.open(wanted)
 
     def _reopen(self, error: StoreError) -> None:
         """After the store has lost its data, or could not be asked."""
         if not self._has_told_trouble:
             self._has_told_trouble = True
             self._say(f"The cluster's store is opened again: {error}.")
-        self._sight.close()
+        self._watch.close()
         if isinstance(error, StoreReplacedError):
             self._orders_done = self._child_since = 0  # revisions begin anew
             self._has_lost_data, self._lost_data_at = True, time.monotonic()
@@ -464,7 +464,7 @@ class ClusterAgent:
                     self._tell_again(store, self._state.status.job)
             self._open()
         except StoreError as again:
-            self._sight.close()
+            self._watch.close()
             time.sleep(RETRY_S)
             self._inbox.put(Trouble(again))
             return
@@ -482,7 +482,7 @@ class ClusterAgent:
 
     def _watch_round(self, run: str) -> None:
         """Those of the child that starts now: what was written before says nothing of it."""
-        self._child_since = self._sight.try_to_watch("round", JobKeys(run).round)
+        self._child_since = self._watch.try_to_watch("round", JobKeys(run).round)
 
 
 def _run_of(child: Child) -> str:

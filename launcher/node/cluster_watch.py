@@ -23,7 +23,7 @@ from unicron_elastic.rendezvous.store.interface import (
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PrefixChanged:
     """Something below a watched prefix has changed. ``number``: of the watch; one that was given up is not heard."""
 
     what: str
@@ -38,10 +38,10 @@ class Trouble:
     error: StoreError
 
 
-class Sight:
-    """From ``open`` to ``close``, and again. For one thread."""
+class ClusterWatch:
+    """`ClusterWatch` watches prefixes of the store from ``open`` to ``close``, and again; one thread uses it."""
 
-    def __init__(self, open_store: Callable[[], Store], post: Callable[[Seen | Trouble], None]) -> None:
+    def __init__(self, open_store: Callable[[], Store], post: Callable[[PrefixChanged | Trouble], None]) -> None:
         """``post`` hears from the store's threads."""
         self._open_store = open_store
         self._post = post
@@ -81,7 +81,7 @@ class Sight:
             self.store.close()
             self.store = None
 
-    def take(self, told: Seen) -> str:
+    def take(self, told: PrefixChanged) -> str:
         """What there is to look at, "" for nothing. Raises StoreReplacedError."""
         what, item = told.what, told.item
         if told.number != self._watches.get(what, (0, None))[0]:
@@ -111,8 +111,8 @@ class Sight:
         number = self._begun
         snapshot = store.read_prefix(prefix)
         self._entries[what] = {entry.key: entry for entry in snapshot.entries}
-        self._watches[what] = number, store.watch(snapshot, lambda item: self._post(Seen(what, number, item)))
-        self._post(Seen(what, number, Changes(revision=snapshot.revision, changes=())))
+        self._watches[what] = number, store.watch(snapshot, lambda item: self._post(PrefixChanged(what, number, item)))
+        self._post(PrefixChanged(what, number, Changes(revision=snapshot.revision, changes=())))
         return snapshot.revision
 
     def try_to_watch(self, what: str, prefix: str) -> int:

@@ -26,8 +26,8 @@ from torch.distributed import TCPStore
 
 from unicron_elastic.base.seldom import EVERY_S
 from unicron_elastic.launcher.export.metrics.server import Answers, MetricsServer
-from unicron_elastic.launcher.export.web.place import Whereabouts
-from unicron_elastic.launcher.export.web.server import Source, WebServer
+from unicron_elastic.launcher.export.web.place import CoordinatorPlace
+from unicron_elastic.launcher.export.web.server import PageSource, WebServer
 from unicron_elastic.launcher.export.web.watcher import Body, body
 from unicron_elastic.launcher.node.output_receiver import OutputReceiver, key_for_output
 from unicron_elastic.launcher.node.output_sender import _greet
@@ -133,12 +133,12 @@ class _Output:
         assert until(is_greeted, DEADLINE_S), "no node is let in"
 
 
-class _Page(Source):
+class _Page(PageSource):
     def secret(self) -> str:
         return SECRET
 
-    def whereabouts(self) -> Whereabouts:
-        return Whereabouts(leads=True)
+    def whereabouts(self) -> CoordinatorPlace:
+        return CoordinatorPlace(leads=True)
 
     def state(self) -> Body:
         return body({})

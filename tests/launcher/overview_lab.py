@@ -7,13 +7,13 @@ from datetime import datetime, timezone
 from typing import Any
 
 from unicron_elastic.launcher.view.cluster.overview import (
+    ClusterVerdict,
     CoordinatorLine,
     IncidentLine,
     JobLine,
     NodeLine,
     Overview,
     PlanLine,
-    Verdict,
 )
 from unicron_elastic.launcher.view.cluster.verdict import verdict_of
 
@@ -86,7 +86,7 @@ def overview(**more: Any) -> Overview:
     told: dict[str, Any] = {
         "where": "etcd1:2379",
         "at_unix_s": NOW,
-        "verdict": Verdict(level="fine", reason=""),
+        "verdict": ClusterVerdict(level="fine", reason=""),
         "coordinator": COORDINATOR,
         "jobs": (job(),),
         "nodes": (node("n1", is_coordinator=True), node("n2")),

@@ -22,7 +22,7 @@ from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.config.answers import local_time
 from unicron_elastic.launcher.view.cluster.members import (
     ClusterView,
-    JobStatus,
+    JobListing,
     job_status,
     jobs_table,
     nodes_table,
@@ -311,7 +311,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     hosts = [f"{name}-{number}" for number in range(100)]
     members = tuple(Member(node_id=host, host=host, waits_for=1) for host in hosts)
     found = Round(number=1, places=tuple(Place(host, host) for host in hosts))
-    job = JobStatus(run_id="a-long-name-of-a-job" * 3, view=JobView(members=members, round=found), spec=SPEC)
+    job = JobListing(run_id="a-long-name-of-a-job" * 3, view=JobView(members=members, round=found), spec=SPEC)
     quarantined = Quarantined(node=hosts[0], reason="It smells. " * 20, since=SINCE, until=None, by="ada")
     leader = LeaderRecord(node_id=hosts[0], host=hosts[0], address="a:1")
     view = ClusterView(agents=(), leader=leader, quarantine=(quarantined,), jobs=(job,), odd=())
@@ -327,7 +327,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 def test_agents_of_one_host_are_counted() -> None:
     members = tuple(Member(node_id=f"a/{number}", host="a") for number in range(3))
-    job = JobStatus(run_id="x", view=JobView(members=members))
+    job = JobListing(run_id="x", view=JobView(members=members))
     assert jobs_table([job], 60).splitlines()[-1] == "     a (3) wait"
 
 

@@ -45,7 +45,7 @@ def read(tmp_path: Path) -> Callable[[str], Entries]:
         path = tmp_path / "f.yaml"
         path.write_bytes(text.encode() if isinstance(text, str) else text)
         path.chmod(mode)
-        return read_config(str(path), config_table.Table())
+        return read_config(str(path), config_table.SettingsTable())
 
     return of
 
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_told_with_its_line(
 
 
 def test_files_that_are_none(tmp_path: Path, read: Callable[..., Entries]) -> None:
-    table = config_table.Table()
+    table = config_table.SettingsTable()
     for path, words in (
         (tmp_path / "none.yaml", "cannot be read: No such file or directory"),
         (tmp_path, "cannot be read: Is a directory"),
@@ -405,6 +405,6 @@ def test_whatever_is_in_a_file_it_is_settings_or_one_sentence(read: Callable[...
         said = str(error)
     else:
         said = "all is well"
-        assert all(entry.setting.section in config_table.Table() for entry in found.values())
+        assert all(entry.setting.section in config_table.SettingsTable() for entry in found.values())
     assert said
     assert "\n" not in said

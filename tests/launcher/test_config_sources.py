@@ -23,7 +23,7 @@ from unicron_elastic.launcher.commands import config as config_cli
 from unicron_elastic.launcher.config import options
 from unicron_elastic.launcher.config import origin as config_origin
 from unicron_elastic.launcher.config import table as config_table
-from unicron_elastic.launcher.config.file import SOURCES, Entry, resolve
+from unicron_elastic.launcher.config.file import SOURCES, FileSetting, resolve
 from unicron_elastic.launcher.config.settings import Setting, Use, text
 
 # Values that are possible, where the kind of the option does not say one. Three: for flag, variable and file.
@@ -181,7 +181,7 @@ def test_who_has_the_word(there: list[bool]) -> None:
         Use(SETTING, ("--k",)),
         {"s.k": ("--k", "f")} if flag else {},
         {name: name.lower() for name, is_set in (("A", a), ("B", b), ("R", rival)) if is_set},
-        {("s", "k"): Entry(SETTING, "in-file", "f.yaml:3")} if file else {},
+        {("s", "k"): FileSetting(SETTING, "in-file", "f.yaml:3")} if file else {},
     )
     if flag:
         wanted = ("f", "flag", "--k")
@@ -260,7 +260,7 @@ def test_every_option_of_a_command_takes_flag_variable_and_file(words: tuple[str
 def test_what_two_sections_have_has_two_variables() -> None:
     """But ports, of which each process has its own."""
     seen: dict[str, str] = {}
-    for section in config_table.Table().values():
+    for section in config_table.SettingsTable().values():
         for setting in section.values():
             if setting.key not in ("metrics_port", "metrics_address", "web_port", "web_address"):
                 assert setting.variables[0] not in seen, (setting.name, seen)

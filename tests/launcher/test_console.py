@@ -13,7 +13,7 @@ import pytest
 from unicron_elastic.launcher.common.output import Output, stamped
 from unicron_elastic.launcher.view.job.console import PlainConsole, SilentConsole, open_console
 from unicron_elastic.launcher.view.job.panel import PanelConsole
-from unicron_elastic.launcher.view.job.view import JobView, WorkerView
+from unicron_elastic.launcher.view.job.view import LocalJobView, WorkerView
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def _job(*step_times):
         WorkerView(rank=rank, local_rank=rank, pid=rank, state="running", step=None, step_time_s=time)
         for rank, time in enumerate(step_times)
     )
-    return JobView(
+    return LocalJobView(
         job="train.py",
         run_id="r",
         generation=1,

@@ -12,12 +12,12 @@ from test_incident_picture import INCIDENT
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.launcher.agent.core.job_teller import JobTeller, news_of
-from unicron_elastic.launcher.view.job.view import JobView, WorkerView
+from unicron_elastic.launcher.view.job.view import LocalJobView, WorkerView
 from unicron_elastic.rendezvous.records.news import JobNews
 from unicron_elastic.rendezvous.torch.local import LocalRendezvous
 
 DEADLINE_S = 10.0
-VIEW = JobView(
+VIEW = LocalJobView(
     job="train.py",
     run_id="chat",
     generation=1,

@@ -21,9 +21,9 @@ from unicron_elastic.launcher.agent.core.pace import (
     STEPS_KEPT,
     STILL_S,
     Pace,
+    PaceFigures,
+    PaceObservation,
     PaceReport,
-    Report,
-    Seen,
     after,
     merged,
     reported,
@@ -51,7 +51,7 @@ class Trainer:
         self.is_settled = True
         self.more: dict[str, Any] = {}
         self.pace = Pace()
-        self.reports: list[Report] = []
+        self.reports: list[PaceFigures] = []
 
     def train(self, seconds: float, step_s: float = STEP_S) -> None:
         """Steps, and is looked at."""
@@ -81,7 +81,7 @@ class Trainer:
         self.step()
 
     def look(self) -> None:
-        seen = Seen(
+        seen = PaceObservation(
             at=self.now,
             at_unix_s=self.now + UNIX_S,
             nodes=self.nodes,
@@ -264,7 +264,7 @@ def test_where_no_round_is_nothing_is_concluded() -> None:
 # -- the record ----------------------------------------------------------------------------------------------------
 
 
-REPORT = Report(
+REPORT = PaceFigures(
     at=1.0,
     at_unix_s=UNIX_S + 1.0,
     nodes=2,
@@ -357,9 +357,9 @@ class Agent:
         loop: Any = self.loop
         self.report = PaceReport(loop, self.handler)
 
-    def see(self) -> Seen:
+    def see(self) -> PaceObservation:
         job = self.trainer
-        return Seen(
+        return PaceObservation(
             at=job.now,
             at_unix_s=job.now + UNIX_S,
             nodes=job.nodes,
@@ -435,7 +435,7 @@ def test_what_goes_wrong_in_the_store_is_nobodys_concern(agent: Agent) -> None:
 def test_what_goes_wrong_in_looking_ends_it(agent: Agent) -> None:
     looked = []
 
-    def fail() -> Seen:
+    def fail() -> PaceObservation:
         looked.append(1)
         raise ValueError("of something that nobody thought of")
 
@@ -497,7 +497,7 @@ def worker(pid: int, page: Page, step: int = 9, returncode: int | None = None, f
     return SimpleNamespace(pid=pid, page=page, returncode=returncode, reading=lambda: reading, flops_per_step=flops)
 
 
-def seen(state: Any, rank: int, *workers: Any, kept_at: float | None = None) -> Seen:
+def seen(state: Any, rank: int, *workers: Any, kept_at: float | None = None) -> PaceObservation:
     handler: Any = SimpleNamespace(node_ids=("a/1", "b/2"))
     group: Any = SimpleNamespace(group_rank=rank)
     return seen_of(state, group, handler, dict(enumerate(workers)), kept_at)

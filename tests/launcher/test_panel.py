@@ -13,7 +13,7 @@ from emulated_terminal import MARK, Terminal
 
 from unicron_elastic.launcher.common import output
 from unicron_elastic.launcher.view.job.panel import RESTORE_SEQUENCE, PanelConsole, panel_lines
-from unicron_elastic.launcher.view.job.view import JobView, WorkerView
+from unicron_elastic.launcher.view.job.view import LocalJobView, WorkerView
 
 
 def _worker(rank, state="running", step=1200, step_time_s=0.25):
@@ -21,7 +21,7 @@ def _worker(rank, state="running", step=1200, step_time_s=0.25):
 
 
 PANEL_ROWS = 5
-VIEW = JobView(
+VIEW = LocalJobView(
     job="train.py",
     run_id="0b3c",
     generation=2,

@@ -26,7 +26,7 @@ from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.commands import show as status_show
 from unicron_elastic.launcher.commands import status as status_cli
-from unicron_elastic.launcher.commands.cluster import Cluster
+from unicron_elastic.launcher.commands.cluster import OpenCluster
 from unicron_elastic.launcher.view.cluster.plan import read_plan
 from unicron_elastic.rendezvous.records import news
 from unicron_elastic.rendezvous.records.cluster import (
@@ -56,8 +56,8 @@ def store(server: MemoryServer, monkeypatch: pytest.MonkeyPatch) -> Store:
     opened = MemoryStore(server)
 
     @contextmanager
-    def open_it(*_: object) -> Iterator[Cluster]:
-        yield Cluster(partial(MemoryStore, server), "here")
+    def open_it(*_: object) -> Iterator[OpenCluster]:
+        yield OpenCluster(partial(MemoryStore, server), "here")
 
     monkeypatch.setattr(status_cli, "open_cluster", open_it)
     monkeypatch.setattr(status_cli.time, "time", lambda: NOW)
@@ -164,12 +164,12 @@ def test_a_store_that_was_replaced_is_closed_and_the_new_one_is_watched(server, 
     made: list[MemoryStore] = []
 
     @contextmanager
-    def open_it(*_: object) -> Iterator[Cluster]:
+    def open_it(*_: object) -> Iterator[OpenCluster]:
         def open_store() -> Store:
             made.append(MemoryStore(server))
             return made[-1]
 
-        yield Cluster(open_store, "here")
+        yield OpenCluster(open_store, "here")
 
     monkeypatch.setattr(status_cli, "open_cluster", open_it)
     result = _watched(monkeypatch, after=[server.lose_data, lambda: None, lambda: None])

@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 
 from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.commands import web as web_cli
-from unicron_elastic.launcher.commands.cluster import Cluster
+from unicron_elastic.launcher.commands.cluster import OpenCluster
 from unicron_elastic.launcher.config.cluster_options import ClusterOptions
 from unicron_elastic.launcher.export.web import server as web_server
 from unicron_elastic.launcher.export.web import sign_in as web_sign_in
 from unicron_elastic.launcher.export.web import source as web_arguments
 from unicron_elastic.launcher.export.web import source as web_source
 from unicron_elastic.launcher.export.web import watcher as web_watcher
-from unicron_elastic.launcher.export.web.place import Place, Whereabouts
+from unicron_elastic.launcher.export.web.place import CoordinatorPlace, ListenAddress
 from unicron_elastic.launcher.export.web.source import ClusterSource, read_state, serve_web, web_place
 from unicron_elastic.launcher.export.web.watcher import SPANS
 from unicron_elastic.membership.coordination import Leader
@@ -47,8 +47,8 @@ def in_cluster(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     """The store that ``unicron web`` looks at."""
 
     @contextmanager
-    def opened(_at: ClusterOptions) -> Iterator[Cluster]:
-        yield Cluster(lambda: store, "http://etcd1:2379")
+    def opened(_at: ClusterOptions) -> Iterator[OpenCluster]:
+        yield OpenCluster(lambda: store, "http://etcd1:2379")
 
     monkeypatch.setattr(web_cli, "open_cluster", opened)
     return store
@@ -137,17 +137,17 @@ def test_who_does_not_coordinate_knows_who_does_and_where_that_page_is(store: St
     source = ClusterSource(
         lambda: store, lambda: entered[0] if entered else None, lambda: bool(leads), lambda: None, "etcd1:2379"
     )
-    assert (source.secret(), source.whereabouts()) == ("", Whereabouts(False))
+    assert (source.secret(), source.whereabouts()) == ("", CoordinatorPlace(False))
     entered.append(presence)
-    assert (source.secret(), source.whereabouts()) == ("5e" * 32, Whereabouts(False))
+    assert (source.secret(), source.whereabouts()) == ("5e" * 32, CoordinatorPlace(False))
     presence.leader = Leader("b/1", "b", "10.0.0.2:4000", 7)
-    assert source.whereabouts() == Whereabouts(False, "b", None)
+    assert source.whereabouts() == CoordinatorPlace(False, "b", None)
     presence.keys[web_key("b/1")] = "b.example:9480"
-    assert source.whereabouts() == Whereabouts(False, "b", Place("b.example", 9480))
+    assert source.whereabouts() == CoordinatorPlace(False, "b", ListenAddress("b.example", 9480))
     presence.keys[web_key("b/1")] = "http://elsewhere/"
-    assert source.whereabouts() == Whereabouts(False, "b", None)
+    assert source.whereabouts() == CoordinatorPlace(False, "b", None)
     leads.append(True)
-    assert source.whereabouts() == Whereabouts(leads=True)
+    assert source.whereabouts() == CoordinatorPlace(leads=True)
     source.close()  # without a start
 
 
@@ -157,10 +157,10 @@ def test_who_does_not_coordinate_knows_who_does_and_where_that_page_is(store: St
 def test_a_page_is_served_where_it_was_asked_for() -> None:
     assert web_place(None, None, {}) is None
     assert web_place("0", "0.0.0.0", {"UNICRON_WEB_PORT": "9480"}) is None
-    assert web_place(None, None, {"UNICRON_WEB_PORT": "9480"}) == Place("127.0.0.1", 9480)
+    assert web_place(None, None, {"UNICRON_WEB_PORT": "9480"}) == ListenAddress("127.0.0.1", 9480)
     environ = {"UNICRON_WEB_PORT": "1", "UNICRON_WEB_ADDRESS": "10.0.0.2"}
-    assert web_place("9480", None, environ) == Place("10.0.0.2", 9480)
-    assert web_place(None, "::", environ) == Place("::", 1)
+    assert web_place("9480", None, environ) == ListenAddress("10.0.0.2", 9480)
+    assert web_place(None, "::", environ) == ListenAddress("::", 1)
 
 
 @pytest.mark.parametrize(("given", "source"), [("80a", "--web-port"), (None, "UNICRON_WEB_PORT")])
@@ -174,7 +174,7 @@ def test_a_port_that_is_none_ends_the_command(
     assert said == f"unicron: {source}: '80a' is not valid; give a port from 1 to 65535, or 0 for none.\n"
 
 
-def served(store: Store, place: Place, said: list[str], told: list[str]) -> Any:
+def served(store: Store, place: ListenAddress, said: list[str], told: list[str]) -> Any:
     return serve_web(
         place, "login1.example", said.append, told.append, open_store=lambda: store, presence=lambda: None,
         leads=lambda: False, figures=lambda: None, where=StoreAddress.parse("etcd1:2379"),
@@ -183,7 +183,7 @@ def served(store: Store, place: Place, said: list[str], told: list[str]) -> Any:
 
 def test_an_address_that_can_be_no_name_is_said_and_no_page_is_served(store: Store) -> None:
     said, told = list[str](), list[str]()
-    assert served(store, Place("node1..cluster", 9404), said, told) is None
+    assert served(store, ListenAddress("node1..cluster", 9404), said, told) is None
     assert said == [
         ("No web page is served: node1..cluster:9404 cannot be listened on ('node1..cluster' is no name of a host).")
     ]
@@ -192,7 +192,7 @@ def test_an_address_that_can_be_no_name_is_said_and_no_page_is_served(store: Sto
 
 def test_others_are_told_where_the_page_is(store: Store) -> None:
     said, told = list[str](), list[str]()
-    first = served(store, Place("127.0.0.1", 0), said, told)
+    first = served(store, ListenAddress("127.0.0.1", 0), said, told)
     port = int(told[0].rpartition(":")[2])
     assert told == [f"127.0.0.1:{port}"]
     assert said == [
@@ -201,11 +201,11 @@ def test_others_are_told_where_the_page_is(store: Store) -> None:
             "unicron web has its password."
         )
     ]
-    assert served(store, Place("127.0.0.1", port), said, told) is None
+    assert served(store, ListenAddress("127.0.0.1", port), said, told) is None
     assert said[1:] == [f"No web page is served: 127.0.0.1:{port} cannot be listened on (Address already in use)."]
     first.close()
     first.close()
-    everywhere = served(store, Place("0.0.0.0", port), said, told)
+    everywhere = served(store, ListenAddress("0.0.0.0", port), said, told)
     assert told[1:] == [f"login1.example:{port}"]
     everywhere.close()
 

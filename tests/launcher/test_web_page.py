@@ -13,7 +13,7 @@ from web_browser import WHY_NOT, Browser
 from web_lab import HOSTILE, SECRET, Shown, cluster, hostile_cluster
 
 from unicron_elastic.launcher.common.http import LOOPBACK
-from unicron_elastic.launcher.export.web.place import Place, Whereabouts
+from unicron_elastic.launcher.export.web.place import CoordinatorPlace, ListenAddress
 from unicron_elastic.launcher.export.web.server import WebServer
 from unicron_elastic.launcher.export.web.sign_in import password
 
@@ -238,11 +238,11 @@ def test_two_thousand_nodes_are_shown_in_part_and_found_by_the_filter(page: Brow
 
 
 def test_who_does_not_coordinate_shows_the_way_and_takes_over(page: Browser, shown: Shown) -> None:
-    shown.place = Whereabouts(False, "n7", Place("n7.example", 9480))
+    shown.place = CoordinatorPlace(False, "n7", ListenAddress("n7.example", 9480))
     page.until("return !document.getElementById('elsewhere').hidden")
     assert page.text("#elsewhere-text") == "n7 coordinates the cluster; its page is at http://n7.example:9480/"
     assert page.run("return document.getElementById('elsewhere-link').href") == "http://n7.example:9480/"
-    shown.place = Whereabouts(leads=True)
+    shown.place = CoordinatorPlace(leads=True)
     page.until(SEEN)
 
 

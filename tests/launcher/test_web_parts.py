@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from unicron_elastic.launcher.export.web import sign_in as web_sign_in
 from unicron_elastic.launcher.export.web import watcher as web_watcher
-from unicron_elastic.launcher.export.web.place import Place, Whereabouts
+from unicron_elastic.launcher.export.web.place import CoordinatorPlace, ListenAddress
 from unicron_elastic.launcher.export.web.sign_in import (
     ADDRESSES_MOST,
     GUESS_AGAIN_S,
@@ -28,7 +28,7 @@ from unicron_elastic.launcher.export.web.sign_in import (
     new_session,
     password,
 )
-from unicron_elastic.launcher.export.web.watcher import SAMPLE_S, SPANS, History, Watcher
+from unicron_elastic.launcher.export.web.watcher import SAMPLE_S, SPANS, WafHistory, Watcher
 from unicron_elastic.metrics.figures import PlanFigures, PlannedJobFigures
 from unicron_elastic.rendezvous.cluster.heartbeat_wire import welcome
 from unicron_elastic.rendezvous.store.interface import Store, StoreUnreachableError
@@ -99,7 +99,7 @@ def figures(plan_flops: float | None, *achieved_flops: float) -> PlanFigures:
 
 
 def test_history_keeps_the_last_hour_closely_and_the_day_roughly() -> None:
-    history = History()
+    history = WafHistory()
     begin = 1_800_000_000.0
     for number in range(2 * 17_280):  # two days
         history.add(begin + number * SAMPLE_S, figures(2e12, 1e12, number * 1.0))
@@ -113,7 +113,7 @@ def test_history_keeps_the_last_hour_closely_and_the_day_roughly() -> None:
 
 
 def test_history_has_gaps_where_this_process_did_not_coordinate() -> None:
-    history = History()
+    history = WafHistory()
     history.add(1000.0, None)
     history.add(1005.0, figures(None))
     history.add(1010.0, figures(3.00000001e12, 1e12, 1.5e12))
@@ -136,7 +136,7 @@ def test_history_has_gaps_where_this_process_did_not_coordinate() -> None:
     ],
 )
 def test_places_are_written_and_read(text: str, url: str, is_local: bool) -> None:
-    place = Place.parse(text)
+    place = ListenAddress.parse(text)
     assert (place.text, place.url, place.is_local) == (text, url, is_local)
 
 
@@ -145,30 +145,30 @@ def test_places_are_written_and_read(text: str, url: str, is_local: bool) -> Non
 )
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no ADDRESS:PORT"):
-        Place.parse(text)
+        ListenAddress.parse(text)
 
 
 @given(st.text(max_size=400) | st.from_regex(r"[a-z0-9.:\[\]%-]*:\d{1,6}", fullmatch=True))
 @settings(max_examples=100, deadline=None)
 def test_any_text_is_a_place_that_can_be_written_again_or_none(text: str) -> None:
     try:
-        place = Place.parse(text)
+        place = ListenAddress.parse(text)
     except ValueError:
         return
-    assert Place.parse(place.text) == place
+    assert ListenAddress.parse(place.text) == place
     assert isinstance(place.is_local, bool)
     assert not set('/@?#"<>& ') & set(place.text)
 
 
 def test_who_coordinates_is_said_with_the_way_there() -> None:
-    local = Whereabouts(False, "b", Place("127.0.0.1", 9480))
+    local = CoordinatorPlace(False, "b", ListenAddress("127.0.0.1", 9480))
     assert local.sentence == (
         "b coordinates the cluster; its page can be reached from that host alone, or by: "
         "ssh -L 9480:127.0.0.1:9480 b, and http://localhost:9480/."
     )
     assert local.url == ""
-    assert "without --web-port" in Whereabouts(False, "b").sentence
-    assert Whereabouts(False, "b", Place("b", 9480)).url == "http://b:9480/"
+    assert "without --web-port" in CoordinatorPlace(False, "b").sentence
+    assert CoordinatorPlace(False, "b", ListenAddress("b", 9480)).url == "http://b:9480/"
 
 
 # -- the thread that looks ---------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ import pytest
 from unicron_elastic.launcher.common import http as bounded_http
 from unicron_elastic.launcher.common.http import LOOPBACK
 from unicron_elastic.launcher.export.web import server as web_server
-from unicron_elastic.launcher.export.web.place import Place, Whereabouts
-from unicron_elastic.launcher.export.web.server import FORM_BYTES_MAX, REQUESTS_MOST, Source, WebServer
+from unicron_elastic.launcher.export.web.place import CoordinatorPlace, ListenAddress
+from unicron_elastic.launcher.export.web.server import FORM_BYTES_MAX, REQUESTS_MOST, PageSource, WebServer
 from unicron_elastic.launcher.export.web.sign_in import GUESSES_MOST, password
 from unicron_elastic.launcher.export.web.watcher import Body, body
 
@@ -27,18 +27,18 @@ SECRET = "5e" * 32
 LONG = {"state": {"sentence": "All jobs train. " * 400}, "trouble": ""}
 
 
-class Told(Source):
+class Told(PageSource):
     """Says what a test wants."""
 
     def __init__(self) -> None:
         self.known = SECRET
-        self.place = Whereabouts(leads=True)
+        self.place = CoordinatorPlace(leads=True)
         self.asked: list[str] = []
 
     def secret(self) -> str:
         return self.known
 
-    def whereabouts(self) -> Whereabouts:
+    def whereabouts(self) -> CoordinatorPlace:
         return self.place
 
     def state(self) -> Body:
@@ -283,9 +283,9 @@ def test_long_answers_are_packed_for_who_can_read_it(client: Client) -> None:
 @pytest.mark.parametrize(
     ("place", "facts"),
     [
-        (Whereabouts(False), {"error": "Nobody coordinates the cluster at the moment.", "host": "", "page": ""}),
+        (CoordinatorPlace(False), {"error": "Nobody coordinates the cluster at the moment.", "host": "", "page": ""}),
         (
-            Whereabouts(False, "b", Place("b.example", 9480)),
+            CoordinatorPlace(False, "b", ListenAddress("b.example", 9480)),
             {
                 "error": "b coordinates the cluster; its page is at http://b.example:9480/",
                 "host": "b",
@@ -295,7 +295,7 @@ def test_long_answers_are_packed_for_who_can_read_it(client: Client) -> None:
     ],
 )
 def test_who_does_not_coordinate_says_who_does(
-    client: Client, told: Told, place: Whereabouts, facts: dict[str, str]
+    client: Client, told: Told, place: CoordinatorPlace, facts: dict[str, str]
 ) -> None:
     told.place = place
     assert client.get("/state")[0] == 401  # to strangers not even that

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 
-from unicron_elastic.launcher.agent.process.helper import Patience
+from unicron_elastic.launcher.agent.process.helper import HelperPatience
 from unicron_elastic.launcher.agent.process.processes import Exit
 from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess, WorkersContext
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from conftest import Lab
 
 DEADLINE_S = 30.0
-BRIEF = Patience(woken_s=0.4, stopped_s=0.8, given_up_s=0.8)  # with helpers that owe an answer
+BRIEF = HelperPatience(woken_s=0.4, stopped_s=0.8, given_up_s=0.8)  # with helpers that owe an answer
 _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 17, 0x4206, 0x4207  # Linux's include/uapi/linux/ptrace.h
 WAIT = "import time; time.sleep(600)"
 # Its interpreter shuts down and does not come to an end.

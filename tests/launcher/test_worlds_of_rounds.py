@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.launcher.agent.worlds.log import StoreLog, WorldLog
-from unicron_elastic.launcher.agent.worlds.worlds import Round, Worlds
+from unicron_elastic.launcher.agent.worlds.worlds import AgentMeeting, Worlds
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.recovery.commands import ChangeWorld
 from unicron_elastic.recovery.events import Event, WorldChanged
@@ -48,7 +48,7 @@ class Agent:
     ) -> None:
         """In another round, of the agents a and c at most."""
         self.worlds.stop()
-        found = Round(
+        found = AgentMeeting(
             rank=self.rank, size=size, node=self.node, store=store, log=log, master="127.0.0.1", nodes=("a", "c")[:size]
         )
         self.worlds.join(found, members, [each.name for each in (members if living is None else living)])

@@ -8,17 +8,17 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from unicron_elastic.launcher.export.web.place import Whereabouts
-from unicron_elastic.launcher.export.web.server import Source
+from unicron_elastic.launcher.export.web.place import CoordinatorPlace
+from unicron_elastic.launcher.export.web.server import PageSource
 from unicron_elastic.launcher.export.web.watcher import Body, body
 from unicron_elastic.launcher.view.cluster.overview import (
+    ClusterVerdict,
     CoordinatorLine,
     IncidentLine,
     JobLine,
     NodeLine,
     Overview,
     PlanLine,
-    Verdict,
 )
 from unicron_elastic.launcher.view.cluster.verdict import verdict_of
 
@@ -86,7 +86,7 @@ def cluster(now_s: float) -> Overview:
         overtaken="", waf_flops=18.4 * TERA, achieved_waf_flops=16.1 * TERA, next_fault_s=2e6,
     )  # fmt: skip
     found = Overview(
-        where="etcd1:2379", at_unix_s=now_s, verdict=Verdict(level="fine", reason=""), plan=plan,
+        where="etcd1:2379", at_unix_s=now_s, verdict=ClusterVerdict(level="fine", reason=""), plan=plan,
         coordinator=CoordinatorLine(host="login1", node_id="login1/c", is_dedicated=True, since_unix_s=now_s - 7200),
         jobs=(chat, code, old), nodes=(*nodes, kept_out), incidents=(lost, killed),
     )  # fmt: skip
@@ -110,11 +110,11 @@ def waf(now_s: float, guessed_flops: float = 18.4 * TERA) -> dict[str, Any]:
     return {"span_s": 3600.0, "apart_s": 5.0, "points": points}
 
 
-class Shown(Source):
+class Shown(PageSource):
     """Shows what a test sets."""
 
     def __init__(self) -> None:
-        self.place = Whereabouts(leads=True)
+        self.place = CoordinatorPlace(leads=True)
         self.overview = cluster(time.time())
         self.trouble = ""
         self.guessed_flops = 18.4 * TERA
@@ -122,7 +122,7 @@ class Shown(Source):
     def secret(self) -> str:
         return SECRET
 
-    def whereabouts(self) -> Whereabouts:
+    def whereabouts(self) -> CoordinatorPlace:
         return self.place
 
     def state(self) -> Body:

@@ -19,11 +19,11 @@ from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.launcher.export.metrics import job as job_metrics
 from unicron_elastic.launcher.export.metrics.job import JobMetrics
 from unicron_elastic.launcher.export.metrics.link import VARIABLE, ChildMetrics, Teller, take_teller
-from unicron_elastic.launcher.view.job.view import JobView, WorkerView
+from unicron_elastic.launcher.view.job.view import LocalJobView, WorkerView
 from unicron_elastic.metrics.samples import parse_samples, samples_text
 from unicron_elastic.recovery.state import Phase
 
-VIEW = JobView(
+VIEW = LocalJobView(
     job="train.py",
     run_id="run",
     generation=1,
@@ -179,7 +179,7 @@ def test_a_view_that_cannot_be_had_changes_nothing(job: Job) -> None:
     job.start()
     seen = threading.Event()
 
-    def fail() -> JobView:
+    def fail() -> LocalJobView:
         seen.set()
         raise RuntimeError("a bug")
 

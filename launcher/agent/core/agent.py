@@ -50,11 +50,11 @@ from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.agent.process.supervisor import remove_if_empty
 from unicron_elastic.launcher.agent.process.workers import WorkersContext, ignore_again, run_folder, temporary_folder
 from unicron_elastic.launcher.agent.worlds.snapshots import Snapshots
-from unicron_elastic.launcher.agent.worlds.worlds import Round, Worlds
+from unicron_elastic.launcher.agent.worlds.worlds import AgentMeeting, Worlds
 from unicron_elastic.launcher.config.forwarded import away_from
 from unicron_elastic.launcher.config.options import Options, from_environment
 from unicron_elastic.launcher.view.incidents.state_moves import StateMove, StateMoves
-from unicron_elastic.launcher.view.job.view import JobView
+from unicron_elastic.launcher.view.job.view import LocalJobView
 from unicron_elastic.recovery import commands, events
 from unicron_elastic.recovery.machine import handle
 from unicron_elastic.recovery.state import (
@@ -313,7 +313,7 @@ class Agent(TorchAgent):
         if not has_anyone_a_part(self._state):
             self._leave_after_the_end(closed)
         self._reporter.say(f"{closed} The workers here go on to their own end.")
-        alone = Round(rank=0, size=1, node=self._state.node, store=None)
+        alone = AgentMeeting(rank=0, size=1, node=self._state.node, store=None)
         self._worlds.join(alone, (), living_members(self._state))
         self._watch_hangs()
 
@@ -327,7 +327,7 @@ class Agent(TorchAgent):
         this_round = None
         can_agree = group.group_world_size == 1 or self._nodes.has_store_of_each_round
         if can_agree and not lacks(Part.IN_PLACE):
-            this_round = Round(
+            this_round = AgentMeeting(
                 rank=group.group_rank,
                 size=group.group_world_size,
                 node=node,
@@ -779,7 +779,7 @@ class Agent(TorchAgent):
         self._worlds.stop()
         self._pace.stop()
 
-    def _view(self) -> JobView:
+    def _view(self) -> LocalJobView:
         processes = self._pcontext.workers if isinstance(self._pcontext, WorkersContext) else {}
         readings = {local_rank: process.reading() for local_rank, process in processes.items()}
         group = self._worker_group

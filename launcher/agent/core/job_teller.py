@@ -17,7 +17,7 @@ from unicron_elastic.base.incident import Incident
 from unicron_elastic.compat.agent import WorkerGroup
 from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.launcher.common.loop import Loop
-from unicron_elastic.launcher.view.job.view import JobView
+from unicron_elastic.launcher.view.job.view import LocalJobView
 from unicron_elastic.recovery.state import JobState
 from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
 
@@ -109,7 +109,7 @@ class JobTeller:
             return None if self._is_over else news
 
 
-def news_of(view: JobView, state: JobState, group: WorkerGroup) -> JobNews | None:
+def news_of(view: LocalJobView, state: JobState, group: WorkerGroup) -> JobNews | None:
     """How far the job is, as its first node sees it; None on the other nodes."""
     from unicron_elastic.rendezvous.records.news import JobNews
 

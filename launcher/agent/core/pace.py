@@ -37,7 +37,7 @@ OVERDUE_MIN_S = 5.0  # ... which may be an evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class PaceObservation:
     """What an agent sees of its job at one moment. Times are monotonic seconds but for ``at_unix_s``.
 
     ``nodes`` are those that train together. ``is_settled``: this node has made a step with them, or its workers began
@@ -60,7 +60,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class NodeChange:
     """The nodes have changed, and the job has not settled on the new ones yet."""
 
     before: frozenset[str]
@@ -76,7 +76,7 @@ class Pace:
     nodes: frozenset[str] = frozenset()
     since_unix_s: float = 0.0
     steps_s: tuple[float, ...] = ()  # on these nodes
-    change: Change | None = None
+    change: NodeChange | None = None
     stood: tuple[tuple[Kind, float], ...] = ()
     pid: int = 0
     last: int = 0  # the number of the latest step
@@ -84,7 +84,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class PaceFigures:
     """What is to be told."""
 
     at: float
@@ -100,7 +100,7 @@ class Report:
     stood: tuple[tuple[Kind, float], ...]
 
 
-def after(pace: Pace, seen: Seen) -> Pace:
+def after(pace: Pace, seen: PaceObservation) -> Pace:
     """What is known after another look."""
     if not seen.nodes:
         return pace
@@ -111,11 +111,11 @@ def after(pace: Pace, seen: Seen) -> Pace:
     return _settled(_with_steps(pace, seen), seen)
 
 
-def reported(pace: Pace, seen: Seen, told: Report | None) -> Report | None:
+def reported(pace: Pace, seen: PaceObservation, told: PaceFigures | None) -> PaceFigures | None:
     """What there is to tell, if ``told`` was told last; None: nothing."""
     if len(pace.steps_s) < STEPS_MIN or pace.last_end is None or pace.change is not None:
         return None
-    report = Report(
+    report = PaceFigures(
         at=seen.at,
         at_unix_s=seen.at_unix_s,
         nodes=len(pace.nodes),
@@ -132,7 +132,7 @@ def reported(pace: Pace, seen: Seen, told: Report | None) -> Report | None:
     return report if _is_news(report, told) and not is_overdue else None
 
 
-def _is_news(report: Report, told: Report | None) -> bool:
+def _is_news(report: PaceFigures, told: PaceFigures | None) -> bool:
     if told is None:
         return True
     passed_s = report.at - told.at
@@ -150,7 +150,7 @@ def _differs(one_s: float, other_s: float) -> bool:
     return abs(one_s - other_s) > CHANGE * other_s
 
 
-def _with_nodes(pace: Pace, seen: Seen) -> Pace:
+def _with_nodes(pace: Pace, seen: PaceObservation) -> Pace:
     """The job goes on with other nodes. Nobody stood still if it had not begun."""
     changed = replace(pace, nodes=seen.nodes, since_unix_s=seen.at_unix_s, steps_s=())
     if pace.last_end is None:
@@ -158,10 +158,10 @@ def _with_nodes(pace: Pace, seen: Seen) -> Pace:
     if pace.change is not None:  # it did not come to a step on those between
         return replace(changed, change=replace(pace.change, has_stepped=False))
     usual_s = median(pace.steps_s) if pace.steps_s else 0.0
-    return replace(changed, change=Change(before=pace.nodes, usual_s=usual_s))
+    return replace(changed, change=NodeChange(before=pace.nodes, usual_s=usual_s))
 
 
-def _with_steps(pace: Pace, seen: Seen) -> Pace:
+def _with_steps(pace: Pace, seen: PaceObservation) -> Pace:
     """Takes over the steps that have ended since the last look."""
     last_end = pace.last_end
     fresh = [(number, end) for number, end in enumerate(seen.ends, seen.first) if last_end is None or end > last_end]
@@ -180,7 +180,7 @@ def _with_steps(pace: Pace, seen: Seen) -> Pace:
     return replace(pace, change=replace(pace.change, longest_s=longest_s, has_stepped=True))
 
 
-def _settled(pace: Pace, seen: Seen) -> Pace:
+def _settled(pace: Pace, seen: PaceObservation) -> Pace:
     """The job has made a step with the nodes that it has now: the pause before is over."""
     change = pace.change
     if change is None or not (seen.is_settled and change.has_stepped):
@@ -221,12 +221,12 @@ class PaceReport:
         self._loop = loop
         job = os.environ.get(PLANNED_JOB, "")
         self._writer = _Writer(partial(handler.keep_measured, job)) if job else None
-        self._see: Callable[[], Seen] | None = None
+        self._see: Callable[[], PaceObservation] | None = None
         self._pace = Pace()
-        self._told: Report | None = None
+        self._told: PaceFigures | None = None
         self._starts = 0  # timers of earlier ones are not for this one
 
-    def start(self, see: Callable[[], Seen]) -> None:
+    def start(self, see: Callable[[], PaceObservation]) -> None:
         """Looks by ``see`` from now on."""
         if self._writer is not None:
             self._starts += 1
@@ -257,7 +257,7 @@ class PaceReport:
             self._writer.close()
         self._writer = self._see = None
 
-    def _take(self, seen: Seen, writer: _Writer) -> None:
+    def _take(self, seen: PaceObservation, writer: _Writer) -> None:
         self._pace = after(self._pace, seen)
         report = reported(self._pace, seen, self._told) if seen.is_first else None
         if report is not None or not seen.is_first:  # else another agent tells for how long the job stood still
@@ -278,11 +278,11 @@ class _Writer:
     def __init__(self, keep: Callable[[_Merge], bool]) -> None:
         self._keep = keep
         self._changed = threading.Condition()
-        self._report: Report | None = None
+        self._report: PaceFigures | None = None
         self._is_over = False
         self._thread: threading.Thread | None = None
 
-    def write(self, report: Report) -> None:
+    def write(self, report: PaceFigures) -> None:
         """Takes the place of a report that was not written yet."""
         with self._changed:
             stood = self._report.stood if self._report is not None else ()
@@ -310,14 +310,14 @@ class _Writer:
                 is_written = False
             unwritten = () if is_written else report.stood
 
-    def _next(self) -> Report | None:
+    def _next(self) -> PaceFigures | None:
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._report is not None)
             report, self._report = self._report, None
             return None if self._is_over else report
 
 
-def merged(report: Report, text: bytes | None) -> bytes:
+def merged(report: PaceFigures, text: bytes | None) -> bytes:
     """What the store is to hold after a report if it holds ``text``; what cannot be read is left out.
 
     Raises ValueError for a report of what no job can do.
@@ -357,7 +357,7 @@ def seen_of(
     rendezvous: JobRendezvous,
     processes: Mapping[int, WorkerProcess],
     kept_at: float | None,
-) -> Seen:
+) -> PaceObservation:
     """What there is to see of a job, by its state on this node, the round of its agents, and its workers here.
 
     Those who train together in a world that may change have a batch that does not, and every one of them began with it.
@@ -374,7 +374,7 @@ def seen_of(
     pid, first, ends = _steps(processes)
     told = (process.flops_per_step for _, process in sorted(processes.items()))
     now = time.monotonic()
-    return Seen(
+    return PaceObservation(
         at=now,
         at_unix_s=time.time(),
         nodes=nodes,

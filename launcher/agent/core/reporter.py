@@ -18,7 +18,7 @@ from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.launcher.config.options import Options
 from unicron_elastic.launcher.export.metrics.link import Teller
 from unicron_elastic.launcher.view.job.console import open_console
-from unicron_elastic.launcher.view.job.view import JobView, WorkerView
+from unicron_elastic.launcher.view.job.view import LocalJobView, WorkerView
 from unicron_elastic.recovery.state import JobState
 from unicron_elastic.worker.pulse import PulseReading
 
@@ -79,7 +79,7 @@ class Reporter:
             self._said_once.add(topic)
             self.say(sentence)
 
-    def show_while_running(self, view: Callable[[], JobView]) -> None:
+    def show_while_running(self, view: Callable[[], LocalJobView]) -> None:
         """Refreshes the live panel, where there is one, until closed."""
         interval_s = self._console.refresh_interval_s
         if interval_s is None:
@@ -96,7 +96,7 @@ class Reporter:
 
     def serve_metrics(
         self,
-        view: Callable[[], JobView],
+        view: Callable[[], LocalJobView],
         node: str,
         teller: Teller | None,
         *,
@@ -176,7 +176,9 @@ class Reporter:
         self._console.close()
 
 
-def job_view(state: JobState, readings: Mapping[int, PulseReading | None], *, nodes: int, world_size: int) -> JobView:
+def job_view(
+    state: JobState, readings: Mapping[int, PulseReading | None], *, nodes: int, world_size: int
+) -> LocalJobView:
     """What the panel shows of a job; ``readings`` are the workers' pulse pages by local rank.
 
     The times and the last incident are the reporter's to add.
@@ -195,7 +197,7 @@ def job_view(state: JobState, readings: Mapping[int, PulseReading | None], *, no
                 step_time_s=reading.step_time_s if reading else None,
             )
         )
-    return JobView(
+    return LocalJobView(
         job=state.job,
         run_id=state.run_id,
         generation=state.generation,

@@ -12,7 +12,7 @@ from unicron_elastic.worker.channel import Channel, Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class HelperPatience:
     """How long a helper may owe an answer and say nothing."""
 
     woken_s: float = 1.0  # then it gets SIGCONT, which does nothing to a process that was not stopped
@@ -24,7 +24,7 @@ class Helper:
     """A helper owes answers: who waits for one wakes it when it is silent, and gives it up when it stays so."""
 
     def __init__(
-        self, loop: Loop, pid: int, patience: Patience, *, wake: Callable[[], None], give_up: Callable[[], None]
+        self, loop: Loop, pid: int, patience: HelperPatience, *, wake: Callable[[], None], give_up: Callable[[], None]
     ) -> None:
         self.patience = patience
         self.wake = wake

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unicron_elastic.launcher.agent.process.activity import exit_code
-from unicron_elastic.launcher.agent.process.helper import Helper, Patience
+from unicron_elastic.launcher.agent.process.helper import Helper, HelperPatience
 from unicron_elastic.launcher.agent.process.sweeping import kill_carriers
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.launcher.config.forwarded import for_scripts
@@ -21,7 +21,7 @@ from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
 from unicron_elastic.worker.linux import MARK, ignored_signals, mark_of
 
 # A keeper that is given up takes the workers along. It is silent while it starts, and while a disk gives a program.
-KEEPER_PATIENCE = Patience(given_up_s=30.0)
+KEEPER_PATIENCE = HelperPatience(given_up_s=30.0)
 END_DEADLINE_S = 10.0
 UNTOLD_S = 0.5  # since the kernel has said that a process ended; the keeper tells it within milliseconds
 # -c keeps the interpreter's ordinary start; the empty path entry, where there is one, goes so that a file in the
@@ -61,7 +61,7 @@ class Processes:
     """Every process the agent starts goes through here."""
 
     def __init__(
-        self, loop: Loop, on_exit: Callable[[Exit], None], keeper_patience: Patience = KEEPER_PATIENCE
+        self, loop: Loop, on_exit: Callable[[Exit], None], keeper_patience: HelperPatience = KEEPER_PATIENCE
     ) -> None:
         self._loop = loop
         self._on_exit = on_exit

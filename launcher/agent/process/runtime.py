@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from unicron_elastic.launcher.agent.process.helper import Patience
+from unicron_elastic.launcher.agent.process.helper import HelperPatience
 from unicron_elastic.launcher.agent.process.processes import KEEPER_PATIENCE, Exit, KeeperLost, Processes
 from unicron_elastic.launcher.agent.process.warm import WARM_PATIENCE, WarmProcess, why_not
 from unicron_elastic.launcher.common.kept_snapshots import NodeShelf
@@ -24,7 +24,10 @@ class Runtime:
     workers_began = False  # of any in this process: from then on a job does not begin again under another agent
 
     def __init__(
-        self, options: Options, warm_patience: Patience = WARM_PATIENCE, keeper_patience: Patience = KEEPER_PATIENCE
+        self,
+        options: Options,
+        warm_patience: HelperPatience = WARM_PATIENCE,
+        keeper_patience: HelperPatience = KEEPER_PATIENCE,
     ) -> None:
         self.options = options
         self._warm_patience = warm_patience

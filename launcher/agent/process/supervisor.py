@@ -24,7 +24,7 @@ from unicron_elastic.worker.linux import become_subreaper, die_with_parent, inhe
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTOU)
 
 
-class Keeper:
+class Supervisor:
     """State of the keeper process: its channel to the agent and what to clean up after it."""
 
     def __init__(self, channel: Channel) -> None:
@@ -163,7 +163,7 @@ def main(fd: int) -> None:
     channel = Channel.from_fd(fd)
     code: Any = 0
     try:
-        Keeper(channel).serve()
+        Supervisor(channel).serve()
     except BaseException as error:
         print(f"unicron keeper: {type(error).__name__}: {error}", file=sys.stderr)
         code = 1

@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from string import Template
 
-from unicron_elastic.launcher.agent.process.helper import Helper, Patience
+from unicron_elastic.launcher.agent.process.helper import Helper, HelperPatience
 from unicron_elastic.launcher.agent.process.processes import KeeperLost, Processes
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.worker import inject as inject_package
@@ -117,8 +117,8 @@ def _module_files(module: str, folders: Sequence[str]) -> Iterator[str]:
         folders = list(spec.submodule_search_locations)
 
 
-WARM_PATIENCE = Patience()
-WHILE_IT_IMPORTS = Patience(given_up_s=120.0)  # torch, from a cold network file system
+WARM_PATIENCE = HelperPatience()
+WHILE_IT_IMPORTS = HelperPatience(given_up_s=120.0)  # torch, from a cold network file system
 
 
 def injected(env: Mapping[str, str]) -> dict[str, str]:
@@ -148,7 +148,9 @@ def why_not(argv: Sequence[str]) -> str | None:
 class WarmProcess:
     """A process that has imported torch and waits before the script; workers are forked from it."""
 
-    def __init__(self, loop: Loop, processes: Processes, preload: str, patience: Patience = WARM_PATIENCE) -> None:
+    def __init__(
+        self, loop: Loop, processes: Processes, preload: str, patience: HelperPatience = WARM_PATIENCE
+    ) -> None:
         self._loop = loop
         self._processes = processes
         self._preload = preload
@@ -254,7 +256,7 @@ class WarmProcess:
             self._asked.discard(int(message["id"]))
             self._processes.answered(message)
 
-    def _expect(self, patience: Patience) -> Helper:
+    def _expect(self, patience: HelperPatience) -> Helper:
         """The helper that it is while as much is expected of it."""
         pid = self.pid or 0
         if self._helper is None or self._helper.patience != patience:

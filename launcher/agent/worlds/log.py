@@ -23,7 +23,7 @@ RETRY_S = 0.2  # after it could not be reached
 AWAIT_S = 0.05  # between two looks for what other agents have to say
 
 
-class NotYet(Exception):
+class LogNotReady(Exception):
     """Another agent has not said yet what is needed to begin the log, or has not begun it."""
 
 
@@ -66,7 +66,8 @@ class WorldWatch:
     ``tell`` says, once, what the other agents have to know. If ``do_others_train``, in a world from before, it looks
     without being asked: workers that fail before they have asked for a part are newcomers, too. That is asked whenever
     something may have changed. ``first`` gives the world with which this agent begins the log, if it does. ``make``
-    makes the world that follows one after a change, or None if there is nothing left to change. Both may raise NotYet.
+    makes the world that follows one after a change, or None if there is nothing left to change. Both may raise
+    LogNotReady.
     ``on_world`` is called with each new one, from the thread; ``on_trouble`` once, when what is there is no world;
     ``on_away`` with the reason when the log cannot be reached for a while, and with "" when it can again.
     """
@@ -142,7 +143,7 @@ class WorldWatch:
                     self._reached()
                 else:
                     pause_s = None
-            except NotYet:
+            except LogNotReady:
                 pause_s = AWAIT_S
             except Exception as error:  # the store's node may be the one that is gone
                 pause_s = RETRY_S

@@ -16,7 +16,7 @@ from torch.distributed import DistError, Store
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess, WorkersContext
-from unicron_elastic.launcher.agent.worlds.log import NotYet, StoreLog, WorldLog, WorldWatch
+from unicron_elastic.launcher.agent.worlds.log import LogNotReady, StoreLog, WorldLog, WorldWatch
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.recovery.commands import ChangeWorld, InviteMember, TellWorld
 from unicron_elastic.recovery.events import Event, WorldChanged
@@ -33,7 +33,7 @@ _ANYWHERE = ("", "0.0.0.0", "::")  # what a server binds that listens on all add
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class AgentMeeting:
     """The agents that have met: this one's ``rank`` among ``size``, what its ``node`` is called, and their store.
 
     A node alone needs none, and must not hold it: the next round's may have to listen on the same port.
@@ -61,7 +61,7 @@ class Worlds:
         self._loop = loop
         self._post = post
         self._say = say
-        self._round: Round | None = None
+        self._round: AgentMeeting | None = None
         self._watch: WorldWatch | None = None
         # Where members meet, by the address on which each listens: they outlive them all.
         self._stores: dict[str, Any] = {}
@@ -98,7 +98,7 @@ class Worlds:
             with contextlib.suppress(DistError):  # if that store is gone this round is over
                 store.set(f"{_BEFORE}/{rank}", _before(None, ()))
 
-    def join(self, this_round: Round | None, members: tuple[Member, ...], living: Collection[str] = ()) -> None:
+    def join(self, this_round: AgentMeeting | None, members: tuple[Member, ...], living: Collection[str] = ()) -> None:
         """The agents of a new generation have met; ``members`` may come to be of its workers here.
 
         None: they have no store of their own in which they could agree. Until a worker wants to be a member of a world
@@ -126,7 +126,7 @@ class Worlds:
         if world is not None:
             self._adopt(world, self._generation)
 
-    def _follow(self, this_round: Round, members: tuple[Member, ...], claims: Collection[str]) -> None:
+    def _follow(self, this_round: AgentMeeting, members: tuple[Member, ...], claims: Collection[str]) -> None:
         generation, before, has_world = self._generation, _before(self._world, claims), self._world is not None
         first = json.dumps([[member.name, member.node, member.local_rank] for member in members])
 
@@ -236,7 +236,7 @@ class Worlds:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _is_followed(self, this_round: Round) -> bool:
+    def _is_followed(self, this_round: AgentMeeting) -> bool:
         return self._watch is not None and self._round is this_round
 
     def _make(self, before: World | None, wanted: ChangeWorld) -> World | None:
@@ -259,10 +259,10 @@ class Worlds:
             parted=wanted.parted,
         )
 
-    def _begin_log(self, this_round: Round) -> World | None:
+    def _begin_log(self, this_round: AgentMeeting) -> World | None:
         """The world of before without those whose agents have not come, if this agent is the one to say so.
 
-        Called from the watching thread. Raises DistError and NotYet.
+        Called from the watching thread. Raises DistError and LogNotReady.
         """
         told = [json.loads(text) if text else _NOTHING for text in self._said(this_round, _BEFORE)]
         numbers = [-1 if gone else each["number"] for gone, each in zip(self._are_gone(this_round), told, strict=True)]
@@ -271,7 +271,7 @@ class Worlds:
         if world is None:
             return None
         if not self._leads:
-            raise NotYet  # who leads may be lost before it has begun
+            raise LogNotReady  # who leads may be lost before it has begun
         return self._without_unclaimed(world, {name for each in told for name in each["claims"]})
 
     def _without_unclaimed(self, world: World, claimed: Collection[str]) -> World:
@@ -282,18 +282,18 @@ class Worlds:
         reason = "The nodes have met, and members that have not come are left out."
         return world.after(store=self._address(), reason=reason, lost=gone)
 
-    def _said(self, this_round: Round, what: str) -> list[str]:
-        """What each agent has said, by rank; "" of one that is gone and has not. Raises DistError and NotYet."""
+    def _said(self, this_round: AgentMeeting, what: str) -> list[str]:
+        """What each agent has said, by rank; "" of one that is gone and has not. Raises DistError and LogNotReady."""
         keys = [f"{what}/{rank}" for rank in range(this_round.size)]
         if this_round.store.check(keys):
             return [bytes(text).decode() for text in this_round.store.multi_get(keys)]
         is_there = [this_round.store.check([key]) for key in keys]
         if not all(there or gone for there, gone in zip(is_there, self._are_gone(this_round), strict=True)):
-            raise NotYet
+            raise LogNotReady
         found = zip(keys, is_there, strict=True)
         return [bytes(this_round.store.get(key)).decode() if there else "" for key, there in found]
 
-    def _are_gone(self, this_round: Round) -> list[bool]:
+    def _are_gone(self, this_round: AgentMeeting) -> list[bool]:
         """Tell of each agent, by rank, whether it was lost or has left since they met."""
         nodes = this_round.nodes if len(this_round.nodes) == this_round.size else ("",) * this_round.size
         return [node in self._gone for node in nodes]
@@ -372,7 +372,7 @@ def _before(world: World | None, claims: Collection[str]) -> str:
     return json.dumps({"number": 0 if world is None else world.number, "claims": sorted(claims)})
 
 
-def _own_address(this_round: Round) -> str:
+def _own_address(this_round: AgentMeeting) -> str:
     """Where the other nodes reach this one: what it is called on the way to the store where they have met."""
     if this_round.size == 1:
         return "127.0.0.1"

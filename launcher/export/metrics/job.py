@@ -17,7 +17,7 @@ from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.launcher.export.metrics.link import Teller
 from unicron_elastic.launcher.export.metrics.server import Answers, MetricsServer
-from unicron_elastic.launcher.view.job.view import JobView
+from unicron_elastic.launcher.view.job.view import LocalJobView
 from unicron_elastic.metrics.figures import JobFigures, WorkerFigures
 from unicron_elastic.metrics.incidents import IncidentTotals
 from unicron_elastic.metrics.samples import Sample, job_samples
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 class JobMetrics(Answers):
     """Of one agent, from ``start`` to ``close``. All but what it answers belongs to the loop's thread."""
 
-    def __init__(self, loop: Loop, view: Callable[[], JobView], node: str, ledger: Callable[[], Path]) -> None:
+    def __init__(self, loop: Loop, view: Callable[[], LocalJobView], node: str, ledger: Callable[[], Path]) -> None:
         """``ledger`` tells where incidents are recorded, once workers have started."""
         self._loop = loop
         self._view = view
@@ -115,7 +115,7 @@ class JobMetrics(Answers):
         if self._teller is not None:
             self._teller.tell(self._samples)
 
-    def _figures(self, view: JobView) -> JobFigures:
+    def _figures(self, view: LocalJobView) -> JobFigures:
         if view.last_step_at is not None and view.last_step_at > self._last_step_at:
             self._last_step_at = view.last_step_at
             self._last_step_unix_s = time.time() - time.monotonic() + view.last_step_at

@@ -9,7 +9,7 @@ _TEXT_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ListenAddress:
     """Where a process listens. ``address`` is the host's own where it listens to others, else a loopback address."""
 
     address: str
@@ -34,7 +34,7 @@ class Place:
         return f"http://{self.text}/"
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> ListenAddress:
         """What ``text`` gives. Raises ValueError for what is none."""
         address, _, port = text[:_TEXT_CHARACTERS].rpartition(":")
         address = address.removeprefix("[").removesuffix("]")
@@ -48,12 +48,12 @@ _ADDRESS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class CoordinatorPlace:
     """Whether this process coordinates; else who does, "" for nobody, and where that one's page is, if it has one."""
 
     leads: bool
     host: str = ""
-    place: Place | None = None
+    place: ListenAddress | None = None
 
     @property
     def sentence(self) -> str:

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 from unicron_elastic import __version__
 from unicron_elastic.launcher.common.http import BoundedServer
 from unicron_elastic.launcher.export.web import sign_in
-from unicron_elastic.launcher.export.web.place import Whereabouts
+from unicron_elastic.launcher.export.web.place import CoordinatorPlace
 from unicron_elastic.launcher.export.web.watcher import SPANS, Body, body
 
 REQUEST_S = 10.0  # for a client to send its request and take the answer
@@ -44,14 +44,14 @@ _FILES = {  # by path: what is served, and its type
 }
 
 
-class Source:
+class PageSource:
     """What there is to show; asked from the server's threads, so each answer must be at hand."""
 
     def secret(self) -> str:
         """The cluster's; "" as long as it is not known."""
         raise NotImplementedError
 
-    def whereabouts(self) -> Whereabouts:
+    def whereabouts(self) -> CoordinatorPlace:
         """Return who coordinates."""
         raise NotImplementedError
 
@@ -67,7 +67,7 @@ class Source:
 class WebServer:
     """From its making to ``close``."""
 
-    def __init__(self, address: str, port: int, source: Source) -> None:
+    def __init__(self, address: str, port: int, source: PageSource) -> None:
         """Port 0 is one of the system's choice. Raises OSError if it cannot be listened on."""
         self._server = _Server(address, port, source)
         self.port = int(self._server.server_address[1])
@@ -83,7 +83,7 @@ class WebServer:
 class _Server(BoundedServer):
     """What its handlers need."""
 
-    def __init__(self, address: str, port: int, source: Source) -> None:
+    def __init__(self, address: str, port: int, source: PageSource) -> None:
         """Raises OSError."""
         folder = resources.files("unicron_elastic.launcher.export.web") / "page"
         self.files = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}

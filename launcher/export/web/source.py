@@ -12,8 +12,8 @@ import typer
 from unicron_elastic.launcher.common.http import LOOPBACK
 from unicron_elastic.launcher.config.answers import BAD_USAGE, fail
 from unicron_elastic.launcher.config.options import port
-from unicron_elastic.launcher.export.web.place import Place, Whereabouts
-from unicron_elastic.launcher.export.web.server import Source
+from unicron_elastic.launcher.export.web.place import CoordinatorPlace, ListenAddress
+from unicron_elastic.launcher.export.web.server import PageSource
 from unicron_elastic.launcher.export.web.watcher import Body, Watcher
 from unicron_elastic.metrics.figures import PlanFigures
 from unicron_elastic.rendezvous.cluster.presence import ClusterPresence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 READ_S = 4.0  # for all that is asked of etcd
 
 
-class ClusterSource(Source):
+class ClusterSource(PageSource):
     """From ``start`` to ``close``."""
 
     def __init__(
@@ -58,19 +58,19 @@ class ClusterSource(Source):
         presence = self._presence()
         return "" if presence is None else presence.known_secret()
 
-    def whereabouts(self) -> Whereabouts:
+    def whereabouts(self) -> CoordinatorPlace:
         """Return where the page is served, as the store was last seen."""
         presence = self._presence()
         if self._leads():
-            return Whereabouts(leads=True)
+            return CoordinatorPlace(leads=True)
         leader = None if presence is None else presence.leader
         if presence is None or leader is None:
-            return Whereabouts(leads=False)
+            return CoordinatorPlace(leads=False)
         try:
-            place = Place.parse(presence.get(web_key(leader.node_id)) or "")
+            place = ListenAddress.parse(presence.get(web_key(leader.node_id)) or "")
         except ValueError:
             place = None
-        return Whereabouts(False, leader.host, place)
+        return CoordinatorPlace(False, leader.host, place)
 
     def state(self) -> Body:
         """Return the state as the thread that looks has it."""
@@ -118,7 +118,7 @@ WebAddress = Annotated[
 
 def web_place(
     given_port: str | None, given_address: str | None, environ: Mapping[str, str] = os.environ
-) -> Place | None:
+) -> ListenAddress | None:
     """Where to listen; None if no page was asked for. A port that is none ends the command with one sentence."""
     source = "--web-port" if given_port is not None else "UNICRON_WEB_PORT"
     text = environ.get("UNICRON_WEB_PORT", "0") if given_port is None else given_port
@@ -127,11 +127,11 @@ def web_place(
     except ValueError as error:
         fail(BAD_USAGE, f"{source}: {text!r} is not valid; give {error}.")
     address = given_address if given_address is not None else environ.get("UNICRON_WEB_ADDRESS", LOOPBACK)
-    return Place(address, number) if number else None
+    return ListenAddress(address, number) if number else None
 
 
 def serve_web(
-    place: Place,
+    place: ListenAddress,
     own_address: str,
     say: Callable[[str], None],
     tell_others: Callable[[str], None],
@@ -156,7 +156,7 @@ def serve_web(
         say(f"No web page is served: {place.text} cannot be listened on ({error.strerror or error}).")
         return None
     source.start()
-    found = Place(own_address if place.address in _ALL else place.address, server.port)
+    found = ListenAddress(own_address if place.address in _ALL else place.address, server.port)
     tell_others(found.text)
     say(f"The web page of the cluster is at {found.url} while this process coordinates; unicron web has its password.")
     return WebPage(server, source)

@@ -27,7 +27,7 @@ SAMPLE_S = 5.0  # between two points of the last hour
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class WafPoint:
     """All jobs together at one moment, in weighted FLOP/s; None: not known then."""
 
     at_unix_s: float
@@ -42,16 +42,16 @@ class Point:
 SPANS = {"hour": (SAMPLE_S, 720), "day": (60.0, 1440)}  # seconds between points, and how many are kept
 
 
-class History:
-    """For one thread at a time."""
+class WafHistory:
+    """`WafHistory` keeps the WAF of the last hour closely and of the last day roughly; for one thread at a time."""
 
     def __init__(self) -> None:
-        self._points = {name: deque[Point](maxlen=most) for name, (_, most) in SPANS.items()}
+        self._points = {name: deque[WafPoint](maxlen=most) for name, (_, most) in SPANS.items()}
 
     def add(self, at_unix_s: float, figures: PlanFigures | None) -> None:
         """What is known now; ``figures``: None if this process does not coordinate, so that nothing is."""
         achieved = None if figures is None else sum(job.achieved_flops for job in figures.jobs)
-        point = Point(at_unix_s, None if figures is None else figures.waf_flops, achieved)
+        point = WafPoint(at_unix_s, None if figures is None else figures.waf_flops, achieved)
         for name, (apart_s, _) in SPANS.items():
             points = self._points[name]
             if points and point.at_unix_s < points[-1].at_unix_s:
@@ -123,7 +123,7 @@ class Watcher:
         self._asked_at, self._looked_at, self._sampled_at = 0.0, 0.0, 0.0  # monotonic; 0.0: never
         self._pause_s = EVERY_S  # after the latest look
         self._is_over = False
-        self._history = History()
+        self._history = WafHistory()
         self._thread = threading.Thread(target=self._run, name="unicron-web-watch", daemon=True)
 
     def start(self) -> None:

@@ -37,7 +37,7 @@ from unicron_elastic.rendezvous.store.interface import Entry, Snapshot, Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedJob:
+class PlannedJobListing:
     """A job to which the cluster's plan gives nodes.
 
     ``working``, ``joining`` and ``leaving``: how many nodes do so, on ``hosts``; ``planned``: how many it is to have,
@@ -66,7 +66,7 @@ class PlannedJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentState:
+class AgentActivity:
     """What an agent of the cluster says that it does: idle, joining, working or leaving, and for which job."""
 
     node_id: str
@@ -78,7 +78,7 @@ class AgentState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobStatus:
+class JobListing:
     """One job. ``cancelled`` is the operator's reason; "": it is not. ``planned``: None, if no plan is made for it.
 
     ``failed``: why it was closed, if it did not end well.
@@ -88,7 +88,7 @@ class JobStatus:
     view: JobView
     spec: JobSpec | None = None
     cancelled: str = ""
-    planned: PlannedJob | None = None
+    planned: PlannedJobListing | None = None
     failed: str = ""
 
     @property
@@ -161,7 +161,7 @@ class JobStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeStatus:
+class NodeListing:
     """An agent, or a host without one that is in quarantine or ``lost``; it has no ``node_id``."""
 
     host: str
@@ -173,7 +173,7 @@ class NodeStatus:
     pid: int | None = None
     is_coordinator: bool = False
     quarantine: Quarantined | None = None
-    agent: AgentState | None = None  # if plans are made for it
+    agent: AgentActivity | None = None  # if plans are made for it
     lost: RosterRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -202,11 +202,11 @@ class ClusterView:
     agents: tuple[NodeRecord, ...]
     leader: LeaderRecord | None
     quarantine: tuple[Quarantined, ...]
-    jobs: tuple[JobStatus, ...]
+    jobs: tuple[JobListing, ...]
     odd: tuple[str, ...]
     roster: tuple[RosterRecord, ...] = ()
 
-    def nodes(self, now: float, states: Iterable[AgentState] = ()) -> tuple[NodeStatus, ...]:
+    def nodes(self, now: float, states: Iterable[AgentActivity] = ()) -> tuple[NodeListing, ...]:
         """Agents, members of jobs without a record of their own, and hosts that are lost or in quarantine, by host.
 
         ``states``: what agents say that they do. What runs a job for one of them is shown as that agent.
@@ -214,7 +214,7 @@ class ClusterView:
         kept_out = {each.node: each for each in active(self.quarantine, now)}
         agents = {record.node_id: record for record in self.agents}
         hosts = {record.node_id: record.host for record in self.agents}
-        jobs: dict[str, JobStatus] = {}
+        jobs: dict[str, JobListing] = {}
         for job in self.jobs:
             for member in job.view.members:
                 hosts.setdefault(member.node_id, member.host)
@@ -230,20 +230,21 @@ class ClusterView:
         found = _merged(found, doing)
         lost = {each.host: each for each in self.roster if each.host not in hosts.values()}
         found += [
-            NodeStatus(host=host, state="lost", lost=each, quarantine=kept_out.get(host)) for host, each in lost.items()
+            NodeListing(host=host, state="lost", lost=each, quarantine=kept_out.get(host))
+            for host, each in lost.items()
         ]
         absent = kept_out.keys() - hosts.values() - lost.keys()
-        found += [NodeStatus(host=host, quarantine=kept_out[host]) for host in absent]
+        found += [NodeListing(host=host, quarantine=kept_out[host]) for host in absent]
         return tuple(sorted(found, key=lambda node: (natural(node.host), node.node_id)))
 
     def _node(
-        self, node_id: str, host: str, agent: NodeRecord | None, job: JobStatus | None, quarantine: Quarantined | None
-    ) -> NodeStatus:
+        self, node_id: str, host: str, agent: NodeRecord | None, job: JobListing | None, quarantine: Quarantined | None
+    ) -> NodeListing:
         rank = None if job is None else job.rank_of(node_id)
         is_spare = agent is not None and agent.is_spare and job is None
         state = "spare" if is_spare else "" if job is None else "waiting" if rank is None else "training"
         job_of_agent = "" if agent is None or is_spare else agent.job
-        return NodeStatus(
+        return NodeListing(
             host=host,
             node_id=node_id,
             job=job_of_agent if job is None else job.run_id,
@@ -256,10 +257,10 @@ class ClusterView:
         )
 
 
-def with_planned(jobs: Iterable[JobStatus], planned: Iterable[PlannedJob]) -> tuple[JobStatus, ...]:
+def with_planned(jobs: Iterable[JobListing], planned: Iterable[PlannedJobListing]) -> tuple[JobListing, ...]:
     """All jobs by name; one that is planned is one with all its starts, of which the last tells who trains."""
     known = {each.job: each for each in planned}
-    found = {name: JobStatus(run_id=name, view=JobView(), planned=each) for name, each in known.items()}
+    found = {name: JobListing(run_id=name, view=JobView(), planned=each) for name, each in known.items()}
     for job in sorted(jobs, key=lambda job: natural(job.run_id)):
         name = next((name for name in (job.run_id, _job_of_run(job.run_id)) if name in known), job.run_id)
         if name not in known:
@@ -289,7 +290,7 @@ def read_cluster(store: Store, left_s: Callable[[], float]) -> ClusterView:
     )
 
 
-def job_status(run_id: str, snapshot: Snapshot, odd: list[str]) -> JobStatus | None:
+def job_status(run_id: str, snapshot: Snapshot, odd: list[str]) -> JobListing | None:
     """A job by its keys; None if they tell of none. What cannot be read is told in ``odd``."""
     keys = JobKeys(run_id)
     telling = {keys.round, keys.closed, keys.lease, keys.spec, keys.cancelled}  # others may outlive it
@@ -301,7 +302,7 @@ def job_status(run_id: str, snapshot: Snapshot, odd: list[str]) -> JobStatus | N
     specs = _parsed([] if spec is None else [spec], parse_spec, odd)
     reason = "" if cancelled is None else one_line(cancelled.value) or "cancelled"
     failed = mirror.get(keys.failed)
-    return JobStatus(
+    return JobListing(
         run_id=run_id,
         view=mirror.view(),
         spec=specs[0] if specs else None,
@@ -310,7 +311,7 @@ def job_status(run_id: str, snapshot: Snapshot, odd: list[str]) -> JobStatus | N
     )
 
 
-def jobs_table(jobs: Iterable[JobStatus], width: int | None) -> str:
+def jobs_table(jobs: Iterable[JobListing], width: int | None) -> str:
     """A row for each job, below it why it is so and its hosts. ``width`` in columns; None: nothing is cut, for grep."""
     jobs = list(jobs)
     is_planned = any(job.planned is not None for job in jobs)
@@ -323,7 +324,7 @@ def jobs_table(jobs: Iterable[JobStatus], width: int | None) -> str:
     return "\n".join(lines)
 
 
-def nodes_table(nodes: Iterable[NodeStatus], to_time: Callable[[float], datetime], width: int | None) -> str:
+def nodes_table(nodes: Iterable[NodeListing], to_time: Callable[[float], datetime], width: int | None) -> str:
     """A row for each node, below it why it is lost or in quarantine. ``to_time`` makes the reader's time of day."""
     nodes = list(nodes)
     heading, *rows = aligned([("host", "job", "rank", "role"), *map(_node_cells, nodes)], width, flexible=(0, 1))
@@ -351,10 +352,10 @@ def forget_text(hosts: Sequence[str]) -> str:
     return f"If {'it is' if len(hosts) == 1 else 'they are'} not to return: unicron nodes forget {' '.join(hosts)}"
 
 
-def _merged(nodes: Iterable[NodeStatus], doing: Mapping[str, AgentState]) -> list[NodeStatus]:
+def _merged(nodes: Iterable[NodeListing], doing: Mapping[str, AgentActivity]) -> list[NodeListing]:
     """The nodes, each agent together with what runs its job on its host."""
     found = {node.node_id: node for node in nodes}
-    others: dict[str, list[NodeStatus]] = {}  # those that are no agents, by host
+    others: dict[str, list[NodeListing]] = {}  # those that are no agents, by host
     for node in found.values():
         if node.node_id not in doing:
             others.setdefault(node.host, []).append(node)
@@ -372,7 +373,7 @@ def _merged(nodes: Iterable[NodeStatus], doing: Mapping[str, AgentState]) -> lis
     return list(found.values())
 
 
-def _runs_for(node: NodeStatus, state: AgentState) -> bool:
+def _runs_for(node: NodeListing, state: AgentActivity) -> bool:
     return bool(state.job) and state.job in (node.job, _job_of_run(node.job))
 
 
@@ -380,7 +381,7 @@ def _job_of_run(run_id: str) -> str:
     return start_of_run(run_id)[0]
 
 
-def _jobs(snapshot: Snapshot, odd: list[str]) -> list[JobStatus]:
+def _jobs(snapshot: Snapshot, odd: list[str]) -> list[JobListing]:
     by_name: dict[str, list[Entry]] = {}
     for entry in snapshot.entries:
         by_name.setdefault(entry.key.removeprefix(JOBS).partition("/")[0], []).append(entry)
@@ -405,7 +406,7 @@ def _parsed(entries: Iterable[Entry], parse: Callable[[Entry], Any], odd: list[s
     return found
 
 
-def _job_cells(job: JobStatus) -> tuple[str, ...]:
+def _job_cells(job: JobListing) -> tuple[str, ...]:
     number = "-" if job.view.round is None else str(job.view.round.number)
     if job.planned is not None:
         return shown_name(job.run_id), job.state, number, _planned_nodes(job.planned), f"{job.planned.weight:g}"
@@ -415,14 +416,14 @@ def _job_cells(job: JobStatus) -> tuple[str, ...]:
     return shown_name(job.run_id), job.state, number, nodes, "-"
 
 
-def _planned_nodes(job: PlannedJob) -> str:
+def _planned_nodes(job: PlannedJobListing) -> str:
     most = "all" if job.max_nodes is None else job.max_nodes
     wanted = "" if job.planned is None or job.phase in ("finished", "cancelled") else f" of {job.planned}"
     notes = ["paused"] * job.paused + [f"pinned to {job.pinned_nodes}"] * (job.pinned_nodes is not None)
     return f"{job.working}{wanted} ({', '.join([f'{job.min_nodes}:{most}', *notes])})"
 
 
-def _node_cells(node: NodeStatus) -> tuple[str, ...]:
+def _node_cells(node: NodeListing) -> tuple[str, ...]:
     words = {
         "waiting": "waits",
         "spare": "spare",
@@ -439,7 +440,7 @@ def _node_cells(node: NodeStatus) -> tuple[str, ...]:
     return shown_name(node.host), shown_name(node.job), rank, ", ".join(roles)
 
 
-def _hosts_of(job: JobStatus, width: int | None) -> str:
+def _hosts_of(job: JobListing, width: int | None) -> str:
     if job.planned is not None and not job.view.members:
         return listed(job.planned.hosts, width) if job.planned.hosts else ""
     waiting = [member.host for member in job.view.waiting]

@@ -31,7 +31,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ClusterVerdict:
     """Whether all is well, and why, as a sentence. ``problems``: the worst first."""
 
     level: str
@@ -173,7 +173,7 @@ class Overview:
 
     where: str
     at_unix_s: float
-    verdict: Verdict
+    verdict: ClusterVerdict
     coordinator: CoordinatorLine | None = None
     plan: PlanLine | None = None
     jobs: tuple[JobLine, ...] = ()
@@ -219,7 +219,7 @@ TOGETHER_S = 5.0  # nodes hear of a fault on another one within that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class RecordedFault:
     """A fault by the record of the node where it was, or else of the first that noticed.
 
     ``records``: host and number of each record of it, with its time.
@@ -237,7 +237,7 @@ class Seen:
         return len(self.records)
 
 
-def seen_together(incidents: Iterable[IncidentLine]) -> list[Seen]:
+def seen_together(incidents: Iterable[IncidentLine]) -> list[RecordedFault]:
     """The newest first. Records of one run that lie close together, of different nodes, are of one fault.
 
     One that comes when training goes on again after the fault before is of another.
@@ -269,9 +269,9 @@ def _over_s(group: list[IncidentLine]) -> float:
     return max(moment_s(each) for each in group) + max(totals) / 1e3 if is_over else math.inf
 
 
-def _seen(group: list[IncidentLine]) -> Seen:
+def _seen(group: list[IncidentLine]) -> RecordedFault:
     totals = [each.total_ms for each in group if each.total_ms is not None]
-    return Seen(
+    return RecordedFault(
         cause=next((each for each in group if each.rank is not None), group[0]),
         at_unix_s=moment_s(group[0]),
         records=tuple((each.host, each.number, each.time) for each in group),

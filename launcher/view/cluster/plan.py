@@ -12,7 +12,7 @@ from typing import Any
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.tables import natural
-from unicron_elastic.launcher.view.cluster.members import AgentState, PlannedJob
+from unicron_elastic.launcher.view.cluster.members import AgentActivity, PlannedJobListing
 from unicron_elastic.planning.coordinate.proposal import propose, why_overtaken
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.reconcile import Movement, StartJob, StopJob, reconcile
@@ -142,7 +142,7 @@ def proposal_view(before: Snapshot, after: Snapshot, now: float, what_if: Sequen
     return _view(before, after, propose(after, now), what_if=tuple(what_if))
 
 
-def planned_jobs(reading: PlanReading) -> tuple[PlannedJob, ...]:
+def planned_jobs(reading: PlanReading) -> tuple[PlannedJobListing, ...]:
     """All jobs that are planned, those that are over as well."""
     snapshot, records = reading.snapshot, reading.mirror.jobs()
     published = snapshot.published
@@ -157,7 +157,7 @@ def planned_jobs(reading: PlanReading) -> tuple[PlannedJob, ...]:
         known = published is not None and job.name in published.plan.counts
         reason = records[job.name].phase.reason if job.name in records else ""
         found.append(
-            PlannedJob(
+            PlannedJobListing(
                 job=job.name,
                 phase=job.phase.value,
                 why=_with_refusals(_why_waiting(job, published, states), refusals, job.name)
@@ -179,10 +179,10 @@ def planned_jobs(reading: PlanReading) -> tuple[PlannedJob, ...]:
     return tuple(found)
 
 
-def agent_states(snapshot: Snapshot) -> tuple[AgentState, ...]:
+def agent_states(snapshot: Snapshot) -> tuple[AgentActivity, ...]:
     """What the agents of the cluster do, as they say themselves."""
     return tuple(
-        AgentState(
+        AgentActivity(
             node_id=node.node_id,
             host=node.host,
             label=node.label,

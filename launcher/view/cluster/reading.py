@@ -9,20 +9,20 @@ from unicron_elastic.base.incident import Incident
 from unicron_elastic.launcher.common.tables import natural
 from unicron_elastic.launcher.view.cluster.members import (
     ClusterView,
-    JobStatus,
-    NodeStatus,
-    PlannedJob,
+    JobListing,
+    NodeListing,
+    PlannedJobListing,
     read_cluster,
 )
 from unicron_elastic.launcher.view.cluster.overview import (
     FINE,
+    ClusterVerdict,
     CoordinatorLine,
     IncidentLine,
     JobLine,
     NodeLine,
     Overview,
     PlanLine,
-    Verdict,
     incident_line,
     moment_s,
 )
@@ -99,7 +99,7 @@ def overview_of(view: ClusterView, reading: PlanReading, news: News, now_s: floa
     found = Overview(
         where=where,
         at_unix_s=now_s,
-        verdict=Verdict(level=FINE, reason=""),
+        verdict=ClusterVerdict(level=FINE, reason=""),
         coordinator=coordinator,
         plan=_plan(reading, jobs, now_s),
         jobs=jobs,
@@ -126,7 +126,7 @@ def _take(entry: Entry, jobs: dict[str, JobNews], incidents: list[Incident]) -> 
 def _jobs(view: ClusterView, reading: PlanReading, news: News, now_s: float) -> tuple[JobLine, ...]:
     planned, records = planned_jobs(reading), reading.mirror.jobs()
     figures = {each.run_id: each for each in plan_figures(reading.snapshot, records, view.quarantine, now_s).jobs}
-    starts: dict[str, dict[int, JobStatus]] = {job.job: {} for job in planned}
+    starts: dict[str, dict[int, JobListing]] = {job.job: {} for job in planned}
     lines = []
     for run in view.jobs:
         name, number = start_of_run(run.run_id)
@@ -140,13 +140,13 @@ def _jobs(view: ClusterView, reading: PlanReading, news: News, now_s: float) -> 
     return tuple(sorted(lines, key=lambda line: natural(line.job)))
 
 
-def _latest_start(runs: Mapping[int, JobStatus]) -> tuple[int | None, JobStatus | None]:
+def _latest_start(runs: Mapping[int, JobListing]) -> tuple[int | None, JobListing | None]:
     """Return the latest start of a planned job, by number; one with nodes goes before."""
     number = max(runs, key=lambda each: (bool(runs[each].view.members), each), default=None)
     return (None, None) if number is None else (number, runs[number])
 
 
-def _by_hand(run: JobStatus, news: JobNews | None) -> JobLine:
+def _by_hand(run: JobListing, news: JobNews | None) -> JobLine:
     """Read a job that ``unicron-run`` started and nobody plans."""
     state = {"over": "failed" if run.failed else "finished"}.get(run.state, run.state)
     spec = run.spec
@@ -169,8 +169,8 @@ def _by_hand(run: JobStatus, news: JobNews | None) -> JobLine:
 
 
 def _planned(
-    job: PlannedJob,
-    start: tuple[int | None, JobStatus | None],
+    job: PlannedJobListing,
+    start: tuple[int | None, JobListing | None],
     figures: PlannedJobFigures | None,
     known: KnownJob | None,
 ) -> JobLine:
@@ -205,7 +205,7 @@ def _planned(
     return line if line.state == "training" else replace(line, steps_per_s=None, weighted_flops=None, of_expected=None)
 
 
-def _state(job: PlannedJob, exit_code: int | None) -> str:
+def _state(job: PlannedJobListing, exit_code: int | None) -> str:
     if job.phase == "finished":
         return "failed" if exit_code else "finished"
     if job.phase == "cancelled":
@@ -257,7 +257,7 @@ def _nodes(view: ClusterView, reading: PlanReading, now_s: float) -> tuple[NodeL
     return tuple(found)
 
 
-def _node(node: NodeStatus, health: Health, job: str) -> NodeLine:
+def _node(node: NodeListing, health: Health, job: str) -> NodeLine:
     kept_out, agent, lost = node.quarantine, node.agent, node.lost
     is_only_kept_out = not node.node_id and lost is None
     state = "absent" if is_only_kept_out else node.state if agent is None else agent.state

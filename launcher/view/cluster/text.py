@@ -24,7 +24,7 @@ from unicron_elastic.launcher.view.cluster.overview import (
     JobLine,
     NodeLine,
     Overview,
-    Seen,
+    RecordedFault,
     seen_together,
 )
 from unicron_elastic.launcher.view.cluster.plan_text import amount, span
@@ -319,7 +319,7 @@ def _incidents(overview: Overview, to_time: ToTime, width: int | None) -> Sectio
     return _table(heading, items, "incident")
 
 
-def _incident_cells(seen: Seen, overview: Overview, to_time: ToTime) -> tuple[str, ...]:
+def _incident_cells(seen: RecordedFault, overview: Overview, to_time: ToTime) -> tuple[str, ...]:
     incident = seen.cause
     took = "open" if seen.is_open else "-" if seen.total_ms is None else _took(seen.total_ms)
     others = f" (told by {seen.nodes} nodes)" if seen.nodes > 1 else ""

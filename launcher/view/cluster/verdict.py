@@ -15,10 +15,10 @@ from unicron_elastic.launcher.view.cluster.overview import (
     DEGRADED,
     FINE,
     LEVELS,
+    ClusterVerdict,
     JobLine,
     Overview,
     Problem,
-    Verdict,
     moment_s,
 )
 from unicron_elastic.launcher.view.cluster.plan_text import span
@@ -28,14 +28,14 @@ OPEN_S = 60.0  # after a fault without a step: something holds the recovery up
 SLOW = 0.5  # of what the plan promises, at this moment; the alert UnicronJobBelowPlan waits, and so takes more
 
 
-def verdict_of(overview: Overview) -> Verdict:
+def verdict_of(overview: Overview) -> ClusterVerdict:
     """What all rules find together, of an overview whose own verdict is not looked at."""
     found = [problem for rule in _RULES for problem in rule(overview)]
     problems = tuple(sorted(found, key=lambda each: -LEVELS.index(each.level)))  # stable: as the rules find them
     if not problems:
-        return Verdict(level=FINE, reason=_why_fine(overview))
+        return ClusterVerdict(level=FINE, reason=_why_fine(overview))
     more = f" And {len(problems) - 1} more." if len(problems) > 1 else ""
-    return Verdict(level=problems[0].level, reason=f"{problems[0].sentence}{more}", problems=problems)
+    return ClusterVerdict(level=problems[0].level, reason=f"{problems[0].sentence}{more}", problems=problems)
 
 
 def _why_fine(overview: Overview) -> str:

@@ -7,7 +7,7 @@ import sys
 from typing import Protocol, TextIO
 
 from unicron_elastic.launcher.common.output import PANEL_MIN_ROWS, Output, is_foreground, stamped
-from unicron_elastic.launcher.view.job.view import JobView
+from unicron_elastic.launcher.view.job.view import LocalJobView
 
 MODES = ("auto", "panel", "plain", "off")
 
@@ -26,7 +26,7 @@ class Console(Protocol):
     def say(self, sentence: str) -> None:
         """Prints one sentence as a line of its own. Safe from any thread."""
 
-    def show(self, view: JobView) -> None:
+    def show(self, view: LocalJobView) -> None:
         """Brings the live view up to date, where there is one."""
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class SilentConsole:
     def say(self, sentence: str) -> None:
         """Does nothing."""
 
-    def show(self, view: JobView) -> None:
+    def show(self, view: LocalJobView) -> None:
         """Does nothing."""
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class PlainConsole:
         """Prints the sentence with the time of day."""
         self._output.write(stamped(sentence))
 
-    def show(self, view: JobView) -> None:
+    def show(self, view: LocalJobView) -> None:
         """Does nothing: lines that come by the second would bury the script's own."""
 
     def close(self) -> None:

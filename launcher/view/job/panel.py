@@ -20,7 +20,7 @@ from rich.text import Text
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.output import PANEL_MIN_ROWS, Output, is_foreground, stamped
-from unicron_elastic.launcher.view.job.view import JobView, WorkerView
+from unicron_elastic.launcher.view.job.view import LocalJobView, WorkerView
 
 REFRESH_INTERVAL_S = 0.5
 MIN_COLUMNS = 20
@@ -35,7 +35,7 @@ _ERASE_BELOW = "\x1b[0m\x1b[J"
 RESTORE_SEQUENCE = _SCROLL_ALL + _ERASE_BELOW
 
 
-def panel_lines(view: JobView, width: int) -> list[Text]:
+def panel_lines(view: LocalJobView, width: int) -> list[Text]:
     """The panel as lines of at most ``width`` cells; pure, and the same for the same view."""
     lines = [_title(view, width), _job_line(view), _progress_line(view), *_state_lines(view.workers), _incident(view)]
     for line in lines:
@@ -43,19 +43,19 @@ def panel_lines(view: JobView, width: int) -> list[Text]:
     return lines
 
 
-def _title(view: JobView, width: int) -> Text:
+def _title(view: LocalJobView, width: int) -> Text:
     title = Text.assemble("── ", ("unicron", "bold"), f" {one_line(view.job)} ── run {one_line(view.run_id)} ")
     return title.append("─" * (width - title.cell_len), "dim")
 
 
-def _job_line(view: JobView) -> Text:
+def _job_line(view: LocalJobView) -> Text:
     line = Text(f"generation {view.generation}  ")
     line.append(f"restarts {view.restarts_used} of {view.max_restarts}", "yellow" if view.restarts_used else "")
     nodes = f"{view.nodes} node{'s' if view.nodes != 1 else ''}"
     return line.append(f"  {nodes}  world size {view.world_size}  up {_duration(view.uptime_s)}")
 
 
-def _progress_line(view: JobView) -> Text:
+def _progress_line(view: LocalJobView) -> Text:
     if view.step is None:
         return Text("no step yet", "dim")
     line = Text.assemble((f"step {view.step:,}", "bold"))
@@ -90,7 +90,7 @@ def _state_line(state: str, workers: list[WorkerView]) -> Text:
     return Text.assemble((count, "green" if state == "running" else "yellow"), f"  {noun} {ranks}")
 
 
-def _incident(view: JobView) -> Text:
+def _incident(view: LocalJobView) -> Text:
     if view.last_incident is None:
         return Text("no incident", "dim")
     return Text.assemble(("last incident: ", "bold"), one_line(view.last_incident))
@@ -140,7 +140,7 @@ class PanelConsole:
             fresh_line = " " * size.columns + "\r\x1b[K" if size is not None else ""
             self._output.write(fresh_line + stamped(sentence).replace("\n", "\r\n"))
 
-    def show(self, view: JobView) -> None:
+    def show(self, view: LocalJobView) -> None:
         """Draws the panel if it, or the size of the terminal, has changed since the last time."""
         with self._lock:
             size = self._terminal_size()

@@ -19,7 +19,7 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobView:
+class LocalJobView:
     """One job as this node sees it."""
 
     job: str
