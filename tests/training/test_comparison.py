@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
@@ -122,7 +122,7 @@ def test_ranks_that_do_not_compute_alike_may_differ_by_rounding() -> None:
 # -- what is compared -------------------------------------------------------------------------------------------------
 
 
-def replica(*, reverse: bool = False) -> tuple[nn.Module, torch.optim.Optimizer, Replicas]:
+def replica(*, reverse: bool = False, every: int = 10) -> tuple[nn.Module, torch.optim.Optimizer, Replicas]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -132,13 +132,13 @@ def replica(*, reverse: bool = False) -> tuple[nn.Module, torch.optim.Optimizer,
     if reverse:  # the order in which states were made, as after a state was taken over
         for parameter in reversed(list(optimizer.state)):
             optimizer.state[parameter] = dict(reversed(list(optimizer.state.pop(parameter).items())))
-    replicas = Replicas(model, {"model": model, "optimizer": optimizer}, 10)
+    replicas = Replicas(model, {"model": model, "optimizer": optimizer}, every)
     replicas.buffers = Buffers(model, 1, is_reproducible=False)
     return model, optimizer, replicas
 
 
-def digest(replicas: Replicas, step: int = 0) -> int | None:
-    replicas.begin(step)
+def digest(replicas: Replicas, step: int = 0, *, is_last: bool = False) -> int | None:
+    replicas.begin(step, is_last=is_last)
     return replicas.digest()
 
 
@@ -164,17 +164,41 @@ def test_anything_that_is_else_shows(what: str) -> None:
     assert digest(one) != digest(other)
 
 
-def test_they_are_compared_every_so_many_steps_and_with_newcomers() -> None:
-    _, _, replicas = replica()
-    assert digest(replicas, 3) is not None  # the first of all
-    replicas.end(is_compared=True)
-    assert digest(replicas, 4) is None
-    assert digest(replicas, 20) is not None
+def compared(replicas: Replicas, steps: Iterable[int], last: Collection[int] = ()) -> list[int]:
+    """In which of these steps all ranks are compared."""
+    found = []
+    for step in steps:
+        if digest(replicas, step, is_last=step in last) is not None:
+            found.append(step)
+            replicas.end(is_compared=True)
+    return found
+
+
+def test_they_are_compared_every_so_many_steps_and_often_in_the_first() -> None:
+    _, _, replicas = replica(every=100)
+    assert compared(replicas, range(350)) == [0, 1, 2, 4, 8, 16, 32, 64, 100, 200, 300]
+
+
+def test_they_are_compared_often_after_newcomers() -> None:
+    _, _, replicas = replica(every=100)
+    assert compared(replicas, range(210, 230)) == [210, 211, 212, 214, 218, 226]  # the first of all, as after a restart
     replicas.meet()
-    replicas.end(is_compared=False)
-    assert digest(replicas, 21) is not None
-    replicas.end(is_compared=True)
-    assert digest(replicas, 22) is None
+    assert digest(replicas, 230) is not None
+    replicas.end(is_compared=False)  # they have been lost again
+    assert compared(replicas, range(231, 250)) == [231, 232, 233, 235, 239, 247]
+
+
+def test_they_are_compared_in_the_last_step_but_not_in_that_of_each_short_call() -> None:
+    _, _, replicas = replica(every=100)
+    assert compared(replicas, range(12), last=[11]) == [0, 1, 2, 4, 8, 11]
+    short = compared(replicas, range(12, 100), last=range(15, 100, 4))
+    assert short == [15, 16, 19, 23, 27, 31, 32, 39, 47, 55, 63, 64, 75, 87, 99]
+    assert compared(replicas, range(1000, 1100), last=range(1000, 1100)) == list(range(1000, 1100, 10))
+
+
+def test_they_are_never_compared_if_the_script_says_so() -> None:
+    _, _, replicas = replica(every=0)
+    assert compared(replicas, range(20), last=[19]) == []
 
 
 def test_the_optimizer_of_a_scheduler_is_the_one_that_is_registered() -> None:
@@ -200,10 +224,10 @@ def test_who_has_copied_says_so_until_it_was_compared() -> None:
     replicas.copy()
     assert replicas.told().is_copy
     replicas.end(is_compared=False)
-    replicas.begin(1)
+    replicas.begin(1, is_last=False)
     assert replicas.told().is_copy
     replicas.end(is_compared=True)
-    replicas.begin(2)
+    replicas.begin(2, is_last=False)
     assert not replicas.told().is_copy
 
 

@@ -199,7 +199,7 @@ class Engine:
         gradients.clear(self._trainable.stamp(self.state))
         if self._buffers is not None:
             self._buffers.begin()
-        self._replicas.begin(self.state)
+        self._replicas.begin(self.state, is_last=self.state + 1 == self.until)
 
     def begin_micro_batch(self, index: int) -> None:
         """Right before the script computes it."""
@@ -332,7 +332,7 @@ class Engine:
         self._computed.clear()
         if self._buffers is not None:
             self._buffers.begin()
-        self._replicas.begin(self.state)
+        self._replicas.begin(self.state, is_last=self.state + 1 == self.until)
 
     def mean(self, value: Tensor | complex) -> Tensor:
         """The mean of what all ranks have; of those that are left, the same on all of them, if others are lost.

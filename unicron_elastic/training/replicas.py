@@ -1,4 +1,4 @@
-"""This rank's state, as far as it must be that of all ranks: its digests, every so many steps and after newcomers."""
+"""This rank's state, as far as it must be that of all ranks: its digests, and in which steps they are compared."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.training.step.comparison import MODEL, Told, Verdict
 from unicron_elastic.training.step.module_values import asks_mode, decisive, has_extra_state
 
+OFTENER = 10  # so much more often than once in ``every`` steps they are compared at most because calls end
 _SCALER = ("_scale", "_growth_tracker")
 
 
 class Replicas:
     """Of one run: ``model``, and of what is ``registered`` the optimizers of its parameters and the scaler.
 
-    ``every``: in so many steps they are compared once, and in the first step with newcomers; 0: never. Raises
-    ValueError for a number below 0.
+    ``every``: in so many steps they are compared once; 0: never. They are compared more often where scripts make them
+    differ: in the first step, in the first one with newcomers and 1, 2, 4, 8 ... steps after it, and in the last one.
+    Raises ValueError for a number below 0.
     """
 
     def __init__(self, model: nn.Module, registered: Mapping[str, Any], every: int) -> None:
@@ -43,16 +45,19 @@ class Replicas:
         self._model = model
         self._registered = registered
         self._step = 0
+        self._is_last = False
         self._is_anyone_new = True
+        self._since = 0  # the first step with those who are here
+        self._compared = 0  # the latest step in which all were
         self._is_copy = False
         self._left_out: set[str] = set()
         self._digest: int | None = None
         self._read: dict[str, tuple[str, int]] | None = None  # of what each step reads once
         self._told: Told | None = None
 
-    def begin(self, step: int) -> None:
-        """Step ``step`` begins; until its optimizer step the state stays as it is."""
-        self._step = step
+    def begin(self, step: int, *, is_last: bool) -> None:
+        """Step ``step`` begins, the last of its call of ``steps()`` or not; until its optimizer step the state stays."""
+        self._step, self._is_last = step, is_last
         self._digest = self._read = self._told = None
 
     def meet(self) -> None:
@@ -66,6 +71,8 @@ class Replicas:
     def end(self, *, is_compared: bool) -> None:
         """The step is over; ``is_compared``: all ranks were in it, and differ in nothing in which they must not."""
         if is_compared:
+            self._since = self._step if self._is_anyone_new else self._since
+            self._compared = self._step
             self._is_anyone_new = self._is_copy = False
 
     def accept(self, verdict: Verdict, *, is_silent: bool) -> None:
@@ -77,10 +84,18 @@ class Replicas:
 
     def digest(self) -> int | None:
         """That of the state, in 64 bits, computed once a step; None if it is not to be compared in this one."""
-        if self._digest is None and self.every and (self._is_anyone_new or self._step % self.every == 0):
+        if self._digest is None and self._is_due():
             tensors = self.told().tensors
             self._digest = _combined(tensors) if self.every else secrets.randbits(64)  # unlike others: they are to hear
         return self._digest
+
+    def _is_due(self) -> bool:
+        """Return whether states are compared in this step; many short calls of ``steps()`` do not make that frequent."""
+        if not self.every or self._is_anyone_new or self._step % self.every == 0:
+            return self.every > 0
+        steps = self._step - self._since
+        is_early = 0 < steps < self.every and steps.bit_count() == 1
+        return is_early or (self._is_last and self._step - self._compared >= min(steps, self.every) / OFTENER)
 
     def by_name(self) -> dict[str, int]:
         """Return the digest of each thing that is registered, for a rank that has copied the state, or gives it.

@@ -40,8 +40,9 @@ class Run:
     ``snapshot_every`` and ``peer_snapshot_every``: ``steps()`` keeps a snapshot in memory at each step that one of them
     divides, and those of the latter are copied to a neighbouring node; 0: none. ``replicated``: all ranks have the same
     state, and one may go on from another's; by default those with a model in DistributedDataParallel or ``steps()``.
-    ``compare_every``: once in so many steps, and after newcomers, ranks compare digests of parameters, buffers and
-    optimizer state before the optimizer steps, and one whose state is not that of most ends; 0: never.
+    ``compare_every``: once in so many steps, more often in the first ones and after newcomers, and in the last, ranks
+    compare digests of parameters, buffers and optimizer state before the optimizer steps, and one whose state is not
+    that of most ends; 0: never.
 
     Raises TypeError for what cannot be registered, and ValueError for a ``compare_every`` below 0.
     """
