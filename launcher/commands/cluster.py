@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unicron_elastic.base.quarantine import Quarantined, add, check_node, sentence
+from unicron_elastic.base.quarantine import Quarantined, check_node, sentence
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.config.answers import (
     BAD_USAGE,
@@ -42,8 +42,8 @@ from unicron_elastic.launcher.view.cluster.members import (
 )
 from unicron_elastic.rendezvous.records.cluster import (
     CANCELLED_FOR_S,
+    add_quarantined,
     node_key,
-    parse_quarantined,
     parse_roster,
     quarantine_key,
     quarantine_text,
@@ -294,10 +294,7 @@ def _keep_out(cluster: OpenCluster, entry: Quarantined) -> Quarantined:
 
     def merge(found: Entry | None) -> Write:
         nonlocal merged
-        merged = entry
-        if found is not None:
-            with suppress(ValueError):  # was told when the cluster was read; the new one takes its place
-                merged = add([parse_quarantined(found)], entry)[-1]
+        merged = add_quarantined(found, entry)
         return Write(puts=(Put(key, quarantine_text(merged)),))
 
     cluster.store.update(key, merge, what=f"the quarantine of node {entry.node}", timeout_s=cluster.left_s())

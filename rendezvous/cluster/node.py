@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 
-from unicron_elastic.base.quarantine import LAUNCHER, Quarantined, sentence
+from unicron_elastic.base.quarantine import Quarantined, sentence
 from unicron_elastic.base.text import one_line
 from unicron_elastic.metrics.figures import CoordinationFigures, PlanFigures
 from unicron_elastic.metrics.samples import Sample, coordination_samples, plan_samples
@@ -178,11 +178,11 @@ class ClusterNode:
         found = None if self._presence is None else self._presence.quarantined(self._host)
         if found is None:
             return ""
-        who = "is in quarantine" if found.by == LAUNCHER else f"is drained by {one_line(found.by)}"
+        who = "is in quarantine" if found.is_broken else f"is drained by {one_line(found.by)}"
         return f"Node {self._host} {who}: {one_line(found.reason, REASON_CHARACTERS).rstrip('.')}."
 
     def keep_out(self, quarantined: Quarantined) -> str:
-        """Puts this node on the cluster's list; why that was not possible, or "". Who is on it stays as it is."""
+        """Puts this node on the cluster's list; why that was not possible, or ""."""
         if self._presence is None:
             return "the cluster's store is not open"
         try:

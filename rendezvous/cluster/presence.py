@@ -23,6 +23,7 @@ from unicron_elastic.rendezvous.records.cluster import (
     LeaderRecord,
     NodeRecord,
     RosterRecord,
+    add_quarantined,
     leader_text,
     node_key,
     node_text,
@@ -37,7 +38,7 @@ from unicron_elastic.rendezvous.records.cluster import (
 )
 from unicron_elastic.rendezvous.records.job import JobKeys, lost_text
 from unicron_elastic.rendezvous.records.plan_keys import status_key
-from unicron_elastic.rendezvous.store.interface import Change, Entry, Put, Snapshot, Store, StoreError
+from unicron_elastic.rendezvous.store.interface import Change, Entry, Put, Snapshot, Store, StoreError, Write
 from unicron_elastic.rendezvous.store.session import Presence
 
 LOST_FOR_S = 600.0  # so long it is known why a node was removed
@@ -147,9 +148,14 @@ class ClusterPresence(Presence[ClusterMirror]):
             if found is not None and _is_of(found, self._record.node_id):
                 self._opened().commit({found.key: found.revision}, deletes=[found.key])
 
-    def keep_out(self, quarantined: Quarantined) -> bool:
-        """Puts a host on the cluster's list, unless it is there already. Raises StoreError."""
-        return self._opened().create(quarantine_key(quarantined.node), quarantine_text(quarantined)) is not None
+    def keep_out(self, quarantined: Quarantined) -> None:
+        """Puts a host on the cluster's list, together with why it is there already. Raises StoreError."""
+        key = quarantine_key(quarantined.node)
+        self._opened().update(
+            key,
+            lambda found: Write(puts=(Put(key, quarantine_text(add_quarantined(found, quarantined))),)),
+            what=f"the quarantine of node {quarantined.node}",
+        )
 
     def known_secret(self) -> str:
         """What all agents of the cluster know; "" if that has not been seen yet."""

@@ -37,7 +37,6 @@ T = TypeVar("T")
 
 LEAST_UNITS = 8  # for which rates are known, however few nodes there are
 MOST_UNITS = 1024  # ... if there are not more nodes, whatever a job could use
-_FOUND_BROKEN = "unicron-run"  # as the quarantine says who put a node there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,9 +188,9 @@ class PlanMirror:
 
 
 def health_of(quarantined: Iterable[Quarantined], now: float) -> Callable[[str], Health]:
-    """Says of a host whether it may work: who put it into quarantine decides how soon it has to leave."""
+    """Says of a host whether it may work: a broken one has to leave at once."""
     kept_out = {
-        each.node: Health.BROKEN if each.by.startswith(_FOUND_BROKEN) else Health.DRAINING
+        each.node: Health.BROKEN if each.is_broken else Health.DRAINING
         for each in quarantined
         if each.until is None or each.until > now
     }

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from unicron_elastic.base.quarantine import TOO_LATE_UNIX_S, Quarantined
+from unicron_elastic.base.quarantine import TOO_LATE_UNIX_S, Quarantined, add
 from unicron_elastic.rendezvous.records.job import NAME_CHARACTERS, REASON_CHARACTERS
 from unicron_elastic.rendezvous.store.interface import Entry
 from unicron_elastic.rendezvous.store.records import number_in, object_in, odd, text_in
@@ -214,6 +215,14 @@ def parse_quarantined(entry: Entry) -> Quarantined:
     except ValueError as error:
         raise odd(entry, "node in quarantine", error) from None
     return quarantined
+
+
+def add_quarantined(found: Entry | None, new: Quarantined) -> Quarantined:
+    """Return ``new`` together with what is there; what cannot be read gives way to it."""
+    if found is not None:
+        with suppress(ValueError):
+            return add([parse_quarantined(found)], new)[-1]
+    return new
 
 
 def spec_text(spec: JobSpec) -> bytes:

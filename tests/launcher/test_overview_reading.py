@@ -202,7 +202,8 @@ def test_a_job_that_waits_tells_no_rate(store):
 def test_nodes_have_their_state_and_why_they_are_kept_out(store):
     put_cluster(store, Snapshot(nodes=(node("n1", "chat", NodeState.JOINING), node("n2")), jobs=two_jobs().jobs))
     for host, by in (("n2", "ada"), ("n9", "unicron-run")):
-        kept = Quarantined(node=host, reason=f"{host} is bad", since=NOW - 60.0, until=NOW + 60.0, by=by)
+        entry = Quarantined(node=host, reason=f"{host} is bad", since=NOW - 60.0, until=NOW + 60.0, by=by)
+        kept = replace(entry, is_broken=host == "n9")
         store.put(quarantine_key(host), quarantine_text(kept))
     found = {each.host: each for each in _read(store).nodes}
     assert [(each.host, each.health, each.state, each.job) for each in found.values()] == [

@@ -190,7 +190,7 @@ def test_who_is_on_its_way_and_who_is_kept_out(store: Store) -> None:
         ),
     )
     for host, by in (("n4", LAUNCHER), ("n5", "ada")):
-        entry = Quarantined(node=host, reason="x", since=1000.0, until=None, by=by)
+        entry = Quarantined(node=host, reason="x", since=1000.0, until=None, by=by, is_broken=by == LAUNCHER)
         store.put(quarantine_key(host), quarantine_text(entry))
     text = _output("plan")
     assert "chat  1      1      -       3  " in text

@@ -87,7 +87,7 @@ def test_all_well_is_0():
 
 
 def test_something_degraded_is_1(store):
-    kept = Quarantined(node="n5", reason="XID 79", since=NOW - 5.0, until=None, by="unicron-run")
+    kept = Quarantined(node="n5", reason="XID 79", since=NOW - 5.0, until=None, by="unicron-run", is_broken=True)
     store.put(quarantine_key("n5"), quarantine_text(kept))
     result = _status()
     assert result.exit_code == 1

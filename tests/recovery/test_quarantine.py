@@ -28,13 +28,21 @@ from unicron_elastic.base.quarantine import (
 
 SINCE = datetime(2026, 11, 21, 10, 2, tzinfo=timezone.utc).timestamp()
 HOUR, DAY = 3600.0, 86400.0
-ENTRY = Quarantined(node="gpu-7", reason="GPU 3 fell off the bus.", since=SINCE, until=SINCE + 6 * HOUR, by=LAUNCHER)
+ENTRY = Quarantined(
+    node="gpu-7", reason="GPU 3 fell off the bus.", since=SINCE, until=SINCE + 6 * HOUR, by=LAUNCHER, is_broken=True
+)
 
 moments = st.floats(0, 250e9)
 texts = st.text(st.characters(), min_size=1).filter(lambda text: any(c.isprintable() and not c.isspace() for c in text))
 nodes = st.from_regex(r"[A-Za-z0-9._ü-]{1,20}", fullmatch=True)
 entries = st.builds(
-    Quarantined, node=nodes, reason=texts, since=moments, until=st.none() | moments, by=texts | st.just(LAUNCHER)
+    Quarantined,
+    node=nodes,
+    reason=texts,
+    since=moments,
+    until=st.none() | moments,
+    by=texts | st.just(LAUNCHER),
+    is_broken=st.booleans(),
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -78,6 +86,19 @@ def test_a_node_that_is_there_keeps_its_start_and_gets_the_newest_reason_and_the
     there = replace(ENTRY, since=1.0, until=old)
     again = replace(ENTRY, since=2.0, until=new, reason="Again.", by="ada")
     assert add((there,), again) == (replace(again, since=1.0, until=until),)
+
+
+def test_a_broken_node_stays_broken_whoever_else_wants_it_out() -> None:
+    broken, drained = ENTRY, replace(ENTRY, by="ada", reason="Moves to another rack.", is_broken=False)
+    for first, second in ((broken, drained), (drained, broken)):
+        assert add((first,), second) == (replace(second, is_broken=True),)
+
+
+@pytest.mark.parametrize(("by", "is_broken"), [(LAUNCHER, True), ("unicron-runner", False)])
+def test_entries_of_before_are_broken_if_no_operator_made_them(by: str, is_broken: bool) -> None:
+    data = replace(ENTRY, by=by).to_json()
+    del data["is_broken"]
+    assert Quarantined.from_json(data).is_broken is is_broken
 
 
 def test_an_earlier_start_counts_also_if_it_comes_later() -> None:
@@ -148,7 +169,7 @@ def test_what_is_written_is_read_back(some: list[Quarantined]) -> None:
 
 def test_the_document_is_as_documented() -> None:
     data = {"node": "gpu-7", "reason": ENTRY.reason, "since": SINCE, "until": SINCE + 6 * HOUR, "by": "unicron-run"}
-    assert to_document([ENTRY]) == {"version": 1, "nodes": [data]}
+    assert to_document([ENTRY]) == {"version": 1, "nodes": [data | {"is_broken": True}]}
     assert Quarantined.from_json({**data, "rack": 12, "since": int(SINCE)}) == ENTRY
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.base.quarantine import LAUNCHER, Quarantined
+from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.planning.coordinate.coordinator import CoordinatorState, PublishPlan, SnapshotSeen, handle
 from unicron_elastic.planning.coordinate.proposal import propose
 from unicron_elastic.planning.coordinate.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Snapshot
@@ -329,23 +329,23 @@ def test_a_published_plan_that_nobody_can_read_is_replaced(text: bytes) -> None:
 # -- health --------------------------------------------------------------------------------------------------------
 
 
-def kept_out(host: str, by: str, until: float | None = None) -> Quarantined:
-    return Quarantined(node=host, reason="why", since=0.0, until=until, by=by)
+def kept_out(host: str, until: float | None = None, *, is_broken: bool = False) -> Quarantined:
+    return Quarantined(node=host, reason="why", since=0.0, until=until, by="unicron-runner", is_broken=is_broken)
 
 
-def test_who_put_a_node_into_quarantine_decides_how_soon_it_leaves() -> None:
-    health = health_of([kept_out("h1", "alice"), kept_out("h2", LAUNCHER)], 100.0)
+def test_a_broken_node_leaves_at_once_whoever_said_so() -> None:
+    health = health_of([kept_out("h1"), kept_out("h2", is_broken=True)], 100.0)
     assert [health(host) for host in ("h1", "h2", "h3")] == [Health.DRAINING, Health.BROKEN, Health.OK]
 
 
 def test_a_quarantine_ends_with_its_time() -> None:
-    entries = [kept_out("h1", "alice", until=100.0)]
+    entries = [kept_out("h1", until=100.0)]
     assert [health_of(entries, at)("h1") for at in (99.9, 100.0)] == [Health.DRAINING, Health.OK]
 
 
 def test_nodes_are_told_apart_by_their_hosts() -> None:
     found = two_jobs()
-    nodes = found.mirror.planning_snapshot(health_of([kept_out("h2", LAUNCHER)], 1.0)).nodes
+    nodes = found.mirror.planning_snapshot(health_of([kept_out("h2", is_broken=True)], 1.0)).nodes
     assert [each.health for each in nodes] == [Health.OK, Health.BROKEN]
 
 

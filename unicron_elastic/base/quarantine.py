@@ -28,6 +28,7 @@ class Quarantined:
     since: float  # unix seconds
     until: float | None  # unix seconds; None: until it is lifted by hand
     by: str  # LAUNCHER, or the operator's user name
+    is_broken: bool = False  # found so, and works for nobody; else it is to leave when its job can do without it
 
     def __post_init__(self) -> None:
         check_node(self.node)
@@ -53,6 +54,7 @@ class Quarantined:
             since=_moment(data, "since"),
             until=None if _field(data, "until") is None else _moment(data, "until"),
             by=_text(data, "by"),
+            is_broken=_is_broken(data),
         )
 
 
@@ -82,12 +84,13 @@ def find(entries: Iterable[Quarantined], node: str, now: float) -> Quarantined |
 def add(entries: Sequence[Quarantined], new: Quarantined) -> tuple[Quarantined, ...]:
     """The entries with ``new``, one for each node.
 
-    A node that is kept out already stays so since the earlier and until the later moment, for the newest reason. A
-    quarantine that was over when ``new`` began does not count.
+    A node that is kept out already stays so since the earlier and until the later moment, for the newest reason; a
+    broken one stays broken, whoever else wants it out. A quarantine that was over when ``new`` began does not count.
     """
     old = find(entries, new.node, new.since)
     if old is not None:
-        new = replace(new, since=min(old.since, new.since), until=_later(old.until, new.until))
+        is_broken = old.is_broken or new.is_broken
+        new = replace(new, since=min(old.since, new.since), until=_later(old.until, new.until), is_broken=is_broken)
     return (*lift(entries, new.node), new)
 
 
@@ -178,6 +181,13 @@ def _text(data: dict[Any, Any], name: str) -> str:
     value = _field(data, name)
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a text, not {_short(value)}")
+    return value
+
+
+def _is_broken(data: dict[Any, Any]) -> bool:
+    value = data.get("is_broken", data.get("by") == LAUNCHER)  # entries of before have no such field
+    if not isinstance(value, bool):
+        raise ValueError(f"is_broken must be true or false, not {_short(value)}")
     return value
 
 

@@ -56,7 +56,7 @@ class Replicas:
         self._told: Told | None = None
 
     def begin(self, step: int, *, is_last: bool) -> None:
-        """Step ``step`` begins, the last of its call of ``steps()`` or not; until its optimizer step the state stays."""
+        """Step ``step`` begins, maybe the last of its call of ``steps()``; until its optimizer step the state stays."""
         self._step, self._is_last = step, is_last
         self._digest = self._read = self._told = None
 
@@ -90,7 +90,7 @@ class Replicas:
         return self._digest
 
     def _is_due(self) -> bool:
-        """Return whether states are compared in this step; many short calls of ``steps()`` do not make that frequent."""
+        """Return whether states are compared in this step; short calls of ``steps()`` do not make that frequent."""
         if not self.every or self._is_anyone_new or self._step % self.every == 0:
             return self.every > 0
         steps = self._step - self._since

@@ -229,7 +229,7 @@ def leave(handler: JobRendezvous, node: str, command: LeaveJob, say: Callable[[s
     """Takes the node out of the rendezvous and puts it on the list; what cannot be done is said."""
     now = time.time()
     until = None if command.quarantine_s is None else now + command.quarantine_s
-    entry = Quarantined(node=node, reason=command.reason, since=now, until=until, by=LAUNCHER)
+    entry = Quarantined(node=node, reason=command.reason, since=now, until=until, by=LAUNCHER, is_broken=True)
     why_not = handler.keep_out(entry) if handler.is_of_cluster else ""
     if why_not:
         say(f"This node could not be put into the cluster's quarantine: {why_not}")
