@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -28,6 +29,8 @@ sys.dont_write_bytecode = False
 # How long an example takes depends on what else the machine does.
 hypothesis.settings.register_profile("unicron", deadline=None)
 hypothesis.settings.load_profile("unicron")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of who was started in the background; tests are about Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Lab:

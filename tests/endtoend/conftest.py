@@ -23,7 +23,7 @@ from unicron_elastic.launcher.config.arguments import get_args_parser
 
 DEADLINE_S = 60.0
 HAS_SHUTDOWN_TIMEOUT = "--shutdown-timeout" in get_args_parser().format_usage()
-for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+for _number in (signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:  # by nohup, say; what the tests start is not to inherit it
         signal.signal(_number, lambda *_: None)
 MARK = "UNICRON_TEST_RUN"  # in the environment of everything a test starts

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, SparseAdam
 
 from unicron_elastic.compat.scalers import watch_scaling
@@ -20,6 +21,11 @@ from unicron_elastic.compat.tensors import unscaled_by, walked
 from unicron_elastic.training.step.shares import from_ranges, to_ranges
 
 _NAMES_MAX = 3
+
+
+def _identity(parameter: nn.Parameter) -> tuple[Any, ...]:
+    """Return what tells a parameter from another one, and from itself before ``.half()``."""
+    return id(parameter), parameter.dtype, None if is_lazy(parameter) else parameter.shape
 
 
 class Trainable:
@@ -41,7 +47,7 @@ class Trainable:
         self.modules = modules
         self._modes = [module.training for module in modules]
         flags = [parameter.requires_grad for parameter in parameters]
-        key = ([(id(each), each.dtype, each.shape) for each in parameters], flags)  # .half() leaves them what they are
+        key = ([_identity(each) for each in parameters], flags)
         if key == self._key:
             return False
         self._key = key
