@@ -124,12 +124,16 @@ def test_a_killed_source_on_this_host_is_replaced(start_source: Start, monkeypat
     pid = victim.address["pid"]
     read = links.read_memory
     reads: list[int] = []
+    is_killed = threading.Event()
 
     def read_memory(which: int, parts: Any) -> None:
-        if which == pid:
+        if which != pid:
+            assert is_killed.wait(30), "the other source is not read at all"  # else this one may send everything
+        else:
             reads.append(1)
             if len(reads) == 20:
                 victim.kill()
+                is_killed.set()
         read(which, parts)
 
     monkeypatch.setattr(links, "read_memory", read_memory)
