@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -144,7 +145,9 @@ def test_the_coordinator_itself_is_missed_by_who_follows_it(cluster: Cluster) ->
     cluster.boss = cluster.node("b", 1)
     wait_until(lambda: not cluster.boss.why_unreached())
     os.kill(cluster.agents["a"].pid, signal.SIGKILL)
-    assert cluster.until_lost("a").reason == "a is lost: its process has ended."
+    reason = cluster.until_lost("a").reason
+    # While the kernel takes it down its port accepts connections that nobody answers.
+    assert re.fullmatch(r"a is lost: (its process has ended|it answers neither .*)\.", reason), reason
 
 
 def test_who_leaves_in_order_is_not_missed(cluster: Cluster) -> None:
