@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from unicron_elastic.planning.coordinate import agent
 from unicron_elastic.planning.coordinate.agent import AgentState, handle
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import NodeState, NodeStatus, Phase
+from unicron_elastic.planning.coordinate.snapshot import JobPhase, NodeState, NodeStatus
 from unicron_elastic.planning.model.jobs import JobSpec
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror
 from unicron_elastic.rendezvous.records.plan import (
@@ -78,7 +78,7 @@ class JobNow:
     """What agents see of a job."""
 
     spec: JobSpec | None = None
-    phase: PhaseRecord = field(default_factory=lambda: PhaseRecord(phase=Phase.SUBMITTED, reason=""))
+    phase: PhaseRecord = field(default_factory=lambda: PhaseRecord(phase=JobPhase.SUBMITTED, reason=""))
     start: int = 0
 
 
@@ -176,7 +176,7 @@ class Agents:
         for key, status in statuses.items():
             if status.state in (NodeState.JOINING, NodeState.LEAVING) or status.job != plan.jobs_of[key]:
                 return 0.0
-        if any((job.phase.phase is Phase.RUNNING) != (name in plan.seated) for name, job in jobs.items()):
+        if any((job.phase.phase is JobPhase.RUNNING) != (name in plan.seated) for name, job in jobs.items()):
             return 0.0
         if self._current is None or self._current.revision != plan.revision:
             return 0.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from _planning_cases import cluster
 
 from unicron_elastic.planning.coordinate.proposal import propose
-from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, NodeStatus, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, NodeState, NodeStatus
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
 from unicron_elastic.planning.model.measured import MeasuredJob
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror
@@ -56,7 +56,7 @@ def needs_regrouping(mirror: PlanMirror, jobs: list[str], at_unix_s: float) -> N
         node = next(working(snapshot, job), None)
         if node is None:
             continue
-        left = Snapshot(
+        left = ClusterSnapshot(
             nodes=tuple(each for each in snapshot.nodes if each is not node),
             jobs=snapshot.jobs,
             published=snapshot.published,
@@ -67,6 +67,6 @@ def needs_regrouping(mirror: PlanMirror, jobs: list[str], at_unix_s: float) -> N
     return None
 
 
-def working(snapshot: Snapshot, job: str) -> Iterator[NodeStatus]:
+def working(snapshot: ClusterSnapshot, job: str) -> Iterator[NodeStatus]:
     """The nodes that work for a job."""
     return (node for node in snapshot.nodes if node.state is NodeState.WORKING and node.job == job)

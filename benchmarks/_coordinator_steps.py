@@ -13,7 +13,7 @@ from unicron_elastic.planning.coordinate.coordinator import CoordinatorState, Sn
 from unicron_elastic.planning.coordinate.proposal import propose, why_overtaken
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.reconcile import reconcile
-from unicron_elastic.planning.coordinate.situation import Bounds, Changes, situation_of
+from unicron_elastic.planning.coordinate.situation import Bounds, PlanDifferences, situation_of
 from unicron_elastic.planning.coordinate.snapshot import Health, NodeStatus
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror
 
@@ -37,7 +37,7 @@ def steps(mirror: PlanMirror, lost: NodeStatus) -> dict[str, float]:
     now = time.time()
     before = timed("snapshot of the mirror", lambda: mirror.planning_snapshot(lambda _host: Health.OK))
     left = replace(before, nodes=tuple(node for node in before.nodes if node is not lost))
-    cluster, _ = timed("situation of it", lambda: situation_of(before, Changes(), Bounds()))
+    cluster, _ = timed("situation of it", lambda: situation_of(before, PlanDifferences(), Bounds()))
     table = timed("table, beside everything else", lambda: build_table(cluster), 3)
     timed("why overtaken", lambda: why_overtaken(left, now))
     timed("proposal, without a table", lambda: propose(left, now))

@@ -19,7 +19,7 @@ from unicron_elastic.planning.model.configurations import Workload
 from unicron_elastic.planning.model.jobs import JobSpec, Modelled
 from unicron_elastic.planning.model.throughput import assumed_flops_per_sample
 from unicron_elastic.recovery.worker_loss import REPLACE_AFTER_S
-from unicron_elastic.simulation.history.events import Fault, History, Method
+from unicron_elastic.simulation.history.events import FaultStruck, History, Method
 from unicron_elastic.simulation.history.ledgers import read_ledgers
 from unicron_elastic.simulation.model.accounting import SeedResult
 from unicron_elastic.simulation.model.durations import DURATIONS, Durations
@@ -70,9 +70,9 @@ class Kept:
         return sum(job.weight * job.step_flops * self.rate(job, begin, end) for job in self.jobs)
 
 
-def faults_of(history: History, kept: Kept) -> list[Fault | None]:
+def faults_of(history: History, kept: Kept) -> list[FaultStruck | None]:
     """The fault in the ledgers for each that was made; None: there is none."""
-    found: list[Fault | None] = []
+    found: list[FaultStruck | None] = []
     for struck in kept.record.struck:
         at_s = struck.at - kept.record.began_at
         near = [each for each in history.faults if each.measured and abs(each.at_s - at_s) < SAME_S]
@@ -248,5 +248,5 @@ def predict(kept: Kept, calibration: Calibration) -> Prediction:
 
 def _one_each(nodes: int) -> History:
     """A fault on every node, one after the other: it shows for which job each of them works."""
-    faults = (Fault(at_s=600.0 * (node + 1), node=node, kind=Status.KILLED_BY_SIGNAL) for node in range(nodes))
+    faults = (FaultStruck(at_s=600.0 * (node + 1), node=node, kind=Status.KILLED_BY_SIGNAL) for node in range(nodes))
     return History.of(faults, name="one each", duration_s=600.0 * (nodes + 1), nodes=nodes, source="made here")

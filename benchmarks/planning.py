@@ -30,7 +30,7 @@ from _planning_peers import (
 )
 
 from unicron_elastic.planning.allocate.cluster import Cluster, NodesLost, after
-from unicron_elastic.planning.allocate.optimum import Table, best_counts, build_table, exponent_of
+from unicron_elastic.planning.allocate.optimum import PlanTable, best_counts, build_table, exponent_of
 from unicron_elastic.planning.allocate.paper import plain_optimum
 from unicron_elastic.planning.model.tasks import Ints
 from unicron_elastic.planning.model.waf import IMPOSSIBLE, gains, keys
@@ -137,7 +137,7 @@ def lost(situation: Cluster) -> Cluster:
     return after(situation, NodesLost((name,)))
 
 
-def lookup_s(table: Table) -> float:
+def lookup_s(table: PlanTable) -> float:
     """The median of many lookups of any event."""
     events = list(table.plans)
     found = []

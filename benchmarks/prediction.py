@@ -29,7 +29,7 @@ from _prediction_live import Struck, live
 from _prediction_model import DOCUMENTED, Calibration, Kept, Prediction, calibrate, faults_of, predict
 from _report import describe_machine
 
-from unicron_elastic.simulation.history.events import Measured
+from unicron_elastic.simulation.history.events import MeasuredFault
 
 QUIET_S = 6.0  # before a fault, when all train: how much the rate there differs from that of the beginning is noise
 WHAT = {"kill": "SIGKILL", "raise": "raises", "lose": "host lost"}
@@ -145,7 +145,7 @@ def _simulated_step(struck: Struck, at_s: float, prediction: Prediction) -> floa
     return phases[0] if struck.kind == "lose" else sum(phase or 0.0 for phase in phases)
 
 
-def _until_step(measured: Measured) -> float | None:
+def _until_step(measured: MeasuredFault) -> float | None:
     phases = (measured.stopped_s, measured.regrouped_s, measured.first_step_s)
     return None if measured.first_step_s is None else sum(phase or 0.0 for phase in phases)
 

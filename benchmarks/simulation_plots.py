@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from unicron_elastic.simulation.history.events import Fault, History, NodeJoins, NodeLeaves
+from unicron_elastic.simulation.history.events import FaultStruck, History, NodeJoins, NodeLeaves
 from unicron_elastic.simulation.model.accounting import LOST_PHASES, SeedResult, StudyResult
 from unicron_elastic.simulation.policies.policies import COMPARED, POLICIES
 from unicron_elastic.simulation.study import studies as comparison
@@ -62,7 +62,7 @@ def healthy_nodes(history: History) -> list[tuple[float, int]]:
             changes.append((event.at_s, event.node, 1))
         elif isinstance(event, NodeJoins):
             changes.append((event.at_s, event.node, -1))
-        elif isinstance(event, Fault) and event.severity == 1:
+        elif isinstance(event, FaultStruck) and event.severity == 1:
             changes.append((event.at_s, event.node, 1))
             if event.repair_s is not None and event.at_s + event.repair_s < history.duration_s:
                 changes.append((event.at_s + event.repair_s, event.node, -1))

@@ -52,7 +52,7 @@ ENDS = {
         "_part": "the socket's time-out",
     },
     "launcher/view/job/panel.py": {"PanelConsole._ansi": NON_BLOCKING},
-    "rendezvous/cluster/heartbeats.py": {"Heartbeats._work": OWN_THREAD},
+    "rendezvous/cluster/heartbeats.py": {"NodeHeartbeats._work": OWN_THREAD},
     "rendezvous/cluster/links.py": {"Links._accept": NON_BLOCKING, "Links._ready": NON_BLOCKING},
     "rendezvous/plan/planner.py": {"Planner._run": OWN_THREAD},
     "rendezvous/store/server.py": {
@@ -82,7 +82,7 @@ ENDS = {
         "Storage.wait": SCRIPT,
         "Storage._write": COLLECTIVE,
     },
-    "unicron_elastic/testing/chaos_hooks.py": {"Watch.reduce": COLLECTIVE},
+    "unicron_elastic/testing/chaos_hooks.py": {"PhaseWatch.reduce": COLLECTIVE},
     "unicron_elastic/training/run.py": {"Run._wait_kept": SCRIPT, "Run.load_state_dict": SCRIPT},
     "unicron_elastic/training/snapshot/manager.py": {
         "Keeper.snapshot": SCRIPT,

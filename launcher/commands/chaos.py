@@ -15,7 +15,7 @@ import typer
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.tables import aligned
 from unicron_elastic.launcher.config.answers import fail
-from unicron_elastic.testing.chaos_plan import Plan, explain, parse
+from unicron_elastic.testing.chaos_plan import ChaosPlan, explain, parse
 from unicron_elastic.testing.chaos_processes import LiveWorker, find_workers, send
 
 VARIABLE = "UNICRON_CHAOS"  # as in unicron_elastic.testing.chaos
@@ -133,7 +133,7 @@ def cont(rank: _Rank, run_id: _RunId = None) -> None:
     _signal(signal.SIGCONT, "goes on", rank, run_id)
 
 
-def _parse(text: str) -> Plan:
+def _parse(text: str) -> ChaosPlan:
     try:
         return parse(text)
     except ValueError as error:

@@ -381,7 +381,7 @@ def _cancel_planned(cluster: OpenCluster, job: str, why: str) -> int | None:
     if cluster.store.read(keys.spec, timeout_s=cluster.left_s()).entry is None:
         return None
     from unicron_elastic.launcher.node.planned import ENDED_FOR_S, puts_of_end
-    from unicron_elastic.planning.coordinate.snapshot import Phase
+    from unicron_elastic.planning.coordinate.snapshot import JobPhase
     from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_phase
 
     def cancel(_: Entry | None) -> Write:
@@ -391,9 +391,9 @@ def _cancel_planned(cluster: OpenCluster, job: str, why: str) -> int | None:
             record = None if entry is None else parse_phase(entry)
         except ValueError:  # the new one takes its place
             record = None
-        if record is not None and record.phase in (Phase.FINISHED, Phase.CANCELLED):
+        if record is not None and record.phase in (JobPhase.FINISHED, JobPhase.CANCELLED):
             fail(NOTHING_FOUND, f"The job {job!a} is {record.phase.value}: {one_line(record.reason).rstrip('.')}.")
-        cancelled = PhaseRecord(phase=Phase.CANCELLED, reason=why)
+        cancelled = PhaseRecord(phase=JobPhase.CANCELLED, reason=why)
         if record is not None:
             cancelled = replace(cancelled, start=record.start, submission=record.submission)
         lease = cluster.store.grant(ENDED_FOR_S, timeout_s=cluster.left_s())

@@ -35,7 +35,7 @@ from unicron_elastic.rendezvous.store.interface import Entry, Put, Write
 
 if TYPE_CHECKING:
     from unicron_elastic.launcher.view.cluster.plan import PlanView
-    from unicron_elastic.planning.coordinate.snapshot import Snapshot
+    from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot
     from unicron_elastic.planning.model.jobs import JobSpec
 
 
@@ -125,7 +125,7 @@ class _Change:
 # -- what was typed ------------------------------------------------------------------------------------------------
 
 
-def _view(snapshot: Snapshot, suppose: Sequence[str], now: float) -> PlanView:
+def _view(snapshot: ClusterSnapshot, suppose: Sequence[str], now: float) -> PlanView:
     """What is asked for; what is supposed wrongly ends the command."""
     from unicron_elastic.launcher.view.cluster.plan import proposal_view, published_view
     from unicron_elastic.launcher.view.cluster.what_if import what_if
@@ -172,7 +172,7 @@ def _changes(
 # -- what is done --------------------------------------------------------------------------------------------------
 
 
-def _set(cluster: OpenCluster, snapshot: Snapshot, job: str, changes: Mapping[str, Any]) -> _Change:
+def _set(cluster: OpenCluster, snapshot: ClusterSnapshot, job: str, changes: Mapping[str, Any]) -> _Change:
     """Writes the job's spec with the changes. Raises StoreError, LeaseGoneError."""
     from unicron_elastic.rendezvous.records.plan import parse_spec, spec_text
 
@@ -198,7 +198,7 @@ def _set(cluster: OpenCluster, snapshot: Snapshot, job: str, changes: Mapping[st
     return found
 
 
-def _then(snapshot: Snapshot, spec: JobSpec, now: float) -> dict[str, Any]:
+def _then(snapshot: ClusterSnapshot, spec: JobSpec, now: float) -> dict[str, Any]:
     """What the plan would be with the spec, as plain data."""
     from unicron_elastic.launcher.view.cluster.plan import proposal_view
     from unicron_elastic.launcher.view.cluster.what_if import with_spec

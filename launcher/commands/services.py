@@ -56,7 +56,7 @@ def coordinator(
     """
     from unicron_elastic.launcher.export.metrics.cluster import CoordinatorMetrics
     from unicron_elastic.rendezvous.cluster.heartbeat_wire import Hello
-    from unicron_elastic.rendezvous.cluster.heartbeats import Heartbeats
+    from unicron_elastic.rendezvous.cluster.heartbeats import NodeHeartbeats
     from unicron_elastic.rendezvous.cluster.node import ClusterAnswers
     from unicron_elastic.rendezvous.cluster.presence import ClusterPresence
     from unicron_elastic.rendezvous.plan.planner import Planner
@@ -68,7 +68,7 @@ def coordinator(
     try:
         hello = Hello(f"{host}/{uuid.uuid4().hex[:12]}", host, "")
         own = address or own_address(where)
-        heartbeats = Heartbeats(hello, address, own, is_dedicated=True, say=_say)
+        heartbeats = NodeHeartbeats(hello, address, own, is_dedicated=True, say=_say)
         presence = ClusterPresence(open_store, LEASE_TTL_S, None)
         presence.tells_sight = True
         presence.enter(CONNECT_TIMEOUT_S)

@@ -39,7 +39,7 @@ from unicron_elastic.launcher.node.spare import Claim, Spare
 from unicron_elastic.metrics.figures import NodeFigures
 from unicron_elastic.planning.coordinate import agent
 from unicron_elastic.planning.coordinate.agent import AgentState, handle
-from unicron_elastic.planning.coordinate.snapshot import REFUSED_S, NodeState, NodeStatus, Phase
+from unicron_elastic.planning.coordinate.snapshot import REFUSED_S, JobPhase, NodeState, NodeStatus
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.records.job import JobKeys, parse_round
 from unicron_elastic.rendezvous.records.plan import parse_order, parse_phase, parse_spec, status_text
@@ -128,7 +128,7 @@ class ClusterAgent:
         while not (self._stop.is_set() and self._is_idle):
             self._turned_at = time.monotonic()
             self._wait()
-            self._handle(agent.TimePassed(at_unix_s=time.time()))
+            self._handle(agent.NodeTick(at_unix_s=time.time()))
             self._tell_ends()
             if not self._stop.is_set():
                 self._help()
@@ -225,7 +225,7 @@ class ClusterAgent:
         job = self._state.status.job
         keys, known = PlannedJobKeys(job), self._watch.entries("job")
         spec, record = self._parsed(known.get(keys.spec), parse_spec), self._parsed(known.get(keys.phase), parse_phase)
-        if spec is not None and record is not None and record.phase in (Phase.SUBMITTED, Phase.RUNNING):
+        if spec is not None and record is not None and record.phase in (JobPhase.SUBMITTED, JobPhase.RUNNING):
             told = (keys.rates, keys.measured, keys.spec, keys.phase)
             self._known_job = job, {key: known[key].value for key in told if key in known}
         elif self._child is not None and keys.phase not in known:
@@ -326,7 +326,7 @@ class ClusterAgent:
             case agent.EndJob():
                 self._pending[command.job] = command
                 self._tell_ends()
-            case agent.Tell():
+            case agent.TellPeople():
                 self._say(command.reason)
             case agent.TellJob():
                 self._say(command.reason)

@@ -18,7 +18,7 @@ from unicron_elastic.launcher.config.arguments import get_args_parser
 from unicron_elastic.launcher.config.checks import of_local_rank_0
 from unicron_elastic.launcher.config.forwarded import AGENT_VARIABLE, OF_SUBMISSION, without_options
 from unicron_elastic.planning.coordinate.agent import EndJob
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.planning.model.best import configurations_of
 from unicron_elastic.planning.model.configured import CONFIGURATIONS, configurations_text
 from unicron_elastic.planning.model.jobs import JobSpec
@@ -215,8 +215,8 @@ def may_come_back(record: PhaseRecord, submission: int, start: int, left_s: floa
     if record.submission != submission:
         return False
     # It may go on without this node, and wait for it if the others are lost as well.
-    return record.phase is Phase.SUBMITTED or (
-        record.phase is Phase.RUNNING and record.start == start and left_s < KEPT_S
+    return record.phase is JobPhase.SUBMITTED or (
+        record.phase is JobPhase.RUNNING and record.start == start and left_s < KEPT_S
     )
 
 
@@ -233,9 +233,9 @@ def end_job(store: Store, end: EndJob) -> None:
     snapshot = store.read_prefix(keys.prefix)
     phase = snapshot.get(keys.phase)
     known = None if phase is None else phase_of(phase)
-    if phase is None or known is None or known.phase is not Phase.RUNNING or known.start != end.start:
+    if phase is None or known is None or known.phase is not JobPhase.RUNNING or known.start != end.start:
         return  # it is over, was stopped, or has started again
-    record = replace(known, phase=Phase.FINISHED, reason=end.reason, nodes=0, exit_code=end.exit_code)
+    record = replace(known, phase=JobPhase.FINISHED, reason=end.reason, nodes=0, exit_code=end.exit_code)
     lease_id = store.grant(ENDED_FOR_S).lease_id
     store.commit({keys.phase: phase.revision}, puts_of_end(snapshot, keys, record, lease_id))
 

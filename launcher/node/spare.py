@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from unicron_elastic.launcher.config.forwarded import OF_SUBMISSION
 from unicron_elastic.launcher.view.cluster.members import ClusterView, JobListing, read_cluster
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
-from unicron_elastic.rendezvous.records.cluster import JobSpec
+from unicron_elastic.rendezvous.records.cluster import UnplannedJobSpec
 from unicron_elastic.rendezvous.records.job import JobKeys
 from unicron_elastic.rendezvous.store.interface import Store
 
@@ -24,7 +24,7 @@ class Claim:
     """A place in a job, held by a key until this node is a member."""
 
     run_id: str
-    spec: JobSpec
+    spec: UnplannedJobSpec
     key: str
     at: float
 
@@ -86,7 +86,7 @@ def _claims(store: Store, view: ClusterView) -> dict[str, int]:
     return {run_id: len(store.read_prefix(prefix).entries) for run_id, prefix in prefixes.items()}
 
 
-def needed(jobs: Iterable[JobListing], claims: Mapping[str, int]) -> list[tuple[str, JobSpec, int]]:
+def needed(jobs: Iterable[JobListing], claims: Mapping[str, int]) -> list[tuple[str, UnplannedJobSpec, int]]:
     """Jobs that have fewer nodes than they want, with their spec and how many are missing; the neediest first.
 
     ``claims`` has how many spares are on their way to a job. A job without any node is left alone: nobody waits there.

@@ -25,7 +25,7 @@ from unicron_elastic.launcher.config.forwarded import OF_SUBMISSION, environment
 from unicron_elastic.launcher.node.output_receiver import OutputReceiver
 from unicron_elastic.launcher.node.planned import ENDED_FOR_S, parsed, phase_of, puts_of_end, shared_options
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.planning.model.jobs import JobSpec, parse_job
 from unicron_elastic.rendezvous.records.cluster import SECRET
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_spec, phase_text, spec_text
@@ -224,13 +224,13 @@ class _Attached:
         self._has_lost_data = False
         self._tell_refusals(mirror)
         record = phase_of(mirror.get(self._keys.phase))
-        if record is not None and record.phase in (Phase.FINISHED, Phase.CANCELLED):
+        if record is not None and record.phase in (JobPhase.FINISHED, JobPhase.CANCELLED):
             self._drain(DRAIN_S)
             self._tell(record.reason)
             return FAILED if record.exit_code is None else record.exit_code
         if record is not None:
             self._tell(record.reason)
-        if record is None or record.phase is Phase.SUBMITTED:
+        if record is None or record.phase is JobPhase.SUBMITTED:
             self._tell_why_it_waits()
         return None
 
@@ -276,7 +276,9 @@ class _Attached:
         name, stops = signal.Signals(self._stop_signal).name, self._stops
         _say(f"{name}: the job {self._spec.name} is stopped on all its nodes; once more leaves at once.")
         record = PhaseRecord(
-            phase=Phase.CANCELLED, reason=f"It was stopped by {name} where it was submitted.", signal=self._stop_signal
+            phase=JobPhase.CANCELLED,
+            reason=f"It was stopped by {name} where it was submitted.",
+            signal=self._stop_signal,
         )
         try:
             try:
@@ -321,7 +323,7 @@ def _write(store: Store, spec: JobSpec, lease_id: int | None) -> None:
         snapshot = store.read_prefix(keys.prefix)
         known, phase = snapshot.get(keys.spec), snapshot.get(keys.phase)
         record = phase_of(phase)
-        is_over = record is not None and record.phase in (Phase.FINISHED, Phase.CANCELLED)
+        is_over = record is not None and record.phase in (JobPhase.FINISHED, JobPhase.CANCELLED)
         if known is not None and not is_over:
             raise CannotSubmit(
                 f"a job called {spec.name} is in the cluster already; give another name with --rdzv-id, or end that "
@@ -335,7 +337,7 @@ def _write(store: Store, spec: JobSpec, lease_id: int | None) -> None:
             del old[-MOST_DELETES:]
         # Its phase is told from the beginning on: where there is none, the store has lost its data.
         submitted = PhaseRecord(
-            phase=Phase.SUBMITTED,
+            phase=JobPhase.SUBMITTED,
             reason=_submitted(spec),
             start=0 if record is None else record.start,
             submission=secrets.randbits(40),
@@ -368,7 +370,7 @@ def _cancel(store: Store, keys: PlannedJobKeys, record: PhaseRecord) -> None:
         snapshot = store.read_prefix(keys.prefix)
         spec, phase = snapshot.get(keys.spec), snapshot.get(keys.phase)
         known = phase_of(phase)
-        if spec is None or (known is not None and known.phase in (Phase.FINISHED, Phase.CANCELLED)):
+        if spec is None or (known is not None and known.phase in (JobPhase.FINISHED, JobPhase.CANCELLED)):
             return
         guards = {keys.spec: spec.revision, keys.phase: 0 if phase is None else phase.revision}
         lease = store.grant(ENDED_FOR_S)

@@ -30,7 +30,7 @@ _REASON_CHARACTERS = 2000
 logger = logging.getLogger(__name__)
 
 
-class Heartbeats:
+class NodeHeartbeats:
     """One agent's part in noticing who is gone, and the way in which faults are told."""
 
     def __init__(

@@ -14,7 +14,7 @@ from unicron_elastic.base.text import one_line
 from unicron_elastic.metrics.figures import CoordinationFigures, PlanFigures
 from unicron_elastic.metrics.samples import Sample, coordination_samples, plan_samples
 from unicron_elastic.rendezvous.cluster.heartbeat_wire import Hello
-from unicron_elastic.rendezvous.cluster.heartbeats import Heartbeats
+from unicron_elastic.rendezvous.cluster.heartbeats import NodeHeartbeats
 from unicron_elastic.rendezvous.cluster.presence import ClusterPresence
 from unicron_elastic.rendezvous.plan.planner import Planner
 from unicron_elastic.rendezvous.records.cluster import NodeRecord
@@ -31,7 +31,7 @@ PLANNER_UNWELL_S = 120.0  # of the planner's, which waits for the store, and may
 class ClusterAnswers:
     """Read from any thread: what is asked is at hand."""
 
-    def __init__(self, heartbeats: Heartbeats | None, planner: Planner) -> None:
+    def __init__(self, heartbeats: NodeHeartbeats | None, planner: Planner) -> None:
         """``heartbeats``: None as long as this process has not entered the cluster."""
         self._heartbeats = heartbeats
         self._planner = planner
@@ -106,7 +106,7 @@ class ClusterNode:
         self._may_lead = may_lead
         self._planner = Planner(open_store, lambda words: logger.warning("%s", words))
         self._presence: ClusterPresence | None = None
-        self._heartbeats: Heartbeats | None = None
+        self._heartbeats: NodeHeartbeats | None = None
         self._entering = threading.Lock()
         self._sayings: dict[str, str] = {}
         self.on_fault: Callable[[int, str], None] = lambda _round, _reason: None  # from another thread
@@ -133,7 +133,7 @@ class ClusterNode:
                 if again or not self._presence.is_up:
                     self._presence.enter(timeout_s)
                 return
-            heartbeats = Heartbeats(
+            heartbeats = NodeHeartbeats(
                 self._hello,
                 self._bind,
                 self._address,

@@ -15,7 +15,14 @@ from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.metrics.definitions import NODE_STATES
 from unicron_elastic.metrics.figures import PlanFigures, PlannedJobFigures
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import (
+    ClusterSnapshot,
+    Health,
+    JobPhase,
+    JobStatus,
+    NodeState,
+    NodeStatus,
+)
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.jobs import JobSpec
 from unicron_elastic.planning.model.measured import (
@@ -109,13 +116,13 @@ class PlanMirror:
                     self._jobs[name] = found
         return {name: job for name, job in self._jobs.items() if job is not None}
 
-    def planning_snapshot(self, health: Callable[[str], Health]) -> Snapshot:
+    def planning_snapshot(self, health: Callable[[str], Health]) -> ClusterSnapshot:
         """What plans are made from; ``health`` says whether a host may work."""
         x_max = _power_of_two(max(LEAST_UNITS, len(self.nodes)))
         jobs = self.jobs()
         gpu_flops = known_gpu_flops((job.spec, job.measured) for job in jobs.values())
         self._statuses = {name: known for name, known in self._statuses.items() if name in jobs}
-        return Snapshot(
+        return ClusterSnapshot(
             nodes=tuple(_with_health(node, health(node.host)) for node in self.nodes.values()),
             jobs=tuple(self._status(job, x_max, gpu_flops) for job in jobs.values()),
             published=self.published,
@@ -171,7 +178,7 @@ class PlanMirror:
         return PlannedJob(
             spec=spec,
             spec_revision=entry.revision,
-            phase=found or PhaseRecord(phase=Phase.SUBMITTED, reason=f"{name} was submitted."),
+            phase=found or PhaseRecord(phase=JobPhase.SUBMITTED, reason=f"{name} was submitted."),
             phase_revision=0 if phase is None else phase.revision,
             rates_flops=(self._parsed(rates, records.parse_rates) or ()) if rates is not None else (),
             rates_revision=0 if rates is None else rates.revision,
@@ -240,7 +247,7 @@ _BUSY = tuple(state for state in NODE_STATES if state != NodeState.IDLE.value)
 
 
 def plan_figures(
-    snapshot: Snapshot,
+    snapshot: ClusterSnapshot,
     jobs: Mapping[str, PlannedJob],
     quarantined: Iterable[Quarantined],
     at_unix_s: float,

@@ -16,20 +16,20 @@ from dataclasses import dataclass, replace
 
 from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.metrics.figures import PlanFigures
-from unicron_elastic.planning.allocate.optimum import Table, build_table
+from unicron_elastic.planning.allocate.optimum import PlanTable, build_table
 from unicron_elastic.planning.coordinate.coordinator import (
     AdoptRates,
     BuildTable,
     Command,
     CoordinatorState,
+    CoordinatorTick,
     PublishPlan,
     SnapshotSeen,
     TableBuilt,
-    TimePassed,
     handle,
 )
 from unicron_elastic.planning.coordinate.reconcile import LendNode, ReturnNode, StartJob, StopJob
-from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, JobPhase, NodeState
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror, PlannedJob, health_of, plan_figures
 from unicron_elastic.rendezvous.records import plan as records
 from unicron_elastic.rendezvous.records import plan_keys
@@ -90,8 +90,8 @@ class Term:
         self._is_new = True
         self._built: TableBuilt | None = None
         self._odd: dict[str, str] = {}  # as told
-        self._before: Snapshot | None = None
-        self._seen: tuple[Snapshot, dict[str, PlannedJob]] = Snapshot(), {}  # at the latest look
+        self._before: ClusterSnapshot | None = None
+        self._seen: tuple[ClusterSnapshot, dict[str, PlannedJob]] = ClusterSnapshot(), {}  # at the latest look
         self._uptime = _Uptime(since=time.monotonic(), noted_at=time.monotonic())
         store.watch(snapshot, lambda item: self._inbox.put((plan_keys.PLAN, item)))
         store.watch(kept_out, lambda item: self._inbox.put((QUARANTINE, item)))
@@ -135,7 +135,7 @@ class Term:
             has_acted = self._handle(SnapshotSeen(at_unix_s, snapshot))
             self._seen = snapshot, self._mirror.jobs()
         else:
-            has_acted = self._handle(TimePassed(at_unix_s))
+            has_acted = self._handle(CoordinatorTick(at_unix_s))
         if not has_acted:  # first the orders that follow from a fault
             self._note_faults()
         if self._built is not None:
@@ -186,7 +186,7 @@ class Term:
 
     # -- what is done --------------------------------------------------------------------------------------------------
 
-    def _handle(self, event: SnapshotSeen | TimePassed | TableBuilt) -> bool:
+    def _handle(self, event: SnapshotSeen | CoordinatorTick | TableBuilt) -> bool:
         """Whether there was anything to do."""
         self._state, commands = handle(self._state, event)
         self._carry_out(commands)
@@ -265,17 +265,17 @@ class Term:
         # All for whom the plan has a seat: those who are still on their way are waited for a little.
         published = self._mirror.published
         nodes = 0 if published is None else published.plan.counts.get(command.job, 0)
-        self._set_phase(command, PhaseRecord(phase=Phase.RUNNING, reason=command.reason, nodes=nodes))
+        self._set_phase(command, PhaseRecord(phase=JobPhase.RUNNING, reason=command.reason, nodes=nodes))
 
     def _stop_job(self, command: StopJob) -> None:
-        self._set_phase(command, PhaseRecord(phase=Phase.SUBMITTED, reason=command.reason))
+        self._set_phase(command, PhaseRecord(phase=JobPhase.SUBMITTED, reason=command.reason))
 
     def _set_phase(self, command: StartJob | StopJob, record: PhaseRecord) -> None:
         job, keys = self._mirror.jobs().get(command.job), PlannedJobKeys(command.job)
         if job is None:
             return
         # Also greater than those of a job of this name before: each start takes a revision, and so does a submission.
-        start = max(job.phase.start + 1, job.spec_revision) if record.phase is Phase.RUNNING else job.phase.start
+        start = max(job.phase.start + 1, job.spec_revision) if record.phase is JobPhase.RUNNING else job.phase.start
         record = replace(record, start=start, submission=job.phase.submission)
         guards = self._guards(
             {plan_keys.CURRENT: command.plan_revision, keys.spec: job.spec_revision, keys.phase: job.phase_revision}
@@ -287,7 +287,7 @@ class Term:
         return {LEADER: self._leader_revision, **more}
 
     def _build(self, command: BuildTable) -> None:
-        table: Table | None = None
+        table: PlanTable | None = None
         try:
             table = build_table(command.cluster, command.expected, with_pairs=command.with_pairs)
         except Exception:  # who waits for it would wait for good
@@ -296,7 +296,7 @@ class Term:
 
     # -- how often nodes fail ------------------------------------------------------------------------------------------
 
-    def _count_faults(self, snapshot: Snapshot) -> None:
+    def _count_faults(self, snapshot: ClusterSnapshot) -> None:
         now, uptime = time.monotonic(), self._uptime
         before, self._before = self._before, snapshot
         if before is not None:
@@ -329,7 +329,7 @@ def _batches(puts: Sequence[Put], most: int = _BATCH) -> Iterator[list[Put]]:
         yield batch
 
 
-def lost_nodes(before: Snapshot, after: Snapshot) -> int:
+def lost_nodes(before: ClusterSnapshot, after: ClusterSnapshot) -> int:
     """How many nodes are gone that did not say so: who leaves the cluster leaves its job first, or is kept out."""
     there = {node.node_id for node in after.nodes}
     return sum(

@@ -84,7 +84,7 @@ class LeaderRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
+class UnplannedJobSpec:
     """What a job runs, and on how many nodes. Raises ValueError naming the field that cannot be right.
 
     Whoever may read the store may read it: ``env`` must hold no password.
@@ -225,13 +225,13 @@ def add_quarantined(found: Entry | None, new: Quarantined) -> Quarantined:
     return new
 
 
-def spec_text(spec: JobSpec) -> bytes:
+def spec_text(spec: UnplannedJobSpec) -> bytes:
     """What the key of a job's spec holds."""
     fields = {name: getattr(spec, name) for name in _NUMBERS}
     return json.dumps({**fields, "argv": list(spec.argv), "cwd": spec.cwd, "env": dict(spec.env)}).encode()
 
 
-def parse_spec(entry: Entry) -> JobSpec:
+def parse_spec(entry: Entry) -> UnplannedJobSpec:
     """Raises ValueError for what no job can run."""
     told = object_in(entry, 8 * SPEC_MAX_BYTES)  # JSON may take six bytes for one
     try:
@@ -241,7 +241,7 @@ def parse_spec(entry: Entry) -> JobSpec:
         if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
             raise ValueError("env must be an object of texts")
         numbers = {name: number_in(told, name, -(2**31), 31) for name in _NUMBERS}
-        return JobSpec(**numbers, argv=tuple(argv), cwd=text_in(told, "cwd"), env=env)
+        return UnplannedJobSpec(**numbers, argv=tuple(argv), cwd=text_in(told, "cwd"), env=env)
     except ValueError as error:
         raise odd(entry, "job's spec", error) from None
 

@@ -19,7 +19,7 @@ from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import Any
 
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, NodeStatus, Phase, Refusal
+from unicron_elastic.planning.coordinate.snapshot import Health, JobPhase, NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec, parse_job
 from unicron_elastic.rendezvous.records.job import NAME_CHARACTERS, REASON_CHARACTERS
@@ -61,7 +61,7 @@ class PhaseRecord:
     no revisions of the key: a store that has lost its data counts anew.
     """
 
-    phase: Phase
+    phase: JobPhase
     reason: str
     nodes: int = 0
     exit_code: int | None = None
@@ -176,7 +176,7 @@ def parse_phase(entry: Entry) -> PhaseRecord:
     """Raises ValueError for what is no phase of a job."""
     told = object_in(entry, _RECORD_MAX_BYTES)
     try:
-        phase = Phase(text_in(told, "phase", NAME_CHARACTERS))
+        phase = JobPhase(text_in(told, "phase", NAME_CHARACTERS))
         start, submission = (number_in(told, name) if name in told else 0 for name in ("start", "submission"))
         return PhaseRecord(
             phase=phase,
@@ -184,7 +184,7 @@ def parse_phase(entry: Entry) -> PhaseRecord:
             nodes=number_in(told, "nodes"),
             exit_code=None if told.get("exit_code") is None else number_in(told, "exit_code"),
             signal=_signal(told),
-            start=start or (entry.revision if phase is Phase.RUNNING else 0),  # of a version that did not tell it
+            start=start or (entry.revision if phase is JobPhase.RUNNING else 0),  # of a version that did not tell it
             submission=submission,
         )
     except ValueError as error:

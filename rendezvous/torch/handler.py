@@ -47,7 +47,7 @@ from unicron_elastic.rendezvous.job import rounds
 from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.job.rounds import RoundListener, RoundStoreError, RoundWatch
-from unicron_elastic.rendezvous.records.cluster import JobSpec, spec_text
+from unicron_elastic.rendezvous.records.cluster import UnplannedJobSpec, spec_text
 from unicron_elastic.rendezvous.records.job import REASON_CHARACTERS, JobKeys
 from unicron_elastic.rendezvous.records.news import NewsWriter
 from unicron_elastic.rendezvous.records.plan_keys import VERDICT_VARIABLE, PlannedJobKeys
@@ -228,7 +228,7 @@ class ClusterRendezvous(JobRendezvous):
     def offer_job(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], nproc_per_node: int) -> None:
         """Write the job's command line for spare nodes. Raises ValueError for one that is no use to them."""
         settings = self._settings
-        spec = JobSpec(
+        spec = UnplannedJobSpec(
             min_nodes=settings.min_nodes,
             max_nodes=settings.max_nodes,
             target_nodes=settings.most,

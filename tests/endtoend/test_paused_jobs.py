@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from test_planned_jobs import Agent, Lab, until
 
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 
 EVERY = 5
 SCRIPT = """
@@ -90,7 +90,7 @@ def submitted(launcher: Any, lab: Lab, job: str, style: str, *, nodes: int, ever
 
 def pause(lab: Lab, job: str) -> None:
     assert lab.unicron("jobs", "set", job, "--pause").returncode == 0
-    until(lambda: lab.phase(job).phase is Phase.SUBMITTED, "the pause", lab.logs)  # type: ignore[union-attr]
+    until(lambda: lab.phase(job).phase is JobPhase.SUBMITTED, "the pause", lab.logs)  # type: ignore[union-attr]
     lab.until_idle(*(each.host for each in lab.agents))
 
 

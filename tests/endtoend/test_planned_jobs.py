@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.planning.coordinate.snapshot import NodeState, NodeStatus, Phase
+from unicron_elastic.planning.coordinate.snapshot import JobPhase, NodeState, NodeStatus
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_node_status, parse_phase
 from unicron_elastic.rendezvous.records.plan_keys import NODE_RECORDS, PlannedJobKeys
 from unicron_elastic.rendezvous.store.address import StoreAddress
@@ -245,7 +245,7 @@ def test_a_signal_reaches_the_workers_and_ends_the_job(lab: Lab, submit: Submit,
     lab.until_idle("a", "b")
     record = lab.phase("stopped")
     assert record is not None
-    assert record.phase is Phase.CANCELLED
+    assert record.phase is JobPhase.CANCELLED
     assert "stopped" not in lab.refused()
 
 
@@ -271,7 +271,7 @@ def test_ctrl_c_while_a_job_waits_leaves_nothing(lab: Lab, submit: Submit) -> No
     assert run.wait(10.0) == 1
     record = lab.phase("huge")
     assert record is not None
-    assert (record.phase, record.signal) == (Phase.CANCELLED, signal.SIGINT)
+    assert (record.phase, record.signal) == (JobPhase.CANCELLED, signal.SIGINT)
 
 
 @pytest.mark.slow
@@ -316,7 +316,7 @@ def test_a_job_outlives_who_submitted_it_and_keeps_its_name(lab: Lab, submit: Su
     lab.until_idle("a", "b")
     record = lab.phase("orphan")
     assert record is not None
-    assert (record.phase, record.exit_code) == (Phase.FINISHED, 0)
+    assert (record.phase, record.exit_code) == (JobPhase.FINISHED, 0)
 
 
 @pytest.mark.slow
@@ -343,7 +343,7 @@ def test_a_job_waits_for_enough_nodes_and_for_a_better_time_when_one_leaves(lab:
     third.process.terminate()
     assert third.process.wait(DEADLINE_S) == 0, third.log.read_text()
     third.assert_gone()
-    until(lambda: (record := lab.phase("wide")) is not None and record.phase is Phase.SUBMITTED, "waiting", lab.logs)
+    until(lambda: (record := lab.phase("wide")) is not None and record.phase is JobPhase.SUBMITTED, "waiting", lab.logs)
     lab.until_idle("a", "b")
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 1
@@ -485,7 +485,7 @@ def test_a_job_is_not_lost_with_what_etcd_knew(own: Lab, submit: Submit, launche
     own.etcd.stop(timeout_s=0.0)
     own.etcd.start()
     until(lambda: "told again" in own.logs(), "the job, told again", own.logs)
-    until(lambda: (record := own.phase("job")) is not None and record.phase is Phase.RUNNING, "the job's phase")
+    until(lambda: (record := own.phase("job")) is not None and record.phase is JobPhase.RUNNING, "the job's phase")
     stop(launcher)
     assert run.wait() == 0, run.err + own.logs()
     assert run.out.count("WORKS") == run.out.count("DONE") == 2, "nobody was stopped"

@@ -22,7 +22,7 @@ from unicron_elastic.rendezvous.cluster.heartbeat_wire import Hello, line, read,
 from unicron_elastic.rendezvous.cluster.links import Links
 from unicron_elastic.state.layout import flatten
 from unicron_elastic.state.pull.server import Held, StateServer
-from unicron_elastic.state.pull.wire import Gone, Stream, WireError, greet_server
+from unicron_elastic.state.pull.wire import Gone, PullWireError, Stream, greet_server
 from unicron_elastic.worker.channel import Channel
 
 __all__ = ["connections"]
@@ -180,7 +180,7 @@ class _State:
         try:
             greet_server(stream, KEY)
             yield stream
-        except (Gone, WireError) as error:
+        except (Gone, PullWireError) as error:
             raise Refused(str(error)) from None
         finally:
             stream.close()

@@ -33,7 +33,7 @@ from unicron_elastic.metrics.samples import parse_samples
 from unicron_elastic.planning.allocate.plan import Plan
 from unicron_elastic.planning.coordinate.proposal import propose
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, NodeStatus, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobStatus, NodeStatus
 from unicron_elastic.planning.model.configured import parse_configurations
 from unicron_elastic.planning.model.jobs import parse_job
 from unicron_elastic.planning.model.measured import MeasuredJob
@@ -213,7 +213,7 @@ def _plan() -> Published:
     spec = parse_job(SPEC)
     job = JobStatus(spec=spec, rates_flops=(0.0, 1e12, 2e12))
     nodes = tuple(NodeStatus(node_id=f"n{place}", host=f"n{place}") for place in range(3))
-    return propose(Snapshot(nodes=nodes, jobs=(job,)), 1e9)
+    return propose(ClusterSnapshot(nodes=nodes, jobs=(job,)), 1e9)
 
 
 def _layout() -> bytes:
@@ -290,7 +290,7 @@ def _of_sockets() -> Iterator[Parser]:
         "unicron_elastic/state/pull/wire.py",
         state_wire.read,
         (_json({"do": "hold"}),),
-        (state_wire.WireError,),
+        (state_wire.PullWireError,),
     )
     yield Parser(
         "state-layout", "unicron_elastic/state/layout.py", lambda data: Layout.parse(_text(data)), (_layout(),)

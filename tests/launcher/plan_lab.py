@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unicron_elastic.planning.coordinate.proposal import propose
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, NodeState, NodeStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus, NodeState, NodeStatus
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, phase_text, spec_text, status_text
 from unicron_elastic.rendezvous.records.plan_keys import CURRENT, PlannedJobKeys, status_key
@@ -30,22 +30,22 @@ def node(host: str, job: str = "", state: NodeState | None = None, **options: An
     return NodeStatus(node_id=f"{host}/agent", host=host, state=state, job=job, **options)
 
 
-def job(found: JobSpec, phase: Phase = Phase.RUNNING, **options: Any) -> JobStatus:
+def job(found: JobSpec, phase: JobPhase = JobPhase.RUNNING, **options: Any) -> JobStatus:
     """As the store's mirror has it before anything is measured."""
     assert isinstance(found.throughput, GivenRates)
     return JobStatus(spec=found, phase=phase, rates_flops=found.throughput.rates_flops, **options)
 
 
-def two_jobs() -> Snapshot:
+def two_jobs() -> ClusterSnapshot:
     """chat on n1 to n3, code on n4 and n5, n6 idle; nothing is published."""
     places = {"n1": "chat", "n2": "chat", "n3": "chat", "n4": "code", "n5": "code", "n6": ""}
-    return Snapshot(
+    return ClusterSnapshot(
         nodes=tuple(node(host, name) for host, name in places.items()),
         jobs=(job(spec("chat", 3.0, 3, weight=1.5)), job(spec("code", 2.0, 8, min_nodes=2))),
     )
 
 
-def put_cluster(store: Store, snapshot: Snapshot, reasons: Mapping[str, str] | None = None) -> None:
+def put_cluster(store: Store, snapshot: ClusterSnapshot, reasons: Mapping[str, str] | None = None) -> None:
     """Writes what agents and jobs of a snapshot have in the store."""
     for each in snapshot.nodes:
         store.put(status_key(each.node_id), status_text(each).encode())
@@ -56,6 +56,6 @@ def put_cluster(store: Store, snapshot: Snapshot, reasons: Mapping[str, str] | N
         store.put(keys.phase, phase_text(PhaseRecord(phase=found.phase, reason=reason)))
 
 
-def publish(store: Store, snapshot: Snapshot, at_unix_s: float) -> None:
+def publish(store: Store, snapshot: ClusterSnapshot, at_unix_s: float) -> None:
     """Writes the plan that would be made of the snapshot, as the store's mirror has it."""
     store.put(CURRENT, propose(snapshot, at_unix_s).to_json().encode())

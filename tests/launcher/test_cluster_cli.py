@@ -31,10 +31,10 @@ from unicron_elastic.launcher.view.cluster.members import (
 from unicron_elastic.membership.rounds import JobView, Member, Place, Round
 from unicron_elastic.rendezvous.records.cluster import (
     LEADER,
-    JobSpec,
     LeaderRecord,
     NodeRecord,
     RosterRecord,
+    UnplannedJobSpec,
     leader_text,
     node_key,
     node_text,
@@ -54,7 +54,7 @@ from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 NAMED_BINARY = os.environ.get("UNICRON_TEST_ETCD")
 DEADLINE_S = 30.0
-SPEC = JobSpec(
+SPEC = UnplannedJobSpec(
     min_nodes=2, max_nodes=4, target_nodes=3, nproc_per_node=8, argv=("train.py",), cwd="/", env={"TOKEN": "secret"}
 )
 SINCE = 1_800_000_000.0  # 2027-01-15 08:00 UTC
@@ -103,7 +103,7 @@ def _node_id(host: str) -> str:
     return f"{host}/1234"
 
 
-def _put_job(store: Store, run_id: str, training: str, waiting: str = "", spec: JobSpec | None = SPEC) -> None:
+def _put_job(store: Store, run_id: str, training: str, waiting: str = "", spec: UnplannedJobSpec | None = SPEC) -> None:
     """A job whose hosts are letters: those that train in round 3, in the order of their ranks, and those that wait."""
     keys = JobKeys(run_id)
     if training:

@@ -17,7 +17,7 @@ from unicron_elastic.launcher.config import forwarded as kept_back
 from unicron_elastic.launcher.config import forwarded as lending
 from unicron_elastic.launcher.config.options import Options
 from unicron_elastic.launcher.node.spare import Claim, Spare
-from unicron_elastic.rendezvous.records.cluster import JobSpec
+from unicron_elastic.rendezvous.records.cluster import UnplannedJobSpec
 from unicron_elastic.worker.linux import MARK
 
 SECRETS = {
@@ -73,7 +73,7 @@ def test_the_password_of_the_store_is_not_put_into_it_even_if_it_is_asked_for() 
 def test_a_job_does_not_say_where_a_node_goes_with_its_password() -> None:
     own = {"UNICRON_ETCD_ENDPOINT": "elsewhere:2379", "UNICRON_ETCD_USER": "eve", "NCCL_DEBUG": "INFO"}
     numbers = {"nproc_per_node": 1, "min_nodes": 1, "max_nodes": 2, "target_nodes": 2}
-    spec = JobSpec(**numbers, argv=("train.py",), cwd="/", env=own)
+    spec = UnplannedJobSpec(**numbers, argv=("train.py",), cwd="/", env=own)
     spare = Spare(None, "n1", "", lambda _sentence: None)  # type: ignore[arg-type]  # no node: nothing is claimed
     env = spare.environment(Claim("job", spec, "key", 0.0))
     assert {name: env[name] for name in own} == {

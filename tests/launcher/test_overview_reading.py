@@ -15,14 +15,14 @@ from unicron_elastic.launcher.view.cluster.overview import Overview
 from unicron_elastic.launcher.view.cluster.plan import read_plan
 from unicron_elastic.launcher.view.cluster.reading import read_overview
 from unicron_elastic.membership.rounds import Member, Place, Round
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, NodeState, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus, NodeState
 from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay
 from unicron_elastic.rendezvous.records import news
 from unicron_elastic.rendezvous.records.cluster import (
     LEADER,
-    JobSpec,
     LeaderRecord,
     NodeRecord,
+    UnplannedJobSpec,
     leader_text,
     node_key,
     node_text,
@@ -112,7 +112,7 @@ def test_planned_jobs_have_steps_rates_and_what_the_plan_expects(store):
 
 def test_a_job_by_hand_is_seen_with_who_trains_and_who_waits(store):
     keys = _put_run(store, "mine", "ab", waiting="c")
-    told = JobSpec(min_nodes=2, max_nodes=4, target_nodes=3, nproc_per_node=8, argv=("t.py",), cwd="/", env={})
+    told = UnplannedJobSpec(min_nodes=2, max_nodes=4, target_nodes=3, nproc_per_node=8, argv=("t.py",), cwd="/", env={})
     store.put(keys.spec, spec_text(told))
     store.put(news.job_news_key("mine"), news.job_news_text(NEWS))
     (job,) = _read(store).jobs
@@ -186,13 +186,13 @@ def test_a_job_by_hand_that_never_began_or_was_ended_is_not_stopped(store):
 @pytest.mark.parametrize(("exit_code", "state"), [(0, "finished"), (1, "failed")])
 def test_a_planned_job_that_is_over_says_how(store, exit_code, state):
     put_cluster(store, two_jobs())
-    record = PhaseRecord(phase=Phase.FINISHED, reason="It has ended.", exit_code=exit_code)
+    record = PhaseRecord(phase=JobPhase.FINISHED, reason="It has ended.", exit_code=exit_code)
     store.put(PlannedJobKeys("chat").phase, phase_text(record))
     assert _read(store).jobs[0].state == state
 
 
 def test_a_job_that_waits_tells_no_rate(store):
-    waiting = Snapshot(nodes=(node("n1"),), jobs=(JobStatus(spec=spec("chat"), phase=Phase.SUBMITTED),))
+    waiting = ClusterSnapshot(nodes=(node("n1"),), jobs=(JobStatus(spec=spec("chat"), phase=JobPhase.SUBMITTED),))
     put_cluster(store, waiting)
     store.put(news.job_news_key("chat"), news.job_news_text(NEWS))
     (job,) = _read(store).jobs
@@ -200,7 +200,7 @@ def test_a_job_that_waits_tells_no_rate(store):
 
 
 def test_nodes_have_their_state_and_why_they_are_kept_out(store):
-    put_cluster(store, Snapshot(nodes=(node("n1", "chat", NodeState.JOINING), node("n2")), jobs=two_jobs().jobs))
+    put_cluster(store, ClusterSnapshot(nodes=(node("n1", "chat", NodeState.JOINING), node("n2")), jobs=two_jobs().jobs))
     for host, by in (("n2", "ada"), ("n9", "unicron-run")):
         entry = Quarantined(node=host, reason=f"{host} is bad", since=NOW - 60.0, until=NOW + 60.0, by=by)
         kept = replace(entry, is_broken=host == "n9")

@@ -23,7 +23,7 @@ from unicron_elastic.launcher.view.cluster.plan import PlanReading, proposal_vie
 from unicron_elastic.launcher.view.cluster.plan_text import amount, plan_text, span
 from unicron_elastic.membership.rounds import Member, Place, Round
 from unicron_elastic.planning.coordinate.proposal import propose
-from unicron_elastic.planning.coordinate.snapshot import NodeState, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, NodeState
 from unicron_elastic.planning.model.jobs import JobSpec
 from unicron_elastic.rendezvous.records.cluster import NodeRecord, node_key, node_text, quarantine_key, quarantine_text
 from unicron_elastic.rendezvous.records.job import JobKeys, member_text, round_text
@@ -160,7 +160,7 @@ def test_without_a_plan_the_one_that_would_be(store: Store) -> None:
 
 
 def test_nodes_without_a_job(store: Store) -> None:
-    put_cluster(store, Snapshot(nodes=(node("a"), node("b"))))
+    put_cluster(store, ClusterSnapshot(nodes=(node("a"), node("b"))))
     text = _output("plan")
     assert "No job is planned.\nidle: a, b\n" in text
     assert "WAF 0 FLOP/s; the next fault is expected in " in text
@@ -178,7 +178,7 @@ def test_a_cluster_of_nothing_is_a_sentence(store: Store, etcd: EmbeddedEtcd) ->
 def test_who_is_on_its_way_and_who_is_kept_out(store: Store) -> None:
     put_cluster(
         store,
-        Snapshot(
+        ClusterSnapshot(
             nodes=(
                 node("n1", "chat"),
                 node("n2", "chat", NodeState.JOINING),
@@ -186,7 +186,7 @@ def test_who_is_on_its_way_and_who_is_kept_out(store: Store) -> None:
                 node("n4"),
                 node("n5"),
             ),
-            jobs=(job(spec("chat", 3.0, 3)), job(spec("code", 2.0, min_nodes=9, max_nodes=9), Phase.SUBMITTED)),
+            jobs=(job(spec("chat", 3.0, 3)), job(spec("code", 2.0, min_nodes=9, max_nodes=9), JobPhase.SUBMITTED)),
         ),
     )
     for host, by in (("n4", LAUNCHER), ("n5", "ada")):
@@ -386,7 +386,7 @@ def test_a_job_that_is_unknown_or_over_cannot_be_set(planned: Store, etcd: Embed
     result = _unicron("jobs", "set", "other", "--pause")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == f"unicron: No job 'other' is planned in the cluster at {etcd.endpoint}.\n"
-    done = PhaseRecord(phase=Phase.FINISHED, reason="All is done.", exit_code=0)
+    done = PhaseRecord(phase=JobPhase.FINISHED, reason="All is done.", exit_code=0)
     planned.put(PlannedJobKeys("chat").phase, phase_text(done))
     result = _unicron("jobs", "set", "chat", "--pause")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -424,8 +424,8 @@ def test_planned_jobs_are_listed_beside_others(planned: Store) -> None:
     _run_on(planned, run_of_start("chat", 15), "n2", "n1", "n3")
     _run_on(planned, "own", "x")
     _run_on(planned, "own@7", "y")
-    put_cluster(planned, Snapshot(jobs=(job(spec("new", min_nodes=2, max_nodes=4), Phase.SUBMITTED),)))
-    done = Snapshot(jobs=(job(spec("old"), Phase.FINISHED),))
+    put_cluster(planned, ClusterSnapshot(jobs=(job(spec("new", min_nodes=2, max_nodes=4), JobPhase.SUBMITTED),)))
+    done = ClusterSnapshot(jobs=(job(spec("old"), JobPhase.FINISHED),))
     put_cluster(planned, done, {"old": "old ended on all nodes."})
     assert _output("jobs") == (
         "job    state      round  nodes           weight\n"
@@ -451,7 +451,7 @@ def test_planned_jobs_are_listed_beside_others(planned: Store) -> None:
 
 def test_a_job_that_waits_tells_what_nodes_say_of_it(planned: Store) -> None:
     keys = PlannedJobKeys("new")
-    put_cluster(planned, Snapshot(jobs=(job(spec("new"), Phase.SUBMITTED),)))
+    put_cluster(planned, ClusterSnapshot(jobs=(job(spec("new"), JobPhase.SUBMITTED),)))
     for number in range(5):
         planned.put(keys.refused(f"n{number}"), f"n{number} does not work for new: {number}.".encode())
     (why,) = [each["why"] for each in json.loads(_output("jobs", "--json")) if each["job"] == "new"]
@@ -467,8 +467,8 @@ def test_an_agent_and_what_runs_its_job_are_one_node(planned: Store) -> None:
     _run_on(planned, run_of_start("chat", 15), "n2", "n1")
     _record(planned, "n4/other", "n4", "elsewhere")
     _record(planned, "s/1", "s", "", is_spare=True)
-    put_cluster(planned, Snapshot(nodes=(node("n3", "chat", NodeState.LEAVING, towards="code"),)))
-    put_cluster(planned, Snapshot(nodes=(node("n6", "code", NodeState.JOINING),)))
+    put_cluster(planned, ClusterSnapshot(nodes=(node("n3", "chat", NodeState.LEAVING, towards="code"),)))
+    put_cluster(planned, ClusterSnapshot(nodes=(node("n6", "code", NodeState.JOINING),)))
     assert _output("nodes").splitlines() == [
         "host  job        rank    role",
         "n1    chat       1",
@@ -500,7 +500,7 @@ def test_a_planned_job_is_cancelled(planned: Store) -> None:
     record = parse_phase(entry)
     assert record.start > 0
     assert record == replace(
-        record, phase=Phase.CANCELLED, reason="cancelled by ada: Wrong data.", nodes=0, exit_code=None
+        record, phase=JobPhase.CANCELLED, reason="cancelled by ada: Wrong data.", nodes=0, exit_code=None
     )
     assert planned.read(JobKeys("code").cancelled).entry is None
     assert "code  cancelled  -      2 (2:all) " in _output("jobs")
@@ -532,7 +532,7 @@ def test_what_runs_a_planned_job_is_told_as_well(planned: Store) -> None:
     assert entry.lease_id is not None
     phase = planned.read(PlannedJobKeys("chat").phase).entry
     assert phase is not None
-    assert parse_phase(phase).phase is Phase.CANCELLED
+    assert parse_phase(phase).phase is JobPhase.CANCELLED
 
 
 def test_a_planned_job_between_two_runs_is_cancelled(planned: Store) -> None:
@@ -552,7 +552,7 @@ def test_a_planned_job_between_two_runs_is_cancelled(planned: Store) -> None:
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     hosts = [f"node-{number}.rack-3.north.example.org" for number in range(100)]
     name = "a-long-name-of-a-job"
-    found = Snapshot(
+    found = ClusterSnapshot(
         nodes=tuple(node(host, name if number < 50 else "") for number, host in enumerate(hosts)),
         jobs=(job(spec(name, most=40)), job(spec("other", min_nodes=200, max_nodes=300))),
     )
@@ -571,11 +571,11 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 
 def test_escapes_do_not_reach_the_terminal(store: Store) -> None:
-    put_cluster(store, Snapshot(nodes=(node("a\x1b[2J"),), jobs=(job(spec("job")),)))
+    put_cluster(store, ClusterSnapshot(nodes=(node("a\x1b[2J"),), jobs=(job(spec("job")),)))
     name = "job\x1b[2J\n"  # which no command submits, and a stranger may write
     told = json.loads(spec_text(spec("job")))
     store.put(PlannedJobKeys(name).spec, json.dumps({**told, "name": name}).encode())
-    store.put(PlannedJobKeys(name).phase, phase_text(PhaseRecord(phase=Phase.RUNNING, reason=name)))
+    store.put(PlannedJobKeys(name).phase, phase_text(PhaseRecord(phase=JobPhase.RUNNING, reason=name)))
     for arguments in (["plan"], ["plan", "--what-if", "lose \x1b[2J"], ["jobs"], ["nodes"]):
         result = _unicron(*arguments)
         text = result.stdout + result.stderr

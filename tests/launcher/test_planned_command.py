@@ -25,7 +25,7 @@ from unicron_elastic.launcher.node.planned import (
     shared_options,
     why_not_here,
 )
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.planning.model.configurations import Configuration, Workload
 from unicron_elastic.planning.model.configured import CONFIGURATIONS, parse_configurations
 from unicron_elastic.planning.model.jobs import JobSpec, Modelled
@@ -287,17 +287,17 @@ def test_a_child_that_cannot_be_started_says_so(words: list[str], folder: str) -
 @pytest.mark.parametrize(
     ("phase", "submission", "start", "left_s", "may"),
     [
-        (Phase.SUBMITTED, 3, 8, 1e6, True),  # it waits, however long
-        (Phase.SUBMITTED, 9, 8, 1.0, False),  # it is another one of its name
-        (Phase.RUNNING, 3, 8, 1.0, True),  # a launcher was killed here: the others may be next
-        (Phase.RUNNING, 3, 8, 1e6, False),
-        (Phase.RUNNING, 3, 12, 1.0, False),  # it has started elsewhere
-        (Phase.FINISHED, 3, 8, 1.0, False),
-        (Phase.CANCELLED, 3, 8, 1.0, False),
+        (JobPhase.SUBMITTED, 3, 8, 1e6, True),  # it waits, however long
+        (JobPhase.SUBMITTED, 9, 8, 1.0, False),  # it is another one of its name
+        (JobPhase.RUNNING, 3, 8, 1.0, True),  # a launcher was killed here: the others may be next
+        (JobPhase.RUNNING, 3, 8, 1e6, False),
+        (JobPhase.RUNNING, 3, 12, 1.0, False),  # it has started elsewhere
+        (JobPhase.FINISHED, 3, 8, 1.0, False),
+        (JobPhase.CANCELLED, 3, 8, 1.0, False),
     ],
 )
 def test_the_state_of_a_job_is_kept_as_long_as_it_may_come_back_for_it(
-    phase: Phase, submission: int, start: int, left_s: float, may: bool
+    phase: JobPhase, submission: int, start: int, left_s: float, may: bool
 ) -> None:
     record = PhaseRecord(phase=phase, reason="", start=start, submission=submission)
     assert may_come_back(record, 3, 8, left_s) is may

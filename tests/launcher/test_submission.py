@@ -19,7 +19,7 @@ from unicron_elastic.launcher import main
 from unicron_elastic.launcher.config import arguments
 from unicron_elastic.launcher.node import submission
 from unicron_elastic.launcher.node.submission import CannotSubmit, spec_of
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_phase, parse_spec, phase_text
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
@@ -272,17 +272,17 @@ def test_a_name_is_taken_until_its_job_is_over(store: Store) -> None:
     assert entry is not None, "where there is none, the store has lost its data"
     record = parse_phase(entry)
     assert record.submission > 0
-    submitted = PhaseRecord(phase=Phase.SUBMITTED, reason="job was submitted.", submission=record.submission)
+    submitted = PhaseRecord(phase=JobPhase.SUBMITTED, reason="job was submitted.", submission=record.submission)
     assert record == submitted
     submissions = {record.submission}
-    for phase in (None, Phase.SUBMITTED, Phase.RUNNING):
+    for phase in (None, JobPhase.SUBMITTED, JobPhase.RUNNING):
         if phase is not None:
             store.put(keys.phase, phase_text(PhaseRecord(phase=phase, reason="")))
         else:
             store.delete(keys.phase)
         with pytest.raises(CannotSubmit, match=r"^a job called job is in the cluster already; .*`unicron cancel job`$"):
             submission._write(store, made("--rdzv-id=job", "train.py", "again"), None)
-    for phase in (Phase.FINISHED, Phase.CANCELLED):
+    for phase in (JobPhase.FINISHED, JobPhase.CANCELLED):
         store.put(keys.phase, phase_text(PhaseRecord(phase=phase, reason="", start=7)))
         for number in range(300):  # more than one commit can take
             store.put(keys.refused(f"n{number}"), b"no.")
@@ -293,7 +293,7 @@ def test_a_name_is_taken_until_its_job_is_over(store: Store) -> None:
         entry = store.read(keys.phase).entry
         assert entry is not None
         record = parse_phase(entry)
-        assert (record.phase, record.start) == (Phase.SUBMITTED, 7), "no start comes twice"
+        assert (record.phase, record.start) == (JobPhase.SUBMITTED, 7), "no start comes twice"
         submissions.add(record.submission)
         assert {each.key for each in store.read_prefix(keys.prefix).entries} == {keys.spec, keys.phase}
     assert len(submissions) == 3
@@ -301,7 +301,7 @@ def test_a_name_is_taken_until_its_job_is_over(store: Store) -> None:
 
 def test_a_cancelled_job_is_known_and_one_that_is_over_stays_as_it_ended(store: Store) -> None:
     keys = PlannedJobKeys("job")
-    record = PhaseRecord(phase=Phase.CANCELLED, reason="It was stopped.", signal=2)
+    record = PhaseRecord(phase=JobPhase.CANCELLED, reason="It was stopped.", signal=2)
     submission._cancel(store, keys, record)
     assert not store.read_prefix(keys.prefix).entries
     submission._write(store, made("--rdzv-id=job", "train.py"), None)
@@ -309,7 +309,7 @@ def test_a_cancelled_job_is_known_and_one_that_is_over_stays_as_it_ended(store: 
     entry = store.read(keys.phase).entry
     assert entry is not None
     assert parse_phase(entry) == replace(record, submission=parse_phase(entry).submission)
-    submission._cancel(store, keys, PhaseRecord(phase=Phase.CANCELLED, reason="Again.", signal=15))
+    submission._cancel(store, keys, PhaseRecord(phase=JobPhase.CANCELLED, reason="Again.", signal=15))
     again = store.read(keys.phase).entry
     assert again == entry
 
@@ -319,7 +319,7 @@ def test_what_is_known_of_a_cancelled_job_goes_after_a_day(store: Store) -> None
     submission._write(store, made("--rdzv-id=job", "train.py"), None)
     for key in (keys.rates, keys.measured, keys.refused("n1")):
         store.put(key, b"{}")
-    submission._cancel(store, keys, PhaseRecord(phase=Phase.CANCELLED, reason="It was stopped.", signal=2))
+    submission._cancel(store, keys, PhaseRecord(phase=JobPhase.CANCELLED, reason="It was stopped.", signal=2))
     left = store.read_prefix(keys.prefix).entries
     assert len(left) == 5
     (lease_id,) = {entry.lease_id for entry in left}
@@ -374,10 +374,10 @@ def test_what_was_measured_holds_for_a_job_that_runs_the_same_again(store: Store
     lease_id = store.grant(60.0).lease_id
     for key in (keys.measured, keys.rates, keys.refused("n/1")):
         store.put(key, b"{}", lease_id)
-    store.put(keys.phase, phase_text(PhaseRecord(phase=Phase.FINISHED, reason="It has ended.", exit_code=0)))
+    store.put(keys.phase, phase_text(PhaseRecord(phase=JobPhase.FINISHED, reason="It has ended.", exit_code=0)))
     submission._write(store, made("--rdzv-id=job", "--nnodes=1", "train.py", "--lr=1", weight="3"), None)
     found = {entry.key: entry.lease_id for entry in store.read_prefix(keys.prefix).entries}
     assert found == {keys.spec: None, keys.phase: None, keys.measured: None, keys.rates: None}
-    store.put(keys.phase, phase_text(PhaseRecord(phase=Phase.CANCELLED, reason="It was cancelled.")))
+    store.put(keys.phase, phase_text(PhaseRecord(phase=JobPhase.CANCELLED, reason="It was cancelled.")))
     submission._write(store, made("--rdzv-id=job", "train.py", "--lr=2"), None)
     assert {entry.key for entry in store.read_prefix(keys.prefix).entries} == {keys.spec, keys.phase}

@@ -14,18 +14,18 @@ from plan_lab import NOW, job, node, spec, two_jobs
 from unicron_elastic.launcher.view.cluster.plan import proposal_view, published_view
 from unicron_elastic.launcher.view.cluster.what_if import FORMS, what_if, with_spec
 from unicron_elastic.planning.coordinate.proposal import propose
-from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, JobPhase, NodeState
 from unicron_elastic.planning.model.jobs import JobSpec, MeasuredSteps
 
 FOUND = two_jobs()
 PLANNED = replace(FOUND, published=replace(propose(FOUND, NOW - 9999.0), revision=7))
 
 
-def _hosts(snapshot: Snapshot) -> list[str]:
+def _hosts(snapshot: ClusterSnapshot) -> list[str]:
     return [node.host for node in snapshot.nodes]
 
 
-def _spec(snapshot: Snapshot, name: str) -> JobSpec:
+def _spec(snapshot: ClusterSnapshot, name: str) -> JobSpec:
     found = snapshot.job(name)
     assert found is not None
     return found.spec
@@ -60,7 +60,9 @@ def test_nodes_join_by_name_or_by_number() -> None:
 
 def test_rates_reach_as_far_as_the_nodes_that_join() -> None:
     counted = replace(spec("c", most=3), throughput=MeasuredSteps(1e12))
-    found = Snapshot(nodes=FOUND.nodes, jobs=(replace(job(spec("c")), spec=counted, rates_flops=(0.0, 1e12, 2e12)),))
+    found = ClusterSnapshot(
+        nodes=FOUND.nodes, jobs=(replace(job(spec("c")), spec=counted, rates_flops=(0.0, 1e12, 2e12)),)
+    )
     after = what_if(found, "join 10 nodes").job("c")
     assert after is not None
     assert after.rates_flops == tuple(1e12 * count for count in range(17))
@@ -85,7 +87,7 @@ def test_a_finished_job_leaves_its_nodes_idle() -> None:
         ),
     )
     found = what_if(moving, "finish chat")
-    assert [job.phase for job in found.jobs] == [Phase.FINISHED, Phase.RUNNING]
+    assert [job.phase for job in found.jobs] == [JobPhase.FINISHED, JobPhase.RUNNING]
     states = {node.host: (node.state, node.job, node.towards) for node in found.nodes}
     assert states == {
         "n1": (NodeState.IDLE, "", ""),
@@ -118,11 +120,11 @@ def test_a_job_is_submitted_from_a_file(tmp_path: Path) -> None:
     found = what_if(FOUND, f"submit {path}, lose n1")
     draft = found.job("draft")
     assert draft is not None
-    assert (draft.phase, len(draft.rates_flops)) == (Phase.SUBMITTED, 9)
+    assert (draft.phase, len(draft.rates_flops)) == (JobPhase.SUBMITTED, 9)
     assert draft.rates_flops[2] == 2 * 8 * 125e12
     assert "n1" not in _hosts(found)
-    finished = replace(FOUND, jobs=(job(spec("draft"), phase=Phase.FINISHED),))
-    assert [job.phase for job in what_if(finished, f"submit {path}").jobs] == [Phase.SUBMITTED]
+    finished = replace(FOUND, jobs=(job(spec("draft"), phase=JobPhase.FINISHED),))
+    assert [job.phase for job in what_if(finished, f"submit {path}").jobs] == [JobPhase.SUBMITTED]
 
 
 def test_the_snapshot_stays_as_it_was() -> None:
@@ -194,9 +196,9 @@ def test_a_file_that_holds_no_job(tmp_path: Path, text: str, sentence: str) -> N
 
 def test_a_cluster_of_nothing_knows_nothing() -> None:
     with pytest.raises(ValueError, match="'a' is no node of the cluster: there is none"):
-        what_if(Snapshot(), "lose a")
+        what_if(ClusterSnapshot(), "lose a")
     with pytest.raises(ValueError, match="'a' is no planned job: there is none"):
-        what_if(Snapshot(), "pause a")
+        what_if(ClusterSnapshot(), "pause a")
 
 
 WORDS = [*FORMS, "n1", "n2", "n6", "chat", "code", "2", "0", "-1", "nodes", ",", " ", "nan", "1e999", "\0", "new-1"]
@@ -234,7 +236,7 @@ def test_a_lost_node_is_replaced_by_the_idle_one() -> None:
 
 
 def test_a_drained_node_leaves_once_another_has_its_place() -> None:
-    small = Snapshot(
+    small = ClusterSnapshot(
         nodes=(node("n1", "chat"), node("n2", "chat"), node("n3")),
         jobs=(job(spec("chat", min_nodes=2, max_nodes=2)),),
     )

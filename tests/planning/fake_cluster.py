@@ -23,13 +23,13 @@ from unicron_elastic.planning.coordinate.coordinator import (
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.reconcile import LendNode, ReturnNode, StartJob, StopJob
 from unicron_elastic.planning.coordinate.snapshot import (
+    ClusterSnapshot,
     Health,
+    JobPhase,
     JobStatus,
     NodeState,
     NodeStatus,
-    Phase,
     Refusal,
-    Snapshot,
 )
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
 from unicron_elastic.planning.model.tasks import Transition
@@ -86,8 +86,10 @@ class FakeCluster:
     def wall(self) -> float:
         return START_UNIX_S + self.now_s + self.skew_s
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(nodes=tuple(self.nodes.values()), jobs=tuple(self.jobs.values()), published=self.published)
+    def snapshot(self) -> ClusterSnapshot:
+        return ClusterSnapshot(
+            nodes=tuple(self.nodes.values()), jobs=tuple(self.jobs.values()), published=self.published
+        )
 
     def copy(self) -> FakeCluster:
         """Another one that goes its own way from here on, and whose agents obey."""
@@ -115,7 +117,7 @@ class FakeCluster:
         if old is None or not old.is_alive:
             self.jobs[found.name] = replace(found, revision=self.next_revision())
 
-    def end(self, name: str, phase: Phase) -> None:
+    def end(self, name: str, phase: JobPhase) -> None:
         self.jobs[name] = replace(self.jobs[name], phase=phase)
 
     def respec(self, name: str, **options: object) -> None:
@@ -145,7 +147,7 @@ class FakeCluster:
         if node.state not in MOVING or self.now_s < self.due_s.get(node.node_id, 0.0):
             return None
         if node.state is NodeState.JOINING:
-            if self.jobs[node.job].phase is Phase.RUNNING:
+            if self.jobs[node.job].phase is JobPhase.RUNNING:
                 self._become(node, state=NodeState.WORKING)
             return None
         target = node.towards if node.towards in alive else ""
@@ -186,7 +188,7 @@ class FakeCluster:
 
     def _obey(self, command: LendNode | ReturnNode | StartJob | StopJob) -> None:
         if isinstance(command, StartJob | StopJob):
-            phase = Phase.RUNNING if isinstance(command, StartJob) else Phase.SUBMITTED
+            phase = JobPhase.RUNNING if isinstance(command, StartJob) else JobPhase.SUBMITTED
             if self.jobs[command.job].is_alive:
                 self.end(command.job, phase)
             return None

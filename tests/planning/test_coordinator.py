@@ -15,27 +15,27 @@ from unicron_elastic.planning.coordinate.coordinator import (
     AdoptRates,
     BuildTable,
     CoordinatorState,
+    CoordinatorTick,
     PublishPlan,
     SnapshotSeen,
     TableBuilt,
-    TimePassed,
     handle,
 )
 from unicron_elastic.planning.coordinate.proposal import propose
 from unicron_elastic.planning.coordinate.reconcile import reconcile
 from unicron_elastic.planning.coordinate.situation import Bounds, changes_of, situation_of
-from unicron_elastic.planning.coordinate.snapshot import Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase
 
 
 def test_nothing_is_said_of_nothing() -> None:
-    assert handle(CoordinatorState(), TimePassed(0.0)) == (CoordinatorState(), ())
-    assert handle(CoordinatorState(), SnapshotSeen(0.0, Snapshot()))[1] == ()
+    assert handle(CoordinatorState(), CoordinatorTick(0.0)) == (CoordinatorState(), ())
+    assert handle(CoordinatorState(), SnapshotSeen(0.0, ClusterSnapshot()))[1] == ()
 
 
 def test_jobs_are_started_on_the_best_division() -> None:
     cluster = two_jobs()
     assert cluster.held() == {"a": 3, "b": 3}
-    assert all(each.phase is Phase.RUNNING for each in cluster.jobs.values())
+    assert all(each.phase is JobPhase.RUNNING for each in cluster.jobs.values())
 
 
 def test_a_job_is_submitted_and_finishes() -> None:
@@ -43,7 +43,7 @@ def test_a_job_is_submitted_and_finishes() -> None:
     cluster.submit(job("c", [0, 50, 100]))
     assert "Job c was submitted" in cluster.reasons()[0]
     assert cluster.held() == {"a": 2, "b": 2, "c": 2}
-    cluster.end("c", Phase.FINISHED)
+    cluster.end("c", JobPhase.FINISHED)
     assert "Job c finished" in cluster.reasons()[0]
     cluster.settle()
     assert cluster.held() == {"a": 3, "b": 3}
@@ -69,7 +69,7 @@ def test_the_table_changes_no_plan(what: str) -> None:
     elif what == "submitted":
         cluster.submit(job("c", [0, 50, 100]))
     else:
-        cluster.end("b", Phase.FINISHED)
+        cluster.end("b", JobPhase.FINISHED)
     assert propose(cluster.snapshot(), cluster.wall, cluster.state.table) == propose(cluster.snapshot(), cluster.wall)
 
 
@@ -109,11 +109,11 @@ def test_a_command_is_repeated_only_after_a_while() -> None:
     cluster.start("new")
     state, first = handle(cluster.state, SnapshotSeen(cluster.wall, cluster.snapshot()))
     assert len(first) == 1
-    state, again = handle(state, TimePassed(cluster.wall + REPEAT_S - 0.1))
+    state, again = handle(state, CoordinatorTick(cluster.wall + REPEAT_S - 0.1))
     assert again == ()
-    state, again = handle(state, TimePassed(cluster.wall + REPEAT_S))
+    state, again = handle(state, CoordinatorTick(cluster.wall + REPEAT_S))
     assert [type(each) for each in again] == [PublishPlan]
-    _, again = handle(state, TimePassed(cluster.wall - 1000.0))  # the clock was set back
+    _, again = handle(state, CoordinatorTick(cluster.wall - 1000.0))  # the clock was set back
     assert [type(each) for each in again] == [PublishPlan]
 
 
@@ -122,7 +122,7 @@ def test_a_table_is_built_once_everything_is_in_its_place() -> None:
     state = CoordinatorState()
     state, (command,) = handle(state, SnapshotSeen(cluster.wall, cluster.snapshot()))
     assert isinstance(command, BuildTable)
-    state, commands = handle(state, TimePassed(cluster.wall))
+    state, commands = handle(state, CoordinatorTick(cluster.wall))
     assert commands == ()
     state, commands = handle(state, TableBuilt(cluster.wall, None))  # it failed, and is not tried again
     assert commands == ()
@@ -131,7 +131,7 @@ def test_a_table_is_built_once_everything_is_in_its_place() -> None:
 
 def test_the_table_has_what_may_come_again_and_any_two_losses() -> None:
     cluster = two_jobs()
-    cluster.end("b", Phase.FINISHED)
+    cluster.end("b", JobPhase.FINISHED)
     cluster.settle()
     _, (command,) = handle(CoordinatorState(), SnapshotSeen(cluster.wall, cluster.snapshot()))
     assert isinstance(command, BuildTable)

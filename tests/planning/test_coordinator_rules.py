@@ -9,14 +9,14 @@ from fake_cluster import FakeCluster, job, two_jobs
 
 from unicron_elastic.planning.coordinate.coordinator import (
     CoordinatorState,
+    CoordinatorTick,
     PublishPlan,
     SnapshotSeen,
-    TimePassed,
     handle,
 )
 from unicron_elastic.planning.coordinate.holding import DWELL_S, GIVE_BACK_S
 from unicron_elastic.planning.coordinate.proposal import propose, why_overtaken
-from unicron_elastic.planning.coordinate.snapshot import NodeState, Phase, is_within
+from unicron_elastic.planning.coordinate.snapshot import JobPhase, NodeState, is_within
 
 
 def test_a_host_that_flaps_disturbs_one_job() -> None:
@@ -124,7 +124,7 @@ def test_a_paused_job_gives_its_nodes_and_gets_some_again() -> None:
     cluster.respec("a", paused=True)
     cluster.settle()
     assert cluster.held() == {"a": 0, "b": 6}
-    assert cluster.jobs["a"].phase is Phase.SUBMITTED
+    assert cluster.jobs["a"].phase is JobPhase.SUBMITTED
     cluster.respec("a", paused=False)
     cluster.settle()
     assert cluster.held() == {"a": 3, "b": 3}
@@ -158,7 +158,7 @@ def test_a_plan_that_still_is_the_best_stays_and_is_looked_at_once_in_a_while() 
     assert state.looked is not None
     assert state.looked.plan_revision == snapshot.plan_revision
     assert why_overtaken(snapshot, due + 1.0, state.looked) == ""
-    later, _ = handle(state, TimePassed(due + 1.0))
+    later, _ = handle(state, CoordinatorTick(due + 1.0))
     assert later.looked == state.looked
     another = replace(snapshot, published=snapshot.published.at_revision(snapshot.plan_revision + 1))
     assert why_overtaken(another, due + 1.0, state.looked) != ""  # what is known of one plan says nothing of the next

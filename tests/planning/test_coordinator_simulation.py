@@ -15,8 +15,8 @@ from unicron_elastic.planning.allocate.optimum import plan_for
 from unicron_elastic.planning.coordinate.coordinator import Command, CoordinatorState, PublishPlan
 from unicron_elastic.planning.coordinate.proposal import why_overtaken
 from unicron_elastic.planning.coordinate.reconcile import LendNode, ReturnNode, reconcile
-from unicron_elastic.planning.coordinate.situation import Bounds, Changes, situation_of
-from unicron_elastic.planning.coordinate.snapshot import Health, JobStatus, NodeState, Phase, Snapshot
+from unicron_elastic.planning.coordinate.situation import Bounds, PlanDifferences, situation_of
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, JobPhase, JobStatus, NodeState
 from unicron_elastic.planning.model.tasks import Transition
 
 HOSTS = [f"h{place}" for place in range(8)]
@@ -106,7 +106,7 @@ def act_on_jobs(cluster: FakeCluster, kind: str, name: str, how: int) -> None:
         return None
     match kind:
         case "finish" | "cancel":
-            cluster.end(name, Phase.FINISHED if kind == "finish" else Phase.CANCELLED)
+            cluster.end(name, JobPhase.FINISHED if kind == "finish" else JobPhase.CANCELLED)
         case "weight":
             cluster.respec(name, weight=how / 25.0)
         case "pause":
@@ -132,7 +132,7 @@ def step(cluster: FakeCluster, seconds: float) -> None:
         assert count == 1, name
 
 
-def check_commands(snapshot: Snapshot, commands: tuple[Command, ...]) -> None:
+def check_commands(snapshot: ClusterSnapshot, commands: tuple[Command, ...]) -> None:
     moved = [each for each in commands if isinstance(each, LendNode | ReturnNode)]
     assert len({each.node_id for each in moved}) == len(moved), "a node is moved twice"
     assert all(each.plan_revision == snapshot.plan_revision for each in moved)
@@ -151,12 +151,12 @@ def check_commands(snapshot: Snapshot, commands: tuple[Command, ...]) -> None:
         assert not moved, "a plan that was overtaken is carried out"
     for name, count in leaving.items():
         found = snapshot.job(name)
-        if found is not None and found.phase is Phase.RUNNING and published and published.plan.counts.get(name):
+        if found is not None and found.phase is JobPhase.RUNNING and published and published.plan.counts.get(name):
             working = sum(node.job == name and node.state is NodeState.WORKING for node in snapshot.sound_nodes)
             assert working - count >= found.spec.min_nodes, f"{name} is taken below its minimum"
 
 
-def check_plan(snapshot: Snapshot) -> None:
+def check_plan(snapshot: ClusterSnapshot) -> None:
     """A plan that holds gives every job its minimum or nothing, and none waits for nodes that are idle."""
     published = snapshot.published
     assert published is not None
@@ -213,7 +213,7 @@ def check_end(cluster: FakeCluster) -> None:
     assert held == {**dict.fromkeys(held, 0), **snapshot.published.plan.counts}
     if any(seat.is_draining and seat.job for seat in snapshot.published.seats):
         return  # the documented reason to be content with less: a job would have to wait without a draining node
-    here, _ = situation_of(snapshot, Changes(), Bounds())
+    here, _ = situation_of(snapshot, PlanDifferences(), Bounds())
     assert plan_for(here, NothingChanged()).counts == snapshot.published.plan.counts
 
 

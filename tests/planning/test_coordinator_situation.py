@@ -19,7 +19,7 @@ from unicron_elastic.planning.allocate.cluster import (
 )
 from unicron_elastic.planning.coordinate.proposal import propose
 from unicron_elastic.planning.coordinate.situation import Bounds, changes_of, situation_of
-from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, NodeStatus, Phase
+from unicron_elastic.planning.coordinate.snapshot import Health, JobPhase, NodeState, NodeStatus
 
 
 def seen(cluster: FakeCluster) -> tuple[Cluster, Event]:
@@ -50,7 +50,7 @@ def test_single_events_are_told_apart() -> None:
     cluster.start("new")
     assert seen(cluster) == (settled, NodesJoined())
     cluster = two_jobs()
-    cluster.end("a", Phase.FINISHED)
+    cluster.end("a", JobPhase.FINISHED)
     assert seen(cluster) == (settled, TaskFinished("a"))
     cluster = two_jobs()
     cluster.submit(job("c", [0, 1]))

@@ -23,19 +23,19 @@ from unicron_elastic.planning.coordinate.agent import (
     EndJob,
     Event,
     JobSeen,
+    NodeTick,
     Ordered,
     RecallChild,
     SayStatus,
     StartChild,
     StopChild,
     Stopped,
-    Tell,
     TellJob,
-    TimePassed,
+    TellPeople,
     WatchJob,
     handle,
 )
-from unicron_elastic.planning.coordinate.snapshot import REFUSED_S, NodeState, NodeStatus, Phase
+from unicron_elastic.planning.coordinate.snapshot import REFUSED_S, JobPhase, NodeState, NodeStatus
 
 IDLE, JOINING, WORKING, LEAVING = NodeState.IDLE, NodeState.JOINING, NodeState.WORKING, NodeState.LEAVING
 
@@ -98,7 +98,9 @@ class Node:
     def order(self, target: str, why_not: str = "") -> list[Command]:
         return self.feed(Ordered(at_unix_s=self.now, target=target, reason=f"to {target}", why_not=why_not))
 
-    def see(self, job: str = "a", phase: Phase | None = Phase.RUNNING, start: int = 7, **more: Any) -> list[Command]:
+    def see(
+        self, job: str = "a", phase: JobPhase | None = JobPhase.RUNNING, start: int = 7, **more: Any
+    ) -> list[Command]:
         told = {"spec": spec(job), "nodes": 2, **more}
         return self.feed(JobSeen(at_unix_s=self.now, job=job, phase=phase, start=start, **told))
 
@@ -116,7 +118,7 @@ class Node:
 
     def wait(self, seconds: float) -> list[Command]:
         self.now += seconds
-        return self.feed(TimePassed(at_unix_s=self.now))
+        return self.feed(NodeTick(at_unix_s=self.now))
 
     @property
     def at(self) -> tuple[NodeState, str, str]:
@@ -134,14 +136,14 @@ def working(job: str = "a") -> Node:
 
 
 def kinds(commands: list[Command]) -> list[type]:
-    return [type(each) for each in commands if not isinstance(each, SayStatus | WatchJob | Tell)]
+    return [type(each) for each in commands if not isinstance(each, SayStatus | WatchJob | TellPeople)]
 
 
 def test_an_ordered_node_joins_waits_for_the_start_and_works() -> None:
     node = Node()
-    assert node.order("a") == [SayStatus(node.state.status), WatchJob("a"), Tell("to a")]
+    assert node.order("a") == [SayStatus(node.state.status), WatchJob("a"), TellPeople("to a")]
     assert node.at == (JOINING, "a", "")
-    assert node.see(phase=Phase.SUBMITTED, start=0) == []
+    assert node.see(phase=JobPhase.SUBMITTED, start=0) == []
     assert node.see(start=7) == [StartChild(spec("a"), 7, 2)]
     assert node.see(start=7) == []  # news of the job that change nothing
     assert node.works() == [SayStatus(node.state.status)]
@@ -166,7 +168,7 @@ def test_an_order_for_what_cannot_run_here_is_refused_before_the_old_job_is_left
 def test_an_order_to_who_joins_another_job_changes_where_it_goes() -> None:
     node = Node()
     node.order("a")
-    node.see("a", Phase.SUBMITTED, 0)
+    node.see("a", JobPhase.SUBMITTED, 0)
     node.order("b")
     assert node.at == (JOINING, "b", "")
     assert node.see("a") == []  # that is no business of this node's any more
@@ -228,10 +230,10 @@ def test_a_clock_that_is_set_back_makes_no_wait_longer() -> None:
     ("news", "command"),
     [
         # The plan has other nodes for others, and later some for it.
-        ({"phase": Phase.SUBMITTED, "start": 9}, StopChild(SIGTERM, saves_first=True)),
-        ({"phase": Phase.CANCELLED, "start": 9, "signal": SIGINT}, StopChild(SIGINT)),
-        ({"phase": Phase.SUBMITTED, "start": 0, "spec": None}, StopChild(SIGTERM)),  # it is gone
-        ({"phase": Phase.RUNNING, "start": 9}, StopChild(SIGTERM)),  # it has started again
+        ({"phase": JobPhase.SUBMITTED, "start": 9}, StopChild(SIGTERM, saves_first=True)),
+        ({"phase": JobPhase.CANCELLED, "start": 9, "signal": SIGINT}, StopChild(SIGINT)),
+        ({"phase": JobPhase.SUBMITTED, "start": 0, "spec": None}, StopChild(SIGTERM)),  # it is gone
+        ({"phase": JobPhase.RUNNING, "start": 9}, StopChild(SIGTERM)),  # it has started again
     ],
 )
 def test_a_job_that_does_not_go_on_is_stopped_at_once(news: dict[str, Any], command: StopChild) -> None:
@@ -248,7 +250,7 @@ def test_a_job_that_does_not_go_on_is_stopped_at_once(news: dict[str, Any], comm
 def test_a_store_that_has_forgotten_the_job_stops_nothing(there: Any) -> None:
     node = working()
     assert node.see(phase=None, start=0, spec=there) == []
-    assert node.see(phase=Phase.RUNNING, start=7, spec=None) == [], "nobody can read the spec"
+    assert node.see(phase=JobPhase.RUNNING, start=7, spec=None) == [], "nobody can read the spec"
     assert node.at == (WORKING, "a", "")
     assert kinds(node.order("b")) == [RecallChild], "it goes on, as it was last seen to do"
 
@@ -264,16 +266,16 @@ def test_who_waits_for_a_job_of_which_nothing_is_told_waits_on() -> None:
 def test_a_recalled_node_of_a_job_that_is_cancelled_waits_no_longer() -> None:
     node = working()
     node.order("b")
-    assert kinds(node.see(phase=Phase.CANCELLED, start=9, signal=SIGINT)) == [StopChild]
+    assert kinds(node.see(phase=JobPhase.CANCELLED, start=9, signal=SIGINT)) == [StopChild]
     node.ends(1)
     assert node.at == (JOINING, "b", "")
 
 
 def test_a_finished_job_ends_by_itself_or_is_stopped() -> None:
     node = working()
-    assert node.see(phase=Phase.FINISHED, start=9) == []
+    assert node.see(phase=JobPhase.FINISHED, start=9) == []
     node.wait(END_S / 2)
-    assert node.see(phase=Phase.FINISHED, start=10) == []
+    assert node.see(phase=JobPhase.FINISHED, start=10) == []
     assert node.wait(END_S / 2) == [StopChild(SIGTERM)]
     node.ends(1)
     assert not node.state.status.refusals  # that it was stopped says nothing of this node
@@ -282,7 +284,7 @@ def test_a_finished_job_ends_by_itself_or_is_stopped() -> None:
 
 def test_a_finished_job_ends_by_itself_also_if_its_node_is_wanted_elsewhere() -> None:
     node = working()
-    node.see(phase=Phase.FINISHED, start=9)
+    node.see(phase=JobPhase.FINISHED, start=9)
     assert kinds(node.order("b")) == []
     assert node.at == (LEAVING, "a", "b")
     assert node.wait(END_S - 1) == []
@@ -291,11 +293,11 @@ def test_a_finished_job_ends_by_itself_also_if_its_node_is_wanted_elsewhere() ->
     assert node.at == (JOINING, "b", "")
 
 
-@pytest.mark.parametrize("phase", [Phase.FINISHED, Phase.CANCELLED, None])
-def test_who_comes_to_a_job_that_is_over_is_idle(phase: Phase | None) -> None:
+@pytest.mark.parametrize("phase", [JobPhase.FINISHED, JobPhase.CANCELLED, None])
+def test_who_comes_to_a_job_that_is_over_is_idle(phase: JobPhase | None) -> None:
     node = Node()
     node.order("a")
-    node.see(phase=phase or Phase.SUBMITTED, start=0 if phase is None else 9, spec=phase and spec("a"))
+    node.see(phase=phase or JobPhase.SUBMITTED, start=0 if phase is None else 9, spec=phase and spec("a"))
     assert node.at == (IDLE, "", "")
 
 
@@ -355,7 +357,7 @@ def test_an_idle_node_that_claimed_a_job_runs_it_whatever_is_seen() -> None:
     assert node.at == (JOINING, "loose", "")
     assert node.state.is_claimed
     node.works()
-    assert node.see("loose", Phase.CANCELLED, 9) == []  # that is another job, a planned one
+    assert node.see("loose", JobPhase.CANCELLED, 9) == []  # that is another job, a planned one
     assert kinds(node.ends(0)) == []
     assert node.at == (IDLE, "", "")
     assert not node.state.is_claimed
@@ -441,7 +443,7 @@ JOBS = st.sampled_from(["a", "b"])
 WAITS = st.sampled_from([0.0, 0.25, 30.0, 61.0, 601.0, -3600.0])
 HAPPENINGS = st.one_of(
     st.tuples(st.just("order"), st.sampled_from(["a", "b", ""]), st.sampled_from(["", "", "it must not."])),
-    st.tuples(st.just("see"), JOBS, st.sampled_from([*Phase, None]), st.integers(1, 3), st.booleans()),
+    st.tuples(st.just("see"), JOBS, st.sampled_from([*JobPhase, None]), st.integers(1, 3), st.booleans()),
     st.tuples(st.just("works")),
     st.tuples(st.just("ends"), st.sampled_from([0, 1, -9, None]), st.sampled_from(["", "well", "failed"])),
     st.tuples(st.just("claim"), JOBS),

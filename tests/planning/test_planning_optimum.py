@@ -20,7 +20,7 @@ from unicron_elastic.planning.allocate.cluster import (
 from unicron_elastic.planning.allocate.core import optimum
 from unicron_elastic.planning.allocate.optimum import VALUE_BITS, Solver, applied, best_counts, exponent_of, plan_for
 from unicron_elastic.planning.allocate.paper import plain_optimum
-from unicron_elastic.planning.allocate.prices import Block, Problem
+from unicron_elastic.planning.allocate.prices import AlteredBlock, Block
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.tasks import Transition
 from unicron_elastic.planning.model.waf import IMPOSSIBLE, gains
@@ -179,7 +179,7 @@ def test_what_cannot_be_shared_is_refused_by_both() -> None:
     with pytest.raises(ValueError, match="the tasks cannot share 2 nodes: some must have more than there are"):
         plain_optimum(rows, 2)
     with pytest.raises(ValueError, match="the tasks cannot share 2 nodes: some must have more than there are"):
-        optimum(Problem(Block("ab", np.array(rows), 2), 2))
+        optimum(AlteredBlock(Block("ab", np.array(rows), 2), 2))
 
 
 def test_the_same_question_has_the_same_answer() -> None:

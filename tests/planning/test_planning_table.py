@@ -21,7 +21,7 @@ from unicron_elastic.planning.allocate.cluster import (
     after,
     next_events,
 )
-from unicron_elastic.planning.allocate.optimum import Table, applied, build_table, plan_for
+from unicron_elastic.planning.allocate.optimum import PlanTable, applied, build_table, plan_for
 from unicron_elastic.planning.model.waf import penalty_flop, waf_flops
 
 NEW = task("new", [0, 2, 3, 8])
@@ -114,7 +114,7 @@ def test_of_four_jobs_that_lose_nodes_again_and_again_none_is_left_below_its_min
     assert cluster.nodes < 3
 
 
-def fastest_lookup_s(table: Table, event: Event) -> float:
+def fastest_lookup_s(table: PlanTable, event: Event) -> float:
     """The least of many: how long a lookup takes when nothing comes between."""
     found = []
     for _ in range(200):

@@ -13,17 +13,17 @@ from unicron_elastic.planning.coordinate.published import Loss, Published, Seat
 from unicron_elastic.planning.coordinate.reconcile import LendNode, ReturnNode, StartJob, StopJob, reconcile
 from unicron_elastic.planning.coordinate.seating import seated
 from unicron_elastic.planning.coordinate.snapshot import (
+    ClusterSnapshot,
     Health,
+    JobPhase,
     JobStatus,
     NodeState,
     NodeStatus,
-    Phase,
     Refusal,
-    Snapshot,
 )
 
-A = replace(job("a", [0, 1, 2, 3, 4], min_nodes=2), phase=Phase.RUNNING)
-B = replace(job("b", [0, 1, 2, 3, 4]), phase=Phase.RUNNING)
+A = replace(job("a", [0, 1, 2, 3, 4], min_nodes=2), phase=JobPhase.RUNNING)
+B = replace(job("b", [0, 1, 2, 3, 4]), phase=JobPhase.RUNNING)
 
 
 def at(name: str, place: str, **options: object) -> NodeStatus:
@@ -32,17 +32,17 @@ def at(name: str, place: str, **options: object) -> NodeStatus:
     return NodeStatus(node_id=name, host=f"host-{name}", **{"job": place, "state": state, **options})  # type: ignore[arg-type]
 
 
-def snapshot(*found: NodeStatus, jobs: tuple[JobStatus, ...] = (A, B)) -> Snapshot:
-    return Snapshot(nodes=found, jobs=jobs)
+def snapshot(*found: NodeStatus, jobs: tuple[JobStatus, ...] = (A, B)) -> ClusterSnapshot:
+    return ClusterSnapshot(nodes=found, jobs=jobs)
 
 
-def seats(found: Snapshot, counts: dict[str, int], losses: tuple[Loss, ...] = ()) -> dict[str, str]:
+def seats(found: ClusterSnapshot, counts: dict[str, int], losses: tuple[Loss, ...] = ()) -> dict[str, str]:
     seats, short = seated(found, counts, frozenset(), losses, 0.0)
     assert not short
     return {seat.node_id: seat.job for seat in seats}
 
 
-def published(found: Snapshot, **where: str) -> Published:
+def published(found: ClusterSnapshot, **where: str) -> Published:
     """The plan that puts nodes where they are said to be."""
     places = {node.node_id: where.get(node.node_id, "") for node in found.sound_nodes}
     names = [each.name for each in found.jobs if each.is_planned]
@@ -169,7 +169,7 @@ def test_a_job_that_gets_none_is_stopped_with_all_its_nodes() -> None:
 
 
 def test_a_job_starts_when_its_minimum_waits_for_it() -> None:
-    jobs = (replace(A, phase=Phase.SUBMITTED),)
+    jobs = (replace(A, phase=JobPhase.SUBMITTED),)
     plan = {"1": "a", "2": "a", "3": "a"}
     found = snapshot(at("1", "a", state=NodeState.JOINING), at("2", ""), at("3", ""), jobs=jobs)
     assert StartJob not in [type(each) for each in reconcile(found, published(found, **plan))]
@@ -182,7 +182,7 @@ def test_a_job_starts_when_its_minimum_waits_for_it() -> None:
 
 
 def test_a_job_that_starts_without_a_state_that_is_there_says_so() -> None:
-    jobs = (replace(A, phase=Phase.SUBMITTED),)
+    jobs = (replace(A, phase=JobPhase.SUBMITTED),)
     keeper = replace(at("3", ""), keeps=("a",))
     joining = [at(name, "a", state=NodeState.JOINING) for name in "12"]
     for seen, said in (

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from unicron_elastic.planning.coordinate import snapshot as module
 from unicron_elastic.planning.coordinate.snapshot import (
+    ClusterSnapshot,
     Health,
+    JobPhase,
     JobStatus,
     NodeState,
     NodeStatus,
-    Phase,
     Refusal,
-    Snapshot,
 )
 from unicron_elastic.planning.model.faulting import FaultRate
 
@@ -25,7 +25,7 @@ JOBS = ("a", "b", "c")
 HOSTS = [f"n{number}" for number in range(8)]
 
 
-def job(name: str, phase: Phase, *, is_known: bool) -> JobStatus:
+def job(name: str, phase: JobPhase, *, is_known: bool) -> JobStatus:
     return JobStatus(spec=spec(name), phase=phase, rates_flops=(0.0, 1.0, 2.0) if is_known else ())
 
 
@@ -49,13 +49,13 @@ def changes(draw: st.DrawFn) -> dict[str, NodeStatus | None]:
     return {f"{host}/1": draw(st.none() | statuses(host)) for host in sorted(hosts)}
 
 
-PHASES = st.sampled_from([Phase.RUNNING, Phase.RUNNING, Phase.FINISHED])
+PHASES = st.sampled_from([JobPhase.RUNNING, JobPhase.RUNNING, JobPhase.FINISHED])
 JOB_LISTS = st.tuples(
     *[st.builds(job, st.just(name), PHASES, is_known=st.sampled_from([True, True, False])) for name in JOBS]
 )
 
 
-def facts(snapshot: Snapshot) -> dict[str, object]:
+def facts(snapshot: ClusterSnapshot) -> dict[str, object]:
     found = {each.name: getattr(snapshot, each.name) for each in fields(snapshot)}
     return {**found, "heading": dict(snapshot.heading), "held": +snapshot.held(), "working": +snapshot.working()}
 
@@ -64,14 +64,14 @@ def facts(snapshot: Snapshot) -> dict[str, object]:
 def test_changes_come_to_the_same_as_a_new_one(
     steps: list[tuple[dict[str, NodeStatus | None], tuple[JobStatus, ...]]], few: int
 ) -> None:
-    kept, nodes = Snapshot(), dict[str, NodeStatus]()
+    kept, nodes = ClusterSnapshot(), dict[str, NodeStatus]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "FEW_CHANGES", few)
         for changed, jobs in steps:
             before, known = kept, facts(kept)
             nodes = {name: node for name, node in {**nodes, **changed}.items() if node is not None}
             kept = kept.changed(changed, jobs=jobs, published=None, faults=FaultRate())
-            assert facts(kept) == facts(Snapshot(nodes=tuple(nodes.values()), jobs=jobs))
+            assert facts(kept) == facts(ClusterSnapshot(nodes=tuple(nodes.values()), jobs=jobs))
             assert facts(before) == known  # the old one stays as it was
             held = [node.held_by for node in kept.sound_nodes]
             assert +kept.held() == {name: held.count(name) for name in set(held)}
@@ -80,6 +80,6 @@ def test_changes_come_to_the_same_as_a_new_one(
 
 
 def test_two_jobs_of_one_name_are_refused() -> None:
-    twice = [job("a", Phase.RUNNING, is_known=True)] * 2
+    twice = [job("a", JobPhase.RUNNING, is_known=True)] * 2
     with pytest.raises(ValueError, match="two jobs are called"):
-        Snapshot().changed({}, jobs=twice, published=None, faults=FaultRate())
+        ClusterSnapshot().changed({}, jobs=twice, published=None, faults=FaultRate())

@@ -8,7 +8,7 @@ from typing import Any
 
 from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import NodeState, NodeStatus, Phase, Refusal
+from unicron_elastic.planning.coordinate.snapshot import JobPhase, NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
 from unicron_elastic.rendezvous.plan.term import Term
 from unicron_elastic.rendezvous.records.cluster import LEADER, quarantine_key, quarantine_text
@@ -192,9 +192,9 @@ class Cluster:
                 self._go(self.status(host), parse_order(entry).target)
         for host in sorted(self.leases):
             status = self.status(host)
-            if status.state is NodeState.JOINING and self.phase(status.job) is Phase.RUNNING:
+            if status.state is NodeState.JOINING and self.phase(status.job) is JobPhase.RUNNING:
                 self.say(replace(status, state=NodeState.WORKING))
-            elif status.job and self.phase(status.job) in (Phase.FINISHED, Phase.CANCELLED):
+            elif status.job and self.phase(status.job) in (JobPhase.FINISHED, JobPhase.CANCELLED):
                 self._go(status, "")
 
     def _go(self, status: NodeStatus, target: str) -> None:
@@ -213,9 +213,9 @@ class Cluster:
 
     def phase_record(self, name: str) -> PhaseRecord:
         entry = self.store.read(PlannedJobKeys(name).phase).entry
-        return PhaseRecord(phase=Phase.SUBMITTED, reason="") if entry is None else parse_phase(entry)
+        return PhaseRecord(phase=JobPhase.SUBMITTED, reason="") if entry is None else parse_phase(entry)
 
-    def phase(self, name: str) -> Phase:
+    def phase(self, name: str) -> JobPhase:
         return self.phase_record(name).phase
 
     def working(self, name: str) -> list[str]:

@@ -22,7 +22,7 @@ from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.membership.coordination import BecomeCoordinator
 from unicron_elastic.membership.rounds import Member
 from unicron_elastic.rendezvous.cluster.heartbeat_wire import Hello
-from unicron_elastic.rendezvous.cluster.heartbeats import Heartbeats
+from unicron_elastic.rendezvous.cluster.heartbeats import NodeHeartbeats
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.cluster.presence import ClusterPresence
 from unicron_elastic.rendezvous.job.presence import JobPresence
@@ -402,7 +402,7 @@ def test_who_has_no_lease_takes_no_leader_s_key(cluster: Cluster) -> None:
     record = NodeRecord(node_id="a/1", host="a", job="job", label="", pid=1)
     presence = ClusterPresence(cluster.open_store, LEASE_TTL_S, record, "127.0.0.1:1")
     presence.enter(DEADLINE_S)
-    heartbeats = Heartbeats(Hello("a/1", "a", "job"), "127.0.0.1", "127.0.0.1")
+    heartbeats = NodeHeartbeats(Hello("a/1", "a", "job"), "127.0.0.1", "127.0.0.1")
     try:
         presence._lease_id = None  # as between the end of one and the next
         heartbeats._presence = presence

@@ -23,10 +23,10 @@ from unicron_elastic.rendezvous.records.cluster import (
     QUARANTINE,
     ROSTER,
     SPEC_MAX_BYTES,
-    JobSpec,
     LeaderRecord,
     NodeRecord,
     RosterRecord,
+    UnplannedJobSpec,
     leader_text,
     node_key,
     node_text,
@@ -50,7 +50,7 @@ from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 NODE = NodeRecord(node_id="gpu-7/3f2a", host="gpu-7", job="job 1/2", label="rack7", pid=4711)
 LEADING = LeaderRecord(node_id="gpu-7/3f2a", host="gpu-7", address="10.0.0.7:4321")
 QUARANTINED = Quarantined(node="gpu-7", reason="It smells.", since=1.8e9, until=None, by="ada")
-SPEC = JobSpec(
+SPEC = UnplannedJobSpec(
     min_nodes=2,
     max_nodes=4,
     target_nodes=3,

@@ -11,7 +11,7 @@ from term_lab import NOW, Cluster, spec, two_jobs
 
 from unicron_elastic.membership.coordination import CoordinationState, Leader
 from unicron_elastic.metrics.figures import PlanFigures
-from unicron_elastic.planning.coordinate.snapshot import Phase
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay
 from unicron_elastic.rendezvous.cluster import node as cluster_answers
 from unicron_elastic.rendezvous.cluster.node import ClusterAnswers
@@ -79,7 +79,7 @@ def test_weights_count() -> None:
 
 def test_jobs_that_are_over_are_told_no_more() -> None:
     cluster = two_jobs()
-    cluster.store.put(PlannedJobKeys("chat").phase, phase_text(PhaseRecord(phase=Phase.FINISHED, reason="")))
+    cluster.store.put(PlannedJobKeys("chat").phase, phase_text(PhaseRecord(phase=JobPhase.FINISHED, reason="")))
     cluster.settle()
     assert [job.run_id for job in cluster.term.figures(NOW).jobs] == ["code"]
 

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.planning.coordinate.coordinator import CoordinatorState, PublishPlan, SnapshotSeen, handle
 from unicron_elastic.planning.coordinate.proposal import propose
-from unicron_elastic.planning.coordinate.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import (
+    ClusterSnapshot,
+    Health,
+    JobPhase,
+    JobStatus,
+    NodeState,
+    NodeStatus,
+)
 from unicron_elastic.planning.model.configurations import Workload
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.jobs import GPU_FLOPS, GivenRates, JobSpec, MeasuredSteps, Modelled
@@ -58,7 +65,7 @@ def node_text(host: str, **options: Any) -> bytes:
     return status_text(node(host, **options)).encode()
 
 
-def phase(found: Phase) -> bytes:
+def phase(found: JobPhase) -> bytes:
     return phase_text(PhaseRecord(phase=found, reason=f"It is {found.value}."))
 
 
@@ -71,7 +78,7 @@ def measured(nodes: int = 1, step_s: float = 1.0, flops: float | None = None) ->
 
 def a_plan(*hosts: str) -> bytes:
     job = JobStatus(spec=spec("chat"), rates_flops=RATES)
-    found = propose(Snapshot(nodes=tuple(node(host) for host in hosts), jobs=(job,)), 1e9)
+    found = propose(ClusterSnapshot(nodes=tuple(node(host) for host in hosts), jobs=(job,)), 1e9)
     return found.to_json().encode()
 
 
@@ -100,11 +107,11 @@ class Mirrored:
         entries = tuple(self.entries[key] for key in sorted(self.entries))
         return PlanMirror(StoreSnapshot(prefix=PLAN, revision=self.revision, entries=entries))
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ClusterSnapshot:
         return snapshot_of(self.mirror)
 
 
-def snapshot_of(mirror: PlanMirror) -> Snapshot:
+def snapshot_of(mirror: PlanMirror) -> ClusterSnapshot:
     return mirror.planning_snapshot(lambda host: Health.DRAINING if host == "h1" else Health.OK)
 
 
@@ -140,7 +147,7 @@ for _name in ("chat", "code/1"):
             spec_text(spec(_name, throughput=GivenRates(RATES))),
             spec_text(spec("another")),
         ],
-        _keys.phase: [phase(each) for each in Phase],
+        _keys.phase: [phase(each) for each in JobPhase],
         _keys.rates: [rates_text(RATES), b'{"rates_flops": [0]}'],
         _keys.measured: [measured(), measured(2, 3.0, 1e12), b'{"grow_s": []}'],
         _keys.output: [b"host:1", b"\xff"],
@@ -170,22 +177,22 @@ def test_change_by_change_is_the_same_as_all_at_once(changes: list[tuple[str, by
 
 def test_a_job_without_a_phase_is_submitted() -> None:
     found = one_job()
-    assert only_job(found).phase is Phase.SUBMITTED
+    assert only_job(found).phase is JobPhase.SUBMITTED
     job = found.mirror.jobs()["chat"]
     assert (job.phase.reason, job.phase_revision) == ("chat was submitted.", 0)
 
 
 def test_a_job_without_a_spec_is_none() -> None:
-    found = Mirrored(**{CHAT.phase: phase(Phase.RUNNING)})
+    found = Mirrored(**{CHAT.phase: phase(JobPhase.RUNNING)})
     assert (found.snapshot().jobs, found.mirror.jobs()) == ((), {})
     found.write(CHAT.spec, spec_text(spec("chat")))
-    assert only_job(found).phase is Phase.RUNNING
+    assert only_job(found).phase is JobPhase.RUNNING
     found.write(CHAT.spec, None)
     assert found.snapshot().jobs == ()
 
 
-@pytest.mark.parametrize("over", [Phase.FINISHED, Phase.CANCELLED])
-def test_a_job_that_is_over_stays_known_and_is_planned_no_more(over: Phase) -> None:
+@pytest.mark.parametrize("over", [JobPhase.FINISHED, JobPhase.CANCELLED])
+def test_a_job_that_is_over_stays_known_and_is_planned_no_more(over: JobPhase) -> None:
     found = one_job(phase=phase(over))
     assert (only_job(found).phase, only_job(found).is_planned) == (over, False)
 
@@ -193,7 +200,7 @@ def test_a_job_that_is_over_stays_known_and_is_planned_no_more(over: Phase) -> N
 def test_its_revision_is_that_of_what_it_is_planned_by() -> None:
     found = one_job()
     spec_revision = only_job(found).revision
-    found.write(CHAT.phase, phase(Phase.RUNNING))
+    found.write(CHAT.phase, phase(JobPhase.RUNNING))
     found.write(CHAT.measured, measured())
     assert only_job(found).revision == spec_revision
     found.write(CHAT.rates, rates_text(RATES))
@@ -258,7 +265,7 @@ def test_a_status_is_made_once_for_as_long_as_its_job_stays_as_it_is() -> None:
 
 
 def two_jobs() -> Mirrored:
-    found = one_job(phase=phase(Phase.RUNNING))
+    found = one_job(phase=phase(JobPhase.RUNNING))
     found.write(PlannedJobKeys("code").spec, spec_text(spec("code")))
     return found
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from unicron_elastic.planning.coordinate.proposal import propose
 from unicron_elastic.planning.coordinate.snapshot import (
+    ClusterSnapshot,
     Health,
+    JobPhase,
     JobStatus,
     NodeState,
     NodeStatus,
-    Phase,
     Refusal,
-    Snapshot,
 )
 from unicron_elastic.planning.model.configurations import Workload
 from unicron_elastic.planning.model.faulting import FaultRate
@@ -84,7 +84,7 @@ SPEC = JobSpec(
 KEYS = PlannedJobKeys(SPEC.name)
 ORDER = Order(source="chat", target="code", plan_revision=17, reason="h1 goes from chat to code.")
 PHASE = PhaseRecord(
-    phase=Phase.FINISHED, reason="It has ended well.", nodes=3, exit_code=0, signal=SIGINT, start=9, submission=7
+    phase=JobPhase.FINISHED, reason="It has ended well.", nodes=3, exit_code=0, signal=SIGINT, start=9, submission=7
 )
 HUGE = 10**400  # more than a float can be
 
@@ -101,7 +101,7 @@ def a_plan() -> bytes:
     """A published plan."""
     job = JobStatus(spec=replace(SPEC, pinned_nodes=None), rates_flops=(0.0, 1e12, 2e12))
     nodes = tuple(NodeStatus(node_id=f"n{place}", host=f"n{place}") for place in range(3))
-    return propose(Snapshot(nodes=nodes, jobs=(job,)), 1e9).to_json().encode()
+    return propose(ClusterSnapshot(nodes=nodes, jobs=(job,)), 1e9).to_json().encode()
 
 
 # Each kind of record: its key, what reads it, and a text that is one.
@@ -186,12 +186,12 @@ def test_a_spec_comes_back_as_it_was(throughput: Throughput) -> None:
 def test_orders_phases_rates_and_faults_come_back_as_they_were() -> None:
     assert parse_order(entry(order_key("h1/agent"), order_text(ORDER))) == ORDER
     assert parse_phase(entry(KEYS.phase, phase_text(PHASE))) == PHASE
-    running = json.loads(phase_text(PhaseRecord(phase=Phase.RUNNING, reason="", start=4, submission=2)))
+    running = json.loads(phase_text(PhaseRecord(phase=JobPhase.RUNNING, reason="", start=4, submission=2)))
     assert parse_phase(entry("k", json.dumps(running).encode())).start == 4
     del running["start"]
     old = entry("k", json.dumps(running).encode())
     assert parse_phase(old).start == old.revision, "before it was told, it was the key's revision"
-    submitted = PhaseRecord(phase=Phase.SUBMITTED, reason="")
+    submitted = PhaseRecord(phase=JobPhase.SUBMITTED, reason="")
     assert parse_phase(entry(KEYS.phase, phase_text(submitted))) == submitted
     assert parse_rates(entry(KEYS.rates, rates_text((0.0, 1e12, 2.5e12)))) == (0.0, 1e12, 2.5e12)
     faults = FaultRate(faults=3, node_s=12.5)

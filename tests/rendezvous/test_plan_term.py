@@ -14,7 +14,7 @@ from term_lab import LONG_S, NOW, Cluster, TermStore, read_order, read_published
 
 from unicron_elastic.base.quarantine import LAUNCHER
 from unicron_elastic.planning.coordinate.coordinator import REPEAT_S, TableBuilt
-from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, NodeStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, JobPhase, NodeState, NodeStatus
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.jobs import MeasuredSteps
 from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay
@@ -100,10 +100,10 @@ def test_a_job_and_its_nodes_are_brought_together() -> None:
     assert order is not None
     assert (order.source, order.plan_revision) == ("", plan.revision)
     assert plan.reason in order.reason
-    assert cluster.phase("chat") is Phase.SUBMITTED  # nobody waits for it yet
+    assert cluster.phase("chat") is JobPhase.SUBMITTED  # nobody waits for it yet
     cluster.settle()
     record = cluster.phase_record("chat")
-    assert (record.phase, record.nodes) == (Phase.RUNNING, 3)
+    assert (record.phase, record.nodes) == (JobPhase.RUNNING, 3)
     assert cluster.working("chat") == ["h1", "h2", "h3"]
     assert cluster.said == [plan.reason, record.reason]
 
@@ -115,13 +115,13 @@ def test_two_jobs_share_and_a_third_one_waits_until_one_ends() -> None:
     assert sum(held.values()) == 6
     cluster.submit(spec("draft", 0.01, min_nodes=3))
     cluster.settle()
-    assert (cluster.phase("draft"), cluster.published.plan.counts["draft"]) == (Phase.SUBMITTED, 0)
-    cluster.store.put(CHAT.phase, phase_text(PhaseRecord(phase=Phase.FINISHED, reason="", exit_code=0)))
-    cluster.store.put(CODE.phase, phase_text(PhaseRecord(phase=Phase.CANCELLED, reason="")))
+    assert (cluster.phase("draft"), cluster.published.plan.counts["draft"]) == (JobPhase.SUBMITTED, 0)
+    cluster.store.put(CHAT.phase, phase_text(PhaseRecord(phase=JobPhase.FINISHED, reason="", exit_code=0)))
+    cluster.store.put(CODE.phase, phase_text(PhaseRecord(phase=JobPhase.CANCELLED, reason="")))
     cluster.settle()
-    assert cluster.phase("draft") is Phase.RUNNING
+    assert cluster.phase("draft") is JobPhase.RUNNING
     assert len(cluster.working("draft")) == 6
-    assert [cluster.phase(name) for name in ("chat", "code")] == [Phase.FINISHED, Phase.CANCELLED]
+    assert [cluster.phase(name) for name in ("chat", "code")] == [JobPhase.FINISHED, JobPhase.CANCELLED]
 
 
 def test_all_that_is_written_is_guarded_by_the_leader_and_orders_and_phases_by_the_plan() -> None:
@@ -140,13 +140,13 @@ def test_a_job_that_is_paused_is_stopped_and_started_again_later() -> None:
     cluster.submit(spec("chat", 1.2, paused=True))
     cluster.look_on()
     assert cluster.phase_record("chat").start == began > 0
-    assert (cluster.phase("chat"), cluster.phase_record("chat").reason) == (Phase.SUBMITTED, "chat is paused.")
+    assert (cluster.phase("chat"), cluster.phase_record("chat").reason) == (JobPhase.SUBMITTED, "chat is paused.")
     cluster.settle()
     assert (cluster.working("chat"), len(cluster.working("code"))) == ([], 6)
     cluster.submit(spec("chat", 1.2))
     cluster.now += LONG_S
     cluster.settle()
-    assert cluster.phase("chat") is Phase.RUNNING
+    assert cluster.phase("chat") is JobPhase.RUNNING
     assert len(cluster.working("chat")) > 1
     assert cluster.phase_record("chat").start > began
     assert cluster.phase_record("chat").submission == 5, "it is the same job as before"
@@ -164,7 +164,7 @@ def test_no_start_of_a_job_has_the_number_of_another_one() -> None:
         cluster.submit(spec("chat"))
         cluster.now += LONG_S
         cluster.settle()
-        assert cluster.phase("chat") is Phase.RUNNING
+        assert cluster.phase("chat") is JobPhase.RUNNING
     assert sorted(set(starts)) == starts
 
 
@@ -173,10 +173,10 @@ def test_who_has_just_cancelled_a_job_is_not_overruled() -> None:
     cluster.submit(spec("chat"))
     cluster.start("h1")
     cluster.look_on()
-    cancelled = phase_text(PhaseRecord(phase=Phase.CANCELLED, reason=""))
+    cancelled = phase_text(PhaseRecord(phase=JobPhase.CANCELLED, reason=""))
     cluster.term_store.before = once(lambda: cluster.store.put(CHAT.phase, cancelled), CHAT.phase)
     cluster.settle()
-    assert cluster.phase("chat") is Phase.CANCELLED
+    assert cluster.phase("chat") is JobPhase.CANCELLED
     assert [each.revision for each in cluster.commits_of(CHAT.phase)] == [None]
 
 
@@ -204,7 +204,7 @@ def test_measured_rates_are_adopted_once() -> None:
     assert entry is not None
     assert parse_rates(entry)[2] == pytest.approx(5e12)
     assert cluster.term_store.written().count(CHAT.rates) == 1
-    assert cluster.phase("chat") is Phase.RUNNING
+    assert cluster.phase("chat") is JobPhase.RUNNING
 
 
 def test_rates_of_many_jobs_at_once_are_adopted_in_several_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ def test_a_coordinator_that_was_replaced_writes_nothing_any_more() -> None:
     assert len(old_store.written()) == count
     assert any(each.revision is None for each in old_store.commits)  # it did try
     cluster.settle()
-    assert cluster.phase("draft") is Phase.RUNNING
+    assert cluster.phase("draft") is JobPhase.RUNNING
 
 
 def test_who_reads_the_plan_of_another_leader_goes_on_from_it() -> None:
@@ -430,7 +430,7 @@ def test_a_broken_node_leaves_at_once() -> None:
     cluster.settle()
     cluster.keep_out("h1", by=LAUNCHER)
     cluster.settle()
-    assert (cluster.working("chat"), cluster.phase("chat")) == ([], Phase.SUBMITTED)
+    assert (cluster.working("chat"), cluster.phase("chat")) == ([], JobPhase.SUBMITTED)
     assert cluster.store.read(FAULTS).entry is None  # nobody was lost without a word
 
 
@@ -683,7 +683,7 @@ def test_who_leaves_or_is_kept_out_is_not_lost() -> None:
         job = "" if state is NodeState.IDLE else "chat"
         return NodeStatus(node_id=host, host=host, state=state, job=job, health=health)
 
-    before = Snapshot(
+    before = ClusterSnapshot(
         nodes=(
             node("a", NodeState.WORKING),
             node("b", NodeState.JOINING),
@@ -694,7 +694,7 @@ def test_who_leaves_or_is_kept_out_is_not_lost() -> None:
             node("g", NodeState.WORKING),
         )
     )
-    assert lost_nodes(before, Snapshot(nodes=before.nodes[-1:])) == 3
+    assert lost_nodes(before, ClusterSnapshot(nodes=before.nodes[-1:])) == 3
     assert lost_nodes(before, before) == 0
 
 
@@ -723,7 +723,7 @@ def test_a_plan_that_nobody_can_read_is_replaced() -> None:
     cluster.settle()
     assert [each.guards[CURRENT] for each in cluster.commits_of(CURRENT)][-1] == odd
     assert cluster.published.plan.counts == {"chat": len(cluster.working("chat")), "code": len(cluster.working("code"))}
-    assert cluster.phase("chat") is Phase.RUNNING
+    assert cluster.phase("chat") is JobPhase.RUNNING
 
 
 # -- on a real etcd ------------------------------------------------------------------------------------------------

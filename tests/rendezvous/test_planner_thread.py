@@ -13,7 +13,7 @@ from store_lab import BINARY, wait_until
 from term_lab import read_published, spec
 
 from unicron_elastic.base.quarantine import Quarantined
-from unicron_elastic.planning.coordinate.snapshot import NodeState, NodeStatus, Phase
+from unicron_elastic.planning.coordinate.snapshot import JobPhase, NodeState, NodeStatus
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.plan.planner import RETRY_S, TICK_S, Planner
 from unicron_elastic.rendezvous.records.cluster import LEADER, NodeRecord, quarantine_key, quarantine_text, roster_key
@@ -126,7 +126,7 @@ def test_a_lost_node_is_replaced_within_milliseconds(cluster: Cluster) -> None:
     spares = [f"spare{place}" for place in range(10)]
     working = ["w0", "w1", "w2"]
     cluster.store.put(CHAT.spec, spec_text(spec("chat", max_nodes=3)))
-    cluster.store.put(CHAT.phase, phase_text(PhaseRecord(phase=Phase.RUNNING, reason="")))
+    cluster.store.put(CHAT.phase, phase_text(PhaseRecord(phase=JobPhase.RUNNING, reason="")))
     for host in working:
         cluster.say(host, NodeState.WORKING, "chat")
     for host in spares:
@@ -333,7 +333,7 @@ def test_a_store_that_has_lost_its_data_is_told_what_was_planned() -> None:
         cluster = Cluster(server.endpoint)
         try:
             told = {CHAT.spec: spec_text(spec("chat")), CHAT.rates: b"{}", PlannedJobKeys("code").spec: b"odd"}
-            running = phase_text(PhaseRecord(phase=Phase.RUNNING, reason="", start=3))
+            running = phase_text(PhaseRecord(phase=JobPhase.RUNNING, reason="", start=3))
             for key, value in {**told, CHAT.phase: running, CHAT.measured: b"{}"}.items():
                 cluster.store.put(key, value)
             lease_id = cluster.store.grant(60.0).lease_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unicron_elastic.faults import Status
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
-from unicron_elastic.simulation.history.events import Event, Fault, History
+from unicron_elastic.simulation.history.events import Event, FaultStruck, History
 from unicron_elastic.simulation.model.accounting import SeedResult
 from unicron_elastic.simulation.model.scenario import Generated, Scenario
 from unicron_elastic.simulation.policies.policies import POLICIES
@@ -34,8 +34,8 @@ def history(nodes: int, *events: Event, days: float = 1.0, **options: object) ->
     return History.of(events, name="written", duration_s=days * DAY_S, nodes=nodes, source="a test", **options)
 
 
-def fault(kind: Status, node: int = 0, at_s: float = 1000.0, repair_s: float | None = None) -> Fault:
-    return Fault(at_s=at_s, node=node, kind=kind, repair_s=repair_s)
+def fault(kind: Status, node: int = 0, at_s: float = 1000.0, repair_s: float | None = None) -> FaultStruck:
+    return FaultStruck(at_s=at_s, node=node, kind=kind, repair_s=repair_s)
 
 
 def ran(scenario: Scenario, policy: str, *events: Event, days: float = 1.0, **options: object) -> SeedResult:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from unicron_elastic.faults import Severity, Status
-from unicron_elastic.simulation.model.accounting import Books, CurvePoint, Entry, Stall
+from unicron_elastic.simulation.model.accounting import Books, CurvePoint, IncidentEntry, Stall
 
 
-def entry(node: int = 0) -> Entry:
-    return Entry(at_s=0.0, node=node, kind=Status.ECC_ERROR, job="a", severity=Severity.SEV1)
+def entry(node: int = 0) -> IncidentEntry:
+    return IncidentEntry(at_s=0.0, node=node, kind=Status.ECC_ERROR, job="a", severity=Severity.SEV1)
 
 
 def told(
@@ -21,7 +21,7 @@ def told(
     gpus: float = 8.0,
     overhead: float = 0.0,
     stall: Stall | None = None,
-    missing: tuple[tuple[Entry, float], ...] = (),
+    missing: tuple[tuple[IncidentEntry, float], ...] = (),
 ) -> None:
     books.job(at_s, name, full_waf=full, gpus=gpus, overhead=overhead, stall=stall, missing=missing)
 

@@ -11,7 +11,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unicron_elastic.faults import Status
-from unicron_elastic.simulation.history.events import Event, Fault, History, JobArrives, JobEnds, NodeJoins, NodeLeaves
+from unicron_elastic.simulation.history.events import (
+    Event,
+    FaultStruck,
+    History,
+    JobArrives,
+    JobEnds,
+    NodeJoins,
+    NodeLeaves,
+)
 from unicron_elastic.simulation.history.generate import generate
 from unicron_elastic.simulation.history.replay import read_bamboo, read_csv, read_history, write_csv
 
@@ -55,8 +63,8 @@ def test_our_format_says_everything(tmp_path: Path) -> None:
         source="the operators' notebook: page 7",
         events=(
             JobArrives(at_s=5.0, job="chat"),
-            Fault(at_s=10.5, node=1, kind=Status.ECC_ERROR, repair_s=86400.0),
-            Fault(at_s=20.0, node=2, kind=Status.TASK_HANG),
+            FaultStruck(at_s=10.5, node=1, kind=Status.ECC_ERROR, repair_s=86400.0),
+            FaultStruck(at_s=20.0, node=2, kind=Status.TASK_HANG),
             NodeLeaves(at_s=30.0, node=0, notice_s=120.0),
             NodeLeaves(at_s=31.0, node=3),
             NodeJoins(at_s=40.0, node=0),
@@ -200,7 +208,7 @@ moments = st.floats(0, 1000, allow_subnormal=False)
 names = st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, max_size=12)
 loose = st.one_of(
     st.builds(
-        Fault,
+        FaultStruck,
         at_s=moments,
         node=st.integers(0, 7),
         kind=st.sampled_from(Status),

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unicron_elastic.faults import Severity, Status
-from unicron_elastic.simulation.history.events import KINDS, Fault, History
+from unicron_elastic.simulation.history.events import KINDS, FaultStruck, History
 from unicron_elastic.simulation.history.generate import Racks, generate
 from unicron_elastic.simulation.history.presets import DAY_S, LLAMA_3, PAPER_MIX, PRESETS, Preset, Repair
 from unicron_elastic.simulation.history.replay import write_csv
@@ -19,7 +19,7 @@ from unicron_elastic.simulation.history.replay import write_csv
 SEEDS = 300
 
 
-def node_faults(history: History) -> list[Fault]:
+def node_faults(history: History) -> list[FaultStruck]:
     return [fault for fault in history.faults if fault.severity is Severity.SEV1]
 
 
@@ -112,7 +112,7 @@ def test_repairs_are_spread_over_their_range() -> None:
 
 
 def test_racks_lose_as_many_nodes_but_together() -> None:
-    def struck(racks: Racks | None) -> list[Fault]:
+    def struck(racks: Racks | None) -> list[FaultStruck]:
         made = [generate("trace-b", seed, nodes=64, repair=Repair(0, 0), racks=racks) for seed in range(40)]
         return [fault for history in made for fault in node_faults(history)]
 

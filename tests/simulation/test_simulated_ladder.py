@@ -12,9 +12,9 @@ from unicron_elastic.recovery.state import Phase
 from unicron_elastic.simulation.history.events import KINDS
 from unicron_elastic.simulation.live.faults import Shows, Strike, shows
 from unicron_elastic.simulation.live.recovery import OTHERS, RESTARTS_UNTIL_DRAINED, Ladder
-from unicron_elastic.simulation.model.accounting import Books, Entry, SimulatedIncident
+from unicron_elastic.simulation.model.accounting import Books, IncidentEntry, SimulatedIncident
 from unicron_elastic.simulation.model.durations import DURATIONS, STATE_BYTES
-from unicron_elastic.simulation.model.engine import Engine
+from unicron_elastic.simulation.model.engine import SimulationEngine
 from unicron_elastic.simulation.model.scenario import Scenario
 from unicron_elastic.simulation.model.shape import STEP_S, shape_of
 from unicron_elastic.simulation.model.training import Training
@@ -147,15 +147,15 @@ class Lonely:
         self.isolated.append(strike)
 
 
-def ladder() -> tuple[Engine, Training, Ladder, Lonely]:
-    engine, around = Engine(), Lonely()
+def ladder() -> tuple[SimulationEngine, Training, Ladder, Lonely]:
+    engine, around = SimulationEngine(), Lonely()
     training = Training("a", 1.0, shape_of(linear("a", 2), 2, uneven=True), Books(), engine)
     training.resize(2)
     return engine, training, Ladder(engine, DURATIONS, training, around, host="n0", others=(OTHERS,)), around
 
 
 def struck(kind: Status, local_rank: int = 0) -> Strike:
-    entry = Entry(at_s=0.0, node=0, kind=kind, job="a", severity=KINDS[kind].severity)
+    entry = IncidentEntry(at_s=0.0, node=0, kind=kind, job="a", severity=KINDS[kind].severity)
     return Strike(
         status=kind,
         entry=entry,

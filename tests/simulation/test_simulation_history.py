@@ -8,11 +8,11 @@ from unicron_elastic.faults import SEVERITY_OF, Severity, Status
 from unicron_elastic.simulation.history.events import (
     KINDS,
     Event,
-    Fault,
+    FaultStruck,
     History,
     JobArrives,
     JobEnds,
-    Measured,
+    MeasuredFault,
     Method,
     NodeJoins,
     NodeLeaves,
@@ -23,8 +23,8 @@ def history(*events: Event, nodes: int = 4, absent: frozenset[int] = frozenset()
     return History.of(events, name="h", duration_s=100.0, nodes=nodes, source="made by hand", absent=absent)
 
 
-def fault(at_s: float, node: int = 0, kind: Status = Status.ECC_ERROR, repair_s: float | None = None) -> Fault:
-    return Fault(at_s=at_s, node=node, kind=kind, repair_s=repair_s)
+def fault(at_s: float, node: int = 0, kind: Status = Status.ECC_ERROR, repair_s: float | None = None) -> FaultStruck:
+    return FaultStruck(at_s=at_s, node=node, kind=kind, repair_s=repair_s)
 
 
 def test_every_status_of_the_live_system_has_its_severity_and_a_method() -> None:
@@ -41,7 +41,7 @@ def test_events_are_put_into_one_order() -> None:
     made = history(*events, absent=frozenset({0}))
     assert made.events == history(*reversed(events), absent=frozenset({0})).events
     assert [type(event).__name__ for event in made.events] == [
-        *("Fault", "NodeJoins", "NodeLeaves", "Fault", "Fault", "JobEnds", "JobArrives"),
+        *("FaultStruck", "NodeJoins", "NodeLeaves", "FaultStruck", "FaultStruck", "JobEnds", "JobArrives"),
     ]
     assert [each.node for each in made.faults] == [0, 1, 2]
 
@@ -88,5 +88,5 @@ def test_a_history_of_nothing_is_refused(values: dict[str, object], problem: str
 
 def test_measured_phases_add_up_if_all_are_known() -> None:
     phases = {"noticed_s": 0.5, "stopped_s": 0.25, "regrouped_s": 1.0, "first_step_s": 2.0}
-    assert Measured(job="j", host="h", action="restart", **phases).total_s == 3.75
-    assert Measured(job="j", host="h", action="restart", **{**phases, "first_step_s": None}).total_s is None
+    assert MeasuredFault(job="j", host="h", action="restart", **phases).total_s == 3.75
+    assert MeasuredFault(job="j", host="h", action="restart", **{**phases, "first_step_s": None}).total_s is None

@@ -11,7 +11,7 @@ import pytest
 from made_studies import seed_result, study
 
 from unicron_elastic.faults import Status
-from unicron_elastic.simulation.history.events import Fault, History, NodeJoins, NodeLeaves
+from unicron_elastic.simulation.history.events import FaultStruck, History, NodeJoins, NodeLeaves
 from unicron_elastic.simulation.history.generate import generate
 from unicron_elastic.simulation.model.accounting import PolicyResult
 
@@ -104,8 +104,8 @@ def test_what_cannot_be_put_on_an_axis_is_refused() -> None:
 
 
 def test_healthy_nodes_are_counted_over_time() -> None:
-    def fault(at_s: float, node: int, kind: Status = Status.ECC_ERROR, repair_s: float | None = None) -> Fault:
-        return Fault(at_s=at_s, node=node, kind=kind, repair_s=repair_s)
+    def fault(at_s: float, node: int, kind: Status = Status.ECC_ERROR, repair_s: float | None = None) -> FaultStruck:
+        return FaultStruck(at_s=at_s, node=node, kind=kind, repair_s=repair_s)
 
     events = (
         NodeJoins(at_s=10.0, node=3),

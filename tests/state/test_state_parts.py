@@ -29,7 +29,7 @@ from unicron_elastic.state.pull.transfer import (
     stripe,
     why_not,
 )
-from unicron_elastic.state.pull.wire import Gone, Stream, WireError, greet_client, greet_server
+from unicron_elastic.state.pull.wire import Gone, PullWireError, Stream, greet_client, greet_server
 
 HERE = Address("a", "boot", 1, ("a", 1), "name", "rack")
 OTHERS = {
@@ -184,14 +184,14 @@ def greet(one: Stream, other: Stream, keys: tuple[bytes, bytes]) -> list[str]:
     def serve() -> None:
         try:
             greet_client(one, keys[0])
-        except (WireError, Gone) as error:
+        except (PullWireError, Gone) as error:
             complaints[0] = str(error)
 
     server = threading.Thread(target=serve)
     server.start()
     try:
         greet_server(other, keys[1])
-    except (WireError, Gone) as error:
+    except (PullWireError, Gone) as error:
         complaints[1] = str(error)
     server.join()
     return complaints
@@ -218,7 +218,7 @@ def test_a_frame_that_comes_a_second_time_is_refused(pair: tuple[Stream, Stream]
     client.send(sent)
     assert server.receive_frame() == {"do": "layout"}
     client.send(sent)  # again
-    with pytest.raises(WireError, match="a frame that the other side has not sent at this point"):
+    with pytest.raises(PullWireError, match="a frame that the other side has not sent at this point"):
         server.receive_frame()
 
 
@@ -228,7 +228,7 @@ def test_a_frame_that_was_changed_on_the_way_is_refused(pair: tuple[Stream, Stre
     assert server.seal is not None
     body = b'{"step":1}'
     server.send(len(body).to_bytes(4, "big") + body.replace(b"1", b"2") + server.seal.of(body))
-    with pytest.raises(WireError, match="a frame that the other side has not sent at this point"):
+    with pytest.raises(PullWireError, match="a frame that the other side has not sent at this point"):
         client.receive_frame()
 
 
@@ -239,7 +239,7 @@ def test_a_client_that_hands_back_what_a_server_said_is_not_let_in(pair: tuple[S
     def serve() -> None:
         try:
             greet_client(server, b"key")
-        except WireError as error:
+        except PullWireError as error:
             complaints.append(str(error))
 
     thread = threading.Thread(target=serve)
@@ -260,7 +260,7 @@ def test_whatever_is_sent_is_a_frame_or_a_complaint(data: bytes) -> None:
     try:
         one.send(data)
         one.close()
-        with pytest.raises((WireError, Gone)):  # in the end it is over
+        with pytest.raises((PullWireError, Gone)):  # in the end it is over
             all(isinstance(other.receive_frame(50), dict) for _ in range(100))
     finally:
         other.close()
@@ -269,7 +269,7 @@ def test_whatever_is_sent_is_a_frame_or_a_complaint(data: bytes) -> None:
 def test_a_frame_that_is_too_long_is_refused_before_it_is_read(pair: tuple[Stream, Stream]) -> None:
     one, other = pair
     one.send_frame({"a": "b" * 100})
-    with pytest.raises(WireError, match="a frame of 108 bytes where at most 50 may come"):
+    with pytest.raises(PullWireError, match="a frame of 108 bytes where at most 50 may come"):
         other.receive_frame(50)
 
 

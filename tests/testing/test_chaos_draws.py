@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.testing.chaos_plan import UNDRAWABLE, Kind, RandomFaults, explain, parse
+from unicron_elastic.testing.chaos_plan import UNDRAWABLE, ChaosKind, RandomFaults, explain, parse
 
 _RANDOMS = st.builds(
     RandomFaults,
     mtbf=st.floats(min_value=0.001, max_value=1e6),
     seed=st.integers(0, 10**17),
-    kinds=st.lists(st.sampled_from(sorted(set(Kind) - UNDRAWABLE, key=str)), min_size=1).map(tuple),
+    kinds=st.lists(st.sampled_from(sorted(set(ChaosKind) - UNDRAWABLE, key=str)), min_size=1).map(tuple),
     restart=st.none() | st.integers(0, 3),
 )
 
@@ -44,12 +44,12 @@ def test_what_is_drawn_stays_the_same_between_versions() -> None:
 
 
 def test_draws_have_the_mean_and_spread_over_all_ranks() -> None:
-    drawn = list(itertools.islice(RandomFaults(mtbf=30.0, kinds=(Kind.KILL, Kind.HANG)).draw(4, 0), 4000))
+    drawn = list(itertools.islice(RandomFaults(mtbf=30.0, kinds=(ChaosKind.KILL, ChaosKind.HANG)).draw(4, 0), 4000))
     assert drawn[-1].after is not None
     assert math.isclose(drawn[-1].after / len(drawn), 30.0, rel_tol=0.1)
     for rank in range(4):
         assert math.isclose(sum(fault.rank == rank for fault in drawn), 1000, rel_tol=0.15)
-    assert math.isclose(sum(fault.kind is Kind.KILL for fault in drawn), 2000, rel_tol=0.1)
+    assert math.isclose(sum(fault.kind is ChaosKind.KILL for fault in drawn), 2000, rel_tol=0.1)
 
 
 def test_each_generation_and_each_world_draws_its_own() -> None:

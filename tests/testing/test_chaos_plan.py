@@ -12,11 +12,11 @@ from unicron_elastic.testing.chaos_plan import (
     PHASED,
     UNDRAWABLE,
     UNTIMED,
-    Fault,
+    ChaosFault,
+    ChaosKind,
+    ChaosPhase,
+    ChaosPlan,
     How,
-    Kind,
-    Phase,
-    Plan,
     RandomFaults,
     explain,
     parse,
@@ -29,20 +29,20 @@ def test_a_plan_of_everything() -> None:
         "slow:rank=2,step=100,factor=3,steps=50,how=cpu;"
         "exception:rank=all,restart=any,text=CUDA error: gone%2C really;mtbf=30,seed=7,kinds=kill|hang;"
     )
-    assert plan == Plan(
+    assert plan == ChaosPlan(
         (
-            Fault(kind=Kind.KILL, rank=1, step=50),
-            Fault(kind=Kind.HANG, rank=0, step=20, phase=Phase.BACKWARD),
-            Fault(kind=Kind.SLOW, rank=2, step=100, factor=3.0, steps=50, how=How.CPU),
-            Fault(kind=Kind.EXCEPTION, rank=None, restart=None, text="CUDA error: gone, really"),
+            ChaosFault(kind=ChaosKind.KILL, rank=1, step=50),
+            ChaosFault(kind=ChaosKind.HANG, rank=0, step=20, phase=ChaosPhase.BACKWARD),
+            ChaosFault(kind=ChaosKind.SLOW, rank=2, step=100, factor=3.0, steps=50, how=How.CPU),
+            ChaosFault(kind=ChaosKind.EXCEPTION, rank=None, restart=None, text="CUDA error: gone, really"),
         ),
-        (RandomFaults(mtbf=30.0, seed=7, kinds=(Kind.KILL, Kind.HANG)),),
+        (RandomFaults(mtbf=30.0, seed=7, kinds=(ChaosKind.KILL, ChaosKind.HANG)),),
     )
 
 
-@pytest.mark.parametrize("kind", [kind.value for kind in Kind if kind is not Kind.DISK])
+@pytest.mark.parametrize("kind", [kind.value for kind in ChaosKind if kind is not ChaosKind.DISK])
 def test_a_kind_needs_nothing_but_a_rank(kind: str) -> None:
-    assert parse(f"{kind}:rank=0").faults == (Fault(kind=Kind(kind), rank=0),)
+    assert parse(f"{kind}:rank=0").faults == (ChaosFault(kind=ChaosKind(kind), rank=0),)
 
 
 @pytest.mark.parametrize(
@@ -126,33 +126,33 @@ _NAUGHTS = st.integers(min_value=0, max_value=10**17)
 
 
 @st.composite
-def faults(draw: Any) -> Fault:
-    kind = draw(st.sampled_from(Kind))
+def faults(draw: Any) -> ChaosFault:
+    kind = draw(st.sampled_from(ChaosKind))
     values: dict[str, Any] = {"rank": draw(st.none() | _NAUGHTS), "restart": draw(st.none() | _NAUGHTS)}
     if kind not in UNTIMED and draw(st.booleans()):
         values["after"] = draw(_NUMBERS)
     else:
         values["step"] = draw(_COUNTS)
         if kind in PHASED:
-            values |= {"phase": draw(st.sampled_from(Phase)), "nth": draw(_COUNTS)}
-    own: dict[Kind, dict[str, Any]] = {
-        Kind.EXIT: {"code": st.integers(0, 255)},
-        Kind.EXCEPTION: {"text": _TEXTS},
-        Kind.SLEEP: {"seconds": _OR_INF},
-        Kind.HANG_GIL: {"seconds": _OR_INF},
-        Kind.SLOW: {
+            values |= {"phase": draw(st.sampled_from(ChaosPhase)), "nth": draw(_COUNTS)}
+    own: dict[ChaosKind, dict[str, Any]] = {
+        ChaosKind.EXIT: {"code": st.integers(0, 255)},
+        ChaosKind.EXCEPTION: {"text": _TEXTS},
+        ChaosKind.SLEEP: {"seconds": _OR_INF},
+        ChaosKind.HANG_GIL: {"seconds": _OR_INF},
+        ChaosKind.SLOW: {
             "factor": st.floats(min_value=1, exclude_min=True, allow_infinity=False),
             "how": st.sampled_from(How),
             "steps": st.none() | _COUNTS,
         },
-        Kind.LEAK: {"mb_per_step": _NUMBERS, "limit_mb": _OR_INF},
-        Kind.DISK: {"folder": _TEXTS, "limit_mb": _OR_INF},
-        Kind.XID: {"xid": _COUNTS},
+        ChaosKind.LEAK: {"mb_per_step": _NUMBERS, "limit_mb": _OR_INF},
+        ChaosKind.DISK: {"folder": _TEXTS, "limit_mb": _OR_INF},
+        ChaosKind.XID: {"xid": _COUNTS},
     }
-    return Fault(kind=kind, **values, **{name: draw(strategy) for name, strategy in own.get(kind, {}).items()})
+    return ChaosFault(kind=kind, **values, **{name: draw(strategy) for name, strategy in own.get(kind, {}).items()})
 
 
-_DRAWABLE = sorted(frozenset(Kind) - UNDRAWABLE, key=lambda kind: kind.value)
+_DRAWABLE = sorted(frozenset(ChaosKind) - UNDRAWABLE, key=lambda kind: kind.value)
 _RANDOMS = st.builds(
     RandomFaults,
     mtbf=_NUMBERS,
@@ -160,16 +160,16 @@ _RANDOMS = st.builds(
     kinds=st.lists(st.sampled_from(_DRAWABLE), min_size=1).map(tuple),
     restart=st.none() | _NAUGHTS,
 )
-_PLANS = st.builds(Plan, st.lists(faults()).map(tuple), st.lists(_RANDOMS).map(tuple)).filter(str)
+_PLANS = st.builds(ChaosPlan, st.lists(faults()).map(tuple), st.lists(_RANDOMS).map(tuple)).filter(str)
 
 
 @given(_PLANS)
-def test_a_plan_survives_being_written_and_read(plan: Plan) -> None:
+def test_a_plan_survives_being_written_and_read(plan: ChaosPlan) -> None:
     assert parse(str(plan)) == plan
 
 
 @given(_PLANS)
-def test_every_plan_can_be_explained(plan: Plan) -> None:
+def test_every_plan_can_be_explained(plan: ChaosPlan) -> None:
     sentences = explain(plan)
     assert len(sentences) == len(plan.faults) + len(plan.random)
     assert all(sentence.endswith(".") and sentence[0].isupper() for sentence in sentences)

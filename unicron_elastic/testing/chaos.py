@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 
 from unicron_elastic.testing import chaos_faults
-from unicron_elastic.testing.chaos_hooks import REDUCTIONS, Reductions, Watch
-from unicron_elastic.testing.chaos_plan import PROCESS_WIDE, Fault, Kind, Phase, Plan, deed, parse
+from unicron_elastic.testing.chaos_hooks import REDUCTIONS, PhaseWatch, Reductions
+from unicron_elastic.testing.chaos_plan import PROCESS_WIDE, ChaosFault, ChaosKind, ChaosPhase, ChaosPlan, deed, parse
 from unicron_elastic.worker.imports import after_import
 from unicron_elastic.worker.pulse import count_steps
 
@@ -48,7 +48,7 @@ def install(plan: str, rank: int, restart_count: int, *, world_size: int) -> Non
 class _Injector:
     """What one worker has to do by the plan."""
 
-    def __init__(self, plan: Plan, rank: int, restart: int, world_size: int) -> None:
+    def __init__(self, plan: ChaosPlan, rank: int, restart: int, world_size: int) -> None:
         self._rank = rank
         self._pid = os.getpid()
         own = plan.faults_of(rank, restart)
@@ -57,13 +57,13 @@ class _Injector:
         self._drawn = [random.draw(world_size, restart) for random in plan.random]
         kinds = {kind for random in plan.random for kind in random.kinds} | {fault.kind for fault in self._timed}
         self.needs_steps = bool(self._waiting) or not kinds <= PROCESS_WIDE
-        self._needs_reductions = Kind.SKIP in kinds or any(map(_is_of_reduction, self._waiting))
+        self._needs_reductions = ChaosKind.SKIP in kinds or any(map(_is_of_reduction, self._waiting))
         self._reductions = Reductions()
-        self._overdue: list[Fault] = []  # their time has come, and they wait for the main thread
-        self._skips: list[Fault] = []
-        self._lasting: list[chaos_faults.Slow | chaos_faults.Leak] = []
+        self._overdue: list[ChaosFault] = []  # their time has come, and they wait for the main thread
+        self._skips: list[ChaosFault] = []
+        self._lasting: list[chaos_faults.SlowSteps | chaos_faults.Leak] = []
         self._step = 1
-        self._watch: Watch | None = None
+        self._watch: PhaseWatch | None = None
 
     def begin(self) -> None:
         """torch is there, and the first step may come."""
@@ -98,43 +98,45 @@ class _Injector:
             else:
                 self._overdue.append(fault)
 
-    def _of_this_rank(self, faults: Iterator[Fault]) -> Iterator[Fault]:
+    def _of_this_rank(self, faults: Iterator[ChaosFault]) -> Iterator[ChaosFault]:
         return (fault for fault in faults if fault.rank == self._rank)
 
     def _begin_step(self) -> None:
         due = [fault for fault in self._waiting if fault.step == self._step]
         for fault in due:
-            if fault.kind in (Kind.SLOW, Kind.LEAK, Kind.SKIP):
+            if fault.kind in (ChaosKind.SLOW, ChaosKind.LEAK, ChaosKind.SKIP):
                 self._start(
-                    fault, f"from step {fault.step} on" if fault.kind is not Kind.SKIP else f"step {fault.step}"
+                    fault, f"from step {fault.step} on" if fault.kind is not ChaosKind.SKIP else f"step {fault.step}"
                 )
         watched = [fault for fault in due if fault in self._waiting]
         if watched or self._skips:
-            self._watch = Watch(self._expects, self._arrive, self._skips_next)
+            self._watch = PhaseWatch(self._expects, self._arrive, self._skips_next)
             with_reductions = bool(self._skips) or any(map(_is_of_reduction, watched))
             self._watch.install(with_reductions=with_reductions)
             self._reductions.watch = self._watch if with_reductions else None
 
-    def _start(self, fault: Fault, when: str) -> None:
+    def _start(self, fault: ChaosFault, when: str) -> None:
         """Starts what is no matter of a phase; what strikes once strikes now."""
-        if fault.kind in (Kind.SLOW, Kind.LEAK):
+        if fault.kind in (ChaosKind.SLOW, ChaosKind.LEAK):
             self._announce(fault, when)
-            self._lasting.append(chaos_faults.Slow(fault) if fault.kind is Kind.SLOW else chaos_faults.Leak(fault))
-        elif fault.kind is Kind.SKIP:
+            self._lasting.append(
+                chaos_faults.SlowSteps(fault) if fault.kind is ChaosKind.SLOW else chaos_faults.Leak(fault)
+            )
+        elif fault.kind is ChaosKind.SKIP:
             self._skips.append(fault)
         else:
             self._strike(fault, when)
         if fault in self._waiting:
             self._waiting.remove(fault)
 
-    def _expects(self, phase: Phase, nth: int) -> bool:
+    def _expects(self, phase: ChaosPhase, nth: int) -> bool:
         return any(self._is_at(fault, phase, nth) for fault in self._waiting)
 
-    def _arrive(self, phase: Phase, nth: int, details: str) -> None:
+    def _arrive(self, phase: ChaosPhase, nth: int, details: str) -> None:
         for fault in [fault for fault in self._waiting if self._is_at(fault, phase, nth)]:
             self._strike(fault, f"step {fault.step}, {_ordinal(nth)}{phase.value}{details}")
 
-    def _is_at(self, fault: Fault, phase: Phase, nth: int) -> bool:
+    def _is_at(self, fault: ChaosFault, phase: ChaosPhase, nth: int) -> bool:
         return (fault.step, fault.phase, fault.nth) == (self._step, phase, nth)
 
     def _skips_next(self) -> bool:
@@ -143,23 +145,23 @@ class _Injector:
         self._announce(self._skips.pop(0), f"step {self._step}")
         return True
 
-    def _strike(self, fault: Fault, when: str) -> None:
+    def _strike(self, fault: ChaosFault, when: str) -> None:
         if fault in self._waiting:
             self._waiting.remove(fault)  # before, as the process may survive it
         if os.getpid() == self._pid:  # a process that the script forked is not this worker
             self._announce(fault, when)
             chaos_faults.do(fault)
 
-    def _announce(self, fault: Fault, when: str) -> None:
+    def _announce(self, fault: ChaosFault, when: str) -> None:
         chaos_faults.say(f"rank {self._rank} {deed(fault)} ({when})")
 
 
-def _after(fault: Fault) -> float:
+def _after(fault: ChaosFault) -> float:
     return fault.after or 0.0
 
 
-def _is_of_reduction(fault: Fault) -> bool:
-    return fault.kind is Kind.SKIP or fault.phase in REDUCTIONS
+def _is_of_reduction(fault: ChaosFault) -> bool:
+    return fault.kind is ChaosKind.SKIP or fault.phase in REDUCTIONS
 
 
 def _ordinal(nth: int) -> str:

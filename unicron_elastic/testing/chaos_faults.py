@@ -13,7 +13,7 @@ import time
 from math import inf
 from typing import NoReturn
 
-from unicron_elastic.testing.chaos_plan import NEEDS_TEST_LIBRARY, Fault, How, Kind
+from unicron_elastic.testing.chaos_plan import NEEDS_TEST_LIBRARY, ChaosFault, ChaosKind, How
 
 MEGABYTE = 2**20
 _CHUNK_BYTES = 64 * MEGABYTE
@@ -32,28 +32,28 @@ def say(text: str) -> None:
         os.write(2, f"unicron chaos: {text}\n".encode(errors="replace"))
 
 
-def do(fault: Fault) -> None:
+def do(fault: ChaosFault) -> None:
     """Does a fault that strikes once; returns only from those that a process survives. May raise the wanted error."""
     match fault.kind:
-        case Kind.KILL:
+        case ChaosKind.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
-        case Kind.SEGV:
+        case ChaosKind.SEGV:
             ctypes.string_at(0)
-        case Kind.ABORT:
+        case ChaosKind.ABORT:
             os.abort()
-        case Kind.EXIT:
+        case ChaosKind.EXIT:
             _exit(fault.code)
-        case Kind.EXCEPTION:
+        case ChaosKind.EXCEPTION:
             raise RuntimeError(fault.text)
-        case Kind.HANG:
+        case ChaosKind.HANG:
             os.kill(os.getpid(), signal.SIGSTOP)
-        case Kind.HANG_GIL:
+        case ChaosKind.HANG_GIL:
             _sleep_with_gil(fault.seconds)
-        case Kind.SLEEP:
+        case ChaosKind.SLEEP:
             _sleep(fault.seconds)
-        case Kind.DISK:
+        case ChaosKind.DISK:
             _fill(fault.folder, fault.limit_mb)
-        case Kind.XID | Kind.ECC:
+        case ChaosKind.XID | ChaosKind.ECC:
             _gpu_event(fault)
         case _:
             raise ValueError(f"{fault.kind.value} does not strike once")
@@ -83,9 +83,9 @@ def _sleep(seconds: float) -> None:
         time.sleep(min(left, _LONG_S))
 
 
-def _gpu_event(fault: Fault) -> None:
+def _gpu_event(fault: ChaosFault) -> None:
     """Have the library that stands in for NVML tell of this worker's GPU what the driver would."""
-    event = f"{_NVML_XID} {fault.xid}" if fault.kind is Kind.XID else f"{_NVML_DOUBLE_BIT_ECC} 0"
+    event = f"{_NVML_XID} {fault.xid}" if fault.kind is ChaosKind.XID else f"{_NVML_DOUBLE_BIT_ECC} 0"
     try:
         events = os.open(os.path.join(os.environ[FAKE_NVML], "events"), os.O_WRONLY | os.O_NONBLOCK)
     except (KeyError, OSError):
@@ -120,10 +120,10 @@ def _fill(folder: str, limit_mb: float) -> None:
     say(f"{size / MEGABYTE:.1f} MB of {folder} are taken{'' if size >= limit else ', and no more are free'}")
 
 
-class Slow:
+class SlowSteps:
     """Makes each step ``factor`` times as long, by a pause after it."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: ChaosFault) -> None:
         self._fault = fault
         self._left = inf if fault.steps is None else fault.steps
         # Before the worker's first step lies its whole start, which is no step: that one has no beginning.
@@ -149,7 +149,7 @@ class Slow:
 class Leak:
     """Keeps some memory more after each step."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: ChaosFault) -> None:
         self._fault = fault
         self._kept_mb = 0.0
 

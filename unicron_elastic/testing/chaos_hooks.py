@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unicron_elastic.compat.loaded import C10D
-from unicron_elastic.testing.chaos_plan import Phase
+from unicron_elastic.testing.chaos_plan import ChaosPhase
 
 # How much a collective has moved while it runs: to break it in its middle, not merely near it.
 
@@ -88,17 +88,17 @@ def wait_until_moving(start: Any, tensor: Any) -> tuple[Any, int]:
     return work, moved
 
 
-REDUCTIONS = frozenset({Phase.BEFORE_REDUCE, Phase.DURING_REDUCE, Phase.AFTER_REDUCE})
+REDUCTIONS = frozenset({ChaosPhase.BEFORE_REDUCE, ChaosPhase.DURING_REDUCE, ChaosPhase.AFTER_REDUCE})
 _FUNCTIONS = ("all_reduce", "reduce_scatter_tensor")
 
 
-class Watch:
+class PhaseWatch:
     """Counts the phases of one step, and tells each time one comes."""
 
     def __init__(
         self,
-        expects: Callable[[Phase, int], bool],
-        arrive: Callable[[Phase, int, str], None],
+        expects: Callable[[ChaosPhase, int], bool],
+        arrive: Callable[[ChaosPhase, int, str], None],
         skips_next: Callable[[], bool],
     ) -> None:
         """``expects`` says whether the nth coming of a phase matters, ``arrive`` is told of it with details in words.
@@ -108,7 +108,7 @@ class Watch:
         self._expects = expects
         self._arrive = arrive
         self._skips_next = skips_next
-        self._counts: Counter[Phase] = Counter()
+        self._counts: Counter[ChaosPhase] = Counter()
         self._depth = 0
         self._in_backward = False
         self._unsynced: Any = None  # a DistributedDataParallel whose reduction is being left out
@@ -134,29 +134,29 @@ class Watch:
 
     def reduce(self, original: Callable[..., Any], call: inspect.BoundArguments) -> Any:
         """Does the reduction ``original`` with the arguments ``call``, or leaves it out."""
-        if not (self._in_backward or self._counts[Phase.BACKWARD]):
+        if not (self._in_backward or self._counts[ChaosPhase.BACKWARD]):
             return original(*call.args, **call.kwargs)  # of a loss for the log, say; no gradients are there yet
         tensor = next(iter(call.arguments.values()))
         is_async = bool(call.arguments.get("async_op", False))
         if self._skips_next():
             return _Skipped(tensor) if is_async else None
-        self._comes(Phase.BEFORE_REDUCE)
-        if self._is_awaited(Phase.DURING_REDUCE):
+        self._comes(ChaosPhase.BEFORE_REDUCE)
+        if self._is_awaited(ChaosPhase.DURING_REDUCE):
             call.arguments["async_op"] = True
             work, moved = wait_until_moving(lambda: original(*call.args, **call.kwargs), tensor)
-            self._comes(Phase.DURING_REDUCE, f" after {moved:,} bytes" if moved else "")
+            self._comes(ChaosPhase.DURING_REDUCE, f" after {moved:,} bytes" if moved else "")
         else:
-            self._counts[Phase.DURING_REDUCE] += 1
+            self._counts[ChaosPhase.DURING_REDUCE] += 1
             work = original(*call.args, **call.kwargs)
-        if work is not None and (not is_async or self._is_awaited(Phase.AFTER_REDUCE)):
+        if work is not None and (not is_async or self._is_awaited(ChaosPhase.AFTER_REDUCE)):
             work.wait()
-        self._comes(Phase.AFTER_REDUCE)
+        self._comes(ChaosPhase.AFTER_REDUCE)
         return work if is_async else None
 
-    def _is_awaited(self, phase: Phase) -> bool:
+    def _is_awaited(self, phase: ChaosPhase) -> bool:
         return self._expects(phase, self._counts[phase] + 1)
 
-    def _comes(self, phase: Phase, details: str = "") -> None:
+    def _comes(self, phase: ChaosPhase, details: str = "") -> None:
         self._counts[phase] += 1
         if self._expects(phase, self._counts[phase]):
             self._arrive(phase, self._counts[phase], details)
@@ -168,7 +168,7 @@ class Watch:
             if distributed is not None and isinstance(module, distributed.DistributedDataParallel):
                 self._before_ddp(module)
         if self._depth == 0 and is_training and not self._in_backward:  # a checkpoint's second forward does not count
-            self._comes(Phase.FORWARD)
+            self._comes(ChaosPhase.FORWARD)
         self._depth += 1
 
     def _after_forward(self, _module: Any, _args: Any, _output: Any) -> None:
@@ -190,7 +190,7 @@ class Watch:
             self._unsynced = None
 
     def _before_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self._comes(Phase.OPTIMIZER)
+        self._comes(ChaosPhase.OPTIMIZER)
 
     def _watch_backward(self) -> Callable[[], None]:
         autograd: Any = sys.modules["torch.autograd"]
@@ -203,11 +203,13 @@ class Watch:
             root: Any = tensors if not isinstance(tensors, (list, tuple)) else next(iter(tensors), None)
             is_tensor = isinstance(root, sys.modules["torch"].Tensor)
             hook = (
-                root.register_hook(lambda _: self._comes(Phase.BACKWARD)) if is_tensor and root.requires_grad else None
+                root.register_hook(lambda _: self._comes(ChaosPhase.BACKWARD))
+                if is_tensor and root.requires_grad
+                else None
             )
             try:
                 if hook is None:
-                    self._comes(Phase.BACKWARD)
+                    self._comes(ChaosPhase.BACKWARD)
                 return original(tensors, *args, **kwargs)
             finally:
                 self._in_backward = False
@@ -226,7 +228,7 @@ class Reductions:
     """Stands in for torch's functions from the start, for scripts that import them by name; idle without a watch."""
 
     def __init__(self) -> None:
-        self.watch: Watch | None = None
+        self.watch: PhaseWatch | None = None
 
     def install(self) -> None:
         """Puts wrappers in place of the functions, if this torch has them."""

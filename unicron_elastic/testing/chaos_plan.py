@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 
-class Kind(Enum):
+class ChaosKind(Enum):
     """What a worker does to itself."""
 
     KILL = "kill"
@@ -30,7 +30,7 @@ class Kind(Enum):
     ECC = "ecc"
 
 
-class Phase(Enum):
+class ChaosPhase(Enum):
     """The moment of a step at which a fault strikes."""
 
     FORWARD = "forward"
@@ -49,22 +49,32 @@ class How(Enum):
 
 
 # Any thread can do these to the whole process, so they strike at any moment; the others wait for the main thread.
-PROCESS_WIDE = frozenset({Kind.KILL, Kind.SEGV, Kind.ABORT, Kind.EXIT, Kind.HANG, Kind.HANG_GIL, Kind.DISK})
+PROCESS_WIDE = frozenset(
+    {
+        ChaosKind.KILL,
+        ChaosKind.SEGV,
+        ChaosKind.ABORT,
+        ChaosKind.EXIT,
+        ChaosKind.HANG,
+        ChaosKind.HANG_GIL,
+        ChaosKind.DISK,
+    }
+)
 # Faults of a GPU come through the fake NVML library of the tests, which knows no seconds.
-UNTIMED = frozenset({Kind.XID, Kind.ECC})
+UNTIMED = frozenset({ChaosKind.XID, ChaosKind.ECC})
 # These strike once, in a phase; a skip knows its own moment, and the others last for several steps.
-PHASED = frozenset(Kind) - {Kind.SKIP, Kind.SLOW, Kind.LEAK} - UNTIMED
-UNDRAWABLE = UNTIMED | {Kind.DISK}  # a folder cannot be drawn
+PHASED = frozenset(ChaosKind) - {ChaosKind.SKIP, ChaosKind.SLOW, ChaosKind.LEAK} - UNTIMED
+UNDRAWABLE = UNTIMED | {ChaosKind.DISK}  # a folder cannot be drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class ChaosFault:
     """One fault. Settings that its kind does not take have their defaults."""
 
-    kind: Kind
+    kind: ChaosKind
     rank: int | None  # None: every rank
     step: int = 1  # optimizer steps counted from the worker's start; the fault strikes in this one
-    phase: Phase = Phase.FORWARD
+    phase: ChaosPhase = ChaosPhase.FORWARD
     nth: int = 1  # which time that the phase comes in that step
     after: float | None = None  # seconds after the worker's start, instead of step and phase
     restart: int | None = 0  # TORCHELASTIC_RESTART_COUNT of the generation it belongs to; None: each
@@ -93,13 +103,13 @@ class RandomFaults:
 
     mtbf: float  # mean seconds between two faults of the whole job
     seed: int = 0
-    kinds: tuple[Kind, ...] = (Kind.KILL,)
+    kinds: tuple[ChaosKind, ...] = (ChaosKind.KILL,)
     restart: int | None = None
 
     def __str__(self) -> str:
         return _format("random", self, "mtbf")
 
-    def draw(self, world_size: int, restart: int) -> Iterator[Fault]:
+    def draw(self, world_size: int, restart: int) -> Iterator[ChaosFault]:
         """The faults of one generation in the order of their moments, without end.
 
         A pure function of seed, world size, generation and how many were drawn. As a Poisson process remembers
@@ -111,21 +121,21 @@ class RandomFaults:
             random = Random(f"{self.seed}/{world_size}/{restart}/{number}")
             at += random.expovariate(1.0 / self.mtbf)
             kind = random.choice(self.kinds)
-            yield Fault(kind=kind, rank=random.randrange(world_size), after=at, restart=restart)
+            yield ChaosFault(kind=kind, rank=random.randrange(world_size), after=at, restart=restart)
             number += 1
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ChaosPlan:
     """All that is to break in a job. ``str`` gives a text that parses to the same plan."""
 
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ChaosFault, ...] = ()
     random: tuple[RandomFaults, ...] = ()
 
     def __str__(self) -> str:
         return ";".join(map(str, (*self.faults, *self.random)))
 
-    def faults_of(self, rank: int, restart: int) -> tuple[Fault, ...]:
+    def faults_of(self, rank: int, restart: int) -> tuple[ChaosFault, ...]:
         """The faults that worker ``rank`` does in this generation, without those at random."""
         return tuple(fault for fault in self.faults if fault.is_for(rank, restart))
 
@@ -134,7 +144,7 @@ class Plan:
         return sorted({fault.rank for fault in self.faults if fault.rank is not None and fault.rank >= world_size})
 
 
-def _format(name: str, part: Fault | RandomFaults, needed: str) -> str:
+def _format(name: str, part: ChaosFault | RandomFaults, needed: str) -> str:
     """The text of ``part``, without the settings that have their defaults."""
     settings = []
     for each in fields(part):
@@ -162,61 +172,61 @@ def _value_text(name: str, value: Any) -> str:
 NEEDS_TEST_LIBRARY = "needs the test library that stands in for NVML"
 
 _MOMENTS = {
-    Phase.FORWARD: "as the model's forward call begins",
-    Phase.BACKWARD: "as the backward pass begins",
-    Phase.BEFORE_REDUCE: "before the reduction of gradients begins",
-    Phase.DURING_REDUCE: "while gradients are being reduced",
-    Phase.AFTER_REDUCE: "when the reduction of gradients is done",
-    Phase.OPTIMIZER: "before the optimizer changes the weights",
+    ChaosPhase.FORWARD: "as the model's forward call begins",
+    ChaosPhase.BACKWARD: "as the backward pass begins",
+    ChaosPhase.BEFORE_REDUCE: "before the reduction of gradients begins",
+    ChaosPhase.DURING_REDUCE: "while gradients are being reduced",
+    ChaosPhase.AFTER_REDUCE: "when the reduction of gradients is done",
+    ChaosPhase.OPTIMIZER: "before the optimizer changes the weights",
 }
 _TIMES = {
-    Phase.FORWARD: "forward call",
-    Phase.BACKWARD: "backward pass",
-    Phase.BEFORE_REDUCE: "reduction",
-    Phase.DURING_REDUCE: "reduction",
-    Phase.AFTER_REDUCE: "reduction",
-    Phase.OPTIMIZER: "optimizer",
+    ChaosPhase.FORWARD: "forward call",
+    ChaosPhase.BACKWARD: "backward pass",
+    ChaosPhase.BEFORE_REDUCE: "reduction",
+    ChaosPhase.DURING_REDUCE: "reduction",
+    ChaosPhase.AFTER_REDUCE: "reduction",
+    ChaosPhase.OPTIMIZER: "optimizer",
 }
 
 
-def explain(plan: Plan) -> list[str]:
+def explain(plan: ChaosPlan) -> list[str]:
     """One sentence for each part of the plan, in its order."""
     return [*map(_explain_fault, plan.faults), *map(_explain_random, plan.random)]
 
 
-def deed(fault: Fault) -> str:
+def deed(fault: ChaosFault) -> str:
     """What the worker does, as the rest of a sentence that begins with it."""
     for_how_long = "for ever" if fault.seconds == inf else f"for {fault.seconds:g} s"
     limit = "without a limit" if fault.limit_mb == inf else f"up to {fault.limit_mb:g} MB"
     added = "burning CPU" if fault.how is How.CPU else "sleeping"
     lasting = "from then on" if fault.steps is None else f"for {_count(fault.steps, 'step')}"
     return {
-        Kind.KILL: "kills itself (SIGKILL)",
-        Kind.SEGV: "reads from address 0 (SIGSEGV)",
-        Kind.ABORT: "aborts (SIGABRT)",
-        Kind.EXIT: f"exits with code {fault.code}",
-        Kind.EXCEPTION: f"raises RuntimeError({fault.text!r})",
-        Kind.HANG: "stops as a whole (SIGSTOP)",
-        Kind.HANG_GIL: f"sleeps {for_how_long} with Python's lock in its hand, so that none of its threads can run",
-        Kind.SLEEP: f"sleeps {for_how_long} in its main thread",
-        Kind.SKIP: "leaves out its next reduction",
-        Kind.SLOW: f"takes {fault.factor:g} times as long for each step, {added}, {lasting}",
-        Kind.LEAK: f"keeps {fault.mb_per_step:g} MB more of host memory after each step, {limit}",
-        Kind.DISK: f"fills {fault.folder} with a file that goes when the worker goes, {limit}",
-        Kind.XID: f"sees XID {fault.xid} from its GPU ({NEEDS_TEST_LIBRARY})",
-        Kind.ECC: f"sees an uncorrectable memory error from its GPU ({NEEDS_TEST_LIBRARY})",
+        ChaosKind.KILL: "kills itself (SIGKILL)",
+        ChaosKind.SEGV: "reads from address 0 (SIGSEGV)",
+        ChaosKind.ABORT: "aborts (SIGABRT)",
+        ChaosKind.EXIT: f"exits with code {fault.code}",
+        ChaosKind.EXCEPTION: f"raises RuntimeError({fault.text!r})",
+        ChaosKind.HANG: "stops as a whole (SIGSTOP)",
+        ChaosKind.HANG_GIL: f"sleeps {for_how_long} holding Python's lock, so that none of its threads can run",
+        ChaosKind.SLEEP: f"sleeps {for_how_long} in its main thread",
+        ChaosKind.SKIP: "leaves out its next reduction",
+        ChaosKind.SLOW: f"takes {fault.factor:g} times as long for each step, {added}, {lasting}",
+        ChaosKind.LEAK: f"keeps {fault.mb_per_step:g} MB more of host memory after each step, {limit}",
+        ChaosKind.DISK: f"fills {fault.folder} with a file that goes when the worker goes, {limit}",
+        ChaosKind.XID: f"sees XID {fault.xid} from its GPU ({NEEDS_TEST_LIBRARY})",
+        ChaosKind.ECC: f"sees an uncorrectable memory error from its GPU ({NEEDS_TEST_LIBRARY})",
     }[fault.kind]
 
 
-def _explain_fault(fault: Fault) -> str:
+def _explain_fault(fault: ChaosFault) -> str:
     who = "Every rank" if fault.rank is None else f"Rank {fault.rank}"
     return f"{who} {deed(fault)} {_when(fault)}, {_generation(fault.restart)}."
 
 
-def _when(fault: Fault) -> str:
+def _when(fault: ChaosFault) -> str:
     if fault.after is not None:
         return f"{fault.after:g} s after it started"
-    if fault.kind in (Kind.SLOW, Kind.LEAK):
+    if fault.kind in (ChaosKind.SLOW, ChaosKind.LEAK):
         return f"(beginning with step {fault.step})"
     if fault.kind not in PHASED:
         return f"in step {fault.step}"
@@ -250,19 +260,19 @@ def _count(number: int, what: str) -> str:
 # Parts are separated by semicolons, settings by commas; %2C, %3B and %25 stand for ``,``, ``;`` and ``%`` in a value.
 
 
-def parse(text: str) -> Plan:
+def parse(text: str) -> ChaosPlan:
     """The plan in ``text``. Raises ValueError, whose one sentence names what is wrong and what would be right."""
     parts = [part.strip() for part in text.split(";") if part.strip()]
     if not parts:
         raise ValueError("the plan is empty; kill:rank=1,step=50 would be one")
     parsed = [_parse_part(part) for part in parts]
-    return Plan(
-        tuple(each for each in parsed if isinstance(each, Fault)),
+    return ChaosPlan(
+        tuple(each for each in parsed if isinstance(each, ChaosFault)),
         tuple(each for each in parsed if isinstance(each, RandomFaults)),
     )
 
 
-def _parse_part(part: str) -> Fault | RandomFaults:
+def _parse_part(part: str) -> ChaosFault | RandomFaults:
     name, colon, rest = part.partition(":")
     name = name.strip()
     if not colon and "=" in name:  # "mtbf=30,seed=7" can mean only one thing
@@ -290,17 +300,17 @@ def _split(text: str) -> dict[str, str]:
     return found
 
 
-def _parse_fault(kind: Kind, given: dict[str, str]) -> Fault:
+def _parse_fault(kind: ChaosKind, given: dict[str, str]) -> ChaosFault:
     possible = {name: setting for name, setting in _SETTINGS.items() if kind in setting.kinds}
     values = _values(kind.value, given, possible)
     if "rank" not in values:
         raise ValueError("it needs rank=NUMBER, or rank=all")
-    if kind is Kind.DISK and "folder" not in values:
+    if kind is ChaosKind.DISK and "folder" not in values:
         raise ValueError("it needs folder=FOLDER, the folder to fill")
     places = [name for name in ("step", "phase", "nth") if name in values]
     if places and "after" in values:
         raise ValueError(f"after and {places[0]} exclude each other; a fault has a time, or a place in a step")
-    return Fault(kind=kind, **values)
+    return ChaosFault(kind=kind, **values)
 
 
 def _parse_random(given: dict[str, str]) -> RandomFaults:
@@ -315,7 +325,7 @@ class _Setting:
     """How the text of one setting is read. ``parse`` raises ValueError whose text says what would be right."""
 
     parse: Callable[[str], Any]
-    kinds: frozenset[Kind] = frozenset(Kind)
+    kinds: frozenset[ChaosKind] = frozenset(ChaosKind)
 
 
 def _values(what: str, given: dict[str, str], possible: dict[str, _Setting]) -> dict[str, Any]:
@@ -382,7 +392,7 @@ def _text(text: str) -> str:
     return text
 
 
-def _kinds(text: str) -> tuple[Kind, ...]:
+def _kinds(text: str) -> tuple[ChaosKind, ...]:
     possible = {name: kind for name, kind in _KINDS.items() if kind not in UNDRAWABLE}
     names = [name.strip() for name in text.split("|")]
     if not set(names) <= set(possible):
@@ -395,30 +405,30 @@ def _one_of(words: Iterable[str]) -> str:
     return f"{', '.join(first)} or {last}"
 
 
-_KINDS = {kind.value: kind for kind in Kind}
-_TIMED = frozenset(Kind) - UNTIMED
+_KINDS = {kind.value: kind for kind in ChaosKind}
+_TIMED = frozenset(ChaosKind) - UNTIMED
 _SECONDS = _number(0, "a number of seconds above 0")
 _SECONDS_OR_INF = _number(0, "a number of seconds above 0, or inf", or_inf=True)
 _RESTART = _Setting(_or_word("any", _whole(0)))
 _SETTINGS = {
     "rank": _Setting(_or_word("all", _whole(0))),
     "step": _Setting(_whole(1)),
-    "phase": _Setting(_member(Phase), PHASED),
+    "phase": _Setting(_member(ChaosPhase), PHASED),
     "nth": _Setting(_whole(1), PHASED),
     "after": _Setting(_SECONDS, _TIMED),
     "restart": _RESTART,
-    "code": _Setting(_whole(0, 255), frozenset({Kind.EXIT})),
-    "text": _Setting(_text, frozenset({Kind.EXCEPTION})),
-    "seconds": _Setting(_SECONDS_OR_INF, frozenset({Kind.SLEEP, Kind.HANG_GIL})),
-    "factor": _Setting(_number(1, "a number above 1"), frozenset({Kind.SLOW})),
-    "how": _Setting(_member(How), frozenset({Kind.SLOW})),
-    "steps": _Setting(_or_word("all", _whole(1)), frozenset({Kind.SLOW})),
-    "mb_per_step": _Setting(_number(0, "a number of megabytes above 0"), frozenset({Kind.LEAK})),
+    "code": _Setting(_whole(0, 255), frozenset({ChaosKind.EXIT})),
+    "text": _Setting(_text, frozenset({ChaosKind.EXCEPTION})),
+    "seconds": _Setting(_SECONDS_OR_INF, frozenset({ChaosKind.SLEEP, ChaosKind.HANG_GIL})),
+    "factor": _Setting(_number(1, "a number above 1"), frozenset({ChaosKind.SLOW})),
+    "how": _Setting(_member(How), frozenset({ChaosKind.SLOW})),
+    "steps": _Setting(_or_word("all", _whole(1)), frozenset({ChaosKind.SLOW})),
+    "mb_per_step": _Setting(_number(0, "a number of megabytes above 0"), frozenset({ChaosKind.LEAK})),
     "limit_mb": _Setting(
-        _number(0, "a number of megabytes above 0, or inf", or_inf=True), frozenset({Kind.LEAK, Kind.DISK})
+        _number(0, "a number of megabytes above 0, or inf", or_inf=True), frozenset({ChaosKind.LEAK, ChaosKind.DISK})
     ),
-    "folder": _Setting(_text, frozenset({Kind.DISK})),
-    "xid": _Setting(_whole(1), frozenset({Kind.XID})),
+    "folder": _Setting(_text, frozenset({ChaosKind.DISK})),
+    "xid": _Setting(_whole(1), frozenset({ChaosKind.XID})),
 }
 _RANDOM_SETTINGS = {
     "mtbf": _Setting(_SECONDS),

@@ -21,10 +21,10 @@ from unicron_elastic.rendezvous.records.cluster import (
     NODES,
     QUARANTINE,
     ROSTER,
-    JobSpec,
     LeaderRecord,
     NodeRecord,
     RosterRecord,
+    UnplannedJobSpec,
     parse_leader,
     parse_node,
     parse_quarantined,
@@ -86,7 +86,7 @@ class JobListing:
 
     run_id: str
     view: JobView
-    spec: JobSpec | None = None
+    spec: UnplannedJobSpec | None = None
     cancelled: str = ""
     planned: PlannedJobListing | None = None
     failed: str = ""

@@ -16,7 +16,7 @@ from unicron_elastic.launcher.view.cluster.members import AgentActivity, Planned
 from unicron_elastic.planning.coordinate.proposal import propose, why_overtaken
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.reconcile import Movement, StartJob, StopJob, reconcile
-from unicron_elastic.planning.coordinate.snapshot import Health, JobStatus, NodeState, NodeStatus, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, JobStatus, NodeState, NodeStatus
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror, health_of
 from unicron_elastic.rendezvous.records.cluster import QUARANTINE, parse_quarantined
 from unicron_elastic.rendezvous.records.plan_keys import PLAN, PlannedJobKeys
@@ -31,7 +31,7 @@ class PlanReading:
     """What the store has of planning. ``odd`` says of each key that could not be read why."""
 
     mirror: PlanMirror
-    snapshot: Snapshot
+    snapshot: ClusterSnapshot
     odd: tuple[str, ...]
 
 
@@ -126,7 +126,7 @@ def read_plan(store: Store, left_s: Callable[[], float], now: float) -> PlanRead
     return PlanReading(mirror=mirror, snapshot=snapshot, odd=(*odd, *mirror.odd.values()))
 
 
-def published_view(snapshot: Snapshot, published: Published, now: float) -> PlanView:
+def published_view(snapshot: ClusterSnapshot, published: Published, now: float) -> PlanView:
     """The plan by which the coordinator acts. Moments are unix seconds."""
     return _view(
         snapshot,
@@ -137,7 +137,7 @@ def published_view(snapshot: Snapshot, published: Published, now: float) -> Plan
     )
 
 
-def proposal_view(before: Snapshot, after: Snapshot, now: float, what_if: Sequence[str] = ()) -> PlanView:
+def proposal_view(before: ClusterSnapshot, after: ClusterSnapshot, now: float, what_if: Sequence[str] = ()) -> PlanView:
     """The plan that would be made from ``after``, compared with ``before``. Raises ValueError if there can be none."""
     return _view(before, after, propose(after, now), what_if=tuple(what_if))
 
@@ -179,7 +179,7 @@ def planned_jobs(reading: PlanReading) -> tuple[PlannedJobListing, ...]:
     return tuple(found)
 
 
-def agent_states(snapshot: Snapshot) -> tuple[AgentActivity, ...]:
+def agent_states(snapshot: ClusterSnapshot) -> tuple[AgentActivity, ...]:
     """What the agents of the cluster do, as they say themselves."""
     return tuple(
         AgentActivity(
@@ -195,8 +195,8 @@ def agent_states(snapshot: Snapshot) -> tuple[AgentActivity, ...]:
 
 
 def _view(
-    before: Snapshot,
-    after: Snapshot,
+    before: ClusterSnapshot,
+    after: ClusterSnapshot,
     published: Published,
     *,
     overtaken: str = "",
@@ -227,7 +227,7 @@ def _view(
 # -- jobs ----------------------------------------------------------------------------------------------------------
 
 
-def _jobs_shown(before: Snapshot, after: Snapshot) -> list[JobStatus]:
+def _jobs_shown(before: ClusterSnapshot, after: ClusterSnapshot) -> list[JobStatus]:
     """Those that are alive, have nodes, or were alive before."""
     held = {node.job for node in after.nodes}
     alive = {job.name for job in before.jobs if job.is_alive}
@@ -235,7 +235,7 @@ def _jobs_shown(before: Snapshot, after: Snapshot) -> list[JobStatus]:
     return sorted(found, key=lambda job: natural(job.name))
 
 
-def _row(job: JobStatus, before: Snapshot, after: Snapshot, published: Published) -> JobRow:
+def _row(job: JobStatus, before: ClusterSnapshot, after: ClusterSnapshot, published: Published) -> JobRow:
     planned = published.plan.counts.get(job.name, 0)
     states = _states_of(after, job.name)
     rate_flops = _rate_flops(job, planned)
@@ -261,7 +261,7 @@ def _rate_flops(job: JobStatus, nodes: int) -> float:
     return job.rates_flops[units] if not rest and units < len(job.rates_flops) else 0.0
 
 
-def _waf_now_flops(snapshot: Snapshot) -> float:
+def _waf_now_flops(snapshot: ClusterSnapshot) -> float:
     """What all jobs earn on the nodes that they have, before anything is supposed."""
     held = snapshot.held()
     earning = [job for job in snapshot.jobs if job.is_planned and held[job.name] >= job.spec.min_nodes]
@@ -269,7 +269,7 @@ def _waf_now_flops(snapshot: Snapshot) -> float:
     return sum(job.spec.weight * _rate_flops(job, units[job.name]) for job in earning)
 
 
-def _states_of(snapshot: Snapshot, job: str) -> Counter[NodeState]:
+def _states_of(snapshot: ClusterSnapshot, job: str) -> Counter[NodeState]:
     return Counter(node.state for node in snapshot.nodes if node.job == job)
 
 
@@ -321,13 +321,13 @@ def why_it_waits(job: JobStatus, published: Published | None) -> str:
 # -- nodes ---------------------------------------------------------------------------------------------------------
 
 
-def _idle(snapshot: Snapshot, published: Published) -> tuple[str, ...]:
+def _idle(snapshot: ClusterSnapshot, published: Published) -> tuple[str, ...]:
     jobs = published.job_of
     well = (node for node in snapshot.sound_nodes if node.health is Health.OK)
     return _hosts(node for node in well if not jobs.get(node.node_id, ""))
 
 
-def _kept_out(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
+def _kept_out(snapshot: ClusterSnapshot) -> tuple[tuple[str, str], ...]:
     sound = {node.node_id for node in snapshot.sound_nodes}
     found = []
     for node in snapshot.nodes:
@@ -340,7 +340,9 @@ def _kept_out(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(found, key=lambda each: natural(each[0])))
 
 
-def _moves(before: Snapshot, after: Snapshot, published: Published, steps: Sequence[Movement]) -> list[NodeMove]:
+def _moves(
+    before: ClusterSnapshot, after: ClusterSnapshot, published: Published, steps: Sequence[Movement]
+) -> list[NodeMove]:
     """Return every node that is on its way, or is to be; with nodes that came or went, if something was supposed."""
     ordered = {step.node_id: step.reason for step in steps if not isinstance(step, StartJob | StopJob)}
     wanted, was = published.job_of, {node.node_id: node for node in before.nodes}

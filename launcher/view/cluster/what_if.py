@@ -13,7 +13,14 @@ from difflib import get_close_matches
 
 from unicron_elastic.base.text import shorten
 from unicron_elastic.launcher.common.tables import natural
-from unicron_elastic.planning.coordinate.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import (
+    ClusterSnapshot,
+    Health,
+    JobPhase,
+    JobStatus,
+    NodeState,
+    NodeStatus,
+)
 from unicron_elastic.planning.model.jobs import JobSpec, parse_job
 from unicron_elastic.planning.model.measured import first_rates
 
@@ -38,7 +45,7 @@ _FILE_MAX_BYTES = 512 * 1024
 _NAMED = 16  # of what is known
 
 
-def what_if(snapshot: Snapshot, text: str, read_job: Callable[[str], JobSpec] | None = None) -> Snapshot:
+def what_if(snapshot: ClusterSnapshot, text: str, read_job: Callable[[str], JobSpec] | None = None) -> ClusterSnapshot:
     """The snapshot as it would be, by one sentence or several with commas between them.
 
     ``read_job`` finds the spec that a file holds. Raises ``ValueError`` saying what is wrong, and what would be right.
@@ -48,7 +55,7 @@ def what_if(snapshot: Snapshot, text: str, read_job: Callable[[str], JobSpec] | 
     return snapshot
 
 
-def with_spec(snapshot: Snapshot, spec: JobSpec) -> Snapshot:
+def with_spec(snapshot: ClusterSnapshot, spec: JobSpec) -> ClusterSnapshot:
     """The snapshot with another spec of a job that it has, as a plan is to see it."""
     jobs = (
         _with_rates(replace(job, spec=spec, revision=job.revision + 1), len(snapshot.nodes), snapshot.gpu_flops)
@@ -86,7 +93,7 @@ def _clauses(text: str) -> Iterator[str]:
     yield from filter(None, found)
 
 
-def _changed(snapshot: Snapshot, clause: str, read_job: Callable[[str], JobSpec]) -> Snapshot:
+def _changed(snapshot: ClusterSnapshot, clause: str, read_job: Callable[[str], JobSpec]) -> ClusterSnapshot:
     verb, *after = clause.split(None, 1)
     if verb not in FORMS:
         near = get_close_matches(verb, FORMS, n=1)
@@ -102,12 +109,12 @@ def _changed(snapshot: Snapshot, clause: str, read_job: Callable[[str], JobSpec]
 # -- nodes ---------------------------------------------------------------------------------------------------------
 
 
-def _lose(snapshot: Snapshot, names: str) -> Snapshot:
+def _lose(snapshot: ClusterSnapshot, names: str) -> ClusterSnapshot:
     lost = {node.node_id for name in _names(names) for node in _nodes_called(snapshot, name)}
     return replace(snapshot, nodes=tuple(node for node in snapshot.nodes if node.node_id not in lost))
 
 
-def _drain(snapshot: Snapshot, names: str) -> Snapshot:
+def _drain(snapshot: ClusterSnapshot, names: str) -> ClusterSnapshot:
     found = {node.node_id for name in _names(names) for node in _nodes_called(snapshot, name)}
     nodes = (
         replace(node, health=Health.DRAINING) if node.node_id in found and node.health is Health.OK else node
@@ -116,7 +123,7 @@ def _drain(snapshot: Snapshot, names: str) -> Snapshot:
     return replace(snapshot, nodes=tuple(nodes))
 
 
-def _join(snapshot: Snapshot, names: str) -> Snapshot:
+def _join(snapshot: ClusterSnapshot, names: str) -> ClusterSnapshot:
     known = {node.host for node in snapshot.nodes}
     counted = _COUNT.fullmatch(names)
     if counted is not None:
@@ -140,7 +147,7 @@ def _new_hosts(known: Collection[str], count: int) -> list[str]:
     return [name for number in numbers if (name := f"new-{number}") not in known][:count]
 
 
-def _nodes_called(snapshot: Snapshot, name: str) -> tuple[NodeStatus, ...]:
+def _nodes_called(snapshot: ClusterSnapshot, name: str) -> tuple[NodeStatus, ...]:
     """The agents of a host, or the one with that id."""
     found = tuple(node for node in snapshot.nodes if name in (node.host, node.node_id))
     if not found:
@@ -151,7 +158,7 @@ def _nodes_called(snapshot: Snapshot, name: str) -> tuple[NodeStatus, ...]:
 # -- jobs ----------------------------------------------------------------------------------------------------------
 
 
-def _submitted(snapshot: Snapshot, spec: JobSpec) -> Snapshot:
+def _submitted(snapshot: ClusterSnapshot, spec: JobSpec) -> ClusterSnapshot:
     old = snapshot.job(spec.name)
     if old is not None and old.is_alive:
         raise ValueError(f"submit: a job {spec.name} is there already: finish it before, or give another name")
@@ -179,9 +186,9 @@ def _units(spec: JobSpec, nodes: int) -> int:
     return min(max(-(-most // spec.unit_nodes), _UNITS_LEAST), _UNITS_MAX)
 
 
-def _finish(snapshot: Snapshot, names: str) -> Snapshot:
+def _finish(snapshot: ClusterSnapshot, names: str) -> ClusterSnapshot:
     for job in _jobs_called(snapshot, names):
-        jobs = (replace(each, phase=Phase.FINISHED) if each is job else each for each in snapshot.jobs)
+        jobs = (replace(each, phase=JobPhase.FINISHED) if each is job else each for each in snapshot.jobs)
         nodes = (_freed(node, job.name) for node in snapshot.nodes)
         snapshot = replace(snapshot, jobs=tuple(jobs), nodes=tuple(nodes))
     return snapshot
@@ -195,25 +202,25 @@ def _freed(node: NodeStatus, job: str) -> NodeStatus:
     return replace(node, towards="") if node.towards == job else node
 
 
-def _pause(snapshot: Snapshot, names: str) -> Snapshot:
+def _pause(snapshot: ClusterSnapshot, names: str) -> ClusterSnapshot:
     return _respecified(snapshot, names, paused=True)
 
 
-def _resume(snapshot: Snapshot, names: str) -> Snapshot:
+def _resume(snapshot: ClusterSnapshot, names: str) -> ClusterSnapshot:
     return _respecified(snapshot, names, paused=False)
 
 
-def _unpin(snapshot: Snapshot, names: str) -> Snapshot:
+def _unpin(snapshot: ClusterSnapshot, names: str) -> ClusterSnapshot:
     return _respecified(snapshot, names, pinned_nodes=None)
 
 
-def _respecified(snapshot: Snapshot, names: str, **changes: bool | None) -> Snapshot:
+def _respecified(snapshot: ClusterSnapshot, names: str, **changes: bool | None) -> ClusterSnapshot:
     for job in _jobs_called(snapshot, names):
         snapshot = with_spec(snapshot, replace(job.spec, **changes))  # type: ignore[arg-type]
     return snapshot
 
 
-def _weight(snapshot: Snapshot, told: str) -> Snapshot:
+def _weight(snapshot: ClusterSnapshot, told: str) -> ClusterSnapshot:
     name, number = _name_and_number("weight", told)
     try:
         weight = float(number)
@@ -223,7 +230,7 @@ def _weight(snapshot: Snapshot, told: str) -> Snapshot:
     return with_spec(snapshot, replace(job.spec, weight=weight))
 
 
-def _pin(snapshot: Snapshot, told: str) -> Snapshot:
+def _pin(snapshot: ClusterSnapshot, told: str) -> ClusterSnapshot:
     name, number = _name_and_number("pin", told)
     if re.fullmatch("[0-9]{1,9}", number) is None:
         raise ValueError(f"pin: {_quoted(number)} is no number of nodes: it must be {FORMS['pin']}")
@@ -239,13 +246,13 @@ def _name_and_number(verb: str, told: str) -> tuple[str, str]:
     return parts[0], parts[1]
 
 
-def _jobs_called(snapshot: Snapshot, names: str) -> list[JobStatus]:
+def _jobs_called(snapshot: ClusterSnapshot, names: str) -> list[JobStatus]:
     """One job whose name may have commas in it, or several with commas between them."""
     alive = {job.name for job in snapshot.jobs if job.is_alive}
     return [_job_called(snapshot, name) for name in dict.fromkeys([names] if names in alive else _names(names))]
 
 
-def _job_called(snapshot: Snapshot, name: str) -> JobStatus:
+def _job_called(snapshot: ClusterSnapshot, name: str) -> JobStatus:
     job = snapshot.job(name)
     if job is None or not job.is_alive:
         is_what = "is no planned job" if job is None else f"is {job.phase.value}"
@@ -279,7 +286,7 @@ def _quoted(text: str) -> str:
     return ascii(shorten(text, 80))
 
 
-_BY_VERB: dict[str, Callable[[Snapshot, str], Snapshot]] = {
+_BY_VERB: dict[str, Callable[[ClusterSnapshot, str], ClusterSnapshot]] = {
     "lose": _lose,
     "join": _join,
     "drain": _drain,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unicron_elastic.planning.allocate.prices import Choice, Problem, choice_at, priced
+from unicron_elastic.planning.allocate.prices import AlteredBlock, Choice, choice_at, priced
 from unicron_elastic.planning.model.tasks import Ints
 
 FAR = 2**62
@@ -24,7 +24,7 @@ PAIRS = 2**12  # so many combinations are made at once; with more, one option af
 BUDGET_MAX = 2**61  # an option never loses more, and what is impossible always does: see waf.IMPOSSIBLE
 
 
-class Row(NamedTuple):
+class TaskOptions(NamedTuple):
     """What is left of a task within the budget: options that take ``shifts`` more nodes than its best one and lose so
     much, by number of nodes. ``first`` is the number at the best one.
     """
@@ -50,7 +50,7 @@ class Target(NamedTuple):
     budget: int
 
 
-def optimum(problem: Problem) -> dict[str, int]:
+def optimum(problem: AlteredBlock) -> dict[str, int]:
     """How many nodes each task gets: the largest sum of keys. Of equal ones as ``plain_optimum``, in order of names.
 
     Raises ``ValueError`` if there is no solution.
@@ -70,7 +70,7 @@ def optimum(problem: Problem) -> dict[str, int]:
 class _Losses:
     """What each option of each task loses at a price."""
 
-    def __init__(self, problem: Problem, choice: Choice) -> None:
+    def __init__(self, problem: AlteredBlock, choice: Choice) -> None:
         block, price = problem.block, choice.price
         self.problem, self.choice = problem, choice
         best = choice.values - price * choice.counts
@@ -86,7 +86,7 @@ class _Losses:
             self._extra.append((name, int(row[count]) - price * count + price * np.arange(len(row)) - row))
         self.left = problem.nodes - sum(self.base.values())
 
-    def rows(self, budget: int) -> list[Row]:
+    def rows(self, budget: int) -> list[TaskOptions]:
         """The tasks with more than one option within the budget, in order of their names."""
         names, counts = self.problem.block.names, self.choice.counts
         places, options = (self._block <= budget).nonzero()
@@ -96,11 +96,11 @@ class _Losses:
         for place, (start, end) in enumerate(pairwise(ends)):
             if end - start > 1:
                 first = int(counts[place])
-                found.append(Row(names[place], first, options[start:end] - first, losses[start:end]))
+                found.append(TaskOptions(names[place], first, options[start:end] - first, losses[start:end]))
         for name, row in self._extra:
             (options,) = np.nonzero(row <= budget)
             if len(options) > 1:
-                found.append(Row(name, self.base[name], options - self.base[name], row[options]))
+                found.append(TaskOptions(name, self.base[name], options - self.base[name], row[options]))
         return sorted(found, key=lambda row: row.name)
 
     def solution_loss(self) -> int:
@@ -153,7 +153,7 @@ def _within(found: _Losses, budget: int) -> dict[str, int] | None:
     return counts
 
 
-def _levels(rows: Sequence[Row], target: Target) -> list[States] | None:
+def _levels(rows: Sequence[TaskOptions], target: Target) -> list[States] | None:
     """The states of all rows, of all but the first, and so on to none; None if none is left within the budget."""
     levels = [States(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))]
     rates = _rates(rows, target)
@@ -170,7 +170,7 @@ def _levels(rows: Sequence[Row], target: Target) -> list[States] | None:
     return levels[::-1]
 
 
-def _rates(rows: Sequence[Row], target: Target) -> list[tuple[int, int]]:
+def _rates(rows: Sequence[TaskOptions], target: Target) -> list[tuple[int, int]]:
     """For each row: what those before it lose at least for each node that they take more, or fewer."""
     up, down = target.price, target.budget + 1  # taking fewer is impossible at first
     found = []
@@ -183,7 +183,7 @@ def _rates(rows: Sequence[Row], target: Target) -> list[tuple[int, int]]:
     return found
 
 
-def _merged(states: States, row: Row, budget: int) -> States:
+def _merged(states: States, row: TaskOptions, budget: int) -> States:
     """All combinations of a state and an option within the budget, the best for each sum of shifts."""
     is_kept = row.losses <= budget - int(states.losses.min())
     shifts, losses = row.shifts[is_kept], row.losses[is_kept]
@@ -222,7 +222,7 @@ def _least(shifts: Ints, losses: Ints) -> States:
     return States(places + first, found[places])
 
 
-def _last(row: Row, whole: States, rest: States, ends: Ints) -> tuple[int, Ints]:
+def _last(row: TaskOptions, whole: States, rest: States, ends: Ints) -> tuple[int, Ints]:
     """The largest shift of a row with which one of ``ends`` is reached, and what is left of these ends for the rest."""
     wanted = ends[:, None] - row.shifts
     places = np.minimum(np.searchsorted(rest.shifts, wanted), len(rest.shifts) - 1)

@@ -12,7 +12,7 @@ import numpy as np
 from unicron_elastic.planning.allocate.cluster import Cluster, Event, after, next_events
 from unicron_elastic.planning.allocate.core import optimum
 from unicron_elastic.planning.allocate.plan import Plan, moves_of, shares_of, waits_of
-from unicron_elastic.planning.allocate.prices import Block, Problem
+from unicron_elastic.planning.allocate.prices import AlteredBlock, Block
 from unicron_elastic.planning.allocate.reason import reason_of
 from unicron_elastic.planning.model.tasks import Floats, Task
 from unicron_elastic.planning.model.waf import IMPOSSIBLE, gains, keys, penalty_flop, waf_flops
@@ -68,7 +68,7 @@ class Solver:
         bounds = [bound for place, bound in enumerate(shared.bounds) if place not in left_out]
         exponent = exponent_of([*bounds, *map(_bound, rows)])
         changed = tuple((task.name, keys(task, row, exponent)) for task, row in zip(extra, rows, strict=True))
-        return optimum(Problem(self._block(cluster, shared, exponent), cluster.nodes, tuple(without), changed))
+        return optimum(AlteredBlock(self._block(cluster, shared, exponent), cluster.nodes, tuple(without), changed))
 
     def _shared(self, cluster: Cluster) -> _Gains:
         key = cluster.nodes, cluster.running_s, cluster.are_pins_held
@@ -109,7 +109,7 @@ def _bound(row: Floats) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PlanTable:
     """The plans for what may happen next in ``cluster``."""
 
     cluster: Cluster
@@ -121,11 +121,11 @@ class Table:
         return plan_for(self.cluster, event) if found is None else found
 
 
-def build_table(cluster: Cluster, expected: Sequence[Task] = (), *, with_pairs: bool = False) -> Table:
+def build_table(cluster: Cluster, expected: Sequence[Task] = (), *, with_pairs: bool = False) -> PlanTable:
     """The plans for every event of ``next_events``. Raises ``ValueError`` if one of ``expected`` cannot come."""
     planner = _Planner(cluster)
     plans = {event: planner.plan(event) for event in next_events(cluster, expected, with_pairs=with_pairs)}
-    return Table(cluster, MappingProxyType(plans))
+    return PlanTable(cluster, MappingProxyType(plans))
 
 
 def plan_for(cluster: Cluster, event: Event) -> Plan:

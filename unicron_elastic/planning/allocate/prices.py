@@ -66,7 +66,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class AlteredBlock:
     """A block without some of its rows and with other ones: what an event changes. ``nodes``: n'."""
 
     block: Block
@@ -89,7 +89,7 @@ def choice_at(row: Ints, price: int) -> int:
     return int((row - price * np.arange(len(row))).argmax())
 
 
-def priced(problem: Problem) -> Choice:
+def priced(problem: AlteredBlock) -> Choice:
     """The choice of the block at the lowest price known at which the problem does not use more nodes than it has.
 
     Kelley's method: the bound is convex and piecewise linear in the price, so the next price is where the tangents at
@@ -114,7 +114,7 @@ def priced(problem: Problem) -> Choice:
     return high.choice
 
 
-def _bracket(problem: Problem) -> tuple[_Total, _Total]:
+def _bracket(problem: AlteredBlock) -> tuple[_Total, _Total]:
     """The two known prices between which the problem goes from too many nodes to enough."""
     choices = problem.block.choices
     first, last = 0, len(choices) - 1
@@ -132,7 +132,7 @@ def _bracket(problem: Problem) -> tuple[_Total, _Total]:
     return low, high
 
 
-def _total(problem: Problem, choice: Choice) -> _Total:
+def _total(problem: AlteredBlock, choice: Choice) -> _Total:
     used, value = choice.used, choice.value
     for place in problem.without:
         used -= int(choice.counts[place])

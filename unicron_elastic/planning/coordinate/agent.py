@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from signal import SIGKILL, SIGTERM
 
-from unicron_elastic.planning.coordinate.snapshot import REFUSED_S, NodeState, NodeStatus, Phase, Refusal, is_within
+from unicron_elastic.planning.coordinate.snapshot import REFUSED_S, JobPhase, NodeState, NodeStatus, Refusal, is_within
 from unicron_elastic.planning.model.jobs import JobSpec
 
 RECALL_S = 60.0  # so long a job may take to let a node go
@@ -59,7 +59,7 @@ class JobSeen:
     at_unix_s: float
     job: str
     spec: JobSpec | None
-    phase: Phase | None = Phase.SUBMITTED
+    phase: JobPhase | None = JobPhase.SUBMITTED
     start: int = 0
     nodes: int = 0
     signal: int = SIGTERM
@@ -103,13 +103,13 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimePassed:
+class NodeTick:
     """Some time has passed."""
 
     at_unix_s: float
 
 
-Event = Ordered | Claimed | JobSeen | ChildWorks | ChildEnded | SnapshotsKept | Stopped | TimePassed
+Event = Ordered | Claimed | JobSeen | ChildWorks | ChildEnded | SnapshotsKept | Stopped | NodeTick
 
 
 # -- commands ------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class EndJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class TellPeople:
     """Let people know."""
 
     reason: str
@@ -181,7 +181,7 @@ class TellJob:
     reason: str
 
 
-Command = SayStatus | WatchJob | StartChild | RecallChild | StopChild | EndJob | Tell | TellJob
+Command = SayStatus | WatchJob | StartChild | RecallChild | StopChild | EndJob | TellPeople | TellJob
 
 
 # -- state ---------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def handle(state: AgentState, event: Event) -> Outcome:
             state, commands = replace(state, status=replace(state.status, keeps=event.jobs)), ()
         case Stopped():
             state, commands = _stopped(state, event)
-        case TimePassed():
+        case NodeTick():
             state, commands = _time_passed(state, event)
     said: tuple[Command, ...] = (SayStatus(state.status),) if state.status != before else ()
     # One that has left a job for the same job has forgotten how that is.
@@ -249,7 +249,7 @@ def _ordered(state: AgentState, event: Ordered) -> Outcome:
         refused = _refusing(status, event.target, event.at_unix_s)
         reason = f"{status.host} refuses {event.target}: {event.why_not}"
         return replace(state, status=refused), (TellJob(event.target, reason),)
-    told = Tell(event.reason)
+    told = TellPeople(event.reason)
     if not state.has_child:
         return replace(state, status=_joining(status, event.target), seen=None), (told,)
     if status.state is NodeState.LEAVING:
@@ -269,9 +269,9 @@ def _job_seen(state: AgentState, event: JobSeen) -> Outcome:
     if event.job != status.job or state.is_claimed or (state.has_child and event.phase is None):
         return state, ()
     state = replace(state, seen=event)
-    is_running = event.phase is Phase.RUNNING
+    is_running = event.phase is JobPhase.RUNNING
     if not state.has_child:
-        if event.spec is None or event.phase in (Phase.FINISHED, Phase.CANCELLED):
+        if event.spec is None or event.phase in (JobPhase.FINISHED, JobPhase.CANCELLED):
             return replace(state, status=_joining(status, "")), ()
         if is_running and not state.is_stopping:
             return replace(state, start=event.start), (StartChild(event.spec, event.start, event.nodes),)
@@ -300,7 +300,7 @@ def _child_ended(state: AgentState, event: ChildEnded) -> Outcome:
     target = status.towards
     if state.is_claimed:
         commands.append(
-            Tell(f"This node's part of the job {job!r} has ended with {_code_of(event)}: it is a spare again.")
+            TellPeople(f"This node's part of the job {job!r} has ended with {_code_of(event)}: it is a spare again.")
         )
         if code != 0 and not event.is_kept_out:
             status = _refusing(status, job, event.at_unix_s)
@@ -309,7 +309,7 @@ def _child_ended(state: AgentState, event: ChildEnded) -> Outcome:
         how = "has failed" if failed else "has ended well"
         exit_code = 0 if not failed else code if code is not None and code > 0 else 1  # < 0: by a signal
         commands.append(EndJob(job, start, exit_code, f"{job} {how}, as {status.host} says."))
-    elif not was_leaving and not (state.seen is not None and state.seen.phase is Phase.FINISHED):
+    elif not was_leaving and not (state.seen is not None and state.seen.phase is JobPhase.FINISHED):
         status = status if event.is_kept_out else _refusing(status, job, event.at_unix_s)
         why = event.why or f"its part of it ended with {_code_of(event)} while the job goes on"
         commands.append(TellJob(job, f"{status.host} leaves {job}: {why}."))
@@ -335,7 +335,7 @@ def _stopped(state: AgentState, event: Stopped) -> Outcome:
     return _stop(replace(state, status=replace(state.status, state=NodeState.LEAVING, towards="")), event.at_unix_s)
 
 
-def _time_passed(state: AgentState, event: TimePassed) -> Outcome:
+def _time_passed(state: AgentState, event: NodeTick) -> Outcome:
     if not state.has_child:
         return state, ()
     if _is_due(state.kills_at_unix_s, event.at_unix_s):
@@ -356,7 +356,7 @@ def _leave(state: AgentState, target: str, at_unix_s: float) -> Outcome:
     state = replace(state, status=replace(status, state=NodeState.LEAVING, towards=target))
     if _ends_by_itself(seen) and not state.is_claimed:
         return _await_end(state, at_unix_s)
-    goes_on = seen is not None and seen.phase is Phase.RUNNING and seen.start == state.start
+    goes_on = seen is not None and seen.phase is JobPhase.RUNNING and seen.start == state.start
     if not goes_on or state.is_claimed or status.state is not NodeState.WORKING:
         return _stop(state, at_unix_s)
     reason = f"{target} gets it by the plan." if target else "its agent ends." if state.is_stopping else _UNUSED
@@ -365,7 +365,7 @@ def _leave(state: AgentState, target: str, at_unix_s: float) -> Outcome:
 
 def _ends_by_itself(seen: JobSeen | None) -> bool:
     """Whether the job has finished, of which another node may have told before the child here is done."""
-    return seen is not None and seen.phase is Phase.FINISHED
+    return seen is not None and seen.phase is JobPhase.FINISHED
 
 
 def _await_end(state: AgentState, at_unix_s: float) -> Outcome:
@@ -382,7 +382,7 @@ def _stop(state: AgentState, at_unix_s: float) -> Outcome:
 
 
 def _is_to_wait(seen: JobSeen | None) -> bool:
-    return seen is not None and seen.spec is not None and seen.phase is Phase.SUBMITTED
+    return seen is not None and seen.spec is not None and seen.phase is JobPhase.SUBMITTED
 
 
 def _joining(status: NodeStatus, job: str) -> NodeStatus:

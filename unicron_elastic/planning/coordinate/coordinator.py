@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from unicron_elastic.planning.allocate.cluster import Cluster
-from unicron_elastic.planning.allocate.optimum import Table
+from unicron_elastic.planning.allocate.optimum import PlanTable
 from unicron_elastic.planning.coordinate.holding import DWELL_S
 from unicron_elastic.planning.coordinate.proposal import Looked, comes_to_the_same, propose, why_overtaken
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.reconcile import Movement, reconcile
-from unicron_elastic.planning.coordinate.situation import Bounds, Changes, expected_tasks, situation_of
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, NodeState, Snapshot, is_within
+from unicron_elastic.planning.coordinate.situation import Bounds, PlanDifferences, expected_tasks, situation_of
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobStatus, NodeState, is_within
 from unicron_elastic.planning.model.tasks import Task
 
 REPEAT_S = 5.0  # after which a command that had no effect is given again
@@ -43,11 +43,11 @@ class SnapshotSeen:
     """The store has changed, or was read for the first time."""
 
     at_unix_s: float
-    snapshot: Snapshot
+    snapshot: ClusterSnapshot
 
 
 @dataclass(frozen=True, slots=True)
-class TimePassed:
+class CoordinatorTick:
     """Some time has passed."""
 
     at_unix_s: float
@@ -58,10 +58,10 @@ class TableBuilt:
     """The answer to ``BuildTable``; None: it could not be built."""
 
     at_unix_s: float
-    table: Table | None
+    table: PlanTable | None
 
 
-Event = SnapshotSeen | TimePassed | TableBuilt
+Event = SnapshotSeen | CoordinatorTick | TableBuilt
 
 
 # -- commands ------------------------------------------------------------------------------------------------------
@@ -108,8 +108,8 @@ Command = PublishPlan | AdoptRates | BuildTable | Movement
 class CoordinatorState:
     """What the coordinator knows; a new one begins with none of it."""
 
-    snapshot: Snapshot | None = None
-    table: Table | None = None
+    snapshot: ClusterSnapshot | None = None
+    table: PlanTable | None = None
     asked: Cluster | None = None  # the situation for which a table is being built
     looked: Looked | None = None
     given: tuple[tuple[Command, float], ...] = ()  # the commands of late, and when they were given
@@ -125,7 +125,7 @@ def handle(state: CoordinatorState, event: Event) -> Outcome:
             state = replace(state, snapshot=event.snapshot)
         case TableBuilt():
             state = replace(state, table=event.table if event.table is not None else state.table)
-        case TimePassed():
+        case CoordinatorTick():
             pass
     snapshot = state.snapshot
     if snapshot is None:
@@ -134,7 +134,7 @@ def handle(state: CoordinatorState, event: Event) -> Outcome:
     return _once(state, commands, event.at_unix_s) if commands else _prepared(state, snapshot)
 
 
-def _wanted(state: CoordinatorState, snapshot: Snapshot, at_unix_s: float) -> Outcome:
+def _wanted(state: CoordinatorState, snapshot: ClusterSnapshot, at_unix_s: float) -> Outcome:
     adoptions = tuple(
         AdoptRates(job.name, job.newest_flops, job.revision, reason)
         for job in snapshot.jobs
@@ -194,13 +194,13 @@ def _essence(command: Command) -> Command:
     return command
 
 
-def _prepared(state: CoordinatorState, snapshot: Snapshot) -> Outcome:
+def _prepared(state: CoordinatorState, snapshot: ClusterSnapshot) -> Outcome:
     """Nothing is to be done: once every node is in its place, the table for what comes next is built."""
     published = snapshot.published
     is_moving = any(node.state in (NodeState.JOINING, NodeState.LEAVING) for node in snapshot.unsettled_nodes)
     if published is None or is_moving:
         return state, ()
-    cluster, _ = situation_of(snapshot, Changes(), Bounds())
+    cluster, _ = situation_of(snapshot, PlanDifferences(), Bounds())
     if cluster in (state.asked, None if state.table is None else state.table.cluster):
         return state, ()
     expected, with_pairs = expected_tasks(snapshot, cluster.size), len(cluster.tasks) <= PAIRS_MOST_TASKS

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 from unicron_elastic.planning.allocate.plan import Plan
 from unicron_elastic.planning.coordinate.published import Loss
-from unicron_elastic.planning.coordinate.situation import Changes, usable_nodes
-from unicron_elastic.planning.coordinate.snapshot import JobStatus, Phase, Snapshot, is_within
+from unicron_elastic.planning.coordinate.situation import PlanDifferences, usable_nodes
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus, is_within
 
 # Moves without need cost a job a fifth of its time at most. A transition is taken to last a minute until it was
 # measured, and so a job rests for five; one that moves in a second rests for as long as it takes to see how fast it is.
@@ -26,7 +26,7 @@ DWELL_S = 300.0  # at most
 GIVE_BACK_S = 900.0
 
 
-def losses_of(snapshot: Snapshot, changes: Changes, at_unix_s: float) -> tuple[Loss, ...]:
+def losses_of(snapshot: ClusterSnapshot, changes: PlanDifferences, at_unix_s: float) -> tuple[Loss, ...]:
     """Return the losses of late, with those that the plan does not know; without hosts that are back with the job."""
     published = snapshot.published
     if published is None:
@@ -54,7 +54,7 @@ def losses_of(snapshot: Snapshot, changes: Changes, at_unix_s: float) -> tuple[L
     return (*old, *new)
 
 
-def returned_to(snapshot: Snapshot, changes: Changes, losses: tuple[Loss, ...]) -> dict[str, int]:
+def returned_to(snapshot: ClusterSnapshot, changes: PlanDifferences, losses: tuple[Loss, ...]) -> dict[str, int]:
     """How many nodes the jobs that lost the hosts which have joined are to have at first."""
     joined = {node.host for node in changes.joined if not node.held_by}
     found = {}
@@ -76,7 +76,7 @@ def dwell_s(job: JobStatus) -> float:
     return min(DWELL_S, max(DWELL_LEAST_S, DWELL_TRANSITIONS * max(cost.grow_s, cost.shrink_s, cost.replace_s)))
 
 
-def dwelling_of(snapshot: Snapshot, changes: Changes, at_unix_s: float) -> dict[str, int]:
+def dwelling_of(snapshot: ClusterSnapshot, changes: PlanDifferences, at_unix_s: float) -> dict[str, int]:
     """The jobs that were moved without need a moment ago, and have lost nothing since.
 
     Not even a new weight moves them: it has to wait. What a person pins or pauses, though, is pinned or paused at once.
@@ -98,11 +98,11 @@ def dwelling_of(snapshot: Snapshot, changes: Changes, at_unix_s: float) -> dict[
     return {name: held[name] for name in rest if held.get(name)}
 
 
-def moved_of(snapshot: Snapshot, plan: Plan, at_unix_s: float) -> tuple[tuple[str, float], ...]:
+def moved_of(snapshot: ClusterSnapshot, plan: Plan, at_unix_s: float) -> tuple[tuple[str, float], ...]:
     """When jobs last gave or got nodes while they ran and had lost none. A job that only starts has lost no work."""
     before = dict(() if snapshot.published is None else snapshot.published.moved_unix_s)
     working = snapshot.working()
-    running = {job.name for job in snapshot.jobs if job.phase is Phase.RUNNING and working[job.name]}
+    running = {job.name for job in snapshot.jobs if job.phase is JobPhase.RUNNING and working[job.name]}
     now = {
         share.task: at_unix_s
         for share in plan.shares
@@ -120,7 +120,7 @@ def _runnable(job: JobStatus, least: int, most: int) -> int:
     return max((count for count in counts if least <= count <= most), default=0)
 
 
-def have_room(snapshot: Snapshot, holds: Mapping[str, int]) -> bool:
+def have_room(snapshot: ClusterSnapshot, holds: Mapping[str, int]) -> bool:
     """Whether there are nodes for all of them, and for the pins of people, which go before. If there were not, the
     planner would let some of them wait.
     """

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from unicron_elastic.planning.allocate.optimum import Table, plan_for
+from unicron_elastic.planning.allocate.optimum import PlanTable, plan_for
 from unicron_elastic.planning.allocate.plan import Plan, Wait
 from unicron_elastic.planning.coordinate.holding import (
     DWELL_S,
@@ -25,8 +25,8 @@ from unicron_elastic.planning.coordinate.holding import (
 )
 from unicron_elastic.planning.coordinate.published import Loss, Published, Seat
 from unicron_elastic.planning.coordinate.seating import seated
-from unicron_elastic.planning.coordinate.situation import Bounds, Changes, changes_of, situation_of
-from unicron_elastic.planning.coordinate.snapshot import Health, Phase, Snapshot
+from unicron_elastic.planning.coordinate.situation import Bounds, PlanDifferences, changes_of, situation_of
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, JobPhase
 
 UNCHANGED = "Nothing has changed"  # as the planner says it of what is no event to it
 ROUNDING_S = 1.0  # a sum of moments is rounded
@@ -44,7 +44,7 @@ def comes_to_the_same(published: Published | None, proposal: Published) -> bool:
     return published is not None and (published.seats, published.jobs) == (proposal.seats, proposal.jobs)
 
 
-def why_overtaken(snapshot: Snapshot, at_unix_s: float, looked: Looked | None = None) -> str:
+def why_overtaken(snapshot: ClusterSnapshot, at_unix_s: float, looked: Looked | None = None) -> str:
     """What has happened that the published plan does not know, as a sentence; "" if it still holds.
 
     ``looked``: at the same plan, if that was looked at again already.
@@ -71,7 +71,7 @@ def _are_same(ids: tuple[str, ...], others: tuple[str, ...]) -> bool:
     return len(ids) == len(others) and (ids == others or set(ids) == set(others))
 
 
-def propose(snapshot: Snapshot, at_unix_s: float, table: Table | None = None) -> Published:
+def propose(snapshot: ClusterSnapshot, at_unix_s: float, table: PlanTable | None = None) -> Published:
     """The plan for what there is. ``table`` saves computing it if it was built for this; it changes nothing else."""
     changes = changes_of(snapshot)
     losses = losses_of(snapshot, changes, at_unix_s)
@@ -107,7 +107,7 @@ def _published(before: Published | None, *, plan: Plan, seats: tuple[Seat, ...],
     return Published(plan=plan, seats=seats, **others)
 
 
-def _rest_s(snapshot: Snapshot, dwelling: Collection[str], plan: Plan) -> float:
+def _rest_s(snapshot: ClusterSnapshot, dwelling: Collection[str], plan: Plan) -> float:
     """How long until another look may find a better plan: the first of those who rest, or who move now, may move."""
     moved = {*dwelling, *(share.task for share in plan.shares if share.after != share.before or share.lost)}
     return min((dwell_s(job) for job in snapshot.jobs if job.name in moved), default=DWELL_S)
@@ -129,11 +129,11 @@ class _Fitted:
 class _Now(NamedTuple):
     """What a plan is made for. ``changes``: since the published plan, if no draining node is kept."""
 
-    snapshot: Snapshot
-    changes: Changes
+    snapshot: ClusterSnapshot
+    changes: PlanDifferences
     losses: tuple[Loss, ...]
     at_unix_s: float
-    table: Table | None
+    table: PlanTable | None
 
 
 def _fitted(now: _Now, bounds: Bounds) -> _Fitted:
@@ -156,7 +156,7 @@ def _fitted(now: _Now, bounds: Bounds) -> _Fitted:
         bounds = replace(bounds, most={**bounds.most, **short})
 
 
-def _told(snapshot: Snapshot, plan: Plan, wait: Wait) -> Wait:
+def _told(snapshot: ClusterSnapshot, plan: Plan, wait: Wait) -> Wait:
     """The planner calls a job paused, too, that can have none of the numbers of nodes on which it runs."""
     job = snapshot.job(wait.task)
     if job is None or job.spec.paused or wait.reason != f"{wait.task} is paused.":
@@ -167,12 +167,12 @@ def _told(snapshot: Snapshot, plan: Plan, wait: Wait) -> Wait:
     return Wait(wait.task, f"{needs}, and too few may work for it: the others refuse it, or are to be drained.")
 
 
-def _planned(snapshot: Snapshot, changes: Changes, bounds: Bounds, table: Table | None) -> Plan:
+def _planned(snapshot: ClusterSnapshot, changes: PlanDifferences, bounds: Bounds, table: PlanTable | None) -> Plan:
     cluster, event = situation_of(snapshot, changes, bounds)
     return table.plan(event) if table is not None and table.cluster == cluster else plan_for(cluster, event)
 
 
-def _happened(snapshot: Snapshot, changes: Changes, at_unix_s: float) -> str:
+def _happened(snapshot: ClusterSnapshot, changes: PlanDifferences, at_unix_s: float) -> str:
     """Several events at once, or one that the planner does not know, in a few words."""
     if snapshot.published is None:
         return "This is the first plan"
@@ -189,12 +189,12 @@ def _happened(snapshot: Snapshot, changes: Changes, at_unix_s: float) -> str:
     return f"Since the last plan: {', '.join(parts)}"
 
 
-def _needed(snapshot: Snapshot, plan: Plan, kept: frozenset[str]) -> frozenset[str]:
+def _needed(snapshot: ClusterSnapshot, plan: Plan, kept: frozenset[str]) -> frozenset[str]:
     """Draining nodes without which a job that runs would have to wait."""
     if not snapshot.draining_ids:
         return frozenset()
     stopped = {wait.task for wait in plan.waits}
-    running = {job.name for job in snapshot.jobs if job.phase is Phase.RUNNING and not job.spec.paused}
+    running = {job.name for job in snapshot.jobs if job.phase is JobPhase.RUNNING and not job.spec.paused}
     return frozenset(
         node.node_id
         for node in snapshot.unsettled_nodes
@@ -206,11 +206,11 @@ def _makes_wait(held: _Fitted, free: _Fitted) -> bool:
     return any(not held.counts[job] for job, count in free.counts.items() if count)
 
 
-def _is_refused(snapshot: Snapshot, job: str, at_unix_s: float) -> bool:
+def _is_refused(snapshot: ClusterSnapshot, job: str, at_unix_s: float) -> bool:
     return any(node.refuses(job, at_unix_s) for node in snapshot.unsettled_nodes)
 
 
-def _with_reasons(snapshot: Snapshot, plan: Plan, bounds: Bounds, at_unix_s: float) -> Plan:
+def _with_reasons(snapshot: ClusterSnapshot, plan: Plan, bounds: Bounds, at_unix_s: float) -> Plan:
     notes = [
         f"{job} can have no more than {most} for now, as other nodes "
         f"{'refuse it' if _is_refused(snapshot, job, at_unix_s) else 'are to be drained'}"
@@ -222,7 +222,7 @@ def _with_reasons(snapshot: Snapshot, plan: Plan, bounds: Bounds, at_unix_s: flo
     return _noted(plan, notes)
 
 
-def _explained(snapshot: Snapshot, held: _Fitted, free: _Fitted, returned: Collection[str]) -> _Fitted:
+def _explained(snapshot: ClusterSnapshot, held: _Fitted, free: _Fitted, returned: Collection[str]) -> _Fitted:
     """Name the jobs that are left with another number of nodes than they would have."""
     rests_s = {job.name: dwell_s(job) for job in snapshot.jobs}
     notes = [

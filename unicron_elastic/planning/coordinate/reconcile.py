@@ -14,7 +14,14 @@ from itertools import compress
 from operator import ne
 
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import (
+    ClusterSnapshot,
+    Health,
+    JobPhase,
+    JobStatus,
+    NodeState,
+    NodeStatus,
+)
 
 KEEPERS_NAMED = 2  # of nodes that have the state of a job
 
@@ -61,7 +68,7 @@ class StopJob:
 Movement = LendNode | ReturnNode | StartJob | StopJob
 
 
-def reconcile(snapshot: Snapshot, published: Published) -> tuple[Movement, ...]:
+def reconcile(snapshot: ClusterSnapshot, published: Published) -> tuple[Movement, ...]:
     """What is to be done now: stops, then nodes by id, then starts. Empty when all is as planned, or on its way.
 
     A working node is taken from a job that goes on only while that keeps its minimum of working ones; so a node that
@@ -74,7 +81,7 @@ def reconcile(snapshot: Snapshot, published: Published) -> tuple[Movement, ...]:
     )
 
 
-def movements(snapshot: Snapshot, published: Published) -> Iterator[LendNode | ReturnNode]:
+def movements(snapshot: ClusterSnapshot, published: Published) -> Iterator[LendNode | ReturnNode]:
     """The commands for nodes alone."""
     misplaced = _misplaced(snapshot, published)
     if not misplaced:
@@ -94,7 +101,7 @@ def movements(snapshot: Snapshot, published: Published) -> Iterator[LendNode | R
         yield _command(node, target, published)
 
 
-def _misplaced(snapshot: Snapshot, published: Published) -> list[NodeStatus]:
+def _misplaced(snapshot: ClusterSnapshot, published: Published) -> list[NodeStatus]:
     """The nodes that may not head for where they are wanted. Nearly all do, and there may be thousands."""
     wanted = published.job_of
     if snapshot.sound_ids == published.node_ids:
@@ -112,7 +119,7 @@ def _is_bound(node: NodeStatus) -> bool:
 
 def _needed_nodes(job: JobStatus, counts: Mapping[str, int]) -> int:
     """How many working nodes a job must keep meanwhile."""
-    goes_on = job.phase is Phase.RUNNING and counts.get(job.name, 0) > 0
+    goes_on = job.phase is JobPhase.RUNNING and counts.get(job.name, 0) > 0
     return job.spec.min_nodes if goes_on else 0
 
 
@@ -127,16 +134,16 @@ def _command(node: NodeStatus, target: str, published: Published) -> LendNode | 
     return LendNode(node.node_id, node.job, target, revision, f"{node.host} goes to {target} {because}")
 
 
-def _stops(snapshot: Snapshot, published: Published) -> Iterator[StopJob]:
+def _stops(snapshot: ClusterSnapshot, published: Published) -> Iterator[StopJob]:
     waits = {wait.task: wait.reason for wait in published.plan.waits}
     for job in snapshot.jobs:
-        if job.phase is Phase.RUNNING and job.name in waits:
+        if job.phase is JobPhase.RUNNING and job.name in waits:
             yield StopJob(job.name, published.revision, waits[job.name])
 
 
-def _starts(snapshot: Snapshot, published: Published) -> Iterator[StartJob]:
+def _starts(snapshot: ClusterSnapshot, published: Published) -> Iterator[StartJob]:
     counts = published.plan.counts
-    waiting = [job for job in snapshot.jobs if job.phase is Phase.SUBMITTED and counts.get(job.name)]
+    waiting = [job for job in snapshot.jobs if job.phase is JobPhase.SUBMITTED and counts.get(job.name)]
     if not waiting:
         return
     wanted = published.job_of
@@ -151,7 +158,7 @@ def _starts(snapshot: Snapshot, published: Published) -> Iterator[StartJob]:
             yield StartJob(job.name, published.revision, reason)
 
 
-def _without_state(snapshot: Snapshot, job: str) -> str:
+def _without_state(snapshot: ClusterSnapshot, job: str) -> str:
     """Says that the job begins without a state that is there, if that is so."""
     keepers = [node for node in snapshot.nodes if job in node.keeps]
     if not keepers or any(node.held_by == job for node in keepers):

@@ -15,7 +15,7 @@ from operator import attrgetter, itemgetter, ne
 
 from unicron_elastic.planning.coordinate.published import Loss, Seat
 from unicron_elastic.planning.coordinate.situation import usable_nodes
-from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, NodeStatus, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, NodeState, NodeStatus
 
 # Who keeps its place first: one that works costs most to replace, one on its way to the job least.
 _KEEPS = (NodeState.WORKING, NodeState.JOINING, NodeState.LEAVING)
@@ -26,7 +26,7 @@ _NEW_SEAT = partial(tuple.__new__, Seat)  # as Seat._make, for thousands of them
 
 
 def seated(
-    snapshot: Snapshot, counts: Mapping[str, int], kept: frozenset[str], losses: Sequence[Loss], at_unix_s: float
+    snapshot: ClusterSnapshot, counts: Mapping[str, int], kept: frozenset[str], losses: Sequence[Loss], at_unix_s: float
 ) -> tuple[tuple[Seat, ...], dict[str, int]]:
     """The seats, and how many nodes each job that comes short can have, as nodes refuse it or have to stay elsewhere.
 
@@ -64,7 +64,7 @@ class _Groups(dict[str, list[NodeStatus]]):
     """
 
     def __init__(
-        self, snapshot: Snapshot, usable: tuple[NodeStatus, ...], counts: Mapping[str, int], at_unix_s: float
+        self, snapshot: ClusterSnapshot, usable: tuple[NodeStatus, ...], counts: Mapping[str, int], at_unix_s: float
     ) -> None:
         super().__init__()
         is_all = usable is snapshot.sound_nodes
@@ -99,7 +99,7 @@ class _Groups(dict[str, list[NodeStatus]]):
         return found
 
 
-def _is_as_planned(snapshot: Snapshot, counts: Mapping[str, int]) -> bool:
+def _is_as_planned(snapshot: ClusterSnapshot, counts: Mapping[str, int]) -> bool:
     """Whether all nodes head for where the published plan has them, and that is what ``counts`` asks for."""
     published = snapshot.published
     if published is None or snapshot.sound_ids != published.node_ids or published.plan.counts != counts:
@@ -112,7 +112,7 @@ def _is_as_planned(snapshot: Snapshot, counts: Mapping[str, int]) -> bool:
     )
 
 
-def _seats(snapshot: Snapshot, place: Mapping[str, str]) -> tuple[Seat, ...]:
+def _seats(snapshot: ClusterSnapshot, place: Mapping[str, str]) -> tuple[Seat, ...]:
     """A seat for each node, in their order."""
     ids, draining = snapshot.sound_ids, snapshot.draining_ids
     jobs = list(map(place.get, ids, repeat("")))
@@ -126,7 +126,7 @@ def _seats(snapshot: Snapshot, place: Mapping[str, str]) -> tuple[Seat, ...]:
     return tuple(map(_NEW_SEAT, zip(ids, hosts, jobs, are_draining, strict=True)))
 
 
-def _known_seats(snapshot: Snapshot) -> list[Seat] | None:
+def _known_seats(snapshot: ClusterSnapshot) -> list[Seat] | None:
     """Those of the published plan, if they are of all nodes that are left: thousands of them need not be made anew."""
     published = snapshot.published
     if published is None or published.draining_ids:
@@ -193,7 +193,7 @@ def _swapped(
     return None
 
 
-def _neediest(snapshot: Snapshot, groups: _Groups, at_unix_s: float) -> list[str]:
+def _neediest(snapshot: ClusterSnapshot, groups: _Groups, at_unix_s: float) -> list[str]:
     """The order in which jobs choose: those that some node refuses, which have less to choose from, then those below
     their minimum.
     """

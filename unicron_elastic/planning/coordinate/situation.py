@@ -23,7 +23,7 @@ from unicron_elastic.planning.allocate.cluster import (
     TaskSubmitted,
 )
 from unicron_elastic.planning.coordinate.published import Published, Seat
-from unicron_elastic.planning.coordinate.snapshot import Health, JobStatus, NodeState, NodeStatus, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, JobStatus, NodeState, NodeStatus
 from unicron_elastic.planning.model.tasks import Floats, Task
 
 TASKS_KEPT = 4096
@@ -46,7 +46,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class PlanDifferences:
     """What is different from the published plan.
 
     ``lost``: seats whose node is gone or may work no more; ``joined``: nodes that had no seat; ``ended``, ``new`` and
@@ -60,7 +60,7 @@ class Changes:
     altered: tuple[str, ...] = ()
 
 
-def usable_nodes(snapshot: Snapshot, kept: frozenset[str] = frozenset()) -> tuple[NodeStatus, ...]:
+def usable_nodes(snapshot: ClusterSnapshot, kept: frozenset[str] = frozenset()) -> tuple[NodeStatus, ...]:
     """The nodes that a plan may count on: all that are well, and the draining ones that are ``kept``."""
     if not snapshot.draining_ids:
         return snapshot.sound_nodes
@@ -73,16 +73,16 @@ def held_nodes(nodes: Iterable[NodeStatus]) -> Counter[str]:
     return Counter(["" if node.state is leaving else node.job for node in nodes])
 
 
-def changes_of(snapshot: Snapshot, kept: frozenset[str] = frozenset()) -> Changes:
+def changes_of(snapshot: ClusterSnapshot, kept: frozenset[str] = frozenset()) -> PlanDifferences:
     """What has happened since the published plan; before the first one, everything is new."""
     usable = usable_nodes(snapshot, kept)
     planned = {job.name: job.revision for job in snapshot.jobs if job.is_planned}
     if snapshot.published is None:
-        return Changes(joined=usable, new=tuple(planned))
+        return PlanDifferences(joined=usable, new=tuple(planned))
     ids = snapshot.sound_ids if usable is snapshot.sound_nodes else tuple(node.node_id for node in usable)
     seats, before = snapshot.published.seats, dict(snapshot.published.jobs)
     gone, come = _gone_and_come(ids, snapshot.published)
-    return Changes(
+    return PlanDifferences(
         lost=tuple(seat for seat in seats if seat.node_id in gone) if gone else (),
         joined=tuple(node for node in usable if node.node_id in come) if come else (),
         ended=tuple(name for name in before if name not in planned),
@@ -101,7 +101,7 @@ def _gone_and_come(ids: tuple[str, ...], published: Published) -> tuple[set[str]
     return seated - here, here - seated
 
 
-def situation_of(snapshot: Snapshot, changes: Changes, bounds: Bounds) -> tuple[Cluster, Event]:
+def situation_of(snapshot: ClusterSnapshot, changes: PlanDifferences, bounds: Bounds) -> tuple[Cluster, Event]:
     """The situation before the last event, and the event, so that a table that was built for it has the plan.
 
     What is no single event is planned for as it stands, with ``NothingChanged``.
@@ -131,7 +131,7 @@ def situation_of(snapshot: Snapshot, changes: Changes, bounds: Bounds) -> tuple[
     return (now, NothingChanged()) if found is None else found
 
 
-def expected_tasks(snapshot: Snapshot, size: int) -> tuple[Task, ...]:
+def expected_tasks(snapshot: ClusterSnapshot, size: int) -> tuple[Task, ...]:
     """Jobs that may be submitted again, as they were not long ago; of a cluster of ``size`` nodes at most."""
     over = [job for job in snapshot.jobs if not job.is_alive and len(job.rates_flops) > 1]
     tasks = (_task(job, Bounds(), held_nodes=0, lost_nodes=0) for job in over)
@@ -139,7 +139,7 @@ def expected_tasks(snapshot: Snapshot, size: int) -> tuple[Task, ...]:
 
 
 def _before_loss(
-    snapshot: Snapshot, tasks: Mapping[str, Task], changes: Changes, nodes: int
+    snapshot: ClusterSnapshot, tasks: Mapping[str, Task], changes: PlanDifferences, nodes: int
 ) -> tuple[Cluster, Event] | None:
     lost = Counter(seat.job if seat.job in tasks else "" for seat in changes.lost)
     if any(tasks[name].lost_nodes != count for name, count in lost.items() if name):
@@ -152,14 +152,14 @@ def _before_loss(
     return _cluster(snapshot, whole, nodes), NodesLost(names, lost[""])
 
 
-def _before_joining(snapshot: Snapshot, now: Cluster, count: int) -> tuple[Cluster, Event] | None:
+def _before_joining(snapshot: ClusterSnapshot, now: Cluster, count: int) -> tuple[Cluster, Event] | None:
     if now.idle_nodes < count:
         return None  # they came with a job
     return _cluster(snapshot, list(now.tasks), now.nodes - count), NodesJoined(count)
 
 
 def _before_end(
-    snapshot: Snapshot, changes: Changes, tasks: Mapping[str, Task], nodes: int
+    snapshot: ClusterSnapshot, changes: PlanDifferences, tasks: Mapping[str, Task], nodes: int
 ) -> tuple[Cluster, Event] | None:
     ended = snapshot.job(changes.ended[0])
     if len(changes.ended) > 1 or ended is None or len(ended.rates_flops) < 2 or snapshot.published is None:
@@ -171,7 +171,7 @@ def _before_end(
     return _cluster(snapshot, [*tasks.values(), task], nodes), TaskFinished(ended.name)
 
 
-def _cluster(snapshot: Snapshot, tasks: list[Task], nodes: int) -> Cluster:
+def _cluster(snapshot: ClusterSnapshot, tasks: list[Task], nodes: int) -> Cluster:
     """Make a cluster as large as any task could need: one that needs more than there is waits, and is no mistake."""
     size = max([nodes, *(max(task.min_nodes, task.pinned_nodes or 0) for task in tasks)])
     return Cluster(tasks=tuple(tasks), nodes=nodes, size=size, faults=snapshot.faults)

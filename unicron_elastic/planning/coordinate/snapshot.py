@@ -112,7 +112,7 @@ _HEADS_FOR = attrgetter("heads_for")
 FEW_CHANGES = 256  # with more of them, all is counted anew
 
 
-class Phase(Enum):
+class JobPhase(Enum):
     """How far a job is."""
 
     SUBMITTED = "submitted"  # it waits for nodes; also one that ran and was stopped
@@ -131,7 +131,7 @@ class JobStatus:
     """
 
     spec: JobSpec
-    phase: Phase = Phase.SUBMITTED
+    phase: JobPhase = JobPhase.SUBMITTED
     revision: int = 1
     rates_flops: tuple[float, ...] = ()
     newest_flops: tuple[float, ...] = ()
@@ -148,7 +148,7 @@ class JobStatus:
     @property
     def is_alive(self) -> bool:
         """Whether it runs or is to run."""
-        return self.phase in (Phase.SUBMITTED, Phase.RUNNING)
+        return self.phase in (JobPhase.SUBMITTED, JobPhase.RUNNING)
 
     @property
     def is_planned(self) -> bool:
@@ -167,7 +167,7 @@ class JobStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class ClusterSnapshot:
     """Everything at one revision of the store; nodes by id, jobs by name.
 
     ``published``: the plan, None before the first. ``faults``: how often nodes fail, as last agreed on.
@@ -222,7 +222,7 @@ class Snapshot:
         jobs: Iterable[JobStatus],
         published: Published | None,
         faults: FaultRate,
-    ) -> Snapshot:
+    ) -> ClusterSnapshot:
         """What is there after some nodes, by id, have changed, come, or gone (None); the rest is as given.
 
         The same as a snapshot that is made anew. Raises ``ValueError`` if two jobs are called the same.

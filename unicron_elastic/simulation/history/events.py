@@ -30,7 +30,7 @@ class Method(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FaultKind:
     """What is known of a fault by its name alone: how bad it is, and how it is noticed."""
 
     severity: Severity
@@ -64,13 +64,13 @@ _METHODS: Mapping[Method, tuple[Status, ...]] = {
 # By status. Severities are those of the live system, `faults.SEVERITY_OF`, which has them from table 1 of the Unicron
 # paper (arXiv 2401.00134; seen in summaries by others). Which method notices which status is remembered from the same
 # table, not read there; for the statuses of our own it is the method by which the live system notices them.
-KINDS: Mapping[Status, Kind] = MappingProxyType(
-    {status: Kind(SEVERITY_OF[status], method) for method, statuses in _METHODS.items() for status in statuses}
+KINDS: Mapping[Status, FaultKind] = MappingProxyType(
+    {status: FaultKind(SEVERITY_OF[status], method) for method, statuses in _METHODS.items() for status in statuses}
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredFault:
     """What a fault of a real job cost there, in seconds; None where the moment did not come.
 
     The phases follow each other: from the fault until it was noticed, until the workers had stopped, until they had
@@ -93,7 +93,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class FaultStruck:
     """A fault strikes ``node``. Faults at one moment have one cause, such as a rack without power.
 
     ``repair_s``: how long the node is away if it has to be isolated; None where nothing has to be repaired.
@@ -104,7 +104,7 @@ class Fault:
     node: int
     kind: Status
     repair_s: float | None = None
-    measured: Measured | None = None
+    measured: MeasuredFault | None = None
 
     @property
     def severity(self) -> Severity:
@@ -148,17 +148,17 @@ class JobEnds:
     job: str
 
 
-Event: TypeAlias = Fault | NodeJoins | NodeLeaves | JobArrives | JobEnds
+Event: TypeAlias = FaultStruck | NodeJoins | NodeLeaves | JobArrives | JobEnds
 
 # At one moment: nodes come before others go, so that no count falls short for nothing, and faults meet what is there.
-_RANK = {NodeJoins: 0, NodeLeaves: 1, Fault: 2, JobEnds: 3, JobArrives: 4}
+_RANK = {NodeJoins: 0, NodeLeaves: 1, FaultStruck: 2, JobEnds: 3, JobArrives: 4}
 
 
 def order(event: Event) -> tuple[float, int, int, str]:
     """The key by which events are sorted: total, but for equal events of one kind on one node."""
     if isinstance(event, JobArrives | JobEnds):
         return event.at_s, _RANK[type(event)], 0, event.job
-    return event.at_s, _RANK[type(event)], event.node, str(event.kind) if isinstance(event, Fault) else ""
+    return event.at_s, _RANK[type(event)], event.node, str(event.kind) if isinstance(event, FaultStruck) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,9 +217,9 @@ class History:
         return "" if event.repair_s is None or event.repair_s >= 0 else "a repair cannot be negative"
 
     @property
-    def faults(self) -> tuple[Fault, ...]:
+    def faults(self) -> tuple[FaultStruck, ...]:
         """The faults among the events."""
-        return tuple(event for event in self.events if isinstance(event, Fault))
+        return tuple(event for event in self.events if isinstance(event, FaultStruck))
 
     @classmethod
     def of(cls, events: Iterable[Event], **others: object) -> History:

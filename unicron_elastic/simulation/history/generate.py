@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unicron_elastic.faults import Severity, Status
-from unicron_elastic.simulation.history.events import KINDS, Fault, History
+from unicron_elastic.simulation.history.events import KINDS, FaultStruck, History
 from unicron_elastic.simulation.history.presets import DAY_S, PRESETS, Preset, Repair
 
 _NEVER = 1e-12  # faults expected in the whole history, below which there are none
@@ -110,7 +110,7 @@ def _source(preset: Preset, seed: int, fault_factor: float, racks: Racks | None)
     return "; ".join(said)
 
 
-def _faults(preset: Preset, seed: int, factor: float, racks: Racks | None) -> Iterator[Fault]:
+def _faults(preset: Preset, seed: int, factor: float, racks: Racks | None) -> Iterator[FaultStruck]:
     away_until_s = [-1.0] * preset.nodes
     for struck in sorted(_struck(preset, seed, factor, racks)):
         at_s = struck.at_ms / 1000
@@ -119,7 +119,7 @@ def _faults(preset: Preset, seed: int, factor: float, racks: Racks | None) -> It
                 continue
             if struck.repair_s is not None:
                 away_until_s[node] = at_s + struck.repair_s
-            yield Fault(at_s=at_s, node=node, kind=struck.kind, repair_s=struck.repair_s)
+            yield FaultStruck(at_s=at_s, node=node, kind=struck.kind, repair_s=struck.repair_s)
 
 
 def _struck(preset: Preset, seed: int, factor: float, racks: Racks | None) -> list[_Struck]:

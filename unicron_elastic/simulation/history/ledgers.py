@@ -18,7 +18,7 @@ from unicron_elastic.base.incident import Incident
 from unicron_elastic.base.ledger import find_ledgers, read_ledger
 from unicron_elastic.base.text import one_line
 from unicron_elastic.faults import Status
-from unicron_elastic.simulation.history.events import Fault, History, Measured
+from unicron_elastic.simulation.history.events import FaultStruck, History, MeasuredFault
 
 _LOST = re.compile(r"(\S+) is lost\b")
 # A rank that complains of its peer, and the notice that the peer's node is gone: at most so long between them, which is
@@ -195,7 +195,7 @@ def _numbers(hosts: Sequence[str], found: Iterable[_Disturbance]) -> dict[str, i
     return {name: number for number, name in enumerate([*dict.fromkeys(hosts), *sorted(names - set(hosts))])}
 
 
-def _faults(each: _Disturbance, began: float, numbers: Mapping[str, int], repair_s: float | None) -> list[Fault]:
+def _faults(each: _Disturbance, began: float, numbers: Mapping[str, int], repair_s: float | None) -> list[FaultStruck]:
     """One for each struck host; what was measured stands with the first, so that it is not counted twice."""
     after = each.occurred_at
     phases: dict[str, float | None] = {}
@@ -205,8 +205,8 @@ def _faults(each: _Disturbance, began: float, numbers: Mapping[str, int], repair
         after = after if moment is None else max(moment, after)
     incident = each.worst
     kind = _STATUS_OF[incident.status]
-    measured = Measured(job=incident.run_id, host=incident.host, action=incident.action, **phases)
-    first = Fault(
+    measured = MeasuredFault(job=incident.run_id, host=incident.host, action=incident.action, **phases)
+    first = FaultStruck(
         at_s=max(each.occurred_at - began, 0.0),
         node=0,
         kind=kind,

@@ -19,7 +19,7 @@ from unicron_elastic.base.text import one_line
 from unicron_elastic.faults import Status
 from unicron_elastic.simulation.history.events import (
     Event,
-    Fault,
+    FaultStruck,
     History,
     JobArrives,
     JobEnds,
@@ -202,7 +202,7 @@ def _fault(row: _Row, at_s: float) -> Event:
         near = get_close_matches(text, [kind.value for kind in Status], n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(kind.value for kind in Status)}"
         raise row.line.wrong(f"kind is {text!r}: {hint}")
-    return Fault(at_s=at_s, node=row.node(), kind=word, repair_s=row.seconds("repair_s", None))
+    return FaultStruck(at_s=at_s, node=row.node(), kind=word, repair_s=row.seconds("repair_s", None))
 
 
 _READERS: dict[str, Callable[[_Row, float], Event]] = {
@@ -271,7 +271,7 @@ def write_csv(history: History) -> str:
 
 
 def _written(event: Event) -> tuple[object, ...]:
-    if isinstance(event, Fault):
+    if isinstance(event, FaultStruck):
         repair_s = "" if event.repair_s is None else repr(event.repair_s)
         return repr(event.at_s), "fault", event.node, event.kind.value, repair_s, "", ""
     if isinstance(event, NodeLeaves):

@@ -23,11 +23,18 @@ from unicron_elastic.planning.coordinate.coordinator import (
 )
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.reconcile import LendNode, ReturnNode, StartJob, StopJob
-from unicron_elastic.planning.coordinate.snapshot import Health, JobStatus, NodeState, NodeStatus, Phase, Snapshot
+from unicron_elastic.planning.coordinate.snapshot import (
+    ClusterSnapshot,
+    Health,
+    JobPhase,
+    JobStatus,
+    NodeState,
+    NodeStatus,
+)
 from unicron_elastic.planning.model.faulting import FaultRate
-from unicron_elastic.simulation.model.accounting import Entry
+from unicron_elastic.simulation.model.accounting import IncidentEntry
 from unicron_elastic.simulation.model.durations import Durations
-from unicron_elastic.simulation.model.engine import Engine, Planned
+from unicron_elastic.simulation.model.engine import Planned, SimulationEngine
 from unicron_elastic.simulation.model.training import Training, fetch_s, joined, regroup_s, settle
 
 # One job under the live coordinator: what the store has of it, and how it is carried out.
@@ -46,7 +53,7 @@ class LiveJob:
     starts: int = 0
     workers: set[str] = field(default_factory=set)
     is_looked_at: bool = False
-    cause: Entry | None = None
+    cause: IncidentEntry | None = None
 
     def child_s(self) -> float:
         """Until a child works that starts now, with the state that it needs."""
@@ -92,7 +99,7 @@ class Places:
         self._counts: Mapping[str, int] = {}
         self._misplaced: set[str] = set()
 
-    def published(self, plan: Published, seen: Snapshot) -> None:
+    def published(self, plan: Published, seen: ClusterSnapshot) -> None:
         """There is another plan, made for what is ``seen``."""
         self._wanted, self._counts = plan.job_of, plan.plan.counts
         self._misplaced = set(compress(seen.sound_ids, map(ne, seen.heads, self._wanted.values())))
@@ -105,7 +112,7 @@ class Places:
 
     def are_waiting(self, jobs: Iterable[JobStatus]) -> bool:
         """Whether a job waits for its nodes, to be started."""
-        return any(job.phase is Phase.SUBMITTED and self._counts.get(job.name, 0) for job in jobs)
+        return any(job.phase is JobPhase.SUBMITTED and self._counts.get(job.name, 0) for job in jobs)
 
 
 START_UNIX_S = 1_704_067_200.0  # when a history begins, by the coordinator's clock: 2024-01-01
@@ -117,7 +124,7 @@ class LiveCluster:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: SimulationEngine,
         durations: Durations,
         jobs: dict[str, tuple[JobStatus, Training]],
         node_gpus: int,
@@ -133,7 +140,7 @@ class LiveCluster:
         self._started: dict[int, int] = {}
         self._children: dict[str, object] = {}
         self._published: Published | None = None
-        self._seen = Snapshot()  # at the latest look
+        self._seen = ClusterSnapshot()  # at the latest look
         self._changed: dict[str, NodeStatus | None] = {}  # since then; None: it is gone
         self._places = Places()
         self._state = CoordinatorState()
@@ -169,7 +176,7 @@ class LiveCluster:
         job = self._jobs.get(name)
         if job is None or not job.status.is_alive:
             return
-        job.status = replace(job.status, phase=Phase.FINISHED)
+        job.status = replace(job.status, phase=JobPhase.FINISHED)
         job.training.resize(0)
         job.workers.clear()
         for node_id in [n for n, each in self._agents.items() if each.status.job == name]:
@@ -183,7 +190,7 @@ class LiveCluster:
                 self._changed[kept_out.node_id] = None
             self._start_agent(node)
 
-    def go(self, node: int, entry: Entry | None, *, is_broken: bool = False) -> None:
+    def go(self, node: int, entry: IncidentEntry | None, *, is_broken: bool = False) -> None:
         """A node is gone, or kept out as broken."""
         node_id = self._ids.pop(node, None)
         if node_id is None:
@@ -252,7 +259,7 @@ class LiveCluster:
         self._revision += 1
         return self._revision
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> ClusterSnapshot:
         jobs = [job.status for job in self._jobs.values()]
         self._seen = self._seen.changed(self._changed, jobs=jobs, published=self._published, faults=self._faults)
         self._changed = {}
@@ -339,7 +346,7 @@ class LiveCluster:
         is_start = isinstance(command, StartJob)
         job.starts += is_start
         self.writes += 1
-        job.status = replace(job.status, phase=Phase.RUNNING if is_start else Phase.SUBMITTED)
+        job.status = replace(job.status, phase=JobPhase.RUNNING if is_start else JobPhase.SUBMITTED)
         if not is_start:
             job.training.resize(0)
         for node_id in [n for n, each in self._agents.items() if each.status.job == command.job]:
@@ -379,7 +386,7 @@ class LiveCluster:
                     self._later(node_id, wait_s, lambda: self._end_child(node_id))
                 case agent.StopChild():
                     self._later(node_id, self._durations.stops.value, lambda: self._end_child(node_id))
-                case agent.EndJob() | agent.Tell() | agent.TellJob():
+                case agent.EndJob() | agent.TellPeople() | agent.TellJob():
                     pass
 
     def _say(self, node_id: str, status: NodeStatus) -> None:
@@ -397,7 +404,7 @@ class LiveCluster:
             self._jobs[name].settle(self._published)
 
     def _pass_time(self, node_id: str) -> None:
-        self._tell(node_id, agent.TimePassed(at_unix_s=self._now_unix_s))
+        self._tell(node_id, agent.NodeTick(at_unix_s=self._now_unix_s))
 
     def _tell_job(self, node_id: str, name: str) -> None:
         job = self._jobs[name]

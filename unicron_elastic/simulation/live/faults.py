@@ -11,7 +11,7 @@ from typing import Protocol
 from unicron_elastic.faults import Failure, Severity, Status
 from unicron_elastic.recovery.node import SUSPECT_S
 from unicron_elastic.simulation.history.events import KINDS, Method
-from unicron_elastic.simulation.model.accounting import Entry
+from unicron_elastic.simulation.model.accounting import IncidentEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Strike:
     """
 
     status: Status
-    entry: Entry
+    entry: IncidentEntry
     cure: Severity
     local_rank: int
     step_part: float

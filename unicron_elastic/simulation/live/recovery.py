@@ -44,7 +44,7 @@ from unicron_elastic.recovery.state import Part, Phase, Worker
 from unicron_elastic.simulation.live.faults import Shows, Strike, Surroundings, failure_of, shows
 from unicron_elastic.simulation.live.workers import Crew
 from unicron_elastic.simulation.model.durations import Durations
-from unicron_elastic.simulation.model.engine import Engine
+from unicron_elastic.simulation.model.engine import SimulationEngine
 from unicron_elastic.simulation.model.training import Training, fetch_s, regroup_s
 
 OTHERS = Member(name="others", node="others#1", local_rank=0)
@@ -60,7 +60,7 @@ class Ladder(Crew):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: SimulationEngine,
         durations: Durations,
         training: Training,
         around: Surroundings,

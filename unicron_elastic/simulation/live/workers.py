@@ -22,7 +22,7 @@ from unicron_elastic.recovery.policy import Policy
 from unicron_elastic.recovery.state import JobState, Part, Worker
 from unicron_elastic.simulation.live.faults import Surroundings, failure_of
 from unicron_elastic.simulation.model.durations import Durations
-from unicron_elastic.simulation.model.engine import Engine
+from unicron_elastic.simulation.model.engine import SimulationEngine
 from unicron_elastic.simulation.model.training import Training
 
 # The defaults of unicron-run, but for --max-restarts: a job of months has more faults than anybody would set there.
@@ -34,7 +34,7 @@ class Crew:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: SimulationEngine,
         durations: Durations,
         training: Training,
         around: Surroundings,

@@ -141,7 +141,7 @@ class StudyResult:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class IncidentEntry:
     """One incident while it is being booked. Amounts are weighted FLOP and seconds."""
 
     at_s: float
@@ -175,7 +175,7 @@ class Stall:
     """A job stands still: in the phase "detection" or "transition", for an incident, or None for no fault."""
 
     phase: str
-    entry: Entry | None
+    entry: IncidentEntry | None
 
 
 @dataclass(slots=True)
@@ -187,7 +187,7 @@ class _Account:
     gpus: float = 0.0
     overhead: float = 0.0
     stall: Stall | None = None
-    missing: tuple[tuple[Entry, float], ...] = ()
+    missing: tuple[tuple[IncidentEntry, float], ...] = ()
     missing_part: float = 0.0
     waf: float = 0.0
 
@@ -201,12 +201,12 @@ class Books:
     """All accounts of one simulated cluster."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[IncidentEntry] = []
         self._accounts: dict[str, _Account] = {}
         self._ideal_waf = 0.0
         self._ideal_gpus = 0.0
         self._since_s = 0.0
-        self._away: dict[int, Entry] = {}
+        self._away: dict[int, IncidentEntry] = {}
         self._lost_per_away = 0.0  # so much each incident would have lost whose node was always away
         self._waf = self._waf_ideal = self._gpu_s = 0.0
         self._lost_waf = dict.fromkeys(("detection", "transition", "sub_healthy", "overhead"), 0.0)
@@ -215,7 +215,7 @@ class Books:
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
-    def open(self, entry: Entry) -> Entry:
+    def open(self, entry: IncidentEntry) -> IncidentEntry:
         """A fault has come."""
         self.entries.append(entry)
         return entry
@@ -234,7 +234,7 @@ class Books:
         gpus: float,
         overhead: float,
         stall: Stall | None,
-        missing: tuple[tuple[Entry, float], ...],
+        missing: tuple[tuple[IncidentEntry, float], ...],
     ) -> None:
         """Book what a job is from now on; ``missing``: which part of its rate which incident takes."""
         self._settle_cluster(at_s)
@@ -244,13 +244,13 @@ class Books:
         account.update()
         self._draw_curve(at_s)
 
-    def away(self, at_s: float, entry: Entry) -> None:
+    def away(self, at_s: float, entry: IncidentEntry) -> None:
         """Book that the node of an incident is away from now on."""
         self._settle_with(at_s, entry)
         entry.away_from = at_s, self._lost_per_away
         self._away[id(entry)] = entry
 
-    def back(self, at_s: float, entry: Entry) -> None:
+    def back(self, at_s: float, entry: IncidentEntry) -> None:
         """Its node is back, and counts no more."""
         self._settle_with(at_s, entry)
         if entry.away_from is None:
@@ -336,7 +336,7 @@ class Books:
                 _add(entry, "sub_healthy", passed_s)
         return account
 
-    def _settle_with(self, at_s: float, entry: Entry) -> None:
+    def _settle_with(self, at_s: float, entry: IncidentEntry) -> None:
         """The cluster, and the jobs that the incident takes something from."""
         self._settle_cluster(at_s)
         for name, account in self._accounts.items():
@@ -367,5 +367,5 @@ class Books:
             self._curve.append(CurvePoint(at_s, now))
 
 
-def _add(entry: Entry, phase: str, seconds: float) -> None:
+def _add(entry: IncidentEntry, phase: str, seconds: float) -> None:
     entry.seconds[phase] = entry.seconds.get(phase, 0.0) + seconds

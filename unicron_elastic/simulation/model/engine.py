@@ -23,7 +23,7 @@ class Planned:
         self.is_cancelled = True
 
 
-class Engine:
+class SimulationEngine:
     """What is planned, and the time."""
 
     def __init__(self) -> None:

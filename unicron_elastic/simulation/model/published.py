@@ -63,7 +63,7 @@ class Sized:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TransitionPart:
     """One part of a transition, by name."""
 
     name: str
@@ -90,7 +90,7 @@ class Costs:
     system: str
     throughput: Figure
     detection: Mapping[Method, Figure]
-    transition: tuple[Part, ...]
+    transition: tuple[TransitionPart, ...]
     redone_steps: Figure | None
     checkpoint_interval: Figure | None
     checkpoint_stall: Figure | Sized | None
@@ -163,8 +163,8 @@ _MEGATRON = Costs(
         Method.STATISTICS: _TIMEOUT,
     },
     transition=(
-        Part("waiting for resources and submitting again", _published(9 * 60, "s", _UNICRON)),
-        Part("environment, CUDA and NCCL", _published(14 * 60, "s", _UNICRON, "taken to include loading")),
+        TransitionPart("waiting for resources and submitting again", _published(9 * 60, "s", _UNICRON)),
+        TransitionPart("environment, CUDA and NCCL", _published(14 * 60, "s", _UNICRON, "taken to include loading")),
     ),
     redone_steps=None,
     checkpoint_interval=_INTERVAL,
@@ -184,8 +184,10 @@ _TORCHRUN = Costs(
         Method.STATISTICS: _TIMEOUT_TODAY,
     },
     transition=(
-        Part("last call of the rendezvous", _published(30.0, "s", "PyTorch 2.13, c10d rendezvous: last_call_timeout")),
-        Part(
+        TransitionPart(
+            "last call of the rendezvous", _published(30.0, "s", "PyTorch 2.13, c10d rendezvous: last_call_timeout")
+        ),
+        TransitionPart(
             "new processes, CUDA and NCCL",
             _published(
                 46.0, "s", f"{_BYTEROBUST}, table 7: restart within pods that stay, 2,048 GPUs", "for all sizes"
@@ -212,7 +214,9 @@ _TORCHFT = Costs(
         Method.STATISTICS: _published(60.0, "s", "torchft, manager.py: time-out of operations and of the quorum"),
     },
     transition=(
-        Part("new quorum and process groups", _measured(2.023, "s", "recovery", "median of 10, with a step in it")),
+        TransitionPart(
+            "new quorum and process groups", _measured(2.023, "s", "recovery", "median of 10, with a step in it")
+        ),
     ),
     redone_steps=_published(1.0, "steps", "torchft: a step that not all finish is discarded (should_commit)"),
     checkpoint_interval=None,
@@ -234,7 +238,7 @@ _OOBLECK_COSTS = Costs(
         Method.STATISTICS: _TIMEOUT_TODAY,
     },
     transition=(
-        Part(
+        TransitionPart(
             "pipelines are made anew",
             Sized(
                 ((0.34e9, 2.0), (0.35e9, 3.0), (2.7 * _BILLION, 6.0), (6.7 * _BILLION, 10.0)),
@@ -268,7 +272,7 @@ _BAMBOO = Costs(
         Method.STATISTICS: _TIMEOUT_TODAY,
     },
     transition=(
-        Part(
+        TransitionPart(
             "the neighbour takes over, then pipelines are made anew",
             _published(
                 20.0,
@@ -299,7 +303,7 @@ _VARUNA = Costs(
         Method.STATISTICS: _TIMEOUT_TODAY,
     },
     transition=(
-        Part(
+        TransitionPart(
             "restart with another shape",
             Sized(
                 ((0.34e9, 76.0), (2.7 * _BILLION, 515.0), (6.7 * _BILLION, 701.0)),

@@ -16,7 +16,7 @@ PARAMETERS = 7e9  # of such a job, for the bytes that it moves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class JobShape:
     """One job on 0 to so many nodes; tuples are by number of units of ``unit_nodes``.
 
     ``rates_flops``: T(t, x), 0.0 where it cannot run. ``replicas``: of the model; ``layouts``: what a replica is made
@@ -79,7 +79,7 @@ class Shape:
         return STEP_S if self.step_flops is None or not rate else self.step_flops / rate
 
 
-def shape_of(spec: JobSpec, nodes: int, *, uneven: bool) -> Shape:
+def shape_of(spec: JobSpec, nodes: int, *, uneven: bool) -> JobShape:
     """The shape of a job on at most ``nodes``; ``uneven``: replicas may have different numbers of micro-batches.
 
     Raises ``ValueError`` for a job of which neither rates nor a workload are given.
@@ -94,7 +94,7 @@ def shape_of(spec: JobSpec, nodes: int, *, uneven: bool) -> Shape:
         rates = first_rates(spec, most)
         replicas = tuple(units if rate else 0 for units, rate in enumerate(rates))
         layouts = tuple((spec.nproc_per_node * spec.unit_nodes, 1) if rate else (0, 0) for rate in rates)
-        return Shape(
+        return JobShape(
             rates_flops=rates,
             replicas=replicas,
             layouts=layouts,
@@ -106,12 +106,12 @@ def shape_of(spec: JobSpec, nodes: int, *, uneven: bool) -> Shape:
     return _modelled(spec, spec.throughput, most, uneven)
 
 
-def _modelled(spec: JobSpec, throughput: Modelled, most: int, uneven: bool) -> Shape:
+def _modelled(spec: JobSpec, throughput: Modelled, most: int, uneven: bool) -> JobShape:
     workload = replace(throughput.workload, uneven=uneven or throughput.workload.uneven)
     found = _estimates(workload, most)
     known = [each.configuration for each in found]
     is_known = workload.flops_per_sample is not None or workload.transformer is not None
-    return Shape(
+    return JobShape(
         rates_flops=tuple(each.flops_per_s for each in found),
         replicas=tuple(0 if each is None else each.replicas for each in known),
         layouts=tuple((0, 0) if each is None else (each.tensor, each.pipeline) for each in known),

@@ -6,10 +6,10 @@ the replicas that are left; and not at all while anything has it stand still.
 
 from __future__ import annotations
 
-from unicron_elastic.simulation.model.accounting import Books, Entry, Stall
+from unicron_elastic.simulation.model.accounting import Books, IncidentEntry, Stall
 from unicron_elastic.simulation.model.durations import Durations
-from unicron_elastic.simulation.model.engine import Engine
-from unicron_elastic.simulation.model.shape import Shape
+from unicron_elastic.simulation.model.engine import SimulationEngine
+from unicron_elastic.simulation.model.shape import JobShape
 
 
 class Training:
@@ -19,9 +19,9 @@ class Training:
         self,
         name: str,
         weight: float,
-        shape: Shape,
+        shape: JobShape,
         books: Books,
-        engine: Engine,
+        engine: SimulationEngine,
         *,
         overhead: float = 0.0,
         checkpoint_s: float | None = None,
@@ -31,7 +31,7 @@ class Training:
         self._books, self._engine = books, engine
         self._overhead, self._checkpoint_s = overhead, checkpoint_s
         self._stalls: dict[object, Stall] = {}
-        self._missing: dict[Entry, int] = {}  # GPUs
+        self._missing: dict[IncidentEntry, int] = {}  # GPUs
         self._run_s, self._since_s, self._steps = 0.0, engine.now_s, 0.0
 
     # -- what is ---------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Training:
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
-    def stall(self, key: object, phase: str, entry: Entry | None) -> None:
+    def stall(self, key: object, phase: str, entry: IncidentEntry | None) -> None:
         """Stand still until ``resume`` of the same key. Of several reasons the first counts."""
         self._count()
         self._stalls[key] = Stall(phase, entry)
@@ -106,7 +106,7 @@ class Training:
         self._stalls.pop(key, None)
         self._tell()
 
-    def stall_for(self, seconds: float, phase: str, entry: Entry | None) -> None:
+    def stall_for(self, seconds: float, phase: str, entry: IncidentEntry | None) -> None:
         """Stand still for so long from now."""
         key = object()
         self.stall(key, phase, entry)
@@ -125,13 +125,13 @@ class Training:
         self.size += nodes
         self._tell()
 
-    def lack(self, entry: Entry, gpus: int) -> None:
+    def lack(self, entry: IncidentEntry, gpus: int) -> None:
         """So many GPUs are missing, because of that incident."""
         self._count()
         self._missing[entry] = gpus
         self._tell()
 
-    def mend(self, entry: Entry) -> None:
+    def mend(self, entry: IncidentEntry) -> None:
         """They are not missing any more."""
         self._count()
         self._missing.pop(entry, None)
@@ -147,7 +147,7 @@ class Training:
         self._tell()
         return nodes
 
-    def lost_entries(self) -> tuple[Entry, ...]:
+    def lost_entries(self) -> tuple[IncidentEntry, ...]:
         """The incidents that have taken whole nodes."""
         return tuple(entry for entry, gpus in self._missing.items() if gpus >= self.shape.node_gpus)
 
@@ -183,13 +183,13 @@ def regroup_s(training: Training, durations: Durations) -> float:
     return durations.regroup_s(float(training.size * training.shape.node_gpus))
 
 
-def fetch_s(shape: Shape, nodes: int, durations: Durations) -> float:
+def fetch_s(shape: JobShape, nodes: int, durations: Durations) -> float:
     """A node gets the state that it needs: that of one replica, or the part of it that is on one node."""
     tensor, pipeline = shape.layout_on(nodes)
     return durations.fetch_s(shape.parameters, max(1, tensor * pipeline // shape.node_gpus))
 
 
-def joined(training: Training, nodes: int, durations: Durations, entry: Entry | None) -> None:
+def joined(training: Training, nodes: int, durations: Durations, entry: IncidentEntry | None) -> None:
     """Nodes that have started and have the state join at the end of a step."""
     training.grow(training.replaced(nodes))
     training.stall_for(regroup_s(training, durations), "transition", entry)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unicron_elastic.planning.model.jobs import JobSpec
-from unicron_elastic.simulation.model.accounting import Entry
-from unicron_elastic.simulation.model.engine import Engine
-from unicron_elastic.simulation.model.shape import Shape
+from unicron_elastic.simulation.model.accounting import IncidentEntry
+from unicron_elastic.simulation.model.engine import SimulationEngine
+from unicron_elastic.simulation.model.shape import JobShape
 from unicron_elastic.simulation.model.training import Training
 from unicron_elastic.simulation.policies.policies import Jobs, best_division, division
 
-Joins = Callable[[Training, int, Entry | None], None]
+Joins = Callable[[Training, int, IncidentEntry | None], None]
 
 
 class FixedCluster:
@@ -23,8 +23,8 @@ class FixedCluster:
 
     def __init__(
         self,
-        engine: Engine,
-        jobs: dict[str, tuple[JobSpec, Shape, Training]],
+        engine: SimulationEngine,
+        jobs: dict[str, tuple[JobSpec, JobShape, Training]],
         rule: str,
         node_gpus: int,
         joins: Joins,
@@ -74,7 +74,7 @@ class FixedCluster:
             self._wants = self._shares()  # there are more nodes than ever
         self._fill(None)
 
-    def go(self, node: int, entry: Entry | None, *, is_broken: bool = False) -> None:  # noqa: ARG002
+    def go(self, node: int, entry: IncidentEntry | None, *, is_broken: bool = False) -> None:  # noqa: ARG002
         """A node is gone."""
         job = self._nodes.pop(node, None)
         if not job:
@@ -125,7 +125,7 @@ class FixedCluster:
     def _has(self, name: str) -> int:
         return sum(job == name for job in self._nodes.values())
 
-    def _fill(self, entry: Entry | None) -> None:
+    def _fill(self, entry: IncidentEntry | None) -> None:
         """Idle nodes go to jobs that lack some."""
         idle = sorted(node for node, job in self._nodes.items() if not job)
         for name in sorted(self._wants):
@@ -134,7 +134,7 @@ class FixedCluster:
                 self._give(node, name, entry)
             idle = idle[max(lacks, 0) :]
 
-    def _give(self, node: int, name: str, entry: Entry | None) -> None:
+    def _give(self, node: int, name: str, entry: IncidentEntry | None) -> None:
         self._nodes[node] = name
         self.moves += 1
         self._joins(self.training(name), 1, entry)
@@ -168,6 +168,6 @@ class OracleCluster(FixedCluster):
         self._nodes.setdefault(node, "")
         self._divide()
 
-    def go(self, node: int, entry: Entry | None, *, is_broken: bool = False) -> None:  # noqa: ARG002
+    def go(self, node: int, entry: IncidentEntry | None, *, is_broken: bool = False) -> None:  # noqa: ARG002
         if self._nodes.pop(node, None) is not None:
             self._divide()

@@ -18,11 +18,11 @@ from unicron_elastic.planning.model.jobs import JobSpec
 from unicron_elastic.planning.model.tasks import Task
 from unicron_elastic.simulation.model.durations import DURATIONS, PAPER_DETECTION, Durations
 from unicron_elastic.simulation.model.published import COSTS, FIGURES, Costs
-from unicron_elastic.simulation.model.shape import Shape
+from unicron_elastic.simulation.model.shape import JobShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class ClusterPolicy:
     """One way to run a cluster.
 
     ``division``: "coordinator": the live one; "planned": by the planner once, and each job keeps what it got; a share:
@@ -44,8 +44,8 @@ class Policy:
 
 def _unicron(
     name: str, title: str, durations: Durations, division: str = "coordinator", *, uneven: bool = True
-) -> Policy:
-    return Policy(name=name, title=title, division=division, durations=durations, uneven=uneven)
+) -> ClusterPolicy:
+    return ClusterPolicy(name=name, title=title, division=division, durations=durations, uneven=uneven)
 
 
 # What Megatron notices by, as the paper's column without Unicron has it: all but a lost node by time-out.
@@ -68,14 +68,14 @@ _ALL = (
     _unicron("equal", "Unicron's recovery, equal shares", DURATIONS, "equal"),
     _unicron("weighted", "Unicron's recovery, shares by weight", DURATIONS, "weighted"),
     _unicron("sized", "Unicron's recovery, shares by size", DURATIONS, "sized"),
-    Policy(
+    ClusterPolicy(
         name="megatron",
         title="Megatron: checkpoints and time-outs",
         division="planned",
         costs=COSTS["megatron"],
         uneven=False,
     ),
-    Policy(
+    ClusterPolicy(
         name="megatron-waits",
         title="Megatron whose jobs wait for the repair of a node",
         division="planned",
@@ -83,17 +83,17 @@ _ALL = (
         uneven=False,
         shrinks=False,
     ),
-    Policy(
+    ClusterPolicy(
         name="torchrun", title="torchrun elastic", division="planned", costs=COSTS["torchrun"], uneven=False, loads=True
     ),
-    Policy(name="torchft", title="like torchft", division="planned", costs=COSTS["torchft"]),
-    Policy(name="oobleck", title="Oobleck", division="planned", costs=COSTS["oobleck"]),
-    Policy(name="bamboo", title="Bamboo", division="planned", costs=COSTS["bamboo"], uneven=False),
-    Policy(name="varuna", title="Varuna", division="planned", costs=COSTS["varuna"], uneven=False),
-    Policy(name="oracle", title="an oracle: knows the future, moves at no cost", division="oracle"),
+    ClusterPolicy(name="torchft", title="like torchft", division="planned", costs=COSTS["torchft"]),
+    ClusterPolicy(name="oobleck", title="Oobleck", division="planned", costs=COSTS["oobleck"]),
+    ClusterPolicy(name="bamboo", title="Bamboo", division="planned", costs=COSTS["bamboo"], uneven=False),
+    ClusterPolicy(name="varuna", title="Varuna", division="planned", costs=COSTS["varuna"], uneven=False),
+    ClusterPolicy(name="oracle", title="an oracle: knows the future, moves at no cost", division="oracle"),
 )
 
-POLICIES: Mapping[str, Policy] = MappingProxyType({policy.name: policy for policy in _ALL})
+POLICIES: Mapping[str, ClusterPolicy] = MappingProxyType({policy.name: policy for policy in _ALL})
 COMPARED = ("unicron", "megatron", "torchrun", "torchft", "oobleck", "bamboo", "varuna", "oracle")
 ABLATION = (
     "unicron",
@@ -120,7 +120,7 @@ ABLATION = (
 # whole nodes.
 
 
-Jobs = Sequence[tuple[JobSpec, Shape]]
+Jobs = Sequence[tuple[JobSpec, JobShape]]
 RULES = ("planned", "equal", "weighted", "sized")
 
 
@@ -150,7 +150,7 @@ def waf_of(jobs: Jobs, counts: Mapping[str, int]) -> float:
     return sum(spec.weight * shape.rate_flops(counts.get(spec.name, 0)) for spec, shape in jobs)
 
 
-def _task(spec: JobSpec, shape: Shape) -> Task:
+def _task(spec: JobSpec, shape: JobShape) -> Task:
     pin = 0 if spec.paused else spec.pinned_nodes
     return Task(
         name=spec.name,
@@ -163,7 +163,7 @@ def _task(spec: JobSpec, shape: Shape) -> Task:
     )
 
 
-def _useful(spec: JobSpec, shape: Shape, most: int) -> list[int]:
+def _useful(spec: JobSpec, shape: JobShape, most: int) -> list[int]:
     found, best = [0], 0.0
     for units, rate in enumerate(shape.rates_flops):
         nodes = units * shape.unit_nodes

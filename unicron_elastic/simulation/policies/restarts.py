@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from unicron_elastic.faults import Severity
 from unicron_elastic.simulation.live.faults import Shows, Strike, shows
-from unicron_elastic.simulation.model.accounting import Entry
+from unicron_elastic.simulation.model.accounting import IncidentEntry
 from unicron_elastic.simulation.model.durations import DURATIONS, STATE_BYTES
-from unicron_elastic.simulation.model.engine import Engine
+from unicron_elastic.simulation.model.engine import SimulationEngine
 from unicron_elastic.simulation.model.training import Training
-from unicron_elastic.simulation.policies.policies import Policy
+from unicron_elastic.simulation.policies.policies import ClusterPolicy
 
 _WAITS = "waits"  # why a job stands still that cannot go on with fewer nodes
 Takes = Callable[[Strike, float | None], None]  # the strike's node is away for so many seconds; None: for good
@@ -24,7 +24,7 @@ Takes = Callable[[Strike, float | None], None]  # the strike's node is away for 
 class Restarts:
     """The answers of one system in all jobs. ``takes``: takes a node away; nodes join by ``joins``."""
 
-    def __init__(self, engine: Engine, policy: Policy, takes: Takes) -> None:
+    def __init__(self, engine: SimulationEngine, policy: ClusterPolicy, takes: Takes) -> None:
         assert policy.costs is not None
         self._engine, self._policy, self._costs, self._takes = engine, policy, policy.costs, takes
         self._restarting: dict[str, int] = {}  # how many restarts of a job are under way
@@ -36,7 +36,7 @@ class Restarts:
         detection_s = self._costs.detection[strike.method].value
         self._engine.after(detection_s, lambda: self._noticed(strike, training))
 
-    def joins(self, training: Training, nodes: int, entry: Entry | None) -> None:
+    def joins(self, training: Training, nodes: int, entry: IncidentEntry | None) -> None:
         """Nodes join a job: in a restart that is under way, else the job stands still for it once more.
 
         It does so right after a checkpoint, or a step: nothing is computed again.
@@ -80,7 +80,7 @@ class Restarts:
             training.lack(strike.entry, 1)
             self._engine.after(DURATIONS.process.value, lambda: self._rejoins(strike.entry, training))
 
-    def _rejoins(self, entry: Entry, training: Training) -> None:
+    def _rejoins(self, entry: IncidentEntry, training: Training) -> None:
         training.mend(entry)
         training.stall_for(self._transition_s(training), "transition", entry)
 

@@ -8,19 +8,19 @@ from unicron_elastic.faults import Severity, Status
 from unicron_elastic.planning.coordinate.snapshot import JobStatus
 from unicron_elastic.planning.model.jobs import JobSpec
 from unicron_elastic.planning.model.tasks import Transition
-from unicron_elastic.simulation.history.events import Fault, History, JobArrives, JobEnds, NodeJoins, NodeLeaves
+from unicron_elastic.simulation.history.events import FaultStruck, History, JobArrives, JobEnds, NodeJoins, NodeLeaves
 from unicron_elastic.simulation.live.cluster import LiveCluster
 from unicron_elastic.simulation.live.faults import Shows, Strike, shows
 from unicron_elastic.simulation.live.recovery import GONE, OTHERS, Ladder
-from unicron_elastic.simulation.model.accounting import Books, Entry, SeedResult
+from unicron_elastic.simulation.model.accounting import Books, IncidentEntry, SeedResult
 from unicron_elastic.simulation.model.durations import Durations, with_own
-from unicron_elastic.simulation.model.engine import Engine
+from unicron_elastic.simulation.model.engine import SimulationEngine
 from unicron_elastic.simulation.model.published import COSTS, Figure, Sized
 from unicron_elastic.simulation.model.scenario import Scenario
-from unicron_elastic.simulation.model.shape import Shape, shape_of
+from unicron_elastic.simulation.model.shape import JobShape, shape_of
 from unicron_elastic.simulation.model.training import Training, fetch_s, joined, regroup_s, settle
 from unicron_elastic.simulation.policies.fixed import FixedCluster, OracleCluster
-from unicron_elastic.simulation.policies.policies import Policy, best_division, waf_of
+from unicron_elastic.simulation.policies.policies import ClusterPolicy, best_division, waf_of
 from unicron_elastic.simulation.policies.restarts import Restarts
 
 # A script's own errors would come on any node: no other one is the cure, and the live system does not look for one.
@@ -35,7 +35,7 @@ _SCRIPTS = frozenset(
 )
 
 
-def simulate(scenario: Scenario, policy: Policy, seed: int, history: History | None = None) -> SeedResult:
+def simulate(scenario: Scenario, policy: ClusterPolicy, seed: int, history: History | None = None) -> SeedResult:
     """What ``policy`` comes to on the history of ``seed``. Raises ``ValueError`` for one that cannot be."""
     return Simulation(scenario, policy, seed, scenario.history(seed) if history is None else history).run()
 
@@ -43,9 +43,9 @@ def simulate(scenario: Scenario, policy: Policy, seed: int, history: History | N
 class Simulation:
     """One policy on one history. ``run`` once; afterwards what the coordinator had to do can be asked for."""
 
-    def __init__(self, scenario: Scenario, policy: Policy, seed: int, history: History) -> None:
+    def __init__(self, scenario: Scenario, policy: ClusterPolicy, seed: int, history: History) -> None:
         self._scenario, self._policy, self._seed, self._history = scenario, policy, seed, history
-        self._engine, self._books = Engine(), Books()
+        self._engine, self._books = SimulationEngine(), Books()
         self._chance = random.Random(f"{seed} of {scenario.name}")
         nodes = max(history.nodes, scenario.all_nodes)
         self._all_nodes = nodes
@@ -55,14 +55,14 @@ class Simulation:
         self._durations = None if policy.durations is None else with_own(policy.durations, scenario.durations)
         self._restarts: Restarts | None = None
         self._ladders: dict[int, Ladder] = {}
-        self._away: dict[int, Entry] = {}
+        self._away: dict[int, IncidentEntry] = {}
         self._joining: dict[str, int] = {}
         self._cluster = self._new_cluster()
         self._alive: set[str] = set()
 
     # -- how it begins ---------------------------------------------------------------------------------------------
 
-    def _prepared(self, spec: JobSpec, nodes: int) -> tuple[JobSpec, Shape, Training]:
+    def _prepared(self, spec: JobSpec, nodes: int) -> tuple[JobSpec, JobShape, Training]:
         shape = shape_of(spec, nodes, uneven=self._policy.uneven)
         overhead, checkpoint_s = _overhead(self._policy, self._scenario, shape)
         training = Training(
@@ -99,7 +99,7 @@ class Simulation:
         self._cluster.begin(here, sorted(self._alive))
         for event in self._history.events:
             match event:
-                case Fault():
+                case FaultStruck():
                     self._engine.at(event.at_s, lambda event=event: self._fault(event))  # type: ignore[misc]
                 case NodeJoins(at_s=at_s, node=node):
                     self._engine.at(at_s, lambda node=node: self._comes(node))  # type: ignore[misc]
@@ -155,13 +155,13 @@ class Simulation:
 
     # -- what the history does -------------------------------------------------------------------------------------
 
-    def _fault(self, fault: Fault) -> None:
+    def _fault(self, fault: FaultStruck) -> None:
         cure, local_rank, step_part = self._drawn(fault)
         if not self._cluster.is_here(fault.node):
             return
         name = self._cluster.job_of(fault.node)
         entry = self._books.open(
-            Entry(at_s=fault.at_s, node=fault.node, kind=fault.kind, job=name, severity=fault.severity)
+            IncidentEntry(at_s=fault.at_s, node=fault.node, kind=fault.kind, job=name, severity=fault.severity)
         )
         strike = Strike(
             status=fault.kind,
@@ -180,7 +180,7 @@ class Simulation:
         else:
             self._strike(strike, name)
 
-    def _drawn(self, fault: Fault) -> tuple[Severity, int, float]:
+    def _drawn(self, fault: FaultStruck) -> tuple[Severity, int, float]:
         """What chance says of a fault: the same under every policy."""
         reattempt, restart, part = (self._chance.random() for _ in range(3))
         local_rank = self._chance.randrange(self._scenario.gpus_per_node)
@@ -258,7 +258,7 @@ class Simulation:
 
     def _leaves(self, event: NodeLeaves) -> None:
         if self._cluster.is_here(event.node):
-            self._fault(Fault(at_s=event.at_s, node=event.node, kind=Status.LOST_CONNECTION))
+            self._fault(FaultStruck(at_s=event.at_s, node=event.node, kind=Status.LOST_CONNECTION))
 
     def _arrives(self, name: str) -> None:
         self._alive.add(name)
@@ -272,7 +272,7 @@ class Simulation:
 
     # -- in place, without a coordinator ---------------------------------------------------------------------------
 
-    def _joins(self, training: Training, nodes: int, entry: Entry | None) -> None:
+    def _joins(self, training: Training, nodes: int, entry: IncidentEntry | None) -> None:
         assert self._durations is not None
         durations = self._durations
         self._joining[training.name] = self._joining.get(training.name, 0) + nodes
@@ -313,7 +313,7 @@ class _Around:
         self._simulation.take(strike)
 
 
-def _status(spec: JobSpec, shape: Shape, durations: Durations) -> JobStatus:
+def _status(spec: JobSpec, shape: JobShape, durations: Durations) -> JobStatus:
     """The job as the store has it, when its transitions have been measured."""
     nodes = shape.unit_nodes * max(1, len(shape.rates_flops) - 1)
     moves_s = durations.regroup_s(float(nodes * shape.node_gpus))
@@ -322,7 +322,7 @@ def _status(spec: JobSpec, shape: Shape, durations: Durations) -> JobStatus:
     return JobStatus(spec=spec, rates_flops=shape.rates_flops, newest_flops=shape.rates_flops, transition=transition)
 
 
-def _overhead(policy: Policy, scenario: Scenario, shape: Shape) -> tuple[float, float | None]:
+def _overhead(policy: ClusterPolicy, scenario: Scenario, shape: JobShape) -> tuple[float, float | None]:
     """The part of a job's rate that a policy costs while nothing is wrong, and its interval of checkpoints."""
     costs, durations = policy.costs, policy.durations
     if costs is None and (durations is None or durations.checkpoint_s is None):

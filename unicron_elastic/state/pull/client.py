@@ -18,7 +18,7 @@ from unicron_elastic.state.pull.memory import Chunks, TensorMemory
 from unicron_elastic.state.pull.server import own_address
 from unicron_elastic.state.pull.session import Session, SourceUse
 from unicron_elastic.state.pull.transfer import Address, Offer, choose, distance, nearest_first, why_not
-from unicron_elastic.state.pull.wire import Gone, WireError
+from unicron_elastic.state.pull.wire import Gone, PullWireError
 
 RELEASE_S = 1.0  # for a source to end its hold
 SOURCES_MAX = 16  # of the nearest that are asked
@@ -163,7 +163,7 @@ class _Pull:
             source = min(source for source, offer in offers.items() if offer == chosen)
             try:
                 return chosen, self._links[source].layout(chosen)
-            except (OSError, WireError) as error:
+            except (OSError, PullWireError) as error:
                 self._failures[source] = f"was lost: {error}"
                 del offers[source]
         return None
@@ -183,7 +183,7 @@ class _Pull:
         try:
             if not reason:
                 link.prepare(layout)
-        except (OSError, WireError) as error:
+        except (OSError, PullWireError) as error:
             reason = f"was lost: {error}"
         if reason:
             link.close()
@@ -199,7 +199,7 @@ class _Pull:
             return self._links[source].open(self._key, max(0.0, self._until - time.monotonic()))
         except Gone as gone:
             return f"was lost: {gone}"
-        except (OSError, WireError) as error:
+        except (OSError, PullWireError) as error:
             if isinstance(error, Refused):
                 self._refusal = str(error)
             return f"was left out: {error}"

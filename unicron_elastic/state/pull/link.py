@@ -16,14 +16,14 @@ from unicron_elastic.state.layout import Layout
 from unicron_elastic.state.pull.memory import Landing, read_memory
 from unicron_elastic.state.pull.server import F_GET_SEALS, LANES_MAX, SEALS
 from unicron_elastic.state.pull.transfer import Address, Distance, Offer, is_local
-from unicron_elastic.state.pull.wire import LAYOUT_BYTES_MAX, Gone, Stream, WireError, greet_server, number, text
+from unicron_elastic.state.pull.wire import LAYOUT_BYTES_MAX, Gone, PullWireError, Stream, greet_server, number, text
 
 CONNECT_S = 2.0
 STALL_S = 10.0  # without a byte, after which a source counts as lost
 _ADDRESS_MAX = 2**64 - 1
 
 
-class Refused(WireError):
+class Refused(PullWireError):
     """The source has a state that cannot be sent, now and soon; the text says why."""
 
 
@@ -43,7 +43,7 @@ class Link:
         self._asking = threading.Lock()
         self._turn = threading.Condition()
         self._asked = self._answered = 0
-        self._end: OSError | WireError | None = None  # what the first lane saw; the others see what that led to
+        self._end: OSError | PullWireError | None = None  # what the first lane saw; the others see what that led to
 
     @property
     def stream(self) -> Stream:
@@ -55,7 +55,7 @@ class Link:
     def open(self, key: bytes, timeout_s: float) -> Offer:
         """Connects and has the state held, for which the source may take ``timeout_s``.
 
-        Raises Gone, WireError, and Refused for a state that cannot be sent.
+        Raises Gone, PullWireError, and Refused for a state that cannot be sent.
         """
         self._stream = self._connect(min(CONNECT_S, timeout_s))
         greet_server(self.stream, key)
@@ -64,28 +64,28 @@ class Link:
         told = self.stream.receive_frame()
         self.stream.patience_s = STALL_S
         if "refused" in told:
-            raise (Refused if told.get("lasts") is True else WireError)(text(told, "refused", 500))
+            raise (Refused if told.get("lasts") is True else PullWireError)(text(told, "refused", 500))
         return Offer(number(told, "step", 2**62), text(told, "digest", 64), number(told, "bytes", 2**62))
 
     def layout(self, offer: Offer) -> Layout:
-        """The layout of the state. Raises Gone, WireError."""
+        """The layout of the state. Raises Gone, PullWireError."""
         self.stream.send_frame({"do": "layout"})
         told = self.stream.receive_frame(LAYOUT_BYTES_MAX)
         try:
             layout = Layout.parse(text(told, "layout", LAYOUT_BYTES_MAX))
         except ValueError as error:
-            raise WireError(str(error)) from error
+            raise PullWireError(str(error)) from error
         if layout.digest != offer.digest:
-            raise WireError("the layout is not the one of its digest")
+            raise PullWireError("the layout is not the one of its digest")
         return layout
 
     def prepare(self, layout: Layout) -> None:
-        """Chooses the fastest way in which chunks can come. Raises Gone, WireError."""
+        """Chooses the fastest way in which chunks can come. Raises Gone, PullWireError."""
         if self.stream.socket.family == socket.AF_UNIX and not self._can_read(len(layout.specs)):
             self._map_shared()
 
     def fetch(self, landing: Landing, slot: int) -> bool:
-        """Receives one chunk; False if its checksum is wrong. Raises Gone, WireError, OSError."""
+        """Receives one chunk; False if its checksum is wrong. Raises Gone, PullWireError, OSError."""
         with self._asking:
             ticket = self._asked
             self._asked += 1
@@ -96,7 +96,7 @@ class Link:
             if self.way == "TCP":
                 return self._receive(landing)
             told = self.stream.receive_frame()
-        except (OSError, WireError) as error:
+        except (OSError, PullWireError) as error:
             self._end = self._end or error
             self.close()  # the other lanes would take the rest of this answer for theirs
             raise self._end from None
@@ -139,9 +139,9 @@ class Link:
         told = self.stream.receive_frame(LAYOUT_BYTES_MAX)
         addresses, probe = told.get("addresses"), text(told, "probe", 64)
         if not isinstance(addresses, list) or len(addresses) != tensors:
-            raise WireError("the addresses of tensors are not as many as the layout has")
+            raise PullWireError("the addresses of tensors are not as many as the layout has")
         if not all(type(a) is int and 0 <= a <= _ADDRESS_MAX for a in addresses):
-            raise WireError("an address of a tensor is no address")
+            raise PullWireError("an address of a tensor is no address")
         credentials = self.stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self._pid, _, _ = struct.unpack("3i", credentials)  # the kernel says so, not the other side
         seen = bytearray(len(probe) // 2)
@@ -156,21 +156,21 @@ class Link:
         return True
 
     def _map_shared(self) -> None:
-        """Maps memory that the source fills. Raises Gone, WireError."""
+        """Maps memory that the source fills. Raises Gone, PullWireError."""
         self.stream.send_frame({"do": "shared"})
         size = number(self.stream.receive_frame(), "bytes", 2**40)
         self.stream.wait(select.POLLIN, time.monotonic() + STALL_S)
         _, fds, _, _ = socket.recv_fds(self.stream.socket, 1, 1)
         if len(fds) != 1:
-            raise WireError("shared memory came without its file descriptor")
+            raise PullWireError("shared memory came without its file descriptor")
         try:
             # Without the seals the other side could take the memory away under us, which is a SIGBUS.
             is_fixed = fcntl.fcntl(fds[0], F_GET_SEALS) & SEALS == SEALS
             if not is_fixed or os.fstat(fds[0]).st_size != size or size % LANES_MAX:
-                raise WireError("shared memory is of another size than was said, or may change it")
+                raise PullWireError("shared memory is of another size than was said, or may change it")
             self._shared = memoryview(mmap.mmap(fds[0], size))
         except OSError as error:
-            raise WireError(f"shared memory cannot be mapped: {error.strerror}") from error
+            raise PullWireError(f"shared memory cannot be mapped: {error.strerror}") from error
         finally:
             os.close(fds[0])
         self.way = "shared memory"

@@ -22,7 +22,7 @@ from unicron_elastic.state.digest import PIECE_BYTES, Checksum
 from unicron_elastic.state.layout import Layout, check_tensors
 from unicron_elastic.state.pull.memory import Block, Chunks, TensorMemory, allow_readers
 from unicron_elastic.state.pull.transfer import Address
-from unicron_elastic.state.pull.wire import FRAME_BYTES_MAX, Gone, Stream, WireError, greet_client, number
+from unicron_elastic.state.pull.wire import FRAME_BYTES_MAX, Gone, PullWireError, Stream, greet_client, number
 
 # What a state server does on one connection once the state is held: it answers for chunks, in one of three ways.
 #
@@ -50,7 +50,7 @@ class Serving:
         self._probe = bytearray(secrets.token_bytes(16))
 
     def run(self) -> None:
-        """Answers until the connection ends. Raises WireError, Gone."""
+        """Answers until the connection ends. Raises PullWireError, Gone."""
         layout = self._layout
         self._stream.send_frame({"step": self._step, "digest": layout.digest, "bytes": layout.total_bytes})
         while True:
@@ -65,7 +65,7 @@ class Serving:
                 case "get":
                     self._send_chunk(number(told, "chunk", self._memory.chunks.count - 1), told)
                 case other:
-                    raise WireError(f"{str(other)[:40]!r} was asked for, which a state server does not do")
+                    raise PullWireError(f"{str(other)[:40]!r} was asked for, which a state server does not do")
 
     def _offer_memory(self) -> None:
         """Tells where the tensors are, and where a random text is, by which the other side sees whether it can read."""
@@ -93,9 +93,9 @@ class Serving:
         self._mode = "shared"
 
     def _need_host(self) -> None:
-        """Raises WireError for a connection that may come from another host."""
+        """Raises PullWireError for a connection that may come from another host."""
         if self._stream.socket.family != socket.AF_UNIX:
-            raise WireError("memory of this host was asked for from another one")
+            raise PullWireError("memory of this host was asked for from another one")
 
     def _send_chunk(self, chunk: int, told: dict[str, Any]) -> None:
         """Sends one chunk in the way that was asked for."""
@@ -277,7 +277,7 @@ class StateServer:
                 if stream in self._streams:
                     self._streams[stream] = True
             self._answer(stream)
-        except WireError as error:
+        except PullWireError as error:
             self._tell(f"A connection to the state server was closed: {error}.")
         except Gone as gone:
             logger.debug("A connection to the state server: %s.", gone)
@@ -296,7 +296,7 @@ class StateServer:
         """Holds the state when it is asked for, and until the connection ends."""
         told = stream.receive_frame(FRAME_BYTES_MAX, is_idle=True)
         if told.get("do") != "hold":
-            raise WireError("something else was asked for before the state was held")
+            raise PullWireError("something else was asked for before the state was held")
         try:
             held = self._provider.hold()
         except NotAtRest as reason:

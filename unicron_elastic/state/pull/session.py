@@ -24,7 +24,7 @@ from unicron_elastic.state.pull.transfer import (
     Transfer,
     handle,
 )
-from unicron_elastic.state.pull.wire import WireError
+from unicron_elastic.state.pull.wire import PullWireError
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Session:
             landing = self._landing(fetch)
             try:
                 is_right = link.fetch(landing, slot)
-            except (OSError, WireError) as error:  # Gone is an OSError
+            except (OSError, PullWireError) as error:  # Gone is an OSError
                 link.close()
                 self._lose_once(source, f"{link.address.name} was lost: {error}")
                 return

@@ -28,7 +28,7 @@ _NONCE_CHARACTERS = 64
 _KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4}
 
 
-class WireError(ValueError):
+class PullWireError(ValueError):
     """The other side says what no peer says; the text says what, without a full stop."""
 
 
@@ -136,74 +136,74 @@ class Stream:
         self.send(len(text).to_bytes(4, "big") + text + (b"" if self.seal is None else self.seal.of(text)))
 
     def receive_frame(self, bytes_max: int = FRAME_BYTES_MAX, *, is_idle: bool = False) -> dict[str, Any]:
-        """Receives one JSON object; ``is_idle``: it may be as long in coming as it likes. Raises Gone, WireError."""
+        """Receives one JSON object; ``is_idle``: it may be long in coming. Raises Gone, PullWireError."""
         if is_idle:
             self.wait(select.POLLIN, None)
         head = bytearray(4)
         self.receive_into(memoryview(head))
         size = int.from_bytes(head, "big")
         if size > bytes_max:
-            raise WireError(f"a frame of {size} bytes where at most {bytes_max} may come")
+            raise PullWireError(f"a frame of {size} bytes where at most {bytes_max} may come")
         body = bytearray(size + (SEAL_BYTES if self.seal is not None else 0))
         self.receive_into(memoryview(body))
         if self.seal is not None and not self.seal.fits(body[:size], body[size:]):
-            raise WireError("a frame that the other side has not sent at this point")
+            raise PullWireError("a frame that the other side has not sent at this point")
         return read(bytes(body[:size]))
 
 
 def read(body: bytes) -> dict[str, Any]:
-    """The JSON object in a frame. Raises WireError."""
+    """The JSON object in a frame. Raises PullWireError."""
     try:
         told = json.loads(body)
     except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict):
-        raise WireError("a frame that is no JSON object")
+        raise PullWireError("a frame that is no JSON object")
     return told
 
 
 def greet_client(stream: Stream, key: bytes) -> None:
-    """Lets in a client that knows the key, and proves that we know it. Raises WireError, Gone."""
+    """Lets in a client that knows the key, and proves that we know it. Raises PullWireError, Gone."""
     own = secrets.token_hex(16)
     stream.send_frame({"version": VERSION, "nonce": own})
     told = stream.receive_frame(1024)
     nonce = text(told, "nonce", _NONCE_CHARACTERS)
     if not _is_same(_proof(key, "client", own, nonce), text(told, "proof", _NONCE_CHARACTERS)):
         stream.send_frame({"refused": "the key of the state server is another one"})
-        raise WireError("the other side does not know the key")
+        raise PullWireError("the other side does not know the key")
     stream.send_frame({"proof": _proof(key, "server", nonce, own)})
     stream.seal = Seal(key, own, nonce, is_server=True)
 
 
 def greet_server(stream: Stream, key: bytes) -> None:
-    """Proves that we know the key to a server that knows it too. Raises WireError, Gone."""
+    """Proves that we know the key to a server that knows it too. Raises PullWireError, Gone."""
     told = stream.receive_frame(1024)
     if told.get("version") != VERSION:
-        raise WireError(f"a state server of another version than {VERSION}")
+        raise PullWireError(f"a state server of another version than {VERSION}")
     own = secrets.token_hex(16)
     nonce = text(told, "nonce", _NONCE_CHARACTERS)
     stream.send_frame({"nonce": own, "proof": _proof(key, "client", nonce, own)})
     told = stream.receive_frame(1024)
     if "refused" in told:
-        raise WireError(one_line(text(told, "refused", 500)))  # of somebody who has proven nothing
+        raise PullWireError(one_line(text(told, "refused", 500)))  # of somebody who has proven nothing
     if not _is_same(_proof(key, "server", own, nonce), text(told, "proof", _NONCE_CHARACTERS)):
-        raise WireError("the state server does not know the key")
+        raise PullWireError("the state server does not know the key")
     stream.seal = Seal(key, nonce, own, is_server=False)
 
 
 def text(told: Mapping[str, Any], name: str, characters_max: int) -> str:
-    """A text of a frame. Raises WireError."""
+    """A text of a frame. Raises PullWireError."""
     value = told.get(name)
     if not isinstance(value, str) or len(value) > characters_max:
-        raise WireError(f"{name} is no text of at most {characters_max} characters")
+        raise PullWireError(f"{name} is no text of at most {characters_max} characters")
     return value
 
 
 def number(told: Mapping[str, Any], name: str, largest: int) -> int:
-    """A number of a frame, from 0 to ``largest``. Raises WireError."""
+    """A number of a frame, from 0 to ``largest``. Raises PullWireError."""
     value = told.get(name)
     if type(value) is not int or not 0 <= value <= largest:
-        raise WireError(f"{name} is no number from 0 to {largest}")
+        raise PullWireError(f"{name} is no number from 0 to {largest}")
     return value
 
 
