@@ -188,9 +188,22 @@ def test_what_was_never_finished_is_removed_once_there_is_something_newer(tmp_pa
 
 
 def test_which_go() -> None:
-    assert manifest.to_remove([5, 10, 15, 20], [3, 12, 25], 2) == [5, 10, 3, 12]
-    assert manifest.to_remove([5], [], 3) == []
-    assert manifest.to_remove([], [5], 3) == []
+    assert manifest.to_remove([5, 10, 15, 20], [3, 12, 25], 2, 20) == [5, 10, 3, 12]
+    assert manifest.to_remove([5], [], 3, 5) == []
+    assert manifest.to_remove([], [5], 3, 5) == []
+    assert manifest.to_remove([1, 2, 90, 100], [0, 70], 1, 2) == [1, 0]
+
+
+def test_a_save_leaves_itself_and_what_is_later_and_says_so_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, 90, 100)
+    capfd.readouterr()
+    train(tmp_path, 5, 10, 15, keep=1)
+    assert manifest.steps_in(tmp_path) == [15, 90, 100]
+    said = capfd.readouterr().err
+    assert said.count("unicron: ") == 1
+    assert f"{tmp_path} holds a state of step 100, later than step 5, which was saved there now" in said
 
 
 def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:

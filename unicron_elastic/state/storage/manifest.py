@@ -79,10 +79,13 @@ def _of_share(files: Collection[str], rank: int, world_size: int) -> list[str]:
     return sorted(name for name in files if not name.endswith(_SHARDS)) + shards
 
 
-def to_remove(finished: Collection[int], unfinished: Collection[int], keep: int) -> list[int]:
-    """Which steps go: of those that are whole all but the newest ``keep``, and what was never finished before them."""
-    newest = max(finished, default=-1)
-    return sorted(finished)[: -keep or None] + [step for step in sorted(unfinished) if step < newest]
+def to_remove(finished: Collection[int], unfinished: Collection[int], keep: int, written: int) -> list[int]:
+    """Which steps go once step ``written`` is: up to it, all but the newest ``keep``, and what was not finished before.
+
+    Later ones stay, as they are not of this training, or of its future that was given up.
+    """
+    whole = sorted(step for step in finished if step <= written)
+    return whole[: -keep or None] + [step for step in sorted(unfinished) if step < written]
 
 
 def remove(path: Path) -> None:
