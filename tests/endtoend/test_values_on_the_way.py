@@ -26,7 +26,7 @@ model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), Scale
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 run = unicron_elastic.Run(model=model, optimizer=optimizer, reproducible=True)
 for step in run.steps(total=12, micro_batches=4):
-    if step.number == 3:
+    if step.number == int(os.environ["CHANGED_IN"]):
         model[1].momentum, model[2].p, model[3].scale = 0.5, 0.1, 0.25
     for index in step:
         if (rank, step.number) == (1, 5) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and run.world_size > 1:
@@ -50,11 +50,12 @@ def _sums(out: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_replacement_computes_as_the_others_do(launcher: Any) -> None:
-    script = launcher.script("train.py", SCRIPT)
-    whole = launcher.start("--nproc-per-node=1", script)
+@pytest.mark.parametrize("changed_in", ["0", "3"])
+def test_a_replacement_computes_as_the_others_do(launcher: Any, changed_in: str) -> None:
+    script, env = launcher.script("train.py", SCRIPT), {"CHANGED_IN": changed_in}
+    whole = launcher.start("--nproc-per-node=1", script, env=env)
     assert whole.wait() == 0, whole.err
-    run = launcher.start("--nproc-per-node=2", "--max-restarts=3", script)
+    run = launcher.start("--nproc-per-node=2", "--max-restarts=3", script, env=env)
     assert run.wait() == 0, run.err
     assert "Restart 1 of 3." in run.err
     assert _sums(run.out) == _sums(whole.out) * 2

@@ -162,6 +162,7 @@ class Engine:
     def begin_step(self) -> list[int]:
         """The micro-batches with which this rank begins the step."""
         gradients, assembly = self._parts()
+        self._values.begin_step()
         count_as_step(self.state + 1)
         self.guard.begin()
         if self._is_in_step:
@@ -435,6 +436,7 @@ class Engine:
         False for a newcomer that is to pass by the steps ``until`` this total, as the others have them behind them.
         Raises ValueError if this run has another number of micro-batches already, and TypeError for a SparseAdam.
         """
+        self._values.begin()
         if self._gradients is None:
             self._make_parts(micro_batches)
         elif (was := self._gradients.micro_batches) != micro_batches:

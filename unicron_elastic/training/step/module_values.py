@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -25,25 +26,62 @@ _PER_RANK = frozenset({"device"})  # what layers are made with, and where they a
 _PARTS_MAX, _CHARACTERS_MAX = 64, 1000  # what is longer is data
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One look at the modules: by path their plain values, and the names of what is no plain value."""
+
+    values: dict[str, dict[str, Any]]
+    objects: dict[str, frozenset[str]]
+
+
 class ModuleValues:
     """`ModuleValues` gives newcomers the plain values of ``modules``, which are registered under these names.
 
-    They get all settings. Of other values they get those that have changed since the giver's first step, if they have
-    themselves what the giver had then.
+    They get all settings. Of other values they get those that the script has changed since it asked for the giver's
+    first step, if they have themselves what the giver had then. What the first forward passes change does not count:
+    they make what they need, of which a value may tell, and those of the newcomer make it, too.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = dict(modules)
-        self._first: dict[str, dict[str, Any]] | None = None  # other values, as they were after the first step
-        self._objects: dict[str, frozenset[str]] = {}  # at that time: what is no plain value, by name
-        self._before: dict[str, dict[str, list[Any]]] = {}  # of what was taken: what the giver had in its first step
+        self._start: _Seen | None = None  # when the script asked for the first step
+        self._computing: _Seen | None = None  # before the first forward pass
+        self._first: _Seen | None = None  # with what counts as the first values, once the first step was computed
+        self._before: dict[str, dict[str, list[Any]]] = {}  # of what was taken: what the giver had first
         self._own: dict[str, dict[str, Any]] | None = None  # what was here when something was taken first
 
+    def begin(self) -> None:
+        """Notes what there is when the script asks for its first step."""
+        self._start = self._start or self._seen()
+
+    def begin_step(self) -> None:
+        """Notes what the script has made of it before the first forward pass."""
+        self._computing = self._computing or self._seen()
+
     def end_step(self) -> None:
-        """Notes what there is after the first step. What forward passes make as they are first called is there then."""
+        """Notes what there is after the first step."""
         if self._first is None:
-            self._first = {path: _others(module) for path, module in self._named()}
-            self._objects = {path: _objects(module) for path, module in self._named()}
+            self._first = self._seen()
+            for path, values in list(self._first.values.items()):
+                changed = self._changed_by_script(path, values)
+                kept = {key: each for key, each in values.items() if key not in changed}
+                self._first.values[path] = kept | {key: was[0] for key, was in changed.items() if was}
+
+    def _seen(self) -> _Seen:
+        named = list(self._named())
+        return _Seen({path: _others(module) for path, module in named}, {path: _objects(each) for path, each in named})
+
+    def _changed_by_script(self, path: str, values: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Return the values that the script changed before the first forward pass, which left them alone, as they were.
+
+        None of a module for which the script made objects with that.
+        """
+        start, computing = self._start, self._computing
+        if start is None or computing is None or computing.objects.get(path) != start.objects.get(path):
+            return {}
+        before, then = start.values.get(path, {}), computing.values.get(path, {})
+        left_alone = [key for key in values if _is_same(_had(then, key), [values[key]])]
+        return {key: _had(before, key) for key in left_alone if not _is_same(_had(before, key), _had(then, key))}
 
     def state_dict(self) -> dict[str, Any]:
         """All settings, and of each other value that has changed what it was, in a list or none, and what it is."""
@@ -74,9 +112,9 @@ class ModuleValues:
         now = _others(module)
         if self._first is None:
             return {key: (was, now[key]) for key, was in taken.items() if key in now}
-        if not _objects(module) <= self._objects.get(path, frozenset()):
+        if not _objects(module) <= self._first.objects.get(path, frozenset()):
             return {}
-        first = self._first.get(path, {})
+        first = self._first.values.get(path, {})
         was = {key: taken.get(key, _had(first, key)) for key in now}
         return {key: (was[key], value) for key, value in now.items() if not _is_same(was[key], [value])}
 
