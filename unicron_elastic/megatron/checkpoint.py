@@ -394,8 +394,7 @@ class _Save:
         manifest.remove(self._path)  # of the same step
         self._unfinished.rename(self._path)
         manifest.sync(self._path.parent)
-        for step in manifest.to_remove(manifest.steps_in(self._path.parent), (), self._keep):
-            manifest.remove(manifest.folder_of(self._path.parent, step))
+        manifest.tidy(self._path, self._keep)
 
 
 def _why_not(path: Path) -> str:

@@ -110,7 +110,7 @@ class Storage:
         if not is_alone and self._group is None:
             self._group = dist.new_group(backend="gloo")
         path = manifest.folder_of(Path(folder), int(state["steps"]))
-        plan = _Plan(path, int(state["steps"]), keep, rank, None if is_alone else self._group)
+        plan = _Plan(path, keep, rank, None if is_alone else self._group)
         if plan.group is not None:
             # Copies the state before it returns, shards of GPUs included.
             try:
@@ -144,23 +144,9 @@ class Storage:
                 dcp.save(tensors, storage_writer=_writer(plan.path), no_dist=True)
             if plan.rank == 0:
                 manifest.finish(plan.path)
-                self._tidy(plan)
+                manifest.tidy(plan.path, plan.keep, manifest.steps_in(plan.path.parent, finished=False))
         except (CheckpointException, Exception) as error:
             self._failed(plan.path, error, count, plan.rank)
-
-    def _tidy(self, plan: _Plan) -> None:
-        """Remove what is too old, and say once that there is what is later than this."""
-        folder = plan.path.parent
-        finished = manifest.steps_in(folder)
-        for step in manifest.to_remove(finished, manifest.steps_in(folder, finished=False), plan.keep, plan.step):
-            manifest.remove(manifest.folder_of(folder, step))
-        last = max(finished, default=plan.step)
-        if last > plan.step and str(folder) not in self._told:
-            self._told.add(str(folder))
-            sys.stderr.write(
-                f"unicron: {folder} holds a state of step {last}, later than step {plan.step}, which was saved there "
-                "now, and run.restore() takes the latest: give each training a folder of its own.\n"
-            )
 
     def _failed(self, path: Path, error: BaseException, count: int, rank: int) -> None:
         why = why_not_written(path, error, count)
@@ -174,7 +160,6 @@ class Storage:
 @dataclass
 class _Plan:
     path: Path
-    step: int
     keep: int
     rank: int
     group: Any

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 from collections.abc import Collection, Mapping
 from io import FileIO
 from pathlib import Path
@@ -21,6 +22,7 @@ from unicron_elastic.state.digest import Checksum
 MANIFEST = "unicron.json"
 Description = dict[str, int | str]
 _SHARDS = ".distcp"  # torch's files of tensors
+_told_of_later: set[Path] = set()
 READ_BYTES = 4 * 1024 * 1024
 
 
@@ -86,6 +88,23 @@ def to_remove(finished: Collection[int], unfinished: Collection[int], keep: int,
     """
     whole = sorted(step for step in finished if step <= written)
     return whole[: -keep or None] + [step for step in sorted(unfinished) if step < written]
+
+
+def tidy(path: Path, keep: int, unfinished: Collection[int] = ()) -> None:
+    """Removes what is too old once the state in ``path`` is there, and says once of a folder if it holds what is later.
+
+    ``unfinished``: steps that were begun before and never finished.
+    """
+    folder, written, finished = path.parent, int(path.name.partition("-")[2]), steps_in(path.parent)
+    for step in to_remove(finished, unfinished, keep, written):
+        remove(folder_of(folder, step))
+    last = max(finished, default=written)
+    if last > written and folder not in _told_of_later:
+        _told_of_later.add(folder)
+        sys.stderr.write(
+            f"unicron: {folder} holds a state of step {last}, later than step {written}, which was saved there now, "
+            "and run.restore() takes the latest: give each training a folder of its own.\n"
+        )
 
 
 def remove(path: Path) -> None:
