@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from unicron_elastic.compat.expectations import Part, lacks
+from unicron_elastic.compat.expectations import Feature, lacks
 from unicron_elastic.compat.launch import LaunchConfig, agent_launcher, torch_api
 from unicron_elastic.compat.signatures import only_accepted
 from unicron_elastic.launcher import stepping_aside
@@ -64,7 +64,7 @@ def launch_agent(
     """
     stepping_aside.tell()
     more = only_accepted(torch_api.launch_agent, health_check_server=health_check_server)  # torch 2.13 and newer
-    if not stepping_aside.why_not_ours() and not (config.numa_options and lacks(Part.NUMA)):
+    if not stepping_aside.why_not_ours() and not (config.numa_options and lacks(Feature.NUMA)):
         agent = LocalElasticAgent if runtime is None else partial(LocalElasticAgent, runtime=runtime)
         try:
             return agent_launcher(agent, rendezvous_handler)(config, entrypoint, args, **more)

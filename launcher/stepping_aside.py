@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 
 from unicron_elastic.compat import KNOWN
-from unicron_elastic.compat.expectations import Part, lacks
+from unicron_elastic.compat.expectations import Feature, lacks
 from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.config.options import OPTIONS
 
@@ -32,7 +32,7 @@ class _State:
 @cache
 def why_not_ours() -> str:
     """Return why our agent cannot run here, "" if it can. Imports it."""
-    if missing := lacks(Part.AGENT):
+    if missing := lacks(Feature.AGENT):
         return missing[0]
     try:
         import unicron_elastic.launcher.agent.core.agent
@@ -44,7 +44,7 @@ def why_not_ours() -> str:
 
 def tell(why_not_ours_after_all: str = "") -> None:
     """Say on stderr, once, what this job goes without because of the installed torch, if there is anything."""
-    line = _line([why_not_ours_after_all], [Part.AGENT]) if why_not_ours_after_all else _sentence()
+    line = _line([why_not_ours_after_all], [Feature.AGENT]) if why_not_ours_after_all else _sentence()
     if line and line != _State.told:
         _State.told = line
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -80,12 +80,12 @@ def _without_own(argv: Sequence[str]) -> Iterator[str]:
 
 def _sentence() -> str:
     if why := why_not_ours():
-        return _line([why], [Part.AGENT])
-    lacking = {part: missing for part in Part if (missing := lacks(part))}
+        return _line([why], [Feature.AGENT])
+    lacking = {part: missing for part in Feature if (missing := lacks(part))}
     return _line([each for missing in lacking.values() for each in missing], lacking) if lacking else ""
 
 
-def _line(lacking: Sequence[str], parts: Collection[Part]) -> str:
+def _line(lacking: Sequence[str], parts: Collection[Feature]) -> str:
     oldest, newest = KNOWN
     if _minor(_version()) > _minor(newest):
         what = f"newer than what this version knows ({newest})"

@@ -67,7 +67,7 @@ ENDS = {
     "unicron_elastic/state/pull/client.py": {
         "_Pull._serve": "the pull's own decision, whose wait for answers is limited"
     },
-    "unicron_elastic/state/pull/link.py": {"Link.fetch": "the answer before this one, or its stream's STALL_S"},
+    "unicron_elastic/state/pull/link.py": {"SourceLink.fetch": "the answer before this one, or its stream's STALL_S"},
     "unicron_elastic/state/pull/server.py": {"StateServer._accept": OWN_THREAD},
     "unicron_elastic/state/pull/session.py": {"Session._next": "work, the session's end at its limit, or the source's"},
     "unicron_elastic/state/pull/wire.py": {"Stream.try_receive": NON_BLOCKING},

@@ -71,7 +71,7 @@ class Strike:
 def tell_parts(log: EventLog) -> None:
     """Have the parts of a recovery told in the log."""
     from unicron_elastic.megatron.members import Members
-    from unicron_elastic.megatron.run import Run
+    from unicron_elastic.megatron.run import MegatronRun
     from unicron_elastic.training.group.regroup import Meeting
     from unicron_elastic.worker.worlds import Link
 
@@ -91,9 +91,9 @@ def tell_parts(log: EventLog) -> None:
     told(Link, "_hear_world", "heard", before=True)
     told(Meeting, "exchange", "met")
     told(Members, "_connect", "connected")
-    told(Run, "_meet", "agreed")
-    told(Run, "_compute", "computed")
-    told(Run, "_reduce", "reduced")
+    told(MegatronRun, "_meet", "agreed")
+    told(MegatronRun, "_compute", "computed")
+    told(MegatronRun, "_reduce", "reduced")
 
 
 def train(arguments: argparse.Namespace, log: EventLog) -> None:

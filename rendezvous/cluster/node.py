@@ -12,7 +12,7 @@ from datetime import datetime
 from unicron_elastic.base.quarantine import Quarantined, sentence
 from unicron_elastic.base.text import one_line
 from unicron_elastic.metrics.figures import CoordinationFigures, PlanFigures
-from unicron_elastic.metrics.samples import Sample, coordination_samples, plan_samples
+from unicron_elastic.metrics.samples import MetricSample, coordination_samples, plan_samples
 from unicron_elastic.rendezvous.cluster.heartbeat_wire import Hello
 from unicron_elastic.rendezvous.cluster.heartbeats import NodeHeartbeats
 from unicron_elastic.rendezvous.cluster.presence import ClusterPresence
@@ -52,7 +52,7 @@ class ClusterAnswers:
         """Return the cluster's plan; None unless this process coordinates it."""
         return self._planner.figures
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """All that is known now."""
         yield from coordination_samples(self.coordination())
         if (plan := self.plan()) is not None:

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from unicron_elastic.compat.expectations import Part, lacks
+from unicron_elastic.compat.expectations import Feature, lacks
 
 _BACKLOG = 2048  # as torch's own
 
@@ -25,7 +25,7 @@ def bound_store(address: str, timeout: timedelta, port: int = 0) -> TCPStore:
     here than elsewhere, as for a loopback one in Debian's /etc/hosts: then it listens on all, as torch's does.
     Raises DistNetworkError if it cannot have the port.
     """
-    listener = None if lacks(Part.BIND) else _listener(address, port)
+    listener = None if lacks(Feature.BIND) else _listener(address, port)
     if listener is None:
         return TCPStore("0.0.0.0", port, None, True, timeout, wait_for_workers=False)
     port, fd = listener.getsockname()[1], listener.detach()

@@ -11,7 +11,7 @@ from torch.distributed import PrefixStore, Store
 
 from unicron_elastic.compat import rendezvous as torchs
 from unicron_elastic.compat.errors import SignalException
-from unicron_elastic.compat.expectations import Part, lacks
+from unicron_elastic.compat.expectations import Feature, lacks
 from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from unicron_elastic.rendezvous.job.bound_store import bound_store
 from unicron_elastic.rendezvous.job.job_rendezvous import PlainRendezvous
@@ -58,7 +58,7 @@ class FreshStoreRendezvous(PlainRendezvous):
     def why_stay(self, nodes: int) -> str:
         """Why the job, of ``nodes`` now, cannot go on without this one; "" if it can."""
         settings = getattr(self._handler, "settings", None)
-        if settings is None or lacks(Part.LEAVE):
+        if settings is None or lacks(Feature.LEAVE):
             return super().why_stay(nodes)
         if nodes <= settings.min_nodes:
             return f"the job needs all {nodes} of its nodes."

@@ -41,7 +41,7 @@ from unicron_elastic.membership.rounds import (
     lost,
     nodes_waiting,
 )
-from unicron_elastic.metrics.samples import Sample
+from unicron_elastic.metrics.samples import MetricSample
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.job import rounds
 from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
@@ -217,7 +217,7 @@ class ClusterRendezvous(JobRendezvous):
             self._node.tell_fault(self._round.number, reason)
         return True
 
-    def cluster_samples(self) -> Iterable[Sample]:
+    def cluster_samples(self) -> Iterable[MetricSample]:
         """What this agent's metrics say of the cluster. From any thread."""
         return self._node.answers().samples()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.compat.expectations import EXPECTATIONS, Expectation, Part, why_missing
+from unicron_elastic.compat.expectations import EXPECTATIONS, Expectation, Feature, why_missing
 
 
 @pytest.mark.parametrize("expected", EXPECTATIONS, ids=lambda each: f"{each.part.name}-{each.path}")
@@ -57,11 +57,12 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_missing_is_named(path: str, like: dict[str, Any], why: str) -> None:
-    expected = Expectation(part=Part.AGENT, path=f"torch_of_tomorrow:{path}", **like)
+    expected = Expectation(part=Feature.AGENT, path=f"torch_of_tomorrow:{path}", **like)
     assert why_missing(expected) == (why and f"torch_of_tomorrow.{why}")
 
 
 def test_a_module_that_is_gone_is_missing() -> None:
     assert (
-        why_missing(Expectation(part=Part.NUMA, path="torch.of.the.past:name")) == "torch.of.the.past.name is not there"
+        why_missing(Expectation(part=Feature.NUMA, path="torch.of.the.past:name"))
+        == "torch.of.the.past.name is not there"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.compat.expectations import EXPECTATIONS, Expectation, Part
+from unicron_elastic.compat.expectations import EXPECTATIONS, Expectation, Feature
 from unicron_elastic.launcher.stepping_aside import _without_own
 
 HERE = Path(__file__).parent
@@ -57,16 +57,16 @@ def check_runs_without(missing: list[Expectation], folder: Path, undisturbed: Do
     assert " is newer than what this version knows (2.10): " in line
     assert f" {missing[0].path.replace(':', '.')} is not there" in line
     assert all(each.part.value in line for each in missing)
-    assert done.goes_on_in_place == {Part.AGENT, Part.IN_PLACE}.isdisjoint(each.part for each in missing)
+    assert done.goes_on_in_place == {Feature.AGENT, Feature.IN_PLACE}.isdisjoint(each.part for each in missing)
 
 
 @pytest.mark.parametrize(
     "parts",
-    [{Part.AGENT}, {Part.IN_PLACE}, set(Part) - {Part.AGENT, Part.IN_PLACE}],
+    [{Feature.AGENT}, {Feature.IN_PLACE}, set(Feature) - {Feature.AGENT, Feature.IN_PLACE}],
     ids=["agent", "in-place", "all-others"],
 )
-def test_without_a_part_the_job_runs(parts: set[Part], tmp_path: Path, undisturbed: Done) -> None:
-    check_runs_without([ONE_OF_EACH[part] for part in Part if part in parts], tmp_path, undisturbed)
+def test_without_a_part_the_job_runs(parts: set[Feature], tmp_path: Path, undisturbed: Done) -> None:
+    check_runs_without([ONE_OF_EACH[part] for part in Feature if part in parts], tmp_path, undisturbed)
 
 
 @pytest.mark.slow

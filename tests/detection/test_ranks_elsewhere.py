@@ -20,7 +20,7 @@ from unicron_elastic.detection.remote_ranks import (
     RANKS_MAX,
     REPORT_BYTES_MAX,
     Heard,
-    Report,
+    NodeReport,
     parse_report,
     report_text,
 )
@@ -42,7 +42,7 @@ SEEN = RankSample(
     in_io=None,
     groups=(WORLD, GroupPosition(name="tp", begun=3, ended=3)),
 )
-REPORT = Report(asked=7, node="node-b", at=55.5, ranks=(SEEN,))
+REPORT = NodeReport(asked=7, node="node-b", at=55.5, ranks=(SEEN,))
 TOLD = json.loads(report_text(REPORT))
 
 
@@ -128,8 +128,8 @@ def test_names_are_cut_and_made_printable() -> None:
 # -- all reports together --------------------------------------------------------------------------------------------
 
 
-def report(asked: int, *ranks: RankSample, at: float = 0.0) -> Report:
-    return Report(asked=asked, node="node-b", at=at or float(asked), ranks=ranks)
+def report(asked: int, *ranks: RankSample, at: float = 0.0) -> NodeReport:
+    return NodeReport(asked=asked, node="node-b", at=at or float(asked), ranks=ranks)
 
 
 def rank(number: int, **known: Any) -> RankSample:
@@ -137,7 +137,7 @@ def rank(number: int, **known: Any) -> RankSample:
     return RankSample(rank=number, **known)
 
 
-def heard(*reports: Report, node: int = 1) -> Heard:
+def heard(*reports: NodeReport, node: int = 1) -> Heard:
     found = Heard()
     for each in reports:
         found = found.asked(each.asked, float(each.asked)).told(node, each)
@@ -174,7 +174,7 @@ def test_it_takes_two_reports_to_say_that_a_rank_does_not_answer() -> None:
         report(2, rank(2), rank(3, silent=True)),  # perhaps only late this once
     ],
 )
-def test_unless_all_are_known_nothing_is(latest: Report) -> None:
+def test_unless_all_are_known_nothing_is(latest: NodeReport) -> None:
     assert known(heard(report(1, rank(2), rank(3)), latest)) == []
 
 
@@ -315,7 +315,7 @@ class Node:
     def _elsewhere(self, here: tuple[RankSample, ...]) -> tuple[RemoteRank, ...]:
         if self.now - self.heard.latest_at >= self.every_s:
             self.questions += 1
-            told = Report(
+            told = NodeReport(
                 asked=self.questions, node="node-b", at=self.now, ranks=self._seen(self.there, with_evidence=True)
             )
             self.heard = self.heard.asked(self.questions, self.now).told(1, told)

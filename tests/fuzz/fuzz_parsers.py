@@ -20,7 +20,7 @@ from unicron_elastic.base import ledger
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.base.quarantine import Quarantined, to_document
 from unicron_elastic.base.world import World
-from unicron_elastic.detection.remote_ranks import Report, parse_report, report_text
+from unicron_elastic.detection.remote_ranks import NodeReport, parse_report, report_text
 from unicron_elastic.detection.sample import GroupPosition, RankSample
 from unicron_elastic.launcher.agent.core import failures
 from unicron_elastic.launcher.agent.core import isolation as quarantine
@@ -311,7 +311,7 @@ def _of_sockets() -> Iterator[Parser]:
     rank = RankSample(rank=0, step=3, groups=(GroupPosition(name="g", begun=3, ended=2),))
     yield Parser(
         "report-of-ranks", "unicron_elastic/detection/remote_ranks.py", parse_report,
-        (report_text(Report(asked=1, node="n1", at=1.0, ranks=(rank,))).encode(),),
+        (report_text(NodeReport(asked=1, node="n1", at=1.0, ranks=(rank,))).encode(),),
     )  # fmt: skip
     samples = (b'[["unicron_step", ["job"], 5]]', b"[]")
     yield Parser("metrics-of-a-job", "unicron_elastic/metrics/samples.py", parse_samples, samples)

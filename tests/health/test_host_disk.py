@@ -13,7 +13,7 @@ import pytest
 from health_lab import Findings, only
 
 from unicron_elastic.base.fault import Severity, Status
-from unicron_elastic.base.finding import Level, Notes
+from unicron_elastic.base.finding import Level, ProbeNotes
 from unicron_elastic.health.host import disk
 from unicron_elastic.health.host.disk import DiskProbe
 
@@ -46,7 +46,7 @@ def refuse_writes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 def test_a_folder_with_room(tmp_path: Path, findings: Findings) -> None:
-    probe = DiskProbe(str(tmp_path), low_bytes=1, notes=Notes(findings.say))
+    probe = DiskProbe(str(tmp_path), low_bytes=1, notes=ProbeNotes(findings.say))
     assert [probe.check(at) for at in (1.0, 2.0, 100.0)] == [[], [], []]
     assert list(tmp_path.iterdir()) == []
     assert findings.said == []
@@ -150,14 +150,14 @@ def test_a_folder_that_cannot_be_written_to_by_us_is_said_once(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(disk.os, "open", open_refused)
-    probe = DiskProbe(str(tmp_path), low_bytes=1, write_every_s=0.0, notes=Notes(findings.say))
+    probe = DiskProbe(str(tmp_path), low_bytes=1, write_every_s=0.0, notes=ProbeNotes(findings.say))
     assert [probe.check(at) for at in (1.0, 2.0)] == [[], []]
     assert findings.said == [f"Whether {tmp_path} takes writes is not watched: Permission denied."]
 
 
 def test_a_path_through_a_file_is_said_once(tmp_path: Path, findings: Findings) -> None:
     (tmp_path / "file").touch()
-    probe = DiskProbe(str(tmp_path / "file/folder"), notes=Notes(findings.say))
+    probe = DiskProbe(str(tmp_path / "file/folder"), notes=ProbeNotes(findings.say))
     assert [probe.check(at) for at in (1.0, 2.0)] == [[], []]
     assert findings.said == [f"{tmp_path}/file/folder cannot be watched: Not a directory."]
 

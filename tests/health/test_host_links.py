@@ -12,12 +12,12 @@ import pytest
 from health_lab import Findings, Tree, only, wait_until
 
 from unicron_elastic.base.fault import Severity, Status
-from unicron_elastic.base.finding import LINK_DOWN, Level, Notes
+from unicron_elastic.base.finding import LINK_DOWN, Level, ProbeNotes
 from unicron_elastic.health.host.network import LinkProbe, PortProbe, Window
 
 
 def make(tree: Tree, findings: Findings | None = None, only_these: tuple[str, ...] | None = None) -> LinkProbe:
-    return LinkProbe(only=only_these, net=tree.net, notes=None if findings is None else Notes(findings.say))
+    return LinkProbe(only=only_these, net=tree.net, notes=None if findings is None else ProbeNotes(findings.say))
 
 
 def test_a_link_that_is_up(tree: Tree, findings: Findings) -> None:
@@ -131,7 +131,7 @@ def test_growth_within_a_window() -> None:
 
 
 def test_this_machine(findings: Findings) -> None:
-    probe = LinkProbe(notes=Notes(findings.say))
+    probe = LinkProbe(notes=ProbeNotes(findings.say))
     assert [found for at in (1.0, 2.0) for found in probe.check(at) if found.level is Level.CRITICAL] == []
     assert not [said for said in findings.said if "cannot be read" in said]
     assert PortProbe().check(1.0) == []

@@ -8,14 +8,14 @@ import pytest
 from health_lab import Findings, Tree, only
 
 from unicron_elastic.base.fault import Severity, Status
-from unicron_elastic.base.finding import Level, Notes
+from unicron_elastic.base.finding import Level, ProbeNotes
 from unicron_elastic.health.host.memory import MemoryProbe, find_memory_cgroup
 
 JOB = "sys/fs/cgroup/slurm/job_1"
 
 
 def make(tree: Tree, findings: Findings | None = None) -> MemoryProbe:
-    notes = None if findings is None else Notes(findings.say)
+    notes = None if findings is None else ProbeNotes(findings.say)
     return MemoryProbe(proc=tree.proc, cgroups=tree.cgroups, notes=notes)
 
 

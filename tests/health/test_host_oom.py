@@ -13,7 +13,7 @@ import pytest
 from health_lab import DEADLINE_S, Findings, Tree, only
 
 from unicron_elastic.base.fault import Status
-from unicron_elastic.base.finding import Level, Notes
+from unicron_elastic.base.finding import Level, ProbeNotes
 from unicron_elastic.health.host.oom import OomWatch
 
 JOB = "sys/fs/cgroup/slurm/job_1"
@@ -33,7 +33,7 @@ def clock() -> Clock:
 
 
 def make(tree: Tree, clock: Clock, findings: Findings | None = None) -> OomWatch:
-    notes = None if findings is None else Notes(findings.say)
+    notes = None if findings is None else ProbeNotes(findings.say)
     return OomWatch(proc=tree.proc, cgroups=tree.cgroups, clock=clock, notes=notes)
 
 
@@ -169,7 +169,7 @@ def test_nothing_to_read_is_said_and_raises_nothing(tmp_path: Path, clock: Clock
 
 
 def test_this_machine(findings: Findings) -> None:
-    watch = OomWatch(notes=Notes(findings.say))
+    watch = OomWatch(notes=ProbeNotes(findings.say))
     assert watch.kills_since(0.0) is None or os.path.exists("/proc/vmstat")
     assert "Neither /proc/vmstat" not in "".join(findings.said)
 

@@ -15,7 +15,7 @@ from fake_nvml import FakeNvml
 from health_lab import DEADLINE_S, Findings, Tree, wait_until
 
 from unicron_elastic.base.fault import Status
-from unicron_elastic.base.finding import Finding, Level, Notes
+from unicron_elastic.base.finding import Finding, Level, ProbeNotes
 from unicron_elastic.health.host import disk
 from unicron_elastic.health.host.command import CommandProbe
 from unicron_elastic.health.watch import Intervals, Lane, NodeHealth
@@ -235,7 +235,7 @@ def test_a_lane_tells_how_long_it_has_been_at_it() -> None:
         goes_on.wait(DEADLINE_S)
         return []
 
-    lane = Lane("test", 600.0, {"it": check}, lambda *_: None, notes=Notes(), clock=lambda: 10.0)
+    lane = Lane("test", 600.0, {"it": check}, lambda *_: None, notes=ProbeNotes(), clock=lambda: 10.0)
     assert lane.busy_s(99.0) == 0.0
     lane.start()
     assert has_begun.wait(DEADLINE_S)

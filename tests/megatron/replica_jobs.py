@@ -12,8 +12,8 @@ from replicas import Case, Connection, Died, Rank, Violation, Work, here
 from torch import Tensor
 
 from unicron_elastic.base.world import Member, World
-from unicron_elastic.megatron.agreement import Agreement, Said
-from unicron_elastic.megatron.layout import Shape
+from unicron_elastic.megatron.agreement import MemberSaid, ReplicaAgreement
+from unicron_elastic.megatron.layout import ReplicaShape
 
 DECISIONS_MAX = 30_000
 
@@ -23,7 +23,7 @@ class Job:
 
     def __init__(self, seed: int, case: Case, *, tells: bool = False) -> None:
         self.seed, self.case, self.tells = seed, case, tells
-        self.shape = Shape(tensor=case.tensor, pipeline=case.pipeline)
+        self.shape = ReplicaShape(tensor=case.tensor, pipeline=case.pipeline)
         self.dice = random.Random(seed)
         self.story: list[str] = []
         self.violation: str | None = None
@@ -35,7 +35,7 @@ class Job:
         self.calls: dict[Any, dict[Any, Any]] = {}
         self.said: dict[tuple[int, int], dict[int, str]] = {}
         self.meeting_of: dict[str, tuple[int, int]] = {}
-        self.agreed: dict[tuple[int, int], Agreement] = {}
+        self.agreed: dict[tuple[int, int], ReplicaAgreement] = {}
         self.steps: dict[int, tuple[int, float]] = {}  # tokens and norm of each step that was made
         self.events: list[Callable[[], object]] = []
         self.size = case.replicas * self.shape.seats
@@ -269,7 +269,7 @@ class Job:
 
     # -- what must hold -----------------------------------------------------------------------------------------------
 
-    def check_agreement(self, agreed: Agreement) -> None:
+    def check_agreement(self, agreed: ReplicaAgreement) -> None:
         """All members of a world agree on the same, and on one layout."""
         world, number = self.meeting_of[here.rank.name]
         if (world, number) not in self.agreed:
@@ -278,7 +278,7 @@ class Job:
         if first != agreed or self.agreed[world, 1].layout.replicas != agreed.layout.replicas:
             self.fail(f"round {world}.{number} agrees on {agreed}, and on {first}")
 
-    def check_lost(self, said: Sequence[Said]) -> None:
+    def check_lost(self, said: Sequence[MemberSaid]) -> None:
         """Nobody gives up while there is a whole replica, or all steps are made."""
         step = max(each.heads_for for each in said)
         norm = any(each.norm is not None for each in said if each.heads_for == step)
@@ -320,7 +320,7 @@ class Job:
             self.later(lambda: self.change(lost=(rank.name,)))
 
 
-def _in_short(agreed: Agreement) -> str:
+def _in_short(agreed: ReplicaAgreement) -> str:
     layout = agreed.layout
     trains = f"{layout.replicas}{f' and spares {layout.spares}' if layout.spares else ''}, step {agreed.step}"
     if agreed.is_even:

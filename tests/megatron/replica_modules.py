@@ -15,7 +15,7 @@ from replicas import FakeMeeting, Work, here
 from torch import Tensor
 
 from unicron_elastic.megatron import members, run
-from unicron_elastic.megatron.agreement import Agreement, NoStateLeft, Said, agree
+from unicron_elastic.megatron.agreement import MemberSaid, NoReplicaLeft, ReplicaAgreement, agree
 
 __all__ = ["install"]
 
@@ -82,11 +82,11 @@ class _Waiter:
         return True
 
 
-def _agree(said: Sequence[Said], **terms: Any) -> Agreement:
+def _agree(said: Sequence[MemberSaid], **terms: Any) -> ReplicaAgreement:
     job: Job = here.rank.job
     try:
         found = agree(said, **terms)
-    except NoStateLeft:
+    except NoReplicaLeft:
         job.check_lost(said)
         raise
     job.check_agreement(found)

@@ -68,7 +68,7 @@ class Rank:
         self.adopted = 0
         self.connection: Connection | None = None
         self.members: members.Members | None = None
-        self.run: run.Run | None = None
+        self.run: run.MegatronRun | None = None
         self.version, self.parameters, self.tokens = 0, 1, 0
         self.seat = job.shape.seat_of(local_rank, job.size)[0]
         if not self.is_newcomer:
@@ -157,7 +157,7 @@ class Rank:
                 self.job.check_end(self)
         except Died:
             pass
-        except agreement.NoStateLeft:
+        except agreement.NoReplicaLeft:
             self.job.give_up()
         except BaseException as error:
             if not self.is_dead:
@@ -168,7 +168,7 @@ class Rank:
     def _train(self) -> None:
         case = self.job.case
         self.members = members.Members(self, FakeGroups(self), case.micro_batches)  # type: ignore[arg-type]
-        self.run = run.Run(
+        self.run = run.MegatronRun(
             members=self.members,
             buckets=buckets.Buckets([SimpleNamespace(bucket_groups=self.groups)], self.members.waiter),
             state=self,  # type: ignore[arg-type]

@@ -21,8 +21,8 @@ from replica_modules import install
 from replicas import Case, Violation
 
 from unicron_elastic.megatron import agreement, buckets, members, run
-from unicron_elastic.megatron.agreement import Said
-from unicron_elastic.megatron.layout import Layout, Shape, lay_out
+from unicron_elastic.megatron.agreement import MemberSaid
+from unicron_elastic.megatron.layout import ReplicaLayout, ReplicaShape, lay_out
 
 SCHEDULES = int(os.environ.get("UNICRON_SCHEDULES", "600"))
 SEED = os.environ.get("UNICRON_SEED")
@@ -95,15 +95,15 @@ def test_the_same_seed_is_the_same_story() -> None:
 # -- the invariants bite -----------------------------------------------------------------------------------------------
 
 
-def held_of_the_first(said: Sequence[Said], layout: Layout, replica: int) -> frozenset[int]:
+def held_of_the_first(said: Sequence[MemberSaid], layout: ReplicaLayout, replica: int) -> frozenset[int]:
     return said[layout.replicas[replica][0]].held
 
 
-def ready_with_the_last_state(said: Said, step: int) -> bool:
+def ready_with_the_last_state(said: MemberSaid, step: int) -> bool:
     return said.heads_for == step or said.state == step - 1
 
 
-def laid_out_without_state(shape: Shape, places: Sequence[Any]) -> Layout:
+def laid_out_without_state(shape: ReplicaShape, places: Sequence[Any]) -> ReplicaLayout:
     return lay_out(shape, [replace(place, has_state=True) for place in places])
 
 
@@ -112,15 +112,15 @@ def reduced_too_early(_self: buckets.Buckets) -> Iterator[None]:
     yield
 
 
-MEET, TAKE_PART = run.Run._meet, run.Run._take_part
+MEET, TAKE_PART = run.MegatronRun._meet, run.MegatronRun._take_part
 
 
-def take_part_whatever_was_dealt(self: run.Run, agreed: Any) -> None:
+def take_part_whatever_was_dealt(self: run.MegatronRun, agreed: Any) -> None:
     TAKE_PART(self, agreed)
     self._assigned = self._held | self._share()
 
 
-def take_part_with_what_there_is(self: run.Run, agreed: Any) -> None:
+def take_part_with_what_there_is(self: run.MegatronRun, agreed: Any) -> None:
     TAKE_PART(self, replace(agreed, fill=()))
 
 
@@ -134,10 +134,10 @@ def take_part_with_what_there_is(self: run.Run, agreed: Any) -> None:
         (buckets.Buckets, "restore", lambda _self: None, "two reductions"),
         (buckets.Buckets, "held_back", reduced_too_early, "applies"),
         (members.Members, "must_break", lambda _self, _world: False, "goes on"),
-        (run.Run, "_take_part", take_part_whatever_was_dealt, "applies"),
-        (run.Run, "_take_part", take_part_with_what_there_is, "begins bucket"),
-        pytest.param(run.Run, "_meet", lambda self, **_: MEET(self), "", marks=pytest.mark.slow),
-        (run.Run, "_restore_reduced", lambda _self: None, "applies"),
+        (run.MegatronRun, "_take_part", take_part_whatever_was_dealt, "applies"),
+        (run.MegatronRun, "_take_part", take_part_with_what_there_is, "begins bucket"),
+        pytest.param(run.MegatronRun, "_meet", lambda self, **_: MEET(self), "", marks=pytest.mark.slow),
+        (run.MegatronRun, "_restore_reduced", lambda _self: None, "applies"),
     ],
     ids=["held", "ready", "layout", "deal", "restore", "held-back", "break", "dealt", "fill", "leaves", "reduced"],
 )

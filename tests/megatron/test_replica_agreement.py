@@ -8,29 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.megatron.agreement import Agreement, NoStateLeft, Said, agree
-from unicron_elastic.megatron.layout import Shape
+from unicron_elastic.megatron.agreement import MemberSaid, NoReplicaLeft, ReplicaAgreement, agree
+from unicron_elastic.megatron.layout import ReplicaShape
 
-PAIR = Shape(tensor=1, pipeline=2)
+PAIR = ReplicaShape(tensor=1, pipeline=2)
 ALL = frozenset({0, 1})  # buckets
 
 
-def said(seat: int, replica: str | None = "0/0", state: int | None = 3, **what: object) -> Said:
-    return Said(seat=seat, replica=replica, state=state, buckets=2, **what)  # type: ignore[arg-type]
+def said(seat: int, replica: str | None = "0/0", state: int | None = 3, **what: object) -> MemberSaid:
+    return MemberSaid(seat=seat, replica=replica, state=state, buckets=2, **what)  # type: ignore[arg-type]
 
 
-def pairs(*members: Said) -> Agreement:
+def pairs(*members: MemberSaid) -> ReplicaAgreement:
     return agree(members, shape=PAIR, micro_batches=4)
 
 
 @st.composite
-def steps_under_way(draw: st.DrawFn) -> tuple[list[Said], Shape, int, int]:
+def steps_under_way(draw: st.DrawFn) -> tuple[list[MemberSaid], ReplicaShape, int, int]:
     """A world in the middle of a step, maybe with spares and newcomers behind it."""
-    shape = draw(st.builds(Shape, tensor=st.integers(1, 2), pipeline=st.integers(1, 2)))
+    shape = draw(st.builds(ReplicaShape, tensor=st.integers(1, 2), pipeline=st.integers(1, 2)))
     unit = draw(st.sampled_from([1, 1, 2]))
     units, replicas = draw(st.integers(1, 6)), draw(st.integers(1, 4))
     owner = draw(st.lists(st.integers(0, replicas), min_size=units, max_size=units))
-    members: list[Said] = []
+    members: list[MemberSaid] = []
     for number in range(replicas):
         held = frozenset(each * unit + index for each, of in enumerate(owner) if of == number for index in range(unit))
         for seat in range(shape.seats):
@@ -44,7 +44,9 @@ def steps_under_way(draw: st.DrawFn) -> tuple[list[Said], Shape, int, int]:
 
 
 @given(steps_under_way())
-def test_each_micro_batch_of_an_open_step_is_held_exactly_once(case: tuple[list[Said], Shape, int, int]) -> None:
+def test_each_micro_batch_of_an_open_step_is_held_exactly_once(
+    case: tuple[list[MemberSaid], ReplicaShape, int, int],
+) -> None:
     members, shape, micro_batches, unit = case
     agreed = agree(members, shape=shape, micro_batches=micro_batches, unit=unit)
     if not agreed.is_even:
@@ -71,7 +73,7 @@ def test_each_micro_batch_of_an_open_step_is_held_exactly_once(case: tuple[list[
 
 
 @given(steps_under_way())
-def test_who_is_behind_pulls_from_its_seat(case: tuple[list[Said], Shape, int, int]) -> None:
+def test_who_is_behind_pulls_from_its_seat(case: tuple[list[MemberSaid], ReplicaShape, int, int]) -> None:
     members, shape, micro_batches, unit = case
     agreed = agree(members, shape=shape, micro_batches=micro_batches, unit=unit)
     training = {member for trains in agreed.layout.replicas for member in trains}
@@ -84,7 +86,9 @@ def test_who_is_behind_pulls_from_its_seat(case: tuple[list[Said], Shape, int, i
 
 
 @given(steps_under_way(), st.booleans())
-def test_in_a_later_round_all_are_as_they_were_laid_out(case: tuple[list[Said], Shape, int, int], has: bool) -> None:
+def test_in_a_later_round_all_are_as_they_were_laid_out(
+    case: tuple[list[MemberSaid], ReplicaShape, int, int], has: bool
+) -> None:
     members, shape, micro_batches, unit = case
     first = agree(members, shape=shape, micro_batches=micro_batches, unit=unit)
     now = [replace(each, state=3, done=ALL if has else each.done) for each in members]
@@ -136,7 +140,7 @@ def test_one_member_alone_makes_its_step_only_if_the_norm_is_known() -> None:
     ahead, late = said(0, state=4, norm=1.5), said(1, is_finished=True)
     agreed = pairs(ahead, late)
     assert (agreed.advance, agreed.norm) == ((1,), 1.5)
-    with pytest.raises(NoStateLeft, match="after 4 steps of part 1"):
+    with pytest.raises(NoReplicaLeft, match="after 4 steps of part 1"):
         pairs(said(0, state=4), late)
     other = [said(0, "0/1", 4), said(1, "0/1", 4)]
     agreed = pairs(said(0, state=4), late, *other)
@@ -165,19 +169,19 @@ def test_a_spare_with_the_state_is_used_rather_than_a_replica_without() -> None:
 
 
 def test_newcomers_alone_have_no_state() -> None:
-    with pytest.raises(NoStateLeft, match="no member"):
+    with pytest.raises(NoReplicaLeft, match="no member"):
         pairs(said(0, None, None), said(1, None, None))
 
 
 def test_without_a_seat_there_is_no_replica() -> None:
-    with pytest.raises(NoStateLeft, match="of some part nobody is left"):
+    with pytest.raises(NoReplicaLeft, match="of some part nobody is left"):
         pairs(said(0), said(0, "0/1"))
-    with pytest.raises(NoStateLeft, match="after 3 steps of part 1"):
+    with pytest.raises(NoReplicaLeft, match="after 3 steps of part 1"):
         pairs(said(0), said(1, None, None))
 
 
 def test_the_state_comes_from_the_same_node_if_it_is_there_and_from_who_gives_least_else() -> None:
     members = [said(0, f"0/{number}") for number in range(3)] + [said(0, None, None) for _ in range(3)]
     nodes = ["a", "b", "c", "c", "x", "x"]
-    agreed = agree(members, shape=Shape(tensor=1, pipeline=1), micro_batches=6, nodes=nodes)
+    agreed = agree(members, shape=ReplicaShape(tensor=1, pipeline=1), micro_batches=6, nodes=nodes)
     assert (agreed.pull, agreed.sources) == ((3, 4, 5), (2, 0, 1))

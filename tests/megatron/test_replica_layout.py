@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.megatron.layout import Place, Shape, lay_out
+from unicron_elastic.megatron.layout import FormerPlace, ReplicaShape, lay_out
 
-SHAPES = st.builds(Shape, tensor=st.integers(1, 4), pipeline=st.integers(1, 4))
+SHAPES = st.builds(ReplicaShape, tensor=st.integers(1, 4), pipeline=st.integers(1, 4))
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[Shape, list[Place]]:
+def worlds(draw: st.DrawFn) -> tuple[ReplicaShape, list[FormerPlace]]:
     """Any members that can meet: of a replica each seat is there once at most."""
     shape = draw(SHAPES)
-    places: list[Place] = []
+    places: list[FormerPlace] = []
     for replica in range(draw(st.integers(0, 4))):
         there = draw(st.lists(st.booleans(), min_size=shape.seats, max_size=shape.seats))
         has_state = draw(st.booleans())
-        places += [Place(seat, f"0/{replica}", has_state) for seat, is_there in enumerate(there) if is_there]
+        places += [FormerPlace(seat, f"0/{replica}", has_state) for seat, is_there in enumerate(there) if is_there]
     alone = draw(st.lists(st.tuples(st.integers(0, shape.seats - 1), st.booleans()), max_size=8))
-    places += [Place(seat, None, has_state) for seat, has_state in alone]
+    places += [FormerPlace(seat, None, has_state) for seat, has_state in alone]
     return shape, draw(st.permutations(places))
 
 
@@ -31,7 +31,7 @@ def worlds(draw: st.DrawFn) -> tuple[Shape, list[Place]]:
 
 
 @given(SHAPES, st.integers(1, 5))
-def test_a_rank_is_of_one_seat_of_one_replica(shape: Shape, replicas: int) -> None:
+def test_a_rank_is_of_one_seat_of_one_replica(shape: ReplicaShape, replicas: int) -> None:
     size = replicas * shape.seats
     for rank in range(size):
         seat, replica = shape.seat_of(rank, size)
@@ -41,14 +41,14 @@ def test_a_rank_is_of_one_seat_of_one_replica(shape: Shape, replicas: int) -> No
 
 def test_ranks_that_are_left_over_have_no_seat() -> None:
     with pytest.raises(ValueError, match=r"5 ranks are no multiple of the 2 .* \(tensor 1, pipeline 2\)"):
-        Shape(tensor=1, pipeline=2).seat_of(0, 5)
+        ReplicaShape(tensor=1, pipeline=2).seat_of(0, 5)
 
 
 @pytest.mark.parametrize(("tensor", "pipeline", "replicas"), [(1, 1, 3), (2, 1, 2), (1, 2, 3), (2, 2, 2), (2, 3, 4)])
 def test_ranks_are_as_megatron_core_orders_them(tensor: int, pipeline: int, replicas: int) -> None:
     parallel_state = pytest.importorskip("megatron.core.parallel_state")
     ranks = parallel_state.RankGenerator(tp=tensor, ep=1, dp=replicas, pp=pipeline, cp=1, order="tp-cp-ep-dp-pp")
-    shape = Shape(tensor=tensor, pipeline=pipeline)
+    shape = ReplicaShape(tensor=tensor, pipeline=pipeline)
     assert ranks.get_ranks("tp-pp") == [
         [shape.rank_of(seat, replica, replicas) for seat in range(shape.seats)] for replica in range(replicas)
     ]
@@ -61,7 +61,7 @@ def test_ranks_are_as_megatron_core_orders_them(tensor: int, pipeline: int, repl
 
 
 @given(worlds())
-def test_each_member_trains_in_its_seat_or_waits(case: tuple[Shape, list[Place]]) -> None:
+def test_each_member_trains_in_its_seat_or_waits(case: tuple[ReplicaShape, list[FormerPlace]]) -> None:
     shape, places = case
     layout = lay_out(shape, places)
     training = [member for members in layout.replicas for member in members]
@@ -79,14 +79,16 @@ def test_each_member_trains_in_its_seat_or_waits(case: tuple[Shape, list[Place]]
 
 
 @given(worlds())
-def test_everybody_is_used_of_whom_a_replica_can_be_made(case: tuple[Shape, list[Place]]) -> None:
+def test_everybody_is_used_of_whom_a_replica_can_be_made(case: tuple[ReplicaShape, list[FormerPlace]]) -> None:
     shape, places = case
     have = [sum(place.seat == seat for place in places) for seat in range(shape.seats)]
     assert len(lay_out(shape, places).replicas) == min(have)
 
 
 @given(worlds())
-def test_whole_replicas_that_have_the_state_stay_and_others_have_no_name(case: tuple[Shape, list[Place]]) -> None:
+def test_whole_replicas_that_have_the_state_stay_and_others_have_no_name(
+    case: tuple[ReplicaShape, list[FormerPlace]],
+) -> None:
     shape, places = case
     layout = lay_out(shape, places)
     of: dict[str | None, list[int]] = {}
@@ -104,7 +106,7 @@ def test_whole_replicas_that_have_the_state_stay_and_others_have_no_name(case: t
 
 
 @given(worlds())
-def test_who_has_the_state_is_used_first(case: tuple[Shape, list[Place]]) -> None:
+def test_who_has_the_state_is_used_first(case: tuple[ReplicaShape, list[FormerPlace]]) -> None:
     shape, places = case
     layout = lay_out(shape, places)
     for seat in range(shape.seats):
@@ -113,29 +115,40 @@ def test_who_has_the_state_is_used_first(case: tuple[Shape, list[Place]]) -> Non
 
 
 @given(worlds())
-def test_those_who_trained_together_are_laid_out_so_again(case: tuple[Shape, list[Place]]) -> None:
+def test_those_who_trained_together_are_laid_out_so_again(case: tuple[ReplicaShape, list[FormerPlace]]) -> None:
     shape, places = case
     first = lay_out(shape, places)
     names = {member: f"2/{number}" for number, members in enumerate(first.replicas) for member in members}
-    again = lay_out(shape, [Place(place.seat, names.get(member)) for member, place in enumerate(places)])
+    again = lay_out(shape, [FormerPlace(place.seat, names.get(member)) for member, place in enumerate(places)])
     assert (again.replicas, again.spares) == (first.replicas, first.spares)
 
 
 def test_leftovers_of_two_replicas_make_a_new_one() -> None:
-    places = [Place(0, "0/0"), Place(1, "0/1"), Place(0, "0/2"), Place(1, "0/2"), Place(1, None, has_state=False)]
-    layout = lay_out(Shape(tensor=1, pipeline=2), places)
+    places = [
+        FormerPlace(0, "0/0"),
+        FormerPlace(1, "0/1"),
+        FormerPlace(0, "0/2"),
+        FormerPlace(1, "0/2"),
+        FormerPlace(1, None, has_state=False),
+    ]
+    layout = lay_out(ReplicaShape(tensor=1, pipeline=2), places)
     assert layout.replicas == ((0, 1), (2, 3))
     assert layout.names == (None, "0/2")
     assert layout.spares == (4,)
 
 
 def test_a_newcomer_completes_the_replica_of_a_spare() -> None:
-    places = [Place(0, None, has_state=False), Place(0, "0/0"), Place(1, "0/0"), Place(1, None, has_state=False)]
-    layout = lay_out(Shape(tensor=2, pipeline=1), places)
+    places = [
+        FormerPlace(0, None, has_state=False),
+        FormerPlace(0, "0/0"),
+        FormerPlace(1, "0/0"),
+        FormerPlace(1, None, has_state=False),
+    ]
+    layout = lay_out(ReplicaShape(tensor=2, pipeline=1), places)
     assert layout.replicas == ((0, 3), (1, 2))
     assert layout.names == (None, "0/0")
 
 
 def test_without_a_seat_nobody_trains() -> None:
-    layout = lay_out(Shape(tensor=2, pipeline=1), [Place(0, "0/0"), Place(0, "0/1")])
+    layout = lay_out(ReplicaShape(tensor=2, pipeline=1), [FormerPlace(0, "0/0"), FormerPlace(0, "0/1")])
     assert (layout.replicas, layout.spares, layout.size) == ((), (0, 1), 0)

@@ -16,7 +16,7 @@ from unicron_elastic.metrics.figures import (
 )
 from unicron_elastic.metrics.incidents import IncidentTotals
 from unicron_elastic.metrics.samples import (
-    Sample,
+    MetricSample,
     coordination_samples,
     job_samples,
     node_samples,
@@ -97,7 +97,7 @@ PLAN = PlanFigures(
 COORDINATION = CoordinationFigures(leads=True, knows_coordinator=True, sees_store=True, lost_nodes=2)
 
 
-def every_sample(**known: Any) -> list[Sample]:
+def every_sample(**known: Any) -> list[MetricSample]:
     return [
         *process_samples("1.2.3"),
         *job_samples(job(**known)),

@@ -14,7 +14,7 @@ from unicron_elastic.launcher.export.metrics.cluster import AgentMetrics, serve_
 from unicron_elastic.launcher.export.metrics.server import Answers
 from unicron_elastic.launcher.node.planned import child_environment, shared_options
 from unicron_elastic.metrics.figures import NodeFigures
-from unicron_elastic.metrics.samples import Sample, coordination_samples
+from unicron_elastic.metrics.samples import MetricSample, coordination_samples
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
 
 
@@ -79,7 +79,7 @@ def test_a_loop_that_stands_is_unwell() -> None:
 
 
 class Nothing(Answers):
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[MetricSample]:
         return []
 
 

@@ -11,7 +11,7 @@ from unicron_elastic.metrics import definitions
 from unicron_elastic.metrics.definitions import JOB_PHASES, METRICS, NODE_STATES
 from unicron_elastic.metrics.figures import CoordinationFigures, NodeFigures, PlanFigures, WorkerFigures
 from unicron_elastic.metrics.samples import (
-    Sample,
+    MetricSample,
     coordination_samples,
     job_samples,
     node_samples,
@@ -25,7 +25,7 @@ from unicron_elastic.recovery.state import Phase
 RANKS = {"worker_up", "worker_step", "worker_iteration_time_seconds"}
 
 
-def _values(samples: list[Sample], name: str) -> dict[tuple[str, ...], object]:
+def _values(samples: list[MetricSample], name: str) -> dict[tuple[str, ...], object]:
     return {each.labels: each.value for each in samples if each.metric.name == f"unicron_{name}"}
 
 

@@ -20,7 +20,7 @@ from unicron_elastic.launcher.common.http import LOOPBACK
 from unicron_elastic.launcher.export.metrics import server as metrics_server
 from unicron_elastic.launcher.export.metrics.server import REQUESTS_MOST, Answers, MetricsServer, open_server
 from unicron_elastic.metrics.definitions import METRICS
-from unicron_elastic.metrics.samples import Sample
+from unicron_elastic.metrics.samples import MetricSample
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -30,9 +30,9 @@ class Said(Answers):
 
     def __init__(self) -> None:
         self.unwell = self.not_ready = ""
-        self.told: Callable[[], Iterable[Sample]] = every_sample
+        self.told: Callable[[], Iterable[MetricSample]] = every_sample
 
-    def samples(self) -> Iterable[Sample]:
+    def samples(self) -> Iterable[MetricSample]:
         return self.told()
 
     def why_unwell(self) -> str:
@@ -123,7 +123,7 @@ def test_other_paths_and_methods(server: MetricsServer) -> None:
 
 
 def test_an_error_in_telling_is_an_answer(server: MetricsServer, said: Said, caplog: pytest.LogCaptureFixture) -> None:
-    def fail() -> list[Sample]:
+    def fail() -> list[MetricSample]:
         raise RuntimeError("a bug")
 
     said.told = fail
@@ -150,7 +150,7 @@ def test_clients_that_say_nothing_keep_nobody_from_being_answered(server: Metric
 def test_too_many_at_a_time_are_turned_away_but_for_those_who_ask_for_health(server: MetricsServer, said: Said) -> None:
     asked, may_go_on = threading.Semaphore(0), threading.Event()
 
-    def slow() -> list[Sample]:
+    def slow() -> list[MetricSample]:
         asked.release()
         assert may_go_on.wait(20)
         return []

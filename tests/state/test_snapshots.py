@@ -22,7 +22,7 @@ import torch
 
 from unicron_elastic.state.layout import flatten, rebuild
 from unicron_elastic.state.snapshot import file as snapshot_file
-from unicron_elastic.state.snapshot.exchange import Exchange, Servers, copy_of, parse_remotes
+from unicron_elastic.state.snapshot.exchange import Servers, SnapshotExchange, copy_of, parse_remotes
 from unicron_elastic.state.snapshot.file import HEADER_BYTES, Header, SnapshotFile, read_header
 from unicron_elastic.state.snapshot.offers import (
     Local,
@@ -489,7 +489,7 @@ def test_agents_hear_of_each_others_snapshots(file: SnapshotFile, servers: Serve
     assert written is not None
     held = [servers.told(file, written, "127.0.0.1"), {"header": "malformed"}]
     for rank in range(3):
-        Exchange(store, rank, 3).tell_and_hear(held if rank == 1 else [], hear(rank))
+        SnapshotExchange(store, rank, 3).tell_and_hear(held if rank == 1 else [], hear(rank))
     assert all(all_heard.acquire(timeout=DEADLINE_S) for _ in range(3))
     assert {rank: len(remotes) for rank, (remotes, _) in heard.items()} == {0: 1, 1: 0, 2: 1}
     assert all(note == "" for _, note in heard.values())
@@ -502,8 +502,8 @@ def test_who_joins_workers_that_train_on_hears_of_it_and_waits_for_no_snapshot_o
         heard.append((remotes, does_one_go_on, note))
         is_heard.set()
 
-    Exchange(store, 1, 2).tell_going_on()
-    Exchange(store, 0, 2).tell_and_hear([], then)
+    SnapshotExchange(store, 1, 2).tell_going_on()
+    SnapshotExchange(store, 0, 2).tell_and_hear([], then)
     assert is_heard.wait(DEADLINE_S)
     assert heard == [([], True, "")]
 
@@ -514,7 +514,7 @@ def test_an_agent_copies_what_the_next_one_offers(file: SnapshotFile, servers: S
     assert written is not None
     store, taken, done = Store(), [], []
     is_done = threading.Event()
-    before, after = Exchange(store, 1, 2), Exchange(store, 0, 2)
+    before, after = SnapshotExchange(store, 1, 2), SnapshotExchange(store, 0, 2)
 
     def take(remote: Remote) -> None:
         taken.append(remote.header)

@@ -76,7 +76,7 @@ def finding(
     )
 
 
-class Notes:
+class ProbeNotes:
     """Tells people, once each, what a probe cannot see; safe from any thread."""
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:

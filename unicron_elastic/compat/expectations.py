@@ -15,10 +15,10 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
-__all__ = ["EXPECTATIONS", "Expectation", "Part", "lacks", "why_missing"]
+__all__ = ["EXPECTATIONS", "Expectation", "Feature", "lacks", "why_missing"]
 
 
-class Part(Enum):
+class Feature(Enum):
     """A part of what we do; its value says what happens without it."""
 
     AGENT = "torch's own agent runs the job, as torchrun would"
@@ -41,7 +41,7 @@ class Expectation:
     does as well.
     """
 
-    part: Part
+    part: Feature
     path: str
     takes: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ _DYNAMIC = f"{_MEETING}.dynamic_rendezvous"
 _C10D = "torch.distributed.distributed_c10d"
 
 
-def _of(part: Part, *rows: Any) -> Iterator[Expectation]:
+def _of(part: Feature, *rows: Any) -> Iterator[Expectation]:
     """Read rows: a path, or a path and what it is like."""
     for row in rows:
         path, like = row if isinstance(row, tuple) else (row, {})
@@ -73,7 +73,7 @@ def _words(text: str) -> tuple[str, ...]:
 EXPECTATIONS: tuple[Expectation, ...] = (
     # The launchers, which run with names of ours in the places of theirs.
     *_of(
-        Part.AGENT,
+        Feature.AGENT,
         ("torch.distributed.run:run", {"takes": ("args",), "uses": ("elastic_launch",)}),
         "torch.distributed.run:get_args_parser",
         "torch.distributed.launcher.api:LaunchConfig",
@@ -84,7 +84,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     ),
     # The agent of a node, from which ours inherits.
     *_of(
-        Part.AGENT,
+        Feature.AGENT,
         (f"{_LOCAL}.__init__", {"takes": _words("spec logs_specs"), "sets": _words("_pcontext _logs_specs")}),
         (f"{_LOCAL}.__init__", {"takes": ("log_line_prefix_template",), "sets": ("_log_line_prefix_template",)}),
         (f"{_LOCAL}._start_workers", {"takes": ("worker_group",), "sets": ("_pcontext",)}),
@@ -130,7 +130,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     ),
     # The processes of a generation, and what is told of them.
     *_of(
-        Part.AGENT,
+        Feature.AGENT,
         (
             f"{_PROCESSES}:SubprocessContext.__init__",
             {
@@ -159,7 +159,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     ),
     # How nodes meet.
     *_of(
-        Part.AGENT,
+        Feature.AGENT,
         *(
             f"{_MEETING}:Rendezvous{name}"
             for name in _words("Handler Parameters Error ClosedError ConnectionError GracefulExitError TimeoutError")
@@ -178,9 +178,9 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         *(f"torch.distributed:{name}" for name in _words("Store PrefixStore HashStore DistError DistNetworkError")),
         "torch.distributed:TCPStore",
     ),
-    *_of(Part.BIND, ("torch.distributed:TCPStore.__init__", {"says": ("master_listen_fd",)})),
+    *_of(Feature.BIND, ("torch.distributed:TCPStore.__init__", {"says": ("master_listen_fd",)})),
     *_of(
-        Part.STATE,
+        Feature.STATE,
         (f"{_DYNAMIC}:_BackendRendezvousStateHolder.sync", {"uses": _words("pickle loads dumps PickleError")}),
         (
             f"{_DYNAMIC}:_RendezvousState.__init__",
@@ -189,14 +189,14 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         (f"{_DYNAMIC}:_NodeDesc", {"takes": _words("addr pid local_id")}),
     ),
     *_of(
-        Part.LEAVE,
+        Feature.LEAVE,
         f"{_DYNAMIC}:_RendezvousExitOp",
         f"{_DYNAMIC}:DynamicRendezvousHandler._stop_heartbeats",
         (f"{_DYNAMIC}:DynamicRendezvousHandler.__init__", {"sets": _words("_op_executor _state_holder")}),
         f"{_DYNAMIC}:DynamicRendezvousHandler.settings",
     ),
     *_of(
-        Part.NUMA,
+        Feature.NUMA,
         (
             "torch.numa.binding:_maybe_wrap_command_args_with_numa_binding",
             {
@@ -205,10 +205,10 @@ EXPECTATIONS: tuple[Expectation, ...] = (
             },
         ),
     ),
-    *_of(Part.WARM, "torch.cuda:_is_in_bad_fork"),
+    *_of(Feature.WARM, "torch.cuda:_is_in_bad_fork"),
     # Process groups: how they are made, broken off and made anew.
     *_of(
-        Part.IN_PLACE,
+        Feature.IN_PLACE,
         (f"{_C10D}:init_process_group", {"takes": _words("backend store rank world_size timeout device_id")}),
         *(f"{_C10D}:_world.{name}" for name in _words("group_count pg_map default_pg")),
         (
@@ -226,7 +226,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         "torch.testing._internal.distributed.fake_pg:FakeStore",
     ),
     *_of(
-        Part.RECORDER,
+        Feature.RECORDER,
         *(f"torch._C._distributed_c10d:{name}" for name in _words("_dump_fr_trace _dump_fr_trace_json")),
         "torch.distributed:ProcessGroup._get_sequence_number_for_group",
     ),
@@ -234,7 +234,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
 
 
 @cache
-def lacks(part: Part) -> tuple[str, ...]:
+def lacks(part: Feature) -> tuple[str, ...]:
     """Return what the installed torch lacks for ``part``, as words; imports what is asked of."""
     return tuple(why for each in EXPECTATIONS if each.part is part and (why := why_missing(each)))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
-from unicron_elastic.compat.expectations import Part, lacks
+from unicron_elastic.compat.expectations import Feature, lacks
 
 __all__ = ["fake_store", "gloo_made_by", "reduce_in_python"]
 
@@ -21,7 +21,7 @@ def gloo_made_by(make: Callable[[Callable[[], Any]], Any], *, number: int | None
     ``number``: from which the groups are counted; None: as torch counts. Where torch makes it otherwise, this does
     nothing: no world changes there.
     """
-    if lacks(Part.IN_PLACE):
+    if lacks(Feature.IN_PLACE):
         yield
         return
     original: Any = c10d.ProcessGroupGloo

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousStateError, dynamic_rendezvous
 
-from unicron_elastic.compat.expectations import Part, lacks
+from unicron_elastic.compat.expectations import Feature, lacks
 
 __all__ = ["meeting_state", "read_no_code"]
 
@@ -30,7 +30,7 @@ _OF_TORCH = ("_NodeDesc", "_RendezvousState")
 
 def read_no_code() -> None:
     """Have torch's dynamic rendezvous, in this process, read its state by `meeting_state`, where its state is known."""
-    if lacks(Part.STATE) or isinstance(dynamic_rendezvous.pickle, SimpleNamespace):
+    if lacks(Feature.STATE) or isinstance(dynamic_rendezvous.pickle, SimpleNamespace):
         return
     try:
         meeting_state(pickle.dumps(_sample()))

@@ -27,7 +27,7 @@ _QUESTIONS = 4  # that are remembered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class NodeReport:
     """The ranks of one node, as that node saw them."""
 
     asked: int  # the number of the question that it answers
@@ -36,7 +36,7 @@ class Report:
     ranks: tuple[RankSample, ...]
 
 
-def report_text(report: Report) -> str:
+def report_text(report: NodeReport) -> str:
     """The report as JSON."""
     ranks = [
         {
@@ -60,7 +60,7 @@ def _told_of(groups: tuple[GroupPosition, ...]) -> list[GroupPosition]:
     return [*groups[:1], *sorted(groups[1:], key=lambda group: group.waits is not True)][:GROUPS_MAX]
 
 
-def parse_report(text: bytes) -> Report:
+def parse_report(text: bytes) -> NodeReport:
     """The report in ``text``. Raises ValueError for what no agent of ours writes."""
     if len(text) > REPORT_BYTES_MAX:
         raise ValueError(f"a report of {len(text)} bytes exceeds the limit of {REPORT_BYTES_MAX}")
@@ -69,7 +69,7 @@ def parse_report(text: bytes) -> Report:
         ranks = tuple(_rank(each) for each in _list(told["ranks"], RANKS_MAX))
         if len({seen.rank for seen in ranks}) != len(ranks):
             raise ValueError("a rank twice")
-        return Report(asked=_count(told["asked"]), node=_name(told["node"]), at=_seconds(told["at"]), ranks=ranks)
+        return NodeReport(asked=_count(told["asked"]), node=_name(told["node"]), at=_seconds(told["at"]), ranks=ranks)
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"not a report on ranks: {one_line(repr(error), 100)}") from None
 
@@ -130,8 +130,8 @@ def _name(told: Any) -> str:
 class _OfNode(NamedTuple):
     """The two latest reports of one node."""
 
-    before: Report | None
-    now: Report
+    before: NodeReport | None
+    now: NodeReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ class Heard:
         """After a question, which is new."""
         return replace(self, questions=(*self.questions, (number, at))[-_QUESTIONS:])
 
-    def told(self, node: int, report: Report) -> Heard:
+    def told(self, node: int, report: NodeReport) -> Heard:
         """After a report; without effect if it is known, or answers what this node has not heard of."""
         known = self.nodes.get(node)
         is_new = known is None or report.asked > known.now.asked
@@ -195,7 +195,7 @@ class Heard:
         return tuple(found[rank] for rank in sorted(found))
 
 
-def _remote(before: Report | None, now: Report, seen: RankSample, policy: PacePolicy) -> RemoteRank | None:
+def _remote(before: NodeReport | None, now: NodeReport, seen: RankSample, policy: PacePolicy) -> RemoteRank | None:
     """One rank; None if it takes one more report to say whether it answers."""
     if seen.stopped:
         return RemoteRank(node=now.node, seen=seen, working="")

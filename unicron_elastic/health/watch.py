@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from unicron_elastic.base.fault import Status
-from unicron_elastic.base.finding import Check, Finding, Level, Notes, OnFinding, finding
+from unicron_elastic.base.finding import Check, Finding, Level, OnFinding, ProbeNotes, finding
 from unicron_elastic.health.gpu.nvml import GpuProbe
 from unicron_elastic.health.host.clock import ClockProbe
 from unicron_elastic.health.host.command import CommandProbe
@@ -38,7 +38,7 @@ class _Entry:
     absences: int = 0
 
 
-class Ledger:
+class FindingLedger:
     """The findings that hold now, by probe and subject.
 
     One is over when its source did not find it at `calm_checks` checks in a row: what comes and goes around a limit is
@@ -144,7 +144,7 @@ class Lane:
         checks: Mapping[str, Check],
         tell: Tell,
         *,
-        notes: Notes,
+        notes: ProbeNotes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -273,10 +273,10 @@ class NodeHealth:
         """
         self._on_finding = on_finding
         self._clock = clock
-        self._notes = notes = Notes(say)
+        self._notes = notes = ProbeNotes(say)
         self._intervals = intervals = intervals or Intervals()
         roots = roots or Roots()
-        self._ledger = Ledger()
+        self._ledger = FindingLedger()
         self._telling = threading.RLock()  # `on_finding` may ask for `findings`
         self._commands = tuple(commands)
         self._has_started = False

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from unicron_elastic.megatron.layout import Cut, Layout, Place, Shape, lay_out
+from unicron_elastic.megatron.layout import Cut, FormerPlace, ReplicaLayout, ReplicaShape, lay_out
 from unicron_elastic.training.step.shares import deal
 
 
-class NoStateLeft(RuntimeError):
+class NoReplicaLeft(RuntimeError):
     """Nobody has the training state of some seat, or too few are left for one replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class MemberSaid:
     """What one member says of itself.
 
     ``replica`` is the name of the replica that it trains in; None: it waits, or is new. ``state`` is how many optimizer
@@ -49,7 +49,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
+class ReplicaAgreement:
     """What happens next, by index of the member in the new world.
 
     Somebody may be behind: those who ``advance`` have all gradients of the step before, and make its optimizer step
@@ -61,7 +61,7 @@ class Agreement:
     nobody in some seat has. ``cuts`` are what each said.
     """
 
-    layout: Layout
+    layout: ReplicaLayout
     step: int
     advance: tuple[int, ...] = ()
     tokens: int | None = None
@@ -80,26 +80,28 @@ class Agreement:
 
 
 def agree(
-    said: Sequence[Said],
+    said: Sequence[MemberSaid],
     *,
-    shape: Shape,
+    shape: ReplicaShape,
     micro_batches: int,
     unit: int = 1,
-    layout: Layout | None = None,
+    layout: ReplicaLayout | None = None,
     nodes: Sequence[str] = (),
-) -> Agreement:
+) -> ReplicaAgreement:
     """The agreement of those who ``said`` this, for steps of so many micro-batches, dealt in units of so many.
 
     ``layout``: the one of this world, if they have agreed on it already. ``nodes``: where each of them is, if that is
-    known. Raises NoStateLeft.
+    known. Raises NoReplicaLeft.
     """
     step = max(each.heads_for for each in said)
     if step < 0:
-        raise NoStateLeft("no member of the new world has the training state in its memory")
+        raise NoReplicaLeft("no member of the new world has the training state in its memory")
     if layout is None:
-        layout = lay_out(shape, [Place(each.seat, each.replica, has_state=_is_ready(each, step)) for each in said])
+        layout = lay_out(
+            shape, [FormerPlace(each.seat, each.replica, has_state=_is_ready(each, step)) for each in said]
+        )
     if not layout.replicas:
-        raise NoStateLeft(
+        raise NoReplicaLeft(
             f"a replica takes {shape.seats} ranks, each with a part of the model of its own, and of some part nobody "
             "is left"
         )
@@ -118,7 +120,7 @@ def agree(
     lost = sorted(frozenset(range(micro_batches)).difference(*held)) if is_open else []
     units = deal(range(len(lost) // unit), [len(each) // unit for each in held])
     dealt = tuple(tuple(index for each in some for index in lost[each * unit : (each + 1) * unit]) for some in units)
-    return Agreement(
+    return ReplicaAgreement(
         layout=layout,
         step=step,
         tokens=next((each.tokens for each in said if each.state == step and each.tokens is not None), None),
@@ -129,13 +131,13 @@ def agree(
     )
 
 
-def _held(said: Sequence[Said], layout: Layout, replica: int) -> frozenset[int]:
+def _held(said: Sequence[MemberSaid], layout: ReplicaLayout, replica: int) -> frozenset[int]:
     """What a replica has summed up, if all its members have the same: what else is in a sum cannot be taken out."""
     held = {said[member].held for member in layout.replicas[replica]}
     return held.pop() if layout.names[replica] is not None and len(held) == 1 else frozenset()
 
 
-def _catch_up(said: Sequence[Said], layout: Layout, step: int, nodes: Sequence[str]) -> Agreement:
+def _catch_up(said: Sequence[MemberSaid], layout: ReplicaLayout, step: int, nodes: Sequence[str]) -> ReplicaAgreement:
     """Those who have all gradients of the step before make that step; then the others take the state.
 
     The norm is summed up over the members of a replica, so without it one of them alone cannot make the step.
@@ -151,7 +153,7 @@ def _catch_up(said: Sequence[Said], layout: Layout, step: int, nodes: Sequence[s
     )
     if advance:
         cuts = tuple(each.cuts for each in said)
-        return Agreement(layout=layout, step=step, advance=advance, norm=norm, cuts=cuts)
+        return ReplicaAgreement(layout=layout, step=step, advance=advance, norm=norm, cuts=cuts)
     pull: list[int] = []
     sources: list[int] = []
     for seat in range(layout.shape.seats):
@@ -159,11 +161,11 @@ def _catch_up(said: Sequence[Said], layout: Layout, step: int, nodes: Sequence[s
         behind = [member for member in members if said[member].state != step]
         having = [member for member in members if said[member].state == step]
         if behind and not having:
-            raise NoStateLeft(f"nobody is left with the state after {step} steps of part {seat} of the model")
+            raise NoReplicaLeft(f"nobody is left with the state after {step} steps of part {seat} of the model")
         for member in behind:
             sources.append(_nearest(member, having, sources, nodes))
         pull += behind
-    return Agreement(layout=layout, step=step, pull=tuple(pull), sources=tuple(sources))
+    return ReplicaAgreement(layout=layout, step=step, pull=tuple(pull), sources=tuple(sources))
 
 
 def _nearest(member: int, having: Sequence[int], busy: Sequence[int], nodes: Sequence[str]) -> int:
@@ -171,7 +173,7 @@ def _nearest(member: int, having: Sequence[int], busy: Sequence[int], nodes: Seq
     return min(having, key=lambda source: (bool(nodes) and nodes[source] != nodes[member], busy.count(source), source))
 
 
-def _is_ready(said: Said, step: int) -> bool:
+def _is_ready(said: MemberSaid, step: int) -> bool:
     """Whether it has the state ``step``, or all gradients of the step that leads there."""
     if said.heads_for == step:
         return True

@@ -25,8 +25,8 @@ from unicron_elastic.megatron.buckets import Buckets
 from unicron_elastic.megatron.checkpoint import Ranks, save
 from unicron_elastic.megatron.groups import Groups, Unsupported
 from unicron_elastic.megatron.members import Members, device_of
-from unicron_elastic.megatron.run import Run
-from unicron_elastic.megatron.sharded import Settings, Sharded
+from unicron_elastic.megatron.run import MegatronRun
+from unicron_elastic.megatron.sharded import OptimizerSettings, Sharded
 from unicron_elastic.megatron.state import State
 from unicron_elastic.training.group.membership import membership
 from unicron_elastic.worker.worlds import link
@@ -42,7 +42,7 @@ class ForwardBackward:
         chunks: list[Any],
         optimizer: Any,
         state: dict[str, Any],
-        run: Run,
+        run: MegatronRun,
         micro_batch: Callable[[int, int], Any],
     ) -> None:
         self._chunks = chunks
@@ -163,10 +163,10 @@ def attach(
         to_agent.joins_end, to_agent.must_break = True, members.must_break
     finalize = config.finalize_model_grads_func or finalize_model_grads
     sharded = Sharded(chunks, distributed, members) if (distributed := _distributed(optimizer)) is not None else None
-    run = Run(
+    run = MegatronRun(
         members=members,
         buckets=Buckets(chunks, members.waiter, groups.keep, is_wide=reproducible),
-        state=State(chunks, optimizer if sharded is None else Settings(sharded), state),
+        state=State(chunks, optimizer if sharded is None else OptimizerSettings(sharded), state),
         finish=lambda: finalize(chunks, None),
         changes_reduced=groups.shape.seats > 1,
         counts_tokens=parallel_state.is_pipeline_last_stage(ignore_virtual=True)
@@ -185,7 +185,7 @@ def attach(
     return forward_backward
 
 
-def _step(run: Run, make: Callable[[], Any]) -> Any:
+def _step(run: MegatronRun, make: Callable[[], Any]) -> Any:
     """Step in the place of the optimizer's. As there: whether it was made, the gradients' norm, how many are zero."""
     made = run.make_step(make)
     return (True, None, None) if made is None else made

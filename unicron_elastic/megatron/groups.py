@@ -18,7 +18,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from unicron_elastic.compat.groups import fake_store
-from unicron_elastic.megatron.layout import Shape
+from unicron_elastic.megatron.layout import ReplicaShape
 from unicron_elastic.training.group.regroup import Meeting, given_up_when
 from unicron_elastic.training.step.collective import keep_for_ever
 
@@ -87,7 +87,7 @@ class Groups:
         self._holders = holders
         self.backend = backend
         self.timeout_s = timeout_s
-        self.shape = Shape(
+        self.shape = ReplicaShape(
             tensor=parallel_state.get_tensor_model_parallel_world_size(),
             pipeline=parallel_state.get_pipeline_model_parallel_world_size(),
         )

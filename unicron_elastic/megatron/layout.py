@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ReplicaShape:
     """How a replica is cut: into ``tensor`` times ``pipeline`` seats."""
 
     tensor: int
@@ -44,7 +44,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FormerPlace:
     """Where a member was: its seat, and the name of its replica (None: it waited, or is new)."""
 
     seat: int
@@ -53,14 +53,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ReplicaLayout:
     """Who trains together, by index of the member.
 
     ``replicas``: of each, the member in each seat. ``names``: of each, the name that it had before, if the same members
     were that replica then; else None.
     """
 
-    shape: Shape
+    shape: ReplicaShape
     replicas: tuple[tuple[int, ...], ...]
     names: tuple[str | None, ...]
     spares: tuple[int, ...]
@@ -86,7 +86,7 @@ class Layout:
         return tuple(members[seat] for members in self.replicas)
 
 
-def lay_out(shape: Shape, places: Sequence[Place]) -> Layout:
+def lay_out(shape: ReplicaShape, places: Sequence[FormerPlace]) -> ReplicaLayout:
     """Form as many replicas as there are processes for, in the order of their first members.
 
     Those that are whole and have the training state stay as they are. Of the others' members and of newcomers more are
@@ -114,7 +114,7 @@ def lay_out(shape: Shape, places: Sequence[Place]) -> Layout:
     ]
     named += [(tuple(members[number] for members in left), None) for number in range(more)]
     named.sort(key=lambda replica: min(replica[0]))
-    return Layout(
+    return ReplicaLayout(
         shape=shape,
         replicas=tuple(members for members, _ in named),
         names=tuple(name for _, name in named),
@@ -165,7 +165,7 @@ def shard(buckets: Sequence[tuple[Sequence[Span], int]], cut: Cut) -> list[Range
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class PartTransfer:
     """What one member gives another, or itself, from its part or copy ``cut`` for its new part or copy ``target``."""
 
     source: int
@@ -192,12 +192,12 @@ def holders(have: dict[int, Sequence[Cut]]) -> tuple[int, list[int]]:
 
 def transfers(
     buckets: Sequence[tuple[Sequence[Span], int]], have: dict[int, Sequence[Cut]], wanted: Sequence[tuple[int, Cut]]
-) -> list[Transfer]:
+) -> list[PartTransfer]:
     """What has to be sent so that each member has the parts that it is ``wanted`` to have. Raises NoShardLeft."""
     parts, sources = holders(have)
     before = [shard(buckets, (parts, number)) for number in range(parts)]
     return [
-        Transfer(source, destination, (parts, number), cut, tuple(common))
+        PartTransfer(source, destination, (parts, number), cut, tuple(common))
         for destination, cut in wanted
         for number, source in enumerate(sources)
         if (common := _common(before[number], shard(buckets, cut)))

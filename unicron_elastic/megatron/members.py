@@ -14,9 +14,9 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from unicron_elastic.base.world import World
-from unicron_elastic.megatron.agreement import Agreement, NoStateLeft, Said, agree
+from unicron_elastic.megatron.agreement import MemberSaid, NoReplicaLeft, ReplicaAgreement, agree
 from unicron_elastic.megatron.groups import Groups
-from unicron_elastic.megatron.layout import Layout
+from unicron_elastic.megatron.layout import ReplicaLayout
 from unicron_elastic.training.group.assembly import BROKEN
 from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.group.regroup import Meeting, Superseded
@@ -50,7 +50,7 @@ class Members:
         self.index = rank
         self._meeting: Meeting | None = None
         self._is_connected = True
-        self._layout: Layout | None = None
+        self._layout: ReplicaLayout | None = None
         self._lock = threading.Lock()
         self._is_computing = False
         self._owes_a_break = False
@@ -113,22 +113,22 @@ class Members:
 
     # -- meetings -----------------------------------------------------------------------------------------------------
 
-    def meet(self, say: Callable[[], Said]) -> Agreement:
+    def meet(self, say: Callable[[], MemberSaid]) -> ReplicaAgreement:
         """Meets the members of the newest world; ``say`` tells where this one is. Afterwards the groups are made.
 
-        Raises NoStateLeft, MismatchError, or what broke a world after which none came.
+        Raises NoReplicaLeft, MismatchError, or what broke a world after which none came.
         """
         while True:
             try:
                 return self._meet(say())
             except Superseded:
                 continue
-            except (NoStateLeft, MismatchError):
+            except (NoReplicaLeft, MismatchError):
                 raise
             except BROKEN as error:
                 self.broke(error)
 
-    def _meet(self, said: Said) -> Agreement:
+    def _meet(self, said: MemberSaid) -> ReplicaAgreement:
         if self._meeting is None or self._membership.is_newer():
             self._adopt()
             self._is_connected = False
@@ -152,7 +152,7 @@ class Members:
         self.world, self.index, store = self._membership.adopt()
         self._meeting = Meeting(store, self.world, self.index, self._membership.is_newer)
 
-    def _connect(self, layout: Layout, meeting: Meeting) -> None:
+    def _connect(self, layout: ReplicaLayout, meeting: Meeting) -> None:
         assert self.world is not None
         self._was_broken = False
         self._groups.leave()  # not before all have met: until then a pipeline of theirs may need this member
@@ -285,7 +285,7 @@ def _broken_off() -> Exception:
     return error
 
 
-def _written(said: Said, terms: str) -> str:
+def _written(said: MemberSaid, terms: str) -> str:
     message = {
         "terms": terms,
         "seat": said.seat,
@@ -303,12 +303,12 @@ def _written(said: Said, terms: str) -> str:
     return json.dumps(message, separators=(",", ":"))
 
 
-def _read(text: str, terms: str, micro_batches: int, index: int) -> Said:
+def _read(text: str, terms: str, micro_batches: int, index: int) -> MemberSaid:
     """Raises MismatchError if that member trains something else."""
     message = json.loads(text)
     if message["terms"] != terms:
         raise MismatchError(f"member {index} trains something else: {message['terms']}, and this one {terms}")
-    return Said(
+    return MemberSaid(
         seat=message["seat"],
         replica=message["replica"],
         state=message["state"],

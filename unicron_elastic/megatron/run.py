@@ -18,7 +18,7 @@ from torch import Tensor
 
 from unicron_elastic.base.fault import Failure, Severity
 from unicron_elastic.faults.classify import classify
-from unicron_elastic.megatron.agreement import Agreement, NoStateLeft, Said
+from unicron_elastic.megatron.agreement import MemberSaid, NoReplicaLeft, ReplicaAgreement
 from unicron_elastic.megatron.buckets import Buckets
 from unicron_elastic.megatron.members import Members
 from unicron_elastic.megatron.sharded import Sharded
@@ -31,7 +31,7 @@ from unicron_elastic.worker.pulse import made_before
 Call = Callable[[list[int]], tuple[list[Any], int]]  # passes for these micro-batches: what they gave, and their tokens
 
 
-class Run:
+class MegatronRun:
     """One process's part in the training. ``step`` counts the optimizer steps that its parameters have behind them.
 
     ``is_partial``: the latest ``total`` is not that of all ranks. ``finish`` sums up the gradients over the members of
@@ -309,7 +309,7 @@ class Run:
         while True:
             try:
                 agreement = self._members.meet(self._said)
-            except NoStateLeft:
+            except NoReplicaLeft:
                 if not self._members.is_over():
                     raise
                 self._end_alone()
@@ -329,7 +329,7 @@ class Run:
             self._mend()
         self._must_meet = False
 
-    def _learn(self, agreement: Agreement) -> None:
+    def _learn(self, agreement: ReplicaAgreement) -> None:
         """What those who make the step before have to know, before it is said that this one will make it."""
         norm = agreement.norm
         if norm is None and self._sharded is not None:
@@ -359,8 +359,8 @@ class Run:
         self._held, self._tokens, self._given = frozenset(), 0, []
         self._is_spoiled = self._is_finished = False
 
-    def _said(self) -> Said:
-        return Said(
+    def _said(self) -> MemberSaid:
+        return MemberSaid(
             seat=self._members.seat,
             replica=self._members.replica,
             state=self.step if self._has_state else None,
@@ -374,7 +374,7 @@ class Run:
             cuts=() if self._sharded is None else self._sharded.cuts,
         )
 
-    def _take_part(self, agreement: Agreement) -> None:
+    def _take_part(self, agreement: ReplicaAgreement) -> None:
         """All are in the same step: takes over what this rank is to do of it."""
         number = self._members.number
         if self._is_finished:  # and nobody has committed it
@@ -426,7 +426,7 @@ class Run:
         self._tell_news()
         self._members.tell({"parted": True})
 
-    def _give_or_take(self, agreement: Agreement) -> None:
+    def _give_or_take(self, agreement: ReplicaAgreement) -> None:
         """Gives the state to those who have none, or takes it."""
         me = self._members.index
         for destination, source in zip(agreement.pull, agreement.sources, strict=True):

@@ -19,10 +19,10 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.tensor_parallel import copy_tensor_model_parallel_attributes
 from torch import Tensor
 
-from unicron_elastic.megatron.layout import Cut, Range, Transfer, holders, shard, transfers
+from unicron_elastic.megatron.layout import Cut, PartTransfer, Range, holders, shard, transfers
 from unicron_elastic.megatron.members import Members
 from unicron_elastic.megatron.rebuilding import find_groups, rebuild, spans_of
-from unicron_elastic.megatron.state import Part, like
+from unicron_elastic.megatron.state import StatePart, like
 
 
 class Sharded:
@@ -38,9 +38,9 @@ class Sharded:
         self._buckets = spans_of(chunks, self._numbers)
         self.group_of = find_groups(optimizer, self._parameters)
         self._own = self._part((members.replicas, members.number))
-        self._copy: Part | None = None  # of the part before
-        self._former_own: Part | None = None  # how it was cut before, until the next step is committed
-        self._former_copy: Part | None = None
+        self._copy: StatePart | None = None  # of the part before
+        self._former_own: StatePart | None = None  # how it was cut before, until the next step is committed
+        self._former_copy: StatePart | None = None
         self._must_gather = False
         self._holds_parameters = False
         self.has_stepped = False  # since the gradients were exchanged
@@ -62,7 +62,7 @@ class Sharded:
         parts, number = self._own.cut
         if parts > 1:
             before = self._empty_copy((parts, (number - 1) % parts))
-            into = torch.empty(Part.length(before.ranges), device=self._device)
+            into = torch.empty(StatePart.length(before.ranges), device=self._device)
             self._swap(self._own.rows(self._own.ranges), into)
             before.take(before.ranges, into)
             self._copy = before
@@ -156,7 +156,7 @@ class Sharded:
         wanted = [(member, (count, number)) for number, member in enumerate(column)]
         if count > 1:
             wanted += [(member, (count, (number - 1) % count)) for number, member in enumerate(column)]
-        taken: list[tuple[Transfer, Tensor]] = []
+        taken: list[tuple[PartTransfer, Tensor]] = []
         for each in transfers(self._buckets, have, wanted):
             if me not in (each.source, each.destination):
                 continue
@@ -165,14 +165,14 @@ class Sharded:
                 if each.destination != me:
                     self._members.send(data, each.destination)
             else:
-                data = torch.empty(Part.length(each.ranges), device=self._device)
+                data = torch.empty(StatePart.length(each.ranges), device=self._device)
                 self._members.receive(data, each.source)
             if each.destination == me:
                 taken.append((each, data))
         self._members.sum(torch.zeros(1, device=self._device))  # all have all
         self._become((count, column.index(me)), taken)
 
-    def _become(self, cut: Cut, taken: Sequence[tuple[Transfer, Tensor]]) -> None:
+    def _become(self, cut: Cut, taken: Sequence[tuple[PartTransfer, Tensor]]) -> None:
         """Makes the gradient buffers and the optimizer anew for part ``cut``, with what was taken."""
         parts, number = cut
         self._former_own, self._former_copy = self._own.detached() if self._own.is_good else None, self._copy
@@ -189,7 +189,7 @@ class Sharded:
             assert target is not None
             target.take(each.ranges, data)
 
-    def _find(self, cut: Cut) -> Part:
+    def _find(self, cut: Cut) -> StatePart:
         for part in (self._own, self._copy, self._former_own, self._former_copy):
             if part is not None and part.cut == cut and part.is_good:
                 return part
@@ -226,7 +226,7 @@ class Sharded:
         if not self._holds_parameters:
             self._members.waiter.call(gathered)
 
-    def _part(self, cut: Cut) -> Part:
+    def _part(self, cut: Cut) -> StatePart:
         """The part that the distributed optimizer has. Raises RuntimeError if it is cut in another way than here."""
         optimizer = self._optimizer
         found: dict[int, tuple[Range, Tensor]] = {}
@@ -237,9 +237,9 @@ class Sharded:
         ranges = shard(self._buckets, cut)
         if sorted(found[number][0] for number in found) != sorted(ranges):
             raise RuntimeError("Megatron-Core cuts the optimizer's state in another way than is known here")
-        return Part(cut, ranges, [found[each[0]][1] for each in ranges], optimizer.optimizer)
+        return StatePart(cut, ranges, [found[each[0]][1] for each in ranges], optimizer.optimizer)
 
-    def _empty_copy(self, cut: Cut) -> Part:
+    def _empty_copy(self, cut: Cut) -> StatePart:
         ranges = shard(self._buckets, cut)
         inner = self._optimizer.optimizer
         groups: list[dict[str, Any]] = [{**group, "params": []} for group in inner.param_groups]
@@ -254,10 +254,10 @@ class Sharded:
             groups[group_of[number]]["params"].append(main)
         copy = like(inner)
         copy.param_groups = groups
-        return Part(cut, ranges, mains, copy)
+        return StatePart(cut, ranges, mains, copy)
 
 
-class Settings:
+class OptimizerSettings:
     """What a newcomer needs of the optimizer besides its parts: learning rates, and the group of each parameter."""
 
     def __init__(self, sharded: Sharded) -> None:

@@ -83,7 +83,7 @@ def begin_state(inner: Any, main: Tensor) -> dict[str, Any]:
     return state
 
 
-class Part:
+class StatePart:
     """Part ``cut``: ``mains[i]``, of shape (end - begin,), is what ``inner`` optimises for ``ranges[i]``."""
 
     def __init__(self, cut: Cut, ranges: Sequence[Range], mains: Sequence[Tensor], inner: Any) -> None:
@@ -133,13 +133,13 @@ class Part:
         state = self.inner.state[main]
         return [tensor.detach()[begin - first : end - first] for tensor in (main, *(state[name] for name in _MOMENTS))]
 
-    def detached(self) -> Part:
+    def detached(self) -> StatePart:
         """The same state in other tensors, which no other optimizer steps."""
         mains = [main.detach().clone() for main in self.mains]
         inner = like(self.inner)
         for main, before in zip(mains, self.mains, strict=True):
             inner.state[main] = {key: value.clone() for key, value in self.inner.state[before].items()}
-        return Part(self.cut, self.ranges, mains, inner)
+        return StatePart(self.cut, self.ranges, mains, inner)
 
     # -- gradients of a copy ------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Part:
             main.grad = gradients[at : at + main.numel()].float()
             at += main.numel()
 
-    def follow(self, other: Part) -> None:
+    def follow(self, other: StatePart) -> None:
         """Takes over the learning rates and what else is set for each group of parameters."""
         for mine, theirs in zip(self.inner.param_groups, other.inner.param_groups, strict=True):
             mine.update({key: value for key, value in theirs.items() if key != "params"})

@@ -22,7 +22,7 @@ from unicron_elastic.metrics.figures import (
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricSample:
     """One value of a metric; ``labels`` in the order of the metric's. A histogram's value is a distribution."""
 
     metric: Metric
@@ -30,16 +30,16 @@ class Sample:
     value: float | Distribution
 
 
-def process_samples(version: str) -> Iterator[Sample]:
+def process_samples(version: str) -> Iterator[MetricSample]:
     """Return the samples of every process."""
-    yield Sample(m.BUILD_INFO, (version,), 1)
+    yield MetricSample(m.BUILD_INFO, (version,), 1)
 
 
-def job_samples(job: JobFigures) -> Iterator[Sample]:
+def job_samples(job: JobFigures) -> Iterator[MetricSample]:
     """Return a job's samples, as one of its nodes sees it; what is not known is left out, so no alert counts it."""
     run = (job.run_id,)
-    yield Sample(m.JOB_INFO, (*run, job.script, job.node), 1)
-    yield Sample(m.JOB_START, run, job.started_unix_s)
+    yield MetricSample(m.JOB_INFO, (*run, job.script, job.node), 1)
+    yield MetricSample(m.JOB_START, run, job.started_unix_s)
     yield from _one_of(m.JOB_PHASE, run, m.JOB_PHASES, job.phase)
     for metric, value in (
         (m.GENERATION, job.generation),
@@ -49,7 +49,7 @@ def job_samples(job: JobFigures) -> Iterator[Sample]:
         (m.WORLD_SIZE, job.world_size),
         (m.INCIDENT_OPEN, int(job.is_incident_open)),
     ):
-        yield Sample(metric, run, value)
+        yield MetricSample(metric, run, value)
     yield from _known(m.STEP, run, job.step)
     yield from _known(m.LAST_STEP, run, job.last_step_unix_s)
     yield from _known(m.ITERATION_TIME, run, job.step_time_s)
@@ -59,64 +59,64 @@ def job_samples(job: JobFigures) -> Iterator[Sample]:
         yield from _incidents(run, job.incidents)
 
 
-def _worker(run: tuple[str], worker: WorkerFigures) -> Iterator[Sample]:
+def _worker(run: tuple[str], worker: WorkerFigures) -> Iterator[MetricSample]:
     labels = (*run, str(worker.rank))
-    yield Sample(m.WORKER_UP, labels, int(worker.is_running))
+    yield MetricSample(m.WORKER_UP, labels, int(worker.is_running))
     yield from _known(m.WORKER_STEP, labels, worker.step)
     yield from _known(m.WORKER_ITERATION_TIME, labels, worker.step_time_s)
 
 
-def _incidents(run: tuple[str], found: IncidentFigures) -> Iterator[Sample]:
+def _incidents(run: tuple[str], found: IncidentFigures) -> Iterator[MetricSample]:
     for severity, status, count in found.counts:
-        yield Sample(m.INCIDENTS, (*run, str(severity), status), count)
+        yield MetricSample(m.INCIDENTS, (*run, str(severity), status), count)
     for phase, lost_s in found.lost_gpu_s:
-        yield Sample(m.LOST_GPU_SECONDS, (*run, phase), lost_s)
-    yield Sample(m.RECOVERY_TIME, run, found.recovery)
-    yield Sample(m.REUSED, run, found.reused)
-    yield Sample(m.RECOMPUTED, run, found.recomputed)
+        yield MetricSample(m.LOST_GPU_SECONDS, (*run, phase), lost_s)
+    yield MetricSample(m.RECOVERY_TIME, run, found.recovery)
+    yield MetricSample(m.REUSED, run, found.reused)
+    yield MetricSample(m.RECOMPUTED, run, found.recomputed)
 
 
-def node_samples(node: NodeFigures) -> Iterator[Sample]:
+def node_samples(node: NodeFigures) -> Iterator[MetricSample]:
     """Return the samples of an agent of the cluster."""
     yield from _one_of(m.NODE_STATE, (node.node,), m.NODE_STATES, node.state)
 
 
-def coordination_samples(found: CoordinationFigures) -> Iterator[Sample]:
+def coordination_samples(found: CoordinationFigures) -> Iterator[MetricSample]:
     """Return the samples of whoever may coordinate the cluster."""
-    yield Sample(m.COORDINATES, (), int(found.leads))
-    yield Sample(m.COORDINATOR_KNOWN, (), int(found.knows_coordinator))
-    yield Sample(m.STORE_VISIBLE, (), int(found.sees_store))
-    yield Sample(m.LOST_NODES, (), found.lost_nodes)
+    yield MetricSample(m.COORDINATES, (), int(found.leads))
+    yield MetricSample(m.COORDINATOR_KNOWN, (), int(found.knows_coordinator))
+    yield MetricSample(m.STORE_VISIBLE, (), int(found.sees_store))
+    yield MetricSample(m.LOST_NODES, (), found.lost_nodes)
 
 
-def plan_samples(plan: PlanFigures) -> Iterator[Sample]:
+def plan_samples(plan: PlanFigures) -> Iterator[MetricSample]:
     """Return the samples of whoever coordinates the cluster."""
     for state, count in plan.nodes:
-        yield Sample(m.CLUSTER_NODES, (state,), count)
+        yield MetricSample(m.CLUSTER_NODES, (state,), count)
     for host in plan.quarantined:
-        yield Sample(m.QUARANTINED, (host,), 1)
+        yield MetricSample(m.QUARANTINED, (host,), 1)
     yield from _known(m.PLAN_TIMESTAMP, (), plan.made_unix_s)
     yield from _known(m.PLAN_WAF, (), plan.waf_flops)
     if plan.waf_flops is not None:
-        yield Sample(m.ACHIEVED_WAF, (), sum(job.achieved_flops for job in plan.jobs))
+        yield MetricSample(m.ACHIEVED_WAF, (), sum(job.achieved_flops for job in plan.jobs))
     for job in plan.jobs:
         run = (job.run_id,)
-        yield Sample(m.JOB_PLAN_WAF, run, job.plan_flops)
-        yield Sample(m.JOB_ACHIEVED_WAF, run, job.achieved_flops)
-        yield Sample(m.JOB_PLAN_NODES, run, job.plan_nodes)
+        yield MetricSample(m.JOB_PLAN_WAF, run, job.plan_flops)
+        yield MetricSample(m.JOB_ACHIEVED_WAF, run, job.achieved_flops)
+        yield MetricSample(m.JOB_PLAN_NODES, run, job.plan_nodes)
         for state, count in job.nodes:
-            yield Sample(m.JOB_NODES, (*run, state), count)
+            yield MetricSample(m.JOB_NODES, (*run, state), count)
 
 
-def _one_of(metric: Metric, labels: tuple[str, ...], states: Iterable[str], state: str) -> Iterator[Sample]:
+def _one_of(metric: Metric, labels: tuple[str, ...], states: Iterable[str], state: str) -> Iterator[MetricSample]:
     """1 for the present one of all states: so none of them is left standing when it changes."""
     for each in states:
-        yield Sample(metric, (*labels, each), int(each == state))
+        yield MetricSample(metric, (*labels, each), int(each == state))
 
 
-def _known(metric: Metric, labels: tuple[str, ...], value: float | None) -> Iterator[Sample]:
+def _known(metric: Metric, labels: tuple[str, ...], value: float | None) -> Iterator[MetricSample]:
     if value is not None:
-        yield Sample(metric, labels, value)
+        yield MetricSample(metric, labels, value)
 
 
 # Samples as a line of JSON, by which a job tells them to the agent of the cluster that runs it.
@@ -126,12 +126,12 @@ _NUMBER_MAX = sys.float_info.max  # a whole number of JSON may be larger, which 
 _KNOWN = {metric.name: metric for metric in METRICS}
 
 
-def samples_text(samples: Iterable[Sample]) -> bytes:
+def samples_text(samples: Iterable[MetricSample]) -> bytes:
     """The samples as JSON."""
     return json.dumps([[each.metric.name, each.labels, _plain(each.value)] for each in samples]).encode()
 
 
-def parse_samples(text: bytes) -> tuple[Sample, ...]:
+def parse_samples(text: bytes) -> tuple[MetricSample, ...]:
     """What ``samples_text`` made. Raises ValueError for anything else; nothing of it is believed then."""
     try:
         told = json.loads(text)
@@ -146,12 +146,12 @@ def _plain(value: float | Distribution) -> object:
     return [value.counts, value.total] if isinstance(value, Distribution) else value
 
 
-def _sample(row: object) -> Sample:
+def _sample(row: object) -> MetricSample:
     match row:
         case [str(name), [*labels], value] if name in _KNOWN and len(labels) == len(_KNOWN[name].labels):
             told = tuple(label for label in labels if isinstance(label, str))
             if len(told) == len(labels):
-                return Sample(_KNOWN[name], told, _value(_KNOWN[name], value))
+                return MetricSample(_KNOWN[name], told, _value(_KNOWN[name], value))
     raise ValueError(f"not a sample: {shown(row)}")
 
 

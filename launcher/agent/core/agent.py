@@ -29,7 +29,7 @@ from unicron_elastic.compat.agent import (
     put_metric,
 )
 from unicron_elastic.compat.errors import SignalException
-from unicron_elastic.compat.expectations import Part, lacks
+from unicron_elastic.compat.expectations import Feature, lacks
 from unicron_elastic.compat.rendezvous import RendezvousClosedError, RendezvousGracefulExitError
 from unicron_elastic.compat.workers import LogsSpecs, PContext, keep_in_log_folder
 from unicron_elastic.faults import RootCause
@@ -326,7 +326,7 @@ class Agent(TorchAgent):
         group = self._worker_group
         this_round = None
         can_agree = group.group_world_size == 1 or self._nodes.has_store_of_each_round
-        if can_agree and not lacks(Part.IN_PLACE):
+        if can_agree and not lacks(Feature.IN_PLACE):
             this_round = AgentMeeting(
                 rank=group.group_rank,
                 size=group.group_world_size,
@@ -391,7 +391,7 @@ class Agent(TorchAgent):
     def _begin_runtime(self) -> None:
         """Starts the keeper, and the warm process if the command line did not already."""
         spec = self._worker_group.spec
-        if lacks(Part.WARM):
+        if lacks(Feature.WARM):
             self._runtime.stay_plain("torch does not say whether a fork may use CUDA")
         can_be_warm = isinstance(spec.entrypoint, str) and spec.numa_options is None
         self._runtime.begin([spec.entrypoint, *map(str, spec.args)] if can_be_warm else None, os.environ)

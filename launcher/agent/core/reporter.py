@@ -24,7 +24,7 @@ from unicron_elastic.worker.pulse import PulseReading
 
 if TYPE_CHECKING:
     from unicron_elastic.launcher.export.metrics.job import JobMetrics
-    from unicron_elastic.metrics.samples import Sample
+    from unicron_elastic.metrics.samples import MetricSample
 
 
 class _Spoken(logging.Handler):
@@ -100,7 +100,7 @@ class Reporter:
         node: str,
         teller: Teller | None,
         *,
-        cluster_samples: Callable[[], Iterable[Sample]],
+        cluster_samples: Callable[[], Iterable[MetricSample]],
         may_thread: bool,
     ) -> None:
         """Serves the job's metrics, if that is wanted, or tells them to the agent that runs it, until closed.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from torch.distributed import Store
 
 from unicron_elastic.detection.policy import PacePolicy
-from unicron_elastic.detection.remote_ranks import FRESH_S, Heard, Report, parse_report, report_text
+from unicron_elastic.detection.remote_ranks import FRESH_S, Heard, NodeReport, parse_report, report_text
 from unicron_elastic.detection.sample import RankSample, RemoteRank
 
 NEWS_KEY = "unicron/news"  # in the store of the present round, so a new round begins without it
@@ -74,7 +74,7 @@ class Elsewhere:
 
     def answer(self, question: int, ranks: tuple[RankSample, ...]) -> None:
         """Where the workers here are."""
-        report = Report(asked=question, node=self._host, at=time.monotonic(), ranks=ranks)
+        report = NodeReport(asked=question, node=self._host, at=time.monotonic(), ranks=ranks)
         self._answers.append(report_text(report))
         self.wake()
 

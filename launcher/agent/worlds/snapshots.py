@@ -18,7 +18,7 @@ from unicron_elastic.launcher.agent.process.workers import WorkerProcess
 from unicron_elastic.launcher.common.kept_snapshots import SLOTS_MAX, NodeShelf
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.rendezvous.store.own_address import address_towards
-from unicron_elastic.state.snapshot.exchange import Exchange, Servers, copy_of
+from unicron_elastic.state.snapshot.exchange import Servers, SnapshotExchange, copy_of
 from unicron_elastic.state.snapshot.file import Header, SnapshotFile
 from unicron_elastic.state.snapshot.offers import Local, Remote, best_for, outdated, victim
 from unicron_elastic.worker.channel import ChannelClosed, Message, close_all
@@ -113,7 +113,7 @@ class Snapshots:
         self._own: dict[tuple[int, int], SnapshotFile] = {}  # by local rank and number
         self._copies = NeighbourCopies()
         self._servers = Servers()
-        self._exchange: Exchange | None = None
+        self._exchange: SnapshotExchange | None = None
         self._host = "127.0.0.1"
         self._remotes: list[Remote] | None = []  # of the other nodes; None: not known yet
         self._askers: list[tuple[WorkerProcess, int, int]] = []
@@ -157,10 +157,10 @@ class Snapshots:
                 self._offer(self._exchange)  # to who may be another neighbour now
         self._answer_all()
 
-    def _exchange_in(self, store: Any, rank: int, size: int) -> Exchange:
+    def _exchange_in(self, store: Any, rank: int, size: int) -> SnapshotExchange:
         secret = self._secret()
         self._servers.use(secret)
-        return Exchange(store, rank, size, secret)
+        return SnapshotExchange(store, rank, size, secret)
 
     def stop(self) -> None:
         """Copies nothing more."""
@@ -269,7 +269,7 @@ class Snapshots:
 
     # -- for the neighbour --------------------------------------------------------------------------------------------
 
-    def _offer(self, exchange: Exchange) -> None:
+    def _offer(self, exchange: SnapshotExchange) -> None:
         """Tells the neighbour of the newest snapshot of each worker that it is to copy, and copies the other's."""
         newest: dict[int, tuple[Header, SnapshotFile]] = {}
         for (local_rank, _), file in self._own.items():
@@ -286,7 +286,7 @@ class Snapshots:
         threading.Thread(target=_quietly, args=(exchange.offer, fresh), name="unicron-shelf", daemon=True).start()
         self._copy_neighbour(exchange)
 
-    def _copy_neighbour(self, exchange: Exchange) -> None:
+    def _copy_neighbour(self, exchange: SnapshotExchange) -> None:
         """Copy the neighbour's snapshots from now on in this round, in a thread of its own."""
         if self._is_copying:
             return
@@ -334,7 +334,7 @@ class Snapshots:
         files = [*self._own.values(), *self._copies.files()]
         return [Local(header, file) for file in files if (header := file.header()) is not None]
 
-    def _heard(self, exchange: Exchange, remotes: list[Remote], does_one_go_on: bool, note: str) -> None:
+    def _heard(self, exchange: SnapshotExchange, remotes: list[Remote], does_one_go_on: bool, note: str) -> None:
         if exchange is not self._exchange:
             return
         self._remotes = remotes

@@ -13,7 +13,7 @@ from unicron_elastic.launcher.config.answers import BAD_USAGE, fail
 from unicron_elastic.launcher.config.options import port
 from unicron_elastic.launcher.export.metrics.server import Answers, MetricsServer, open_server
 from unicron_elastic.metrics.figures import NodeFigures
-from unicron_elastic.metrics.samples import Sample, node_samples
+from unicron_elastic.metrics.samples import MetricSample, node_samples
 from unicron_elastic.rendezvous.cluster.node import ClusterAnswers
 
 UNWELL_S = 60.0  # without a turn of an agent's loop, which waits for the store now and then
@@ -27,7 +27,7 @@ class CoordinatorMetrics(Answers):
         """``cluster`` tells what is known of the cluster now."""
         self._cluster = cluster
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """The cluster's."""
         yield from self._cluster().samples()
 
@@ -48,7 +48,7 @@ class AgentMetrics(CoordinatorMetrics):
         cluster: Callable[[], ClusterAnswers],
         *,
         node: Callable[[], NodeFigures],
-        child: Callable[[], Iterable[Sample]],
+        child: Callable[[], Iterable[MetricSample]],
         stood_s: Callable[[], float],
         why_kept_out: Callable[[], str],
     ) -> None:
@@ -59,7 +59,7 @@ class AgentMetrics(CoordinatorMetrics):
         self._stood_s = stood_s
         self._why_kept_out = why_kept_out
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """Its node's, the cluster's, and its job's."""
         yield from node_samples(self._node())
         yield from super().samples()

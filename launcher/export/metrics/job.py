@@ -20,7 +20,7 @@ from unicron_elastic.launcher.export.metrics.server import Answers, MetricsServe
 from unicron_elastic.launcher.view.job.view import LocalJobView
 from unicron_elastic.metrics.figures import JobFigures, WorkerFigures
 from unicron_elastic.metrics.incidents import IncidentTotals
-from unicron_elastic.metrics.samples import Sample, job_samples
+from unicron_elastic.metrics.samples import MetricSample, job_samples
 from unicron_elastic.recovery.state import Phase
 
 LOOK_S = 1.0  # between two looks; no scrape is that frequent
@@ -52,11 +52,11 @@ class JobMetrics(Answers):
         self._has_replayed = self.has_counted = False  # begun, and done
         self._last_step_at = 0.0
         self._last_step_unix_s: float | None = None
-        self._samples: tuple[Sample, ...] = ()
+        self._samples: tuple[MetricSample, ...] = ()
         self._phase = Phase.IDLE.value
         self._turned_at = time.monotonic()  # when the loop last went round
         self.is_meeting = False  # the loop stands while nodes meet
-        self.cluster_samples: Callable[[], Iterable[Sample]] = tuple  # of an agent that takes part in a cluster
+        self.cluster_samples: Callable[[], Iterable[MetricSample]] = tuple  # of an agent that takes part in a cluster
         self._teller: Teller | None = None
         self._server: MetricsServer | None = None
         self._is_over = False
@@ -175,7 +175,7 @@ class JobMetrics(Answers):
 
     # -- from other threads --------------------------------------------------------------------------------------------
 
-    def samples(self) -> Iterable[Sample]:
+    def samples(self) -> Iterable[MetricSample]:
         """Return the samples of the latest look."""
         return *self._samples, *self.cluster_samples()
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from unicron_elastic.metrics.samples import Sample
+    from unicron_elastic.metrics.samples import MetricSample
 
 
 VARIABLE = "UNICRON_METRICS_FD"  # of a process that an agent has started
@@ -33,7 +33,7 @@ class Teller:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
 
-    def tell(self, samples: Iterable[Sample]) -> None:
+    def tell(self, samples: Iterable[MetricSample]) -> None:
         """All that is known now."""
         from unicron_elastic.metrics.samples import samples_text  # most processes tell nobody
 
@@ -61,7 +61,7 @@ class ChildMetrics:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._latest: tuple[Sample, ...] = ()
+        self._latest: tuple[MetricSample, ...] = ()
         self._ended_at: float | None = None
         self._turn = 0
 
@@ -78,7 +78,7 @@ class ChildMetrics:
         threading.Thread(target=self._read, args=(ours, self._turn), name="unicron-child-metrics", daemon=True).start()
         return theirs
 
-    def samples(self) -> Iterable[Sample]:
+    def samples(self) -> Iterable[MetricSample]:
         """What the child said last, until it has been gone for some time. From any thread."""
         ended_at = self._ended_at
         return () if ended_at is not None and self._now() - ended_at > ENDED_S else self._latest

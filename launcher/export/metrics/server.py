@@ -15,7 +15,7 @@ from unicron_elastic.launcher.common.host_names import HostNames
 from unicron_elastic.launcher.common.http import BoundedServer
 from unicron_elastic.metrics.definitions import METRICS, RECOVERY_BUCKETS_S, Metric
 from unicron_elastic.metrics.figures import Distribution
-from unicron_elastic.metrics.samples import Sample, process_samples
+from unicron_elastic.metrics.samples import MetricSample, process_samples
 
 REQUEST_S = 5.0  # for a client to send its request and take the answer
 REQUESTS_MOST = 8  # that are read at a time, and as many that are answered
@@ -26,7 +26,7 @@ _BOUNDS = (*map(str, RECOVERY_BUCKETS_S), "+Inf")
 class Answers:
     """What a process says of itself; asked from the server's threads, so each answer must be at hand."""
 
-    def samples(self) -> Iterable[Sample]:
+    def samples(self) -> Iterable[MetricSample]:
         """All that is known now."""
         return ()
 
@@ -81,7 +81,7 @@ class _Collector:
         self._answers = answers
 
     def collect(self) -> Iterator[Any]:
-        by_metric: dict[Metric, list[Sample]] = {}
+        by_metric: dict[Metric, list[MetricSample]] = {}
         for sample in (*process_samples(__version__), *self._answers.samples()):
             by_metric.setdefault(sample.metric, []).append(sample)
         for metric in METRICS:
@@ -89,7 +89,7 @@ class _Collector:
                 yield _family(metric, by_metric[metric])
 
 
-def _family(metric: Metric, samples: Iterable[Sample]) -> Any:
+def _family(metric: Metric, samples: Iterable[MetricSample]) -> Any:
     from prometheus_client import core
 
     name = metric.name.removesuffix("_total").removesuffix("_info")
@@ -110,7 +110,7 @@ def _family(metric: Metric, samples: Iterable[Sample]) -> Any:
     return found
 
 
-def _histogram(found: Any, samples: Iterable[Sample]) -> Any:
+def _histogram(found: Any, samples: Iterable[MetricSample]) -> Any:
     """The library wants how many values were at most each bound."""
     for sample in samples:
         assert isinstance(sample.value, Distribution)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from unicron_elastic.base.fault import Severity, Status
 from unicron_elastic.base.finding import GPU_DEGRADED, Finding, Level, finding
-from unicron_elastic.health.gpu.session import RESET_REQUIRED, Gpu, GpuGone, Session
+from unicron_elastic.health.gpu.session import RESET_REQUIRED, Gpu, GpuGone, NvmlSession
 from unicron_elastic.health.gpu.state import throttle_words
 
 _UNCORRECTED = 1
@@ -52,7 +52,7 @@ _RECOVERIES = {
 
 
 @dataclass(slots=True, kw_only=True)
-class History:
+class GpuHistory:
     """What earlier checks of one GPU saw. `at` is the monotonic time of the last one."""
 
     at: float | None = None
@@ -69,7 +69,7 @@ class History:
         return condition in self.seen_before
 
 
-def check_gpu(session: Session, gpu: Gpu, history: History, now: float) -> list[Finding]:
+def check_gpu(session: NvmlSession, gpu: Gpu, history: GpuHistory, now: float) -> list[Finding]:
     """Everything that is wrong with one GPU; `now` is monotonic seconds."""
     history.seen_before, history.seen = history.seen, set()
     found: list[Finding] = []
@@ -102,7 +102,7 @@ def gone_finding(gpu: Gpu, code: int, now: float) -> Finding:
     return finding("gpu.lost", Level.CRITICAL, Status.GPU_DRIVER_ERROR, gpu.label, reason, at=now)
 
 
-def _ecc(session: Session, gpu: Gpu, history: History, now: float) -> Iterator[Finding]:
+def _ecc(session: NvmlSession, gpu: Gpu, history: GpuHistory, now: float) -> Iterator[Finding]:
     """Uncorrected errors: critical if they came while we watched, a warning if the driver remembers older ones."""
     counts = {}
     for name, kind in (("volatile", _VOLATILE), ("aggregate", _AGGREGATE)):
@@ -121,14 +121,14 @@ def _ecc(session: Session, gpu: Gpu, history: History, now: float) -> Iterator[F
         yield finding("gpu.ecc", Level.WARN, Status.ECC_ERROR, gpu.label, reason, at=now)
 
 
-def _sram(session: Session, gpu: Gpu, _history: History, now: float) -> Iterator[Finding]:
+def _sram(session: NvmlSession, gpu: Gpu, _history: GpuHistory, now: float) -> Iterator[Finding]:
     status = session.fill(gpu, "nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")
     if status is not None and status.bThresholdExceeded:
         reason = f"{gpu.label} has more uncorrectable errors in its caches than NVIDIA allows: it should be replaced."
         yield finding("gpu.sram", Level.CRITICAL, Status.ECC_ERROR, gpu.label, reason, at=now)
 
 
-def _remapped_rows(session: Session, gpu: Gpu, _history: History, now: float) -> Iterator[Finding]:
+def _remapped_rows(session: NvmlSession, gpu: Gpu, _history: GpuHistory, now: float) -> Iterator[Finding]:
     answer = session.ask(gpu, "nvmlDeviceGetRemappedRows")
     if answer is None:
         return
@@ -141,13 +141,13 @@ def _remapped_rows(session: Session, gpu: Gpu, _history: History, now: float) ->
         yield finding("gpu.row-remap", Level.WARN, Status.ECC_ERROR, gpu.label, reason, at=now)
 
 
-def _retired_pages(session: Session, gpu: Gpu, _history: History, now: float) -> Iterator[Finding]:
+def _retired_pages(session: NvmlSession, gpu: Gpu, _history: GpuHistory, now: float) -> Iterator[Finding]:
     if session.ask(gpu, "nvmlDeviceGetRetiredPagesPendingStatus"):
         reason = f"{gpu.label} will retire a page of bad memory when its driver is loaded anew; work on it may go on."
         yield finding("gpu.retired-pages", Level.WARN, Status.ECC_ERROR, gpu.label, reason, at=now)
 
 
-def _links(session: Session, gpu: Gpu, history: History, now: float) -> Iterator[Finding]:
+def _links(session: NvmlSession, gpu: Gpu, history: GpuHistory, now: float) -> Iterator[Finding]:
     """A link that was up and is down: a warning at first, for it may be training, critical if it stays down."""
     for link in range(session.constant("NVML_NVLINK_MAX_LINKS") or 18):
         state = session.ask(gpu, "nvmlDeviceGetNvLinkState", link)
@@ -162,7 +162,7 @@ def _links(session: Session, gpu: Gpu, history: History, now: float) -> Iterator
         yield finding("gpu.nvlink", level, Status.NVLINK_ERROR, f"{gpu.label} NVLink {link}", reason, at=now)
 
 
-def _fields(session: Session, gpu: Gpu, history: History, now: float) -> Iterator[Finding]:
+def _fields(session: NvmlSession, gpu: Gpu, history: GpuHistory, now: float) -> Iterator[Finding]:
     """All that NVML can tell in one call: the recovery action, and errors that are corrected but should not grow."""
     limits = _counters_of(session, history)
     action_field = session.constant(_RECOVERY_ACTION)
@@ -182,7 +182,7 @@ def _fields(session: Session, gpu: Gpu, history: History, now: float) -> Iterato
             yield finding(f"gpu.{words}", Level.WARN, status, subject, reason, at=now, severity=severity)
 
 
-def _counters_of(session: Session, history: History) -> dict[tuple[int, int], tuple[str, float, str, Status]]:
+def _counters_of(session: NvmlSession, history: GpuHistory) -> dict[tuple[int, int], tuple[str, float, str, Status]]:
     limits: dict[tuple[int, int], tuple[str, float, str, Status]] = {}
     for name, words, limit_per_s in _COUNTERS:
         number = session.constant(name)
@@ -196,7 +196,7 @@ def _counters_of(session: Session, history: History) -> dict[tuple[int, int], tu
     return limits
 
 
-def recovery_finding(session: Session, gpu: Gpu, now: float) -> Finding | None:
+def recovery_finding(session: NvmlSession, gpu: Gpu, now: float) -> Finding | None:
     """What the driver (R565 or newer) says has to be done for this GPU to recover, if anything.
 
     Raises GpuGone.
@@ -216,7 +216,7 @@ def _recovery(gpu: Gpu, action: int, now: float) -> Iterator[Finding]:
     yield finding("gpu.recovery", level, Status.GPU_DRIVER_ERROR, gpu.label, reason, at=now)
 
 
-def _pcie(session: Session, gpu: Gpu, history: History, now: float) -> Iterator[Finding]:
+def _pcie(session: NvmlSession, gpu: Gpu, history: GpuHistory, now: float) -> Iterator[Finding]:
     """Fewer lanes than the slot has, and a lower speed under load; idle GPUs lower their speed on purpose."""
     width = session.ask(gpu, "nvmlDeviceGetCurrPcieLinkWidth")
     best_width = session.ask(gpu, "nvmlDeviceGetMaxPcieLinkWidth")
@@ -230,12 +230,12 @@ def _pcie(session: Session, gpu: Gpu, history: History, now: float) -> Iterator[
         yield _degraded("gpu.pcie-generation", gpu, reason, now)
 
 
-def _is_busy(session: Session, gpu: Gpu) -> bool:
+def _is_busy(session: NvmlSession, gpu: Gpu) -> bool:
     rates = session.ask(gpu, "nvmlDeviceGetUtilizationRates")
     return rates is not None and rates.gpu >= _BUSY_PERCENT
 
 
-def _throttling(session: Session, gpu: Gpu, history: History, now: float) -> Iterator[Finding]:
+def _throttling(session: NvmlSession, gpu: Gpu, history: GpuHistory, now: float) -> Iterator[Finding]:
     """Slowed down at two checks in a row: the reasons are those of one moment, and a moment is no matter."""
     words = throttle_words(session, gpu)
     if words and history.lasts("throttled"):
@@ -243,7 +243,7 @@ def _throttling(session: Session, gpu: Gpu, history: History, now: float) -> Ite
         yield _degraded("gpu.throttled", gpu, reason, now)
 
 
-def compare_links(gpus: Sequence[Gpu], histories: dict[int, History], now: float) -> Iterator[Finding]:
+def compare_links(gpus: Sequence[Gpu], histories: dict[int, GpuHistory], now: float) -> Iterator[Finding]:
     """Warns of a GPU that never had as many NVLinks up as others of its model on this node."""
     counts = {gpu.index: sum(histories[gpu.index].links.values()) for gpu in gpus}
     for gpu in gpus:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from unicron_elastic.base.fault import Status
-from unicron_elastic.base.finding import Finding, Level, Notes, OnFinding, finding
+from unicron_elastic.base.finding import Finding, Level, OnFinding, ProbeNotes, finding
 from unicron_elastic.health.gpu.checks import gone_finding, recovery_finding
-from unicron_elastic.health.gpu.session import GPU_IS_LOST, NOT_SUPPORTED, Gpu, GpuGone, Session
+from unicron_elastic.health.gpu.session import GPU_IS_LOST, NOT_SUPPORTED, Gpu, GpuGone, NvmlSession
 from unicron_elastic.health.gpu.xid import xid_finding
 
 _XID_EVENT = 0x08
@@ -35,9 +35,9 @@ class EventThread:
 
     def __init__(
         self,
-        open_session: Callable[[], Session | None],
+        open_session: Callable[[], NvmlSession | None],
         on_finding: OnFinding,
-        notes: Notes,
+        notes: ProbeNotes,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -80,7 +80,7 @@ class EventThread:
         finally:
             session.release()
 
-    def _listen(self, session: Session) -> None:
+    def _listen(self, session: NvmlSession) -> None:
         """Waits with one set of events after the other: a lost GPU makes every wait of its set fail."""
         pause_s = _PAUSE_S[0]
         while not self._must_stop.is_set():
@@ -93,7 +93,7 @@ class EventThread:
             finally:
                 self._free(session, events)
 
-    def _register(self, session: Session, gpus: Iterable[Gpu]) -> Any | None:
+    def _register(self, session: NvmlSession, gpus: Iterable[Gpu]) -> Any | None:
         """A set with the wanted events of all GPUs that have any, or None if there are none to wait for."""
         try:
             events = session.call("nvmlEventSetCreate")
@@ -106,7 +106,7 @@ class EventThread:
         self._free(session, events)
         return None
 
-    def _register_one(self, session: Session, gpu: Gpu, events: Any) -> bool:
+    def _register_one(self, session: NvmlSession, gpu: Gpu, events: Any) -> bool:
         try:
             supported = session.call("nvmlDeviceGetSupportedEventTypes", gpu.handle) & _WANTED
             if supported:
@@ -122,7 +122,7 @@ class EventThread:
         self._notes.once(f"XIDs of {gpu.label} are not watched: {reason}.")
         return False
 
-    def _wait_while_well(self, session: Session, events: Any, pause_s: float) -> float:
+    def _wait_while_well(self, session: NvmlSession, events: Any, pause_s: float) -> float:
         """Waits until it is to stop or the set is of no use any more; returns the next pause after an error."""
         while not self._must_stop.is_set():
             self._is_waiting.set()
@@ -141,7 +141,7 @@ class EventThread:
                 self._report(found)
         return pause_s
 
-    def _explain(self, session: Session, data: Any) -> list[Finding]:
+    def _explain(self, session: NvmlSession, data: Any) -> list[Finding]:
         now = self._clock()
         gpu = session.gpu_of(data.device)
         subject = gpu.label if gpu is not None else "A GPU"
@@ -157,7 +157,7 @@ class EventThread:
             found.extend(self._recovery(session, gpu, now))
         return found
 
-    def _recovery(self, session: Session, gpu: Gpu, now: float) -> list[Finding]:
+    def _recovery(self, session: NvmlSession, gpu: Gpu, now: float) -> list[Finding]:
         try:
             action = recovery_finding(session, gpu, now)
         except GpuGone as gone:
@@ -165,7 +165,7 @@ class EventThread:
             return [gone_finding(gpu, gone.code, now)]
         return [] if action is None else [action]
 
-    def _find_gone(self, session: Session) -> bool:
+    def _find_gone(self, session: NvmlSession) -> bool:
         """Reports GPUs that are lost; whether there are new ones."""
         before = len(self._gone)
         for gpu in session.gpus:
@@ -188,7 +188,7 @@ class EventThread:
             self._notes.once(f"A finding could not be handed on: {error!r}.")
 
     @staticmethod
-    def _free(session: Session, events: Any) -> None:
+    def _free(session: NvmlSession, events: Any) -> None:
         try:
             session.call("nvmlEventSetFree", events)
         except Exception:

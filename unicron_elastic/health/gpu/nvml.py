@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection
 from types import ModuleType
 
 from unicron_elastic.base.fault import Status
-from unicron_elastic.base.finding import Finding, Level, Notes, OnFinding, finding
-from unicron_elastic.health.gpu.checks import History, check_gpu, compare_links
+from unicron_elastic.base.finding import Finding, Level, OnFinding, ProbeNotes, finding
+from unicron_elastic.health.gpu.checks import GpuHistory, check_gpu, compare_links
 from unicron_elastic.health.gpu.events import EventThread
-from unicron_elastic.health.gpu.session import Gpu, NvmlUnavailable, Session, open_session, process_visible_devices
+from unicron_elastic.health.gpu.session import Gpu, NvmlSession, NvmlUnavailable, open_session, process_visible_devices
 from unicron_elastic.health.gpu.state import GpuState, MemoryHolder, memory_holders, read_state
 
 
@@ -37,15 +37,15 @@ class GpuProbe:
         `visible_devices` (CUDA_VISIBLE_DEVICES, unless given that of this process) only decides how GPUs are named.
         `load` imports pynvml.
         """
-        self._notes = Notes(say)
+        self._notes = ProbeNotes(say)
         self._visible = process_visible_devices() if visible_devices is None else visible_devices
         self._load = load
         self._opening = threading.Lock()
         self._checking = threading.Lock()
-        self._session: Session | None = None
+        self._session: NvmlSession | None = None
         self._failure: NvmlUnavailable | None = None
         self._is_closed = False
-        self._histories: dict[int, History] = {}
+        self._histories: dict[int, GpuHistory] = {}
         self._events = EventThread(self._use, on_finding, self._notes, clock=clock)
         self._has_started = False
 
@@ -128,10 +128,10 @@ class GpuProbe:
         """Whether NVML is open and knows GPUs; never waits, and opens nothing."""
         return self._session is not None
 
-    def _check(self, session: Session, now: float) -> list[Finding]:
+    def _check(self, session: NvmlSession, now: float) -> list[Finding]:
         found: list[Finding] = []
         for gpu in session.gpus:
-            history = self._histories.setdefault(gpu.index, History())
+            history = self._histories.setdefault(gpu.index, GpuHistory())
             try:
                 found.extend(check_gpu(session, gpu, history, now))
             except Exception as error:  # an answer of a shape that no version of NVML has had yet
@@ -139,7 +139,7 @@ class GpuProbe:
         found.extend(compare_links(session.gpus, self._histories, now))
         return found
 
-    def _use(self) -> Session | None:
+    def _use(self) -> NvmlSession | None:
         """The session, opened if need be, counted as used; the caller releases it. None if there is none."""
         with self._opening:
             if self._session is None and self._failure is None and not self._is_closed:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from unicron_elastic.base.finding import Notes
+from unicron_elastic.base.finding import ProbeNotes
 
 # nvmlReturn_t, by number, so that an older pynvml without a name for one still knows it.
 NOT_SUPPORTED = 3
@@ -70,10 +70,10 @@ class Gpu:
     code: int = 0
 
 
-class Session:
+class NvmlSession:
     """An initialised NVML. All methods are safe from any thread and none raises but `GpuGone`."""
 
-    def __init__(self, library: ModuleType, notes: Notes, visible: str | None = None) -> None:
+    def __init__(self, library: ModuleType, notes: ProbeNotes, visible: str | None = None) -> None:
         """Takes an opened `pynvml` and lists the GPUs; `visible` is the job's CUDA_VISIBLE_DEVICES."""
         self._library = library
         self._notes = notes
@@ -224,7 +224,9 @@ class Session:
         return f"{domain[-4:]}:{rest}".lower() if rest else bus.lower()
 
 
-def open_session(notes: Notes, visible: str | None = None, load: Callable[[], ModuleType] | None = None) -> Session:
+def open_session(
+    notes: ProbeNotes, visible: str | None = None, load: Callable[[], ModuleType] | None = None
+) -> NvmlSession:
     """Opens NVML through `pynvml`, which chooses the library; raises NvmlUnavailable with the reason.
 
     `load` imports pynvml; it is a parameter because the package may be missing or broken.
@@ -239,7 +241,7 @@ def open_session(notes: Notes, visible: str | None = None, load: Callable[[], Mo
         code = getattr(error, "value", None)
         is_absent = code in (None, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, NO_PERMISSION)
         raise NvmlUnavailable(str(error), is_fault=not is_absent) from error
-    session = Session(library, notes, visible)
+    session = NvmlSession(library, notes, visible)
     if not session.gpus:
         session.release()
         raise NvmlUnavailable("the driver knows no GPU", is_fault=False)

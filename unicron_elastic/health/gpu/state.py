@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from unicron_elastic.health.gpu.session import RESET_REQUIRED, Gpu, GpuGone, Session
+from unicron_elastic.health.gpu.session import RESET_REQUIRED, Gpu, GpuGone, NvmlSession
 
 _Answer = TypeVar("_Answer")
 
@@ -65,7 +65,7 @@ class GpuState:
         return self.gpu.model
 
 
-def read_state(session: Session, gpu: Gpu) -> GpuState:
+def read_state(session: NvmlSession, gpu: Gpu) -> GpuState:
     """Asks the driver. An answer of a shape that is not known counts as none."""
     try:
         return _read(session, gpu)
@@ -74,7 +74,7 @@ def read_state(session: Session, gpu: Gpu) -> GpuState:
         return GpuState(gpu=gpu, gone="it has to be reset" if reset else f"it does not answer (NVML error {gone.code})")
 
 
-def _read(session: Session, gpu: Gpu) -> GpuState:
+def _read(session: NvmlSession, gpu: Gpu) -> GpuState:
     memory: Any = session.ask(gpu, "nvmlDeviceGetMemoryInfo")
     rates: Any = session.ask(gpu, "nvmlDeviceGetUtilizationRates")
     celsius: Any = session.ask(gpu, "nvmlDeviceGetTemperature", _GPU_SENSOR)
@@ -98,7 +98,7 @@ def _known(read: Callable[[], _Answer]) -> _Answer | None:
         return None
 
 
-def _pending(session: Session, gpu: Gpu) -> tuple[str, ...]:
+def _pending(session: NvmlSession, gpu: Gpu) -> tuple[str, ...]:
     found = []
     if rows := session.ask(gpu, "nvmlDeviceGetRemappedRows"):
         _, _, is_pending, has_failed = rows
@@ -109,7 +109,7 @@ def _pending(session: Session, gpu: Gpu) -> tuple[str, ...]:
     return tuple(found)
 
 
-def throttle_words(session: Session, gpu: Gpu) -> list[str]:
+def throttle_words(session: NvmlSession, gpu: Gpu) -> list[str]:
     """What slows the GPU down now, as clauses; nothing if it runs as it should. Raises GpuGone."""
     reasons = session.ask(gpu, "nvmlDeviceGetCurrentClocksEventReasons")
     if reasons is None:  # its name before R535
@@ -120,7 +120,7 @@ def throttle_words(session: Session, gpu: Gpu) -> list[str]:
     return words
 
 
-def memory_holders(session: Session, gpu: Gpu) -> list[MemoryHolder]:
+def memory_holders(session: NvmlSession, gpu: Gpu) -> list[MemoryHolder]:
     """The driver lists a process under each kind of work it does: it counts once, with the most it is said to hold.
 
     None for a GPU that is gone.

@@ -10,7 +10,7 @@ import os
 import tempfile
 
 from unicron_elastic.base.fault import Status
-from unicron_elastic.base.finding import Finding, Level, Notes, finding
+from unicron_elastic.base.finding import Finding, Level, ProbeNotes, finding
 from unicron_elastic.health.host.files import in_gib
 
 _LOW_SHARE = 0.05
@@ -45,12 +45,12 @@ class DiskProbe:
         *,
         low_bytes: int | None = None,
         write_every_s: float = 60.0,
-        notes: Notes | None = None,
+        notes: ProbeNotes | None = None,
     ) -> None:
         self._folder = os.path.abspath(folder)
         self._low_bytes = low_bytes
         self._write_every_s = write_every_s
-        self._notes = notes or Notes()
+        self._notes = notes or ProbeNotes()
         self._wrote_at: float | None = None
         self._refusal: str | None = None
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unicron_elastic.base.fault import Status
-from unicron_elastic.base.finding import Finding, Level, Notes, finding
+from unicron_elastic.base.finding import Finding, Level, ProbeNotes, finding
 from unicron_elastic.health.host.files import in_gib, number, read, read_number
 
 # The memory cgroup of this process, and those it is part of.
@@ -98,14 +98,14 @@ class MemoryProbe:
         most_stalled: float = 0.10,
         proc: str = "/proc",
         cgroups: str = "/sys/fs/cgroup",
-        notes: Notes | None = None,
+        notes: ProbeNotes | None = None,
     ) -> None:
         self._least_available = least_available
         self._most_used = most_used
         self._most_stalled = most_stalled
         self._proc = proc
         self._cgroup = find_memory_cgroup(proc, cgroups)
-        self._notes = notes or Notes()
+        self._notes = notes or ProbeNotes()
         if self._cgroup is None:
             self._notes.once("No memory cgroup can be seen: only the machine's memory is watched.")
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from unicron_elastic.base.fault import Status
-from unicron_elastic.base.finding import LINK_DOWN, Finding, Level, Notes, finding
+from unicron_elastic.base.finding import LINK_DOWN, Finding, Level, ProbeNotes, finding
 from unicron_elastic.health.host.files import read, read_number
 
 # States in which an interface takes no traffic. "unknown" is what a driver without states says: it proves nothing.
@@ -59,13 +59,13 @@ class LinkProbe:
         flaps: int = 2,
         window_s: float = 60.0,
         net: str = "/sys/class/net",
-        notes: Notes | None = None,
+        notes: ProbeNotes | None = None,
     ) -> None:
         self._only = None if only is None else frozenset(only)
         self._flaps = flaps
         self._window_s = window_s
         self._net = net
-        self._notes = notes or Notes()
+        self._notes = notes or ProbeNotes()
         self._histories: dict[str, _History] = {}
 
     def check(self, now: float) -> list[Finding]:

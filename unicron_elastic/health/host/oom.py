@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from unicron_elastic.base.fault import Status
-from unicron_elastic.base.finding import Finding, Level, Notes, finding
+from unicron_elastic.base.finding import Finding, Level, ProbeNotes, finding
 from unicron_elastic.health.host.files import number, read
 from unicron_elastic.health.host.memory import MemoryCgroup, find_memory_cgroup
 
@@ -68,7 +68,7 @@ class OomWatch:
         proc: str = "/proc",
         cgroups: str = "/sys/fs/cgroup",
         clock: Callable[[], float] = time.monotonic,
-        notes: Notes | None = None,
+        notes: ProbeNotes | None = None,
     ) -> None:
         self._clock = clock
         self._lock = threading.Lock()
@@ -79,7 +79,7 @@ class OomWatch:
         self._asked = 0
         self._look()
         self._own = next((self._counters[index] for index in self._seen if self._counters[index].is_own), None)
-        notes = notes or Notes()
+        notes = notes or ProbeNotes()
         if not self._seen:
             notes.once("Neither /proc/vmstat nor a cgroup counts OOM kills here: they are not seen.")
         elif self._own is None:

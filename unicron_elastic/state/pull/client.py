@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from unicron_elastic.state.layout import Layout, check_tensors, empty_tensors
-from unicron_elastic.state.pull.link import Link, Refused
+from unicron_elastic.state.pull.link import Refused, SourceLink
 from unicron_elastic.state.pull.memory import Chunks, TensorMemory
 from unicron_elastic.state.pull.server import own_address
 from unicron_elastic.state.pull.session import Session, SourceUse
@@ -81,14 +81,14 @@ def pull(
     order = nearest_first(own, parsed)[:SOURCES_MAX]
     if not order:
         raise SourcesLost("there is no source to get the state from")
-    links = [Link(parsed[index], distance(own, parsed[index])) for index in order]
+    links = [SourceLink(parsed[index], distance(own, parsed[index])) for index in order]
     return _Pull(links, key, step, timeout_s).run(into, device)
 
 
 class _Pull:
     """One call of ``pull``: a thread for each source, which connects, waits for what is chosen, and lets it send."""
 
-    def __init__(self, links: list[Link], key: bytes, step: int | None, timeout_s: float) -> None:
+    def __init__(self, links: list[SourceLink], key: bytes, step: int | None, timeout_s: float) -> None:
         self._links = links
         self._key = key
         self._step = step

@@ -27,7 +27,7 @@ class Refused(PullWireError):
     """The source has a state that cannot be sent, now and soon; the text says why."""
 
 
-class Link:
+class SourceLink:
     """One source. ``way`` says how its chunks come: "memory", "shared memory" or "TCP"."""
 
     lanes = 2  # one receives while the other one checks what it received

@@ -86,7 +86,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ByteRun:
     """Bytes of a chunk that are sent in one piece, from ``at`` on."""
 
     at: int
@@ -126,11 +126,11 @@ class Chunks:
             place += 1
         return found
 
-    def runs(self, chunk: int, segments: Sequence[Segment]) -> list[Run]:
+    def runs(self, chunk: int, segments: Sequence[Segment]) -> list[ByteRun]:
         """What is sent of a chunk with these segments: each of them, or the whole as one block."""
         if len(segments) > SEGMENTS_MAX:
-            return [Run(0, self.bytes_of(chunk))]
-        return [Run(segment.at, segment.bytes) for segment in segments]
+            return [ByteRun(0, self.bytes_of(chunk))]
+        return [ByteRun(segment.at, segment.bytes) for segment in segments]
 
 
 def view_of(address: int, size: int) -> memoryview:
@@ -138,14 +138,14 @@ def view_of(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
-class Block:
+class HostBlock:
     """Host memory for one chunk, which GPUs copy to and from at full rate if ``is_pinned``."""
 
     def __init__(self, size: int, *, is_pinned: bool) -> None:
         self.tensor = torch.zeros(size, dtype=torch.uint8, pin_memory=is_pinned)
         self.view = view_of(self.tensor.data_ptr(), size)
 
-    def views(self, runs: Sequence[Run]) -> list[memoryview]:
+    def views(self, runs: Sequence[ByteRun]) -> list[memoryview]:
         """The memory of these parts."""
         return [self.view[run.at : run.at + run.bytes] for run in runs]
 
@@ -163,11 +163,11 @@ class TensorMemory:
         """Where each tensor begins in this process; 0 for one that is not in host memory."""
         return [0 if view is None else t.data_ptr() for t, view in zip(self._tensors, self._views, strict=True)]
 
-    def block(self) -> Block:
+    def block(self) -> HostBlock:
         """Room for any one chunk."""
-        return Block(min(self.chunks.chunk_bytes, self.chunks.total_bytes), is_pinned=self.has_gpu)
+        return HostBlock(min(self.chunks.chunk_bytes, self.chunks.total_bytes), is_pinned=self.has_gpu)
 
-    def views(self, runs: Sequence[Run], segments: Sequence[Segment]) -> list[memoryview] | None:
+    def views(self, runs: Sequence[ByteRun], segments: Sequence[Segment]) -> list[memoryview] | None:
         """The memory of a chunk in place, or None if it has to go through a block."""
         if len(runs) != len(segments):
             return None
@@ -226,10 +226,10 @@ class Landing:
         self.lock = threading.Lock()
         self.chunk = chunk
         self.segments: list[Segment] = memory.chunks.segments(chunk)
-        self.runs: list[Run] = memory.chunks.runs(chunk, self.segments)
+        self.runs: list[ByteRun] = memory.chunks.runs(chunk, self.segments)
         self.is_moved = False
         self._memory = memory
-        self._block: Block | None = None
+        self._block: HostBlock | None = None
         in_place = None if is_aside else memory.views(self.runs, self.segments)
         self.views: Sequence[memoryview] = self._in_block() if in_place is None else in_place
 

@@ -20,7 +20,7 @@ import torch
 from unicron_elastic.base.seldom import Seldom
 from unicron_elastic.state.digest import PIECE_BYTES, Checksum
 from unicron_elastic.state.layout import Layout, check_tensors
-from unicron_elastic.state.pull.memory import Block, Chunks, TensorMemory, allow_readers
+from unicron_elastic.state.pull.memory import Chunks, HostBlock, TensorMemory, allow_readers
 from unicron_elastic.state.pull.transfer import Address
 from unicron_elastic.state.pull.wire import FRAME_BYTES_MAX, Gone, PullWireError, Stream, greet_client, number
 
@@ -44,7 +44,7 @@ class Serving:
         self._step = step
         self._layout = layout
         self._memory = TensorMemory(tensors, Chunks([spec.bytes for spec in layout.specs]))
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, HostBlock] = {}
         self._shared: memoryview | None = None
         self._mode = "stream"
         self._probe = bytearray(secrets.token_bytes(16))
@@ -132,7 +132,7 @@ class Serving:
                 room[run.at : run.at + run.bytes] = view
         return [room[run.at : run.at + run.bytes] for run in runs]
 
-    def _block(self, slot: int) -> Block:
+    def _block(self, slot: int) -> HostBlock:
         """Host memory of a lane."""
         if slot not in self._blocks:
             self._blocks[slot] = self._memory.block()

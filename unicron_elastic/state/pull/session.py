@@ -8,7 +8,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from unicron_elastic.state.pull.link import Link
+from unicron_elastic.state.pull.link import SourceLink
 from unicron_elastic.state.pull.memory import Landing, TensorMemory
 from unicron_elastic.state.pull.transfer import (
     Accept,
@@ -48,12 +48,12 @@ class Session:
         self._state = Transfer(memory.chunks.count, expected)
         self._changed = threading.Condition()
         self._is_over = False
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, SourceLink] = {}
         self._todo: dict[int, deque[Fetch]] = {}
         self._landings: dict[tuple[int, int], Landing] = {}
         self._bytes: dict[int, int] = {}
 
-    def add(self, source: int, link: Link) -> None:
+    def add(self, source: int, link: SourceLink) -> None:
         """Lets a source send that holds the state."""
         with self._changed:
             self._links[source] = link

@@ -33,7 +33,7 @@ Heard = Callable[[list[Remote], bool, str], None]
 Done = Callable[[set[int]], None]
 
 
-class Store(Protocol):
+class TorchStoreLike(Protocol):
     """What is used of torch's, by several threads; none of these wait."""
 
     def set(self, key: str, value: str) -> None: ...
@@ -98,10 +98,10 @@ class _Provider:
         """The file stays as it is or is replaced: nobody waits."""
 
 
-class Exchange:
+class SnapshotExchange:
     """In one round of ``size`` agents, as number ``rank``. Calls back from its own threads."""
 
-    def __init__(self, store: Store, rank: int, size: int, secret: str = "") -> None:
+    def __init__(self, store: TorchStoreLike, rank: int, size: int, secret: str = "") -> None:
         """``secret``: of the cluster, if there is one."""
         self._secret = secret
         self._store = store
