@@ -15,7 +15,8 @@ from replicas import FakeMeeting, Work, here
 from torch import Tensor
 
 from unicron_elastic.megatron import members, run
-from unicron_elastic.megatron.agreement import MemberSaid, NoReplicaLeft, ReplicaAgreement, agree
+from unicron_elastic.megatron.agreement import MemberSaid, ReplicaAgreement, agree
+from unicron_elastic.training.group.speech import NoStateLeft
 
 __all__ = ["install"]
 
@@ -86,7 +87,7 @@ def _agree(said: Sequence[MemberSaid], **terms: Any) -> ReplicaAgreement:
     job: Job = here.rank.job
     try:
         found = agree(said, **terms)
-    except NoReplicaLeft:
+    except NoStateLeft:
         job.check_lost(said)
         raise
     job.check_agreement(found)

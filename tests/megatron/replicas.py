@@ -19,8 +19,9 @@ from replica_buckets import BucketGroup, total
 from torch import Tensor
 
 from unicron_elastic.base.world import Member, World
-from unicron_elastic.megatron import agreement, buckets, members, run
+from unicron_elastic.megatron import buckets, members, run
 from unicron_elastic.training.group.regroup import Superseded
+from unicron_elastic.training.group.speech import NoStateLeft
 
 if TYPE_CHECKING:
     from replica_jobs import Job
@@ -157,7 +158,7 @@ class Rank:
                 self.job.check_end(self)
         except Died:
             pass
-        except agreement.NoReplicaLeft:
+        except NoStateLeft:
             self.job.give_up()
         except BaseException as error:
             if not self.is_dead:

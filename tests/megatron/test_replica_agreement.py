@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.megatron.agreement import MemberSaid, NoReplicaLeft, ReplicaAgreement, agree
+from unicron_elastic.megatron.agreement import MemberSaid, ReplicaAgreement, agree
 from unicron_elastic.megatron.layout import ReplicaShape
+from unicron_elastic.training.group.speech import NoStateLeft
 
 PAIR = ReplicaShape(tensor=1, pipeline=2)
 ALL = frozenset({0, 1})  # buckets
@@ -140,7 +141,7 @@ def test_one_member_alone_makes_its_step_only_if_the_norm_is_known() -> None:
     ahead, late = said(0, state=4, norm=1.5), said(1, is_finished=True)
     agreed = pairs(ahead, late)
     assert (agreed.advance, agreed.norm) == ((1,), 1.5)
-    with pytest.raises(NoReplicaLeft, match="after 4 steps of part 1"):
+    with pytest.raises(NoStateLeft, match="after 4 steps of part 1"):
         pairs(said(0, state=4), late)
     other = [said(0, "0/1", 4), said(1, "0/1", 4)]
     agreed = pairs(said(0, state=4), late, *other)
@@ -169,14 +170,14 @@ def test_a_spare_with_the_state_is_used_rather_than_a_replica_without() -> None:
 
 
 def test_newcomers_alone_have_no_state() -> None:
-    with pytest.raises(NoReplicaLeft, match="no member"):
+    with pytest.raises(NoStateLeft, match="no member"):
         pairs(said(0, None, None), said(1, None, None))
 
 
 def test_without_a_seat_there_is_no_replica() -> None:
-    with pytest.raises(NoReplicaLeft, match="of some part nobody is left"):
+    with pytest.raises(NoStateLeft, match="of some part nobody is left"):
         pairs(said(0), said(0, "0/1"))
-    with pytest.raises(NoReplicaLeft, match="after 3 steps of part 1"):
+    with pytest.raises(NoStateLeft, match="after 3 steps of part 1"):
         pairs(said(0), said(1, None, None))
 
 

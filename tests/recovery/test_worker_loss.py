@@ -22,7 +22,9 @@ from unicron_elastic.recovery.commands import (
 )
 from unicron_elastic.recovery.state import Part
 from unicron_elastic.recovery.storms import FRUITLESS_MAX
-from unicron_elastic.recovery.worker_loss import NOT_TAKEN, REPLACE_AFTER_S
+from unicron_elastic.recovery.worker_loss import NO_STATE_LEFT, NOT_TAKEN, REPLACE_AFTER_S
+from unicron_elastic.training.group.joining import NotTakenError
+from unicron_elastic.training.group.speech import NoStateLeft
 
 ELSEWHERE = Member(name="0.0#z", node="n2#z", local_rank=0)
 NOT_REPLACED = "2 ranks train on: rank 5 is not replaced any more."
@@ -136,3 +138,7 @@ def test_a_script_that_fails_in_its_step_again_and_again_still_ends_the_job() ->
     job.exited(1, 1, step=7)
     job.terminated(0)
     assert only(job.terminated(2), FailJob)
+
+
+def test_exceptions_are_known_by_the_names_that_training_gives_them() -> None:
+    assert (NoStateLeft.__name__, NotTakenError.__name__) == (NO_STATE_LEFT, NOT_TAKEN)

@@ -10,11 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unicron_elastic.megatron.layout import Cut, FormerPlace, ReplicaLayout, ReplicaShape, lay_out
+from unicron_elastic.training.group.speech import NoStateLeft
 from unicron_elastic.training.step.shares import deal
-
-
-class NoReplicaLeft(RuntimeError):
-    """Nobody has the training state of some seat, or too few are left for one replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,17 +88,17 @@ def agree(
     """The agreement of those who ``said`` this, for steps of so many micro-batches, dealt in units of so many.
 
     ``layout``: the one of this world, if they have agreed on it already. ``nodes``: where each of them is, if that is
-    known. Raises NoReplicaLeft.
+    known. Raises NoStateLeft, also if too few are left for one replica.
     """
     step = max(each.heads_for for each in said)
     if step < 0:
-        raise NoReplicaLeft("no member of the new world has the training state in its memory")
+        raise NoStateLeft("no member of the new world has the training state in its memory")
     if layout is None:
         layout = lay_out(
             shape, [FormerPlace(each.seat, each.replica, has_state=_is_ready(each, step)) for each in said]
         )
     if not layout.replicas:
-        raise NoReplicaLeft(
+        raise NoStateLeft(
             f"a replica takes {shape.seats} ranks, each with a part of the model of its own, and of some part nobody "
             "is left"
         )
@@ -161,7 +158,7 @@ def _catch_up(said: Sequence[MemberSaid], layout: ReplicaLayout, step: int, node
         behind = [member for member in members if said[member].state != step]
         having = [member for member in members if said[member].state == step]
         if behind and not having:
-            raise NoReplicaLeft(f"nobody is left with the state after {step} steps of part {seat} of the model")
+            raise NoStateLeft(f"nobody is left with the state after {step} steps of part {seat} of the model")
         for member in behind:
             sources.append(_nearest(member, having, sources, nodes))
         pull += behind

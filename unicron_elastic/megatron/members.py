@@ -14,13 +14,13 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from unicron_elastic.base.world import World
-from unicron_elastic.megatron.agreement import MemberSaid, NoReplicaLeft, ReplicaAgreement, agree
+from unicron_elastic.megatron.agreement import MemberSaid, ReplicaAgreement, agree
 from unicron_elastic.megatron.groups import Groups
 from unicron_elastic.megatron.layout import ReplicaLayout
 from unicron_elastic.training.group.assembly import BROKEN
 from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.group.regroup import Meeting, Superseded
-from unicron_elastic.training.group.speech import MismatchError
+from unicron_elastic.training.group.speech import MismatchError, NoStateLeft
 from unicron_elastic.training.step.collective import AbandonedError, Waiter, count_references, wait_let_go
 from unicron_elastic.training.step.shares import from_ranges, to_ranges
 from unicron_elastic.worker.collectives import break_collectives
@@ -116,14 +116,14 @@ class Members:
     def meet(self, say: Callable[[], MemberSaid]) -> ReplicaAgreement:
         """Meets the members of the newest world; ``say`` tells where this one is. Afterwards the groups are made.
 
-        Raises NoReplicaLeft, MismatchError, or what broke a world after which none came.
+        Raises NoStateLeft, MismatchError, or what broke a world after which none came.
         """
         while True:
             try:
                 return self._meet(say())
             except Superseded:
                 continue
-            except (NoReplicaLeft, MismatchError):
+            except (NoStateLeft, MismatchError):
                 raise
             except BROKEN as error:
                 self.broke(error)

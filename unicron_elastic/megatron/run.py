@@ -18,13 +18,14 @@ from torch import Tensor
 
 from unicron_elastic.base.fault import Failure, Severity
 from unicron_elastic.faults.classify import classify
-from unicron_elastic.megatron.agreement import MemberSaid, NoReplicaLeft, ReplicaAgreement
+from unicron_elastic.megatron.agreement import MemberSaid, ReplicaAgreement
 from unicron_elastic.megatron.buckets import Buckets
 from unicron_elastic.megatron.members import Members
 from unicron_elastic.megatron.sharded import Sharded
 from unicron_elastic.megatron.state import State
 from unicron_elastic.training.group.assembly import BROKEN
 from unicron_elastic.training.group.joining import about_taken, give_state, take_state
+from unicron_elastic.training.group.speech import NoStateLeft
 from unicron_elastic.training.step.collective import AbandonedError, is_of_script
 from unicron_elastic.worker.pulse import made_before
 
@@ -309,7 +310,7 @@ class MegatronRun:
         while True:
             try:
                 agreement = self._members.meet(self._said)
-            except NoReplicaLeft:
+            except NoStateLeft:
                 if not self._members.is_over():
                     raise
                 self._end_alone()
