@@ -213,6 +213,49 @@ def test_what_each_rank_has_as_it_likes_is_neither_compared_nor_given() -> None:
     assert found(ours, theirs) == Verdict()
 
 
+class Cached(nn.Module):
+    """A layer that keeps a table of the length of its input, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate, self.calls, self.size, self.table = 0.5, 0, 0, torch.zeros(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.size != len(x):
+            self.size, self.table = len(x), torch.zeros(len(x))
+        return x
+
+
+class Caching(nn.ModuleDict):
+    """Its head calls the layer beside it."""
+
+    def __init__(self) -> None:
+        super().__init__({"own": Cached(), "head": nn.Linear(1, 1)})
+        self["head"].register_forward_hook(self._call)
+
+    def _call(self, *_: Any) -> None:
+        self["own"](torch.zeros(3))
+
+
+@pytest.mark.parametrize(("is_evaluated", "rate"), [(False, 0.0), (True, 0.5)])
+def test_values_that_tell_of_an_object_which_an_evaluation_replaced_are_not_given(
+    is_evaluated: bool, rate: float
+) -> None:
+    ours, theirs = Caching(), Caching()
+
+    def change(number: int) -> None:
+        if number == 0 and is_evaluated:
+            ours["own"](torch.zeros(3))
+        if number == 0:
+            ours["own"].rate = 0.0
+
+    state = given_away(Run(model=ours), change)
+    Run(model=theirs)._engine._registered.load_state_dict(state)
+    own = theirs["own"]
+    assert (own.rate, own.calls, own.size, len(own.table)) == (rate, 0, 0, 0)
+
+
 def test_a_newcomer_gives_what_it_was_given() -> None:
     first, second, third = (model_of([OWN]) for _ in range(3))
     state = given_away(Run(model=first), lambda number: setattr(first["net"][0], "stage", 1 + (number > 0)))

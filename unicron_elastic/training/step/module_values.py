@@ -28,10 +28,10 @@ _PARTS_MAX, _CHARACTERS_MAX = 64, 1000  # what is longer is data
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """One look at the modules: by path their plain values, and the names of what is no plain value."""
+    """`_Seen` is one look at the modules: by path their plain values, and by name what is no plain value."""
 
     values: dict[str, dict[str, Any]]
-    objects: dict[str, frozenset[str]]
+    objects: dict[str, dict[str, Any]]
 
 
 class ModuleValues:
@@ -52,11 +52,13 @@ class ModuleValues:
 
     def begin(self) -> None:
         """Notes what there is when the script asks for its first step."""
-        self._start = self._start or self._seen()
+        if self._first is None:
+            self._start = self._start or self._seen()
 
     def begin_step(self) -> None:
         """Notes what the script has made of it before the first forward pass."""
-        self._computing = self._computing or self._seen()
+        if self._first is None:
+            self._computing = self._computing or self._seen()
 
     def end_step(self) -> None:
         """Notes what there is after the first step."""
@@ -66,6 +68,8 @@ class ModuleValues:
                 changed = self._changed_by_script(path, values)
                 kept = {key: each for key, each in values.items() if key not in changed}
                 self._first.values[path] = kept | {key: was[0] for key, was in changed.items() if was}
+                self._first.objects[path] = dict.fromkeys(self._first.objects[path])  # their names
+            self._start = self._computing = None
 
     def _seen(self) -> _Seen:
         named = list(self._named())
@@ -74,10 +78,13 @@ class ModuleValues:
     def _changed_by_script(self, path: str, values: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Return the values that the script changed before the first forward pass, which left them alone, as they were.
 
-        None of a module for which the script made objects with that.
+        None of a module for which the script made or replaced objects with that, as in an evaluation.
         """
         start, computing = self._start, self._computing
-        if start is None or computing is None or computing.objects.get(path) != start.objects.get(path):
+        if start is None or computing is None:
+            return {}
+        were, are = (each.objects.get(path, {}) for each in (start, computing))
+        if were.keys() != are.keys() or any(were[name] is not each for name, each in are.items()):
             return {}
         before, then = start.values.get(path, {}), computing.values.get(path, {})
         left_alone = [key for key in values if _is_same(_had(then, key), [values[key]])]
@@ -112,7 +119,7 @@ class ModuleValues:
         now = _others(module)
         if self._first is None:
             return {key: (was, now[key]) for key, was in taken.items() if key in now}
-        if not _objects(module) <= self._first.objects.get(path, frozenset()):
+        if not _objects(module).keys() <= self._first.objects.get(path, {}).keys():
             return {}
         first = self._first.values.get(path, {})
         was = {key: taken.get(key, _had(first, key)) for key in now}
@@ -199,9 +206,9 @@ def _others(module: nn.Module) -> dict[str, Any]:
     return {name: _copied(value) for name, value in items if name not in known and _is_value(value)}
 
 
-def _objects(module: nn.Module) -> frozenset[str]:
+def _objects(module: nn.Module) -> dict[str, Any]:
     items = list(vars(module).items())
-    return frozenset(name for name, value in items if name not in _OF_EVERY_MODULE and not _is_value(value))
+    return {name: value for name, value in items if name not in _OF_EVERY_MODULE and not _is_value(value)}
 
 
 def _is_value(value: Any) -> bool:
