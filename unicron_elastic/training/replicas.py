@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.training.step.comparison import MODEL, Told, Verdict
 from unicron_elastic.training.step.module_values import asks_mode, decisive, has_extra_state
 
+T = TypeVar("T")
 OFTENER = 10  # so much more often than once in ``every`` steps they are compared at most because calls end
 _SCALER = ("_scale", "_growth_tracker")
 
@@ -54,6 +55,7 @@ class Replicas:
         self._digest: int | None = None
         self._read: dict[str, tuple[str, int]] | None = None  # of what each step reads once
         self._told: Told | None = None
+        self._none_told: Told | None = None  # what is told if the comparison has failed
 
     def begin(self, step: int, *, is_last: bool) -> None:
         """Step ``step`` begins, maybe the last of its call of ``steps()``; until its optimizer step the state stays."""
@@ -104,30 +106,35 @@ class Replicas:
         them: the script may be about to change it.
         """
         found = Counter[str]()
-        self._told_safely()
-        for name, (what, digest) in (self._read or {}).items():
+        for name, (what, digest) in (self._safely(self._read_once) or {}).items():
             found[name.partition(".")[0]] += _combined({name: (what, digest)})
         return {name: each % 2**64 for name, each in found.items()}
 
     def told(self) -> Told:
         """What the others are told if the digests differ."""
         if self._told is None:
-            self._told = self._told_safely()
+            self._told = self._safely(self._tell) or self._none_told
+        assert self._told is not None
         return self._told
 
-    def _told_safely(self) -> Told:
+    def _safely(self, read: Callable[[], T]) -> T | None:
+        """Return what it reads; None if that fails, which is said once, and ranks are compared no more."""
         try:
-            return self._tell()
+            return read()
         except Exception as error:
             if is_of_script(error):
                 raise
-            return self._cannot_tell(error)
+            self._cannot_tell(error)
+            return None
+
+    def _read_once(self) -> dict[str, tuple[str, int]]:
+        if self._read is None:
+            self._read = self._digests(dict(self._others()))
+        return self._read
 
     def _tell(self) -> Told:
         others, extra, modes = dict(self._others()), dict(self._extra_states()), list(self._modes())
-        if self._read is None:
-            self._read = self._digests(others)
-        tensors = self._read | {
+        tensors = self._read_once() | {
             name: (what, digest)
             for name, what, digest in (*self._decisive(), *modes, *_states(extra))
             if name not in self._left_out
@@ -148,7 +155,7 @@ class Replicas:
         tensors |= {name: ("state", digest_of(give())) for name, give in others.items() if name not in self._left_out}
         return tensors
 
-    def _cannot_tell(self, error: Exception) -> Told:
+    def _cannot_tell(self, error: Exception) -> None:
         """Say once that the comparison failed, and compare no more: it is no part of the script.
 
         What is told is of another kind than what the others tell, so that they hear why, and nobody is wrong.
@@ -158,7 +165,7 @@ class Replicas:
             sys.stderr.write(f"unicron: this rank {why}. The training goes on, and ranks are not compared any more.\n")
         self.every = 0
         none = frozenset[str]()
-        return Told(tensors={}, caches=none, own=none, kind=why, is_copy=self._is_copy)
+        self._none_told = Told(tensors={}, caches=none, own=none, kind=why, is_copy=self._is_copy)
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         buffers = {} if self.buffers is None else self.buffers.named()
