@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from unicron_elastic.faults import Failure, RootCause, classify, root_cause
-from unicron_elastic.recovery.policy import Policy, Repeats, count_repeats, judge, restarts_after_progress
+from unicron_elastic.recovery.policy import Life, Policy, Repeats, count_repeats, judge, restarts_after_progress
 
 
 def _failure(**known: Any) -> Failure:
@@ -116,6 +116,28 @@ def test_a_final_exit_code_of_any_worker_ends_the_job() -> None:
 def test_limit_of_equal_failures(limit: int, count: int, restart: bool) -> None:
     policy = Policy(max_restarts=9, same_failure_limit=limit)
     assert judge(policy, 0, _repeats(count), (_failure(exit_code=1),)).restart is restart
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "lived_s", "ends"),
+    [
+        ("SyntaxError", None, 2.0, True),
+        ("ModuleNotFoundError", 0, 2.0, True),
+        ("NameError", 0, 2.0, True),
+        ("NameError", 1, 2.0, False),  # the data of that step may have led there
+        ("NameError", None, 3600.0, False),
+        ("ImportError", 0, 2.0, False),  # a library that this node lacks
+        ("ValueError", 0, 2.0, False),
+    ],
+)
+def test_what_comes_again_each_time_is_not_tried_again(kind: str, step: int | None, lived_s: float, ends: bool) -> None:
+    cause = _cause(exception_type=kind, message="x", step=step, exit_code=1)
+    repeats = count_repeats(None, cause, Life(lived_s=lived_s, has_saved=False, has_restored=False))
+    verdict = judge(Policy(max_restarts=3), 0, repeats, (cause.fault.failure,))
+    assert verdict.restart is not ends
+    if ends:
+        assert verdict.reason == f"No restart: {kind} before the first step comes again each time."
+    assert judge(Policy(max_restarts=3, same_failure_limit=0), 0, repeats, (cause.fault.failure,)).restart
 
 
 def test_the_reason_says_where_it_repeats() -> None:

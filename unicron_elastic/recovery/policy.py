@@ -10,6 +10,8 @@ from unicron_elastic.faults import Failure, Fault, RootCause, Severity, Status, 
 from unicron_elastic.planning.model.configurations import Configuration
 
 DO_NOT_RESTART_EXIT_CODE = 93  # nvidia-resiliency-ext's convention for "do not requeue"
+# What Python finds in a script by itself, and finds again each time. No ImportError: a sick node may lack a library.
+_CERTAIN = frozenset({"SyntaxError", "IndentationError", "TabError", "NameError", "ModuleNotFoundError"})
 # Signals a program raises by its own fault. SIGKILL and SIGTERM come from outside and prove no bug in the script.
 _OWN_FAULT_EXIT_CODES = frozenset({-4, -6, -7, -8, -11})  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 
@@ -46,6 +48,7 @@ class Repeats:
     count: int
     was_saved: bool = False  # the last of these generations wrote a checkpoint
     longest_s: float = 0.0  # that any of them has lived
+    certain: str = ""  # the kind of exception, if it comes again each time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +104,19 @@ def count_repeats(previous: Repeats | None, cause: RootCause, life: Life | None 
         count=1,
         was_saved=life.has_saved is not False,
         longest_s=life.lived_s,
+        certain=_certain(failure, life),
     )
     if previous is None or (previous.signature, previous.step) != (first.signature, first.step):
         return first
     if _came_further(previous, failure.step, life):
         return first
     return replace(first, count=previous.count + 1, longest_s=max(previous.longest_s, life.lived_s))
+
+
+def _certain(failure: Failure, life: Life) -> str:
+    """Return the kind of an exception that a script raises each time it starts; "" if it need not."""
+    is_early = not failure.step and life.lived_s < UNKNOWN_S
+    return failure.exception_type if is_early and failure.exception_type in _CERTAIN else ""
 
 
 def _came_further(previous: Repeats, step: int | None, life: Life) -> bool:
@@ -168,7 +178,11 @@ def why_final(policy: Policy, failures: tuple[Failure, ...]) -> str | None:
 
 
 def _why_hopeless(policy: Policy, repeats: Repeats | None) -> str | None:
-    if repeats is None or not policy.same_failure_limit or repeats.count < policy.same_failure_limit:
+    if repeats is None or not policy.same_failure_limit:
+        return None
+    if repeats.certain:
+        return f"No restart: {repeats.certain} before the first step comes again each time."
+    if repeats.count < policy.same_failure_limit:
         return None
     where = {None: "", 0: " before the first step", 1: " after 1 step"}.get(
         repeats.step, f" after {repeats.step} steps"
