@@ -8,8 +8,10 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -338,6 +340,57 @@ def test_what_is_registered_and_cannot_be_sent_is_refused_by_name_at_once(
         with pytest.raises(TypeError, match=sentence) as found:
             next(run.steps(1, 1))
         assert "\n" not in str(found.value)
+
+
+ARGUMENTS: list[tuple[str, object, str]] = [
+    ("model", None, r"model must be a torch\.nn\.Module, and not None"),
+    ("model", nn.Linear, r"model must be a torch\.nn\.Module, and not the class Linear"),
+    ("model", [1, 2], r"and not \[1, 2\], a list"),
+    ("optimizer", torch.optim.SGD, "optimizer must be an object with a state, and not the class SGD"),
+    ("snapshot_every", "10", r"snapshot_every must be a whole number, and not '10', a str"),
+    ("snapshot_every", 0.5, r"snapshot_every must be a whole number, and not 0\.5, a float"),
+    ("peer_snapshot_every", "10", "peer_snapshot_every must be a whole number"),
+    ("compare_every", None, "compare_every must be a whole number, and not None"),
+    ("seed", 0.5, "seed must be a whole number"),
+    ("timeout_s", "600", "timeout_s must be a number of seconds, and not '600', a str"),
+    ("join_patience_s", None, "join_patience_s must be a number of seconds, and not None"),
+    ("on_regroup", 3, "on_regroup must be a function without arguments, and not 3, a int"),
+    ("total", 2.5, r"total must be a whole number, and not 2\.5, a float"),
+    ("total", None, "total must be a whole number, and not None"),
+    ("micro_batches", "2", "micro_batches must be a whole number, and not '2', a str"),
+    ("micro_batches", [2], r"micro_batches must be a whole number, and not \[2\], a list"),
+    ("every", 0.5, "every must be a whole number"),
+    ("step", "1", "step must be a whole number"),
+    ("keep", None, "keep must be a whole number, and not None"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "sentence"), ARGUMENTS)
+def test_an_argument_of_another_type_is_named(name: str, value: Any, sentence: str, tmp_path: Path) -> None:
+    given = {"model": nn.Linear(1, 1), "total": 1, "micro_batches": 1, "every": 1, "keep": 3, "step": 1, name: value}
+    own = {key: given.pop(key) for key in ("total", "micro_batches", "every", "keep", "step")}
+
+    def use() -> None:
+        run = Run(**given)
+        run.snapshot(own["step"], own["every"])
+        run.save(tmp_path, own["step"], own["keep"])
+        next(run.steps(own["total"], own["micro_batches"]))
+
+    with pytest.raises(TypeError, match=sentence) as found:
+        use()
+    assert "\n" not in str(found.value)
+
+
+def test_a_whole_number_is_good_in_any_type() -> None:
+    model = nn.Linear(1, 1)
+    given: dict[str, Any] = {"seed": np.int64(1), "snapshot_every": None, "compare_every": 10.0, "timeout_s": 60}
+    run = Run(model=model, **given)
+    total: Any = torch.tensor(2)
+    micro_batches: Any = 3.0
+    for step in run.steps(total, micro_batches):
+        for _ in step:
+            step.backward(model(torch.ones(1, 1)).sum())
+    assert (run.step, len(step.losses)) == (2, 3)
 
 
 def test_an_extra_state_that_cannot_be_sent_is_refused_by_name() -> None:

@@ -23,6 +23,8 @@ class Registered:
 
     def __init__(self, objects: Mapping[str, Stateful]) -> None:
         for name, each in objects.items():
+            if isinstance(each, type):
+                raise TypeError(f"{name} must be an object with a state, and not the class {each.__name__}")
             if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
                 raise TypeError(f"{name} must have state_dict and load_state_dict, and a {type(each).__name__} has not")
         self.objects = dict(objects)

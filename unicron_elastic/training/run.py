@@ -21,6 +21,7 @@ from unicron_elastic.training.snapshot.manager import Keeper
 from unicron_elastic.training.snapshot.requests import Requests
 from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.randomness import Randomness
+from unicron_elastic.training.whole_number import check_module, function, seconds, whole_number
 
 
 class Run:
@@ -44,7 +45,8 @@ class Run:
     compare digests of parameters, buffers and optimizer state before the optimizer steps, and one whose state is not
     that of most ends; 0: never.
 
-    Raises TypeError for what cannot be registered, and ValueError for a ``compare_every`` below 0.
+    Raises TypeError for what cannot be registered, and for arguments of another type, and ValueError for a
+    ``compare_every`` below 0.
     """
 
     def __init__(
@@ -66,12 +68,13 @@ class Run:
         compare_every: int = 100,
         **state: Stateful,
     ) -> None:
+        check_module("model", model)
         self._is_wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
         model = self._model = model.module if self._is_wrapped else model
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **state}
         self._registered = Registered({name: each for name, each in named.items() if each is not None})
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        self._randomness = Randomness(seed, device)
+        self._randomness = Randomness(None if seed is None else whole_number("seed", seed), device)
         self._requests = Requests(self._wait_kept)
         self._engine = Engine(
             model=model,
@@ -81,17 +84,17 @@ class Run:
             randomness=self._randomness,
             is_reproducible=reproducible,
             backend=backend or ("nccl" if device.type == "cuda" else "gloo"),
-            timeout_s=timeout_s,
-            join_patience_s=join_patience_s,
-            on_regroup=on_regroup or (lambda: None),
-            replicas=Replicas(model, self._registered.objects, compare_every),
+            timeout_s=seconds("timeout_s", timeout_s),
+            join_patience_s=seconds("join_patience_s", join_patience_s),
+            on_regroup=function("on_regroup", on_regroup or None),
+            replicas=Replicas(model, self._registered.objects, whole_number("compare_every", compare_every)),
         )
         is_replicated = self._is_wrapped if replicated is None else replicated
-        self._snapshot_every = snapshot_every
-        self._peer_snapshot_every = peer_snapshot_every
+        self._snapshot_every = whole_number("snapshot_every", snapshot_every or 0)
+        self._peer_snapshot_every = whole_number("peer_snapshot_every", peer_snapshot_every or 0)
         self._is_in_steps = False
         self._keeper = Keeper(
-            self, self._registered.objects, is_replicated=is_replicated, peer_every=peer_snapshot_every
+            self, self._registered.objects, is_replicated=is_replicated, peer_every=self._peer_snapshot_every
         )
 
     @property
@@ -113,11 +116,12 @@ class Run:
         """Yields the steps that are left of ``total``, each of ``micro_batches`` micro-batches.
 
         A newcomer begins with the step that the others are in; of calls that they have behind them it gets none. All
-        ranks make the same calls with the same totals. Raises ValueError for numbers below 1, TypeError for a model
-        that is wrapped or divided among ranks, for a SparseAdam, and for what is registered and cannot be sent to a
-        replacement, and RuntimeError if the loop of an earlier call has
-        not come to its end, and if the members of the job do not train the same.
+        ranks make the same calls with the same totals. Raises ValueError for numbers below 1, TypeError for what
+        is no whole number, for a model that is wrapped or divided among ranks, for a SparseAdam, and for what is
+        registered and cannot be sent to a replacement, and RuntimeError if the loop of an earlier call has not come to
+        its end, and if the members of the job do not train the same.
         """
+        total, micro_batches = whole_number("total", total), whole_number("micro_batches", micro_batches)
         if total < 1 or micro_batches < 1:
             raise ValueError(f"total and micro_batches must be 1 or more, got {total} and {micro_batches}")
         if self._is_wrapped:
@@ -175,6 +179,7 @@ class Run:
         the next step, or the script ends. Raises ValueError for negative numbers and there for another step than the
         script is in, and TypeError for a state that cannot be kept; of a request that is told, and ends nothing.
         """
+        step, every = whole_number("step", step), whole_number("every", every)
         if step < 0 or every < 0:
             raise ValueError(f"step and every must be 0 or more, got {step} and {every}")
         if not self._engine.is_member:
@@ -197,6 +202,7 @@ class Run:
         ``wait_saved`` carries it out. Raises ValueError for a ``keep`` below 1 and there for another step than the
         script is in, and TypeError for a state that cannot be written; of a request that is told, and ends nothing.
         """
+        step, keep = whole_number("step", step), whole_number("keep", keep)
         if keep < 1:
             raise ValueError(f"keep must be 1 or more, got {keep}: the newest state always stays")
         if self._engine.is_passing:
