@@ -154,7 +154,7 @@ class NodeHeartbeats:
                 now = time.monotonic()
                 if now - ticked_at >= TICK_S:
                     ticked_at = now
-                    self._handle(coordination.TimePassed(now))
+                    self._handle(coordination.MembershipTick(now))
                 if now - told_at >= TELL_S:
                     told_at = now
                     self.on_change()

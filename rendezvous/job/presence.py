@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
-from unicron_elastic.membership.rounds import JobView, Member, Place, Round
+from unicron_elastic.membership.rounds import JobMember, JobView, Place, Round
 from unicron_elastic.rendezvous.records.job import (
     JobKeys,
     JobMirror,
@@ -52,7 +52,7 @@ class JobPresence(Presence[JobMirror]):
         self._job_texts: dict[str, bytes] = {}  # what is the job's own and any of its agents may say
         self._round: Round | None = None  # the latest that was seen, to be said again to a store that forgot it
 
-    def join(self, member: Member, timeout_s: float) -> None:
+    def join(self, member: JobMember, timeout_s: float) -> None:
         """Becomes a member, or says what has changed of it. Raises StoreError if the store does not let it in in time.
 
         An unreachable store is waited for.

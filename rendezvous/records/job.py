@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from unicron_elastic.base.text import one_line
-from unicron_elastic.membership.rounds import JobView, Member, Place, Round
+from unicron_elastic.membership.rounds import JobMember, JobView, Place, Round
 from unicron_elastic.rendezvous.store.interface import Change, Entry, Snapshot
 from unicron_elastic.rendezvous.store.records import object_in, odd
 
@@ -68,7 +68,7 @@ class JobKeys:
         return f"{self.prefix}stores/{number}"
 
 
-def member_text(member: Member) -> bytes:
+def member_text(member: JobMember) -> bytes:
     """What a member's key holds."""
     told = {"node": member.node_id, "host": member.host, "label": member.label, "waits_for": member.waits_for}
     return json.dumps(told).encode()
@@ -80,11 +80,11 @@ def round_text(found: Round) -> bytes:
     return json.dumps({"number": found.number, "places": places}).encode()
 
 
-def parse_member(entry: Entry) -> Member:
+def parse_member(entry: Entry) -> JobMember:
     """Raises ValueError for what is no member."""
     told = object_in(entry, _RECORD_MAX_BYTES)
     try:
-        return Member(
+        return JobMember(
             node_id=str(told["node"])[:NAME_CHARACTERS],
             host=str(told["host"])[:NAME_CHARACTERS],
             label=str(told["label"])[:NAME_CHARACTERS],
@@ -168,7 +168,7 @@ class JobMirror:
     def __init__(self, keys: JobKeys, snapshot: Snapshot) -> None:
         self._keys = keys
         self._entries: dict[str, Entry] = {}
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, JobMember] = {}
         self._round: Round | None = None
         self._lost: dict[str, Lost] = {}
         self._departing: dict[str, tuple[str, str]] = {}

@@ -13,7 +13,7 @@ from unicron_elastic.compat.rendezvous import (
     get_rendezvous_handler,
     parse_rendezvous_endpoint,
 )
-from unicron_elastic.membership.rounds import Member, Settings
+from unicron_elastic.membership.rounds import JobMember, Settings
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.records.cluster import NodeRecord
@@ -68,7 +68,7 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
             address=here,
             may_lead=start is None,  # the agent that started this one does, and outlives it
         ),
-        Member(node_id=node_id, host=host, label=label, waits_for=0),
+        JobMember(node_id=node_id, host=host, label=label, waits_for=0),
         keys,
         run_id=parameters.run_id,
         settings=settings,

@@ -31,12 +31,12 @@ from unicron_elastic.membership.coordination import Decision, why_not
 from unicron_elastic.membership.rounds import (
     BLIND_MARGIN_S,
     Formed,
+    JobMember,
     JobView,
-    Member,
     Place,
     Round,
+    RoundWait,
     Settings,
-    Waiting,
     gone,
     lost,
     nodes_waiting,
@@ -91,7 +91,7 @@ class ClusterRendezvous(JobRendezvous):
         self,
         presence: JobPresence,
         node: ClusterNode,
-        member: Member,
+        member: JobMember,
         keys: JobKeys,
         *,
         run_id: str,
@@ -349,7 +349,7 @@ class ClusterRendezvous(JobRendezvous):
     def _meet(self, deadline: float) -> Round:
         """Says that this node waits, and waits for a round with it."""
         self._join(deadline)
-        waiting = Waiting(self._settings, time.monotonic())
+        waiting = RoundWait(self._settings, time.monotonic())
         while True:
             changes = self._presence.changes
             view, now = self._presence.view(), time.monotonic()

@@ -28,7 +28,7 @@ from unicron_elastic.launcher.agent.core.worker_messages import Happenings
 from unicron_elastic.launcher.agent.process import whereabouts
 from unicron_elastic.launcher.node import submission
 from unicron_elastic.launcher.view.cluster import what_if
-from unicron_elastic.membership.rounds import Member, Place, Round
+from unicron_elastic.membership.rounds import JobMember, Place, Round
 from unicron_elastic.metrics.samples import parse_samples
 from unicron_elastic.planning.allocate.plan import Plan
 from unicron_elastic.planning.coordinate.proposal import propose
@@ -244,7 +244,7 @@ def _records() -> Iterator[Parser]:
             cluster_records.RosterRecord(host="n1", node_id="n1/1", reason="It is silent.", lost_unix_s=1.0))),
         ("job", cluster_records.parse_spec, "k", job),
         ("member", job_records.parse_member, "k", job_records.member_text(
-            Member(node_id="n1", host="n1", label="", joined=5, waits_for=0))),
+            JobMember(node_id="n1", host="n1", label="", joined=5, waits_for=0))),
         ("round", job_records.parse_round, "k", job_records.round_text(Round(number=1, places=(Place("n1", "n1"),)))),
         ("lost", job_records.parse_lost, "k", job_records.lost_text("n1", "It is silent.", has_ended=True)),
         ("departing", job_records.parse_departing, "k", job_records.departing_text("n1", "It is sick.")),

@@ -28,7 +28,7 @@ from unicron_elastic.launcher.view.cluster.members import (
     nodes_table,
     read_cluster,
 )
-from unicron_elastic.membership.rounds import JobView, Member, Place, Round
+from unicron_elastic.membership.rounds import JobMember, JobView, Place, Round
 from unicron_elastic.rendezvous.records.cluster import (
     LEADER,
     LeaderRecord,
@@ -110,7 +110,7 @@ def _put_job(store: Store, run_id: str, training: str, waiting: str = "", spec: 
         places = tuple(Place(_node_id(host), host) for host in training)
         store.put(keys.round, round_text(Round(number=3, places=places)))
     for host in training + waiting:
-        member = Member(node_id=_node_id(host), host=host, waits_for=3 if host in training else 4)
+        member = JobMember(node_id=_node_id(host), host=host, waits_for=3 if host in training else 4)
         store.put(keys.member(member.node_id), member_text(member))
     if spec is not None:
         store.put(keys.spec, spec_text(spec))
@@ -309,7 +309,7 @@ def test_forgetting_needs_names_of_nodes() -> None:
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     name = "node-17.rack-3.north.example.org"
     hosts = [f"{name}-{number}" for number in range(100)]
-    members = tuple(Member(node_id=host, host=host, waits_for=1) for host in hosts)
+    members = tuple(JobMember(node_id=host, host=host, waits_for=1) for host in hosts)
     found = Round(number=1, places=tuple(Place(host, host) for host in hosts))
     job = JobListing(run_id="a-long-name-of-a-job" * 3, view=JobView(members=members, round=found), spec=SPEC)
     quarantined = Quarantined(node=hosts[0], reason="It smells. " * 20, since=SINCE, until=None, by="ada")
@@ -326,7 +326,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 
 def test_agents_of_one_host_are_counted() -> None:
-    members = tuple(Member(node_id=f"a/{number}", host="a") for number in range(3))
+    members = tuple(JobMember(node_id=f"a/{number}", host="a") for number in range(3))
     job = JobListing(run_id="x", view=JobView(members=members))
     assert jobs_table([job], 60).splitlines()[-1] == "     a (3) wait"
 

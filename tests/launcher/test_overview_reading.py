@@ -14,7 +14,7 @@ from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.launcher.view.cluster.overview import Overview
 from unicron_elastic.launcher.view.cluster.plan import read_plan
 from unicron_elastic.launcher.view.cluster.reading import read_overview
-from unicron_elastic.membership.rounds import Member, Place, Round
+from unicron_elastic.membership.rounds import JobMember, Place, Round
 from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus, NodeState
 from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay
 from unicron_elastic.rendezvous.records import news
@@ -73,7 +73,7 @@ def _put_run(store: Store, run: str, hosts: str, waiting: str = "", number: int 
             keys.round, round_text(Round(number=number, places=tuple(Place(f"{host}/7", host) for host in hosts)))
         )
     for host in hosts + waiting:
-        member = Member(node_id=f"{host}/7", host=host, waits_for=number if host in hosts else number + 1)
+        member = JobMember(node_id=f"{host}/7", host=host, waits_for=number if host in hosts else number + 1)
         store.put(keys.member(member.node_id), member_text(member))
     return keys
 
@@ -164,7 +164,9 @@ def test_a_job_by_hand_is_stopped_if_all_of_its_last_nodes_have_said_so(store, m
         if text is not None:
             store.put(keys.lost(f"{host}/7"), text)
     if waiting:
-        store.put(keys.member(f"{waiting}/7"), member_text(Member(node_id=f"{waiting}/7", host=waiting, waits_for=4)))
+        store.put(
+            keys.member(f"{waiting}/7"), member_text(JobMember(node_id=f"{waiting}/7", host=waiting, waits_for=4))
+        )
     found = _read(store)
     assert (found.jobs[0].state, found.verdict.level, found.odd) == (state, level, ())
     store.delete(LEADER)

@@ -21,7 +21,7 @@ from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.config.answers import local_time
 from unicron_elastic.launcher.view.cluster.plan import PlanReading, proposal_view, published_view, read_plan
 from unicron_elastic.launcher.view.cluster.plan_text import amount, plan_text, span
-from unicron_elastic.membership.rounds import Member, Place, Round
+from unicron_elastic.membership.rounds import JobMember, Place, Round
 from unicron_elastic.planning.coordinate.proposal import propose
 from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, NodeState
 from unicron_elastic.planning.model.jobs import JobSpec
@@ -409,7 +409,7 @@ def _run_on(store: Store, name: str, *hosts: str) -> None:
     ids = {host: f"{host}/child" for host in hosts}
     store.put(keys.round, round_text(Round(number=3, places=tuple(Place(ids[host], host) for host in hosts))))
     for host, node_id in ids.items():
-        store.put(keys.member(node_id), member_text(Member(node_id=node_id, host=host, waits_for=3)))
+        store.put(keys.member(node_id), member_text(JobMember(node_id=node_id, host=host, waits_for=3)))
         _record(store, node_id, host, name)
 
 

@@ -21,7 +21,7 @@ from random_cluster_store import (
 )
 
 from unicron_elastic.membership import rounds as membership
-from unicron_elastic.membership.rounds import Formed, JobView, Member, Round
+from unicron_elastic.membership.rounds import Formed, JobMember, JobView, Round
 
 if TYPE_CHECKING:
     from random_cluster import Cluster
@@ -40,7 +40,7 @@ class Meeting(Sight):
     def __init__(self, cluster: Cluster, node_id: str, host: str) -> None:
         super().__init__(cluster, node_id)
         self.host = host
-        self.member = Member(node_id=node_id, host=host, waits_for=0)
+        self.member = JobMember(node_id=node_id, host=host, waits_for=0)
         # Of the regrouping: "enters", "joins", "meets", "opens", "visits", "arrives", "agrees", "starts"; "exits" is at
         # the end of the job; "": it handles events.
         self.mode = ""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from unicron_elastic.membership.rounds import Member, Round
+from unicron_elastic.membership.rounds import JobMember, Round
 
 if TYPE_CHECKING:
     from random_cluster import Cluster
@@ -120,7 +120,7 @@ class EtcdStore:
         for key, (value, lease) in puts.items():
             before = self.keys.get(key)
             created = before.created if before else self.revision
-            told = replace(value, joined=created) if isinstance(value, Member) else value
+            told = replace(value, joined=created) if isinstance(value, JobMember) else value
             self.keys[key] = Key(told, self.revision, created, lease)
             changes.append((key, self.keys[key]))
             if key == ROUND:

@@ -11,7 +11,7 @@ from test_recalled import ELSEWHERE, OTHER_RECALLED, departs
 
 from unicron_elastic.planning.model.configurations import Configuration
 from unicron_elastic.recovery.commands import ChangeWorld, MeetNodes, StartWorkers, StopWorkers, WakeAt
-from unicron_elastic.recovery.events import NodesLost, StartedWorker, WorkersStarted
+from unicron_elastic.recovery.events import OtherNodesLost, StartedWorker, WorkersStarted
 
 CONFIGURATIONS = {
     1: Configuration(replicas=1, pipeline=2),
@@ -61,7 +61,7 @@ def test_they_begin_again_for_a_node_that_departs() -> None:
 
 def test_they_go_on_without_a_node_that_is_lost() -> None:
     job = job_on_two_nodes()
-    event = NodesLost(at=job._at(None), nodes=("n2",), reason="n2 is gone.", generation=job.state.generation)
+    event = OtherNodesLost(at=job._at(None), nodes=("n2",), reason="n2 is gone.", generation=job.state.generation)
     assert only(job.feed(event), ChangeWorld).lost == ("0.0#z",)
 
 

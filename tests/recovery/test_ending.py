@@ -19,7 +19,7 @@ from unicron_elastic.recovery.commands import (
     TellPeers,
     TellWorld,
 )
-from unicron_elastic.recovery.events import NodesLost, WorldChanged
+from unicron_elastic.recovery.events import OtherNodesLost, WorldChanged
 from unicron_elastic.recovery.state import Part
 from unicron_elastic.recovery.worker_loss import BREAK_GRACE_S, REPLACE_AFTER_S
 
@@ -252,7 +252,7 @@ def test_who_is_lost_after_its_last_step_beside_other_nodes_has_all_begin_again_
     job.entered(1)
     for local_rank in (0, 1):
         job.parted(local_rank, 1)
-    lost = NodesLost(at=job._at(None), nodes=("other",), reason="other is lost.", generation=job.state.generation)
+    lost = OtherNodesLost(at=job._at(None), nodes=("other",), reason="other is lost.", generation=job.state.generation)
     assert only(job.feed(lost), StopWorkers).reason == "other is lost."
 
 

@@ -35,7 +35,7 @@ from unicron_elastic.recovery.events import (
     MemberParted,
     MemberWentOn,
     NodesDepart,
-    NodesLost,
+    OtherNodesLost,
     StartedWorker,
     StateFetched,
     TimePassed,
@@ -512,7 +512,7 @@ def test_it_begins_again_at_once_when_the_others_do() -> None:
 def test_it_begins_again_when_the_others_are_lost_too() -> None:
     job = InPlace(1, elsewhere=(ELSEWHERE,))
     job.exited(0, KILLED)
-    lost = NodesLost(at=job._at(None), nodes=("b",), reason="b is lost.", generation=job.state.generation)
+    lost = OtherNodesLost(at=job._at(None), nodes=("b",), reason="b is lost.", generation=job.state.generation)
     assert only(job.feed(lost), StartWorkers).restarts_used == 2
 
 

@@ -9,7 +9,7 @@ from scenario import CRASHED, GLOO_CLOSED, KILLED, TERMINATED, Job, none, only
 
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.recovery.commands import Command, FailJob, RecordIncident, StartWorkers, StopWorkers, Tell
-from unicron_elastic.recovery.events import NodesLost
+from unicron_elastic.recovery.events import OtherNodesLost
 from unicron_elastic.recovery.state import Phase
 
 LOST = "n2 is lost: its process has ended."
@@ -18,7 +18,7 @@ BOTH_LOST = f"{LOST} n3 is lost: its lease has run out."
 
 def loses(job: Job, *nodes: str, reason: str = LOST) -> list[Command]:
     generation = job.state.generation
-    return job.feed(NodesLost(at=job._at(None), nodes=nodes or ("n2",), reason=reason, generation=generation))
+    return job.feed(OtherNodesLost(at=job._at(None), nodes=nodes or ("n2",), reason=reason, generation=generation))
 
 
 def started(**policy: Any) -> Job:

@@ -30,7 +30,7 @@ from unicron_elastic.recovery.events import (
     MembershipChanged,
     NodeRecalled,
     NodesDepart,
-    NodesLost,
+    OtherNodesLost,
     PeerFailed,
     TakenForLost,
     WorkerReplaced,
@@ -229,7 +229,7 @@ HAPPENINGS = st.one_of(
 OF_OTHERS: dict[str, Callable[[float, int], Event]] = {
     "joins": lambda at, of: MembershipChanged(at=at, nodes_waiting=1, generation=of),
     "departs": lambda at, of: NodesDepart(at=at, nodes=("n2",), reason="n2 departs.", generation=of),
-    "lost": lambda at, of: NodesLost(at=at, nodes=("n2",), reason="n2 is lost.", generation=of),
+    "lost": lambda at, of: OtherNodesLost(at=at, nodes=("n2",), reason="n2 is lost.", generation=of),
     "taken": lambda at, of: TakenForLost(at=at, reason="n1 was lost.", generation=of),
     "peer": lambda at, of: PeerFailed(at=at, reason="n2 has failed.", generation=of),
     "recalled": lambda at, _: NodeRecalled(at=at, reason="n1 is recalled.", why_stay="it must."),

@@ -148,7 +148,7 @@ class Cluster:
     def _tick(self, agent: Agent) -> None:
         if agent.is_alive:
             if not agent.is_stopped:
-                self.handle(agent, c.TimePassed(self.now))
+                self.handle(agent, c.MembershipTick(self.now))
             self.after(TICK_S, lambda: self._tick(agent))
 
     def _do(self, agent: Agent, command: c.Command) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.membership.rounds import Member, Place, Round
+from unicron_elastic.membership.rounds import JobMember, Place, Round
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.records.job import JobKeys
 from unicron_elastic.rendezvous.store.address import StoreAddress
@@ -86,7 +86,7 @@ class Lab:
     def join(self, host: str, kind: type[EtcdStore] = EtcdStore) -> JobPresence:
         """One more, which all have seen."""
         self.made.append(JobPresence(lambda: self.open(kind), JobKeys("job"), lease_ttl_s=1.0))
-        self.made[-1].join(Member(node_id=f"{host}/1", host=host), timeout_s=DEADLINE_S)
+        self.made[-1].join(JobMember(node_id=f"{host}/1", host=host), timeout_s=DEADLINE_S)
         until(lambda: all(len(each.view().members) == len(self.made) for each in self.made))
         return self.made[-1]
 

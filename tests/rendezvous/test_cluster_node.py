@@ -20,7 +20,7 @@ from store_lab import BINARY, wait_until
 
 from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.membership.coordination import BecomeCoordinator
-from unicron_elastic.membership.rounds import Member
+from unicron_elastic.membership.rounds import JobMember
 from unicron_elastic.rendezvous.cluster.heartbeat_wire import Hello
 from unicron_elastic.rendezvous.cluster.heartbeats import NodeHeartbeats
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
@@ -55,14 +55,14 @@ from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.records.job import JobKeys
-from unicron_elastic.membership.rounds import Member
+from unicron_elastic.membership.rounds import JobMember
 endpoint, namespace, host, ttl_s = sys.argv[1:]
 open_store = lambda: EtcdStore(StoreAddress.parse(endpoint), namespace)
 record = NodeRecord(node_id=host + "/1", host=host, job="job", label="", pid=0)
 node = ClusterNode(open_store, float(ttl_s), record, bind="127.0.0.1", address="127.0.0.1")
 node.enter(20.0)
 presence = JobPresence(open_store, JobKeys("job"), float(ttl_s))
-presence.join(Member(node_id=record.node_id, host=host), 20.0)
+presence.join(JobMember(node_id=record.node_id, host=host), 20.0)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -442,7 +442,7 @@ def test_a_member_that_is_said_again_is_no_longer_called_lost(cluster: Cluster) 
     cluster.store.put(keys.lost("a/1"), b"a is lost.")
     presence = JobPresence(cluster.open_store, keys, LEASE_TTL_S)
     for _ in range(2):  # the first time it has no copy of the store yet
-        presence.join(Member(node_id="a/1", host="a"), DEADLINE_S)
+        presence.join(JobMember(node_id="a/1", host="a"), DEADLINE_S)
     wait_until(lambda: not is_there(cluster, keys.lost("a/1")))
     presence.leave()
 

@@ -24,13 +24,13 @@ from unicron_elastic.membership.coordination import (
     LinkLost,
     LinkOpened,
     LookAtNodes,
+    MembershipTick,
     Node,
     NodesSeen,
     Probe,
     Probed,
     Remove,
     Sight,
-    TimePassed,
     Withdraw,
     handle,
 )
@@ -103,17 +103,17 @@ def test_where_nobody_leads_one_tries_to() -> None:
 
 
 def test_who_failed_to_lead_tries_again_but_not_at_each_tick() -> None:
-    state, first = after(CoordinatorSeen(1.0, None), TimePassed(1.0))
-    state, soon = after(TimePassed(1.1), state=state)
-    _, later = after(TimePassed(1.6), state=state)
+    state, first = after(CoordinatorSeen(1.0, None), MembershipTick(1.0))
+    state, soon = after(MembershipTick(1.1), state=state)
+    _, later = after(MembershipTick(1.6), state=state)
     assert (first, soon, later) == ([BecomeCoordinator(0)], [], [BecomeCoordinator(0)])
 
 
 def test_who_leads_looks_at_the_nodes_at_once_and_each_second() -> None:
     state, commands = after(CoordinatorSeen(1.0, leader(ME)))
     assert (commands, state.leads) == ([LookAtNodes()], True)
-    state, soon = after(TimePassed(1.9), state=state)
-    _, later = after(TimePassed(2.0), state=state)
+    state, soon = after(MembershipTick(1.9), state=state)
+    _, later = after(MembershipTick(2.0), state=state)
     assert (soon, later) == ([], [LookAtNodes()])
 
 
@@ -121,13 +121,13 @@ def test_the_others_connect_and_try_again_each_half_second() -> None:
     state, commands = after(CoordinatorSeen(1.0, leader(ONE)))
     assert commands == [Connect(leader(ONE))]
     state, _ = after(LinkLost(1.0, ONE), state=state)
-    _, soon = after(TimePassed(1.4), state=state)
-    _, later = after(TimePassed(1.5), state=state)
+    _, soon = after(MembershipTick(1.4), state=state)
+    _, later = after(MembershipTick(1.5), state=state)
     assert (soon, later) == ([], [Connect(leader(ONE))])
 
 
 def test_who_is_linked_does_not_connect_again() -> None:
-    assert after(TimePassed(9.0), state=follower())[1] == []
+    assert after(MembershipTick(9.0), state=follower())[1] == []
 
 
 def test_another_revision_of_the_same_leader_changes_nothing_but_the_revision() -> None:
@@ -152,7 +152,7 @@ def test_who_may_not_lead_leaves_it_to_others() -> None:
     state, commands = after(CoordinatorSeen(1.0, None), state=state)
     assert commands == []
     for tick in range(30):
-        state, commands = after(TimePassed(2.0 + tick), state=state)
+        state, commands = after(MembershipTick(2.0 + tick), state=state)
         assert (commands, state.leads) == ([], False)
     state, commands = after(CoordinatorSeen(40.0, leader(ONE)), state=state)
     assert (commands, state.may_lead) == ([Connect(leader(ONE))], False)
@@ -181,7 +181,7 @@ def random_event(chance: random.Random, at: float) -> Event:
     return chance.choice(
         (
             CoordinatorSeen(at, chance.choice(found)),
-            TimePassed(at),
+            MembershipTick(at),
             LinkOpened(at, who),
             LinkLost(at, who),
             Probed(at, who, chance.choice(tuple(Answer))),
@@ -227,7 +227,7 @@ def test_who_answers_stays_and_is_asked_again_if_it_does_not_come() -> None:
     assert commands == []
     asked = 0
     for tick in range(20):
-        state, commands = after(TimePassed(2.2 + tick / 10), state=state)
+        state, commands = after(MembershipTick(2.2 + tick / 10), state=state)
         asked += commands.count(Probe(ONE, "one:1"))
         assert removed(commands) == []
     assert asked == 1, "it may be stopped, and its queue of connections is not to be filled"
@@ -236,7 +236,7 @@ def test_who_answers_stays_and_is_asked_again_if_it_does_not_come() -> None:
 def test_who_answered_while_it_ended_is_asked_again_soon() -> None:
     """The kernel closes the connections of a process one by one, and its port last."""
     state, _ = after(LinkLost(2.0, ONE), Probed(2.0, ONE, Answer.ANSWERS), state=coordinator(ONE, TWO))
-    _, commands = after(TimePassed(2.5), state=state)
+    _, commands = after(MembershipTick(2.5), state=state)
     assert Probe(ONE, "one:1") in commands
 
 
@@ -294,13 +294,13 @@ def test_what_was_silent_while_it_was_blind_is_asked_again() -> None:
         state, commands = after(event, state=state)
         gone += removed(commands)
     assert gone == []
-    assert Probe(ONE, "one:1") in after(TimePassed(4.1), state=state)[1]
+    assert Probe(ONE, "one:1") in after(MembershipTick(4.1), state=state)[1]
 
 
 def test_who_never_had_a_connection_is_left_to_its_lease() -> None:
     state, _ = after(CoordinatorSeen(1.0, leader(ME)), NodesSeen(1.0, (node(ME), node(ONE))))
     for tick in range(1, 100):
-        state, commands = after(TimePassed(1.0 + tick), state=state)
+        state, commands = after(MembershipTick(1.0 + tick), state=state)
         assert commands == [LookAtNodes()]
 
 
@@ -309,9 +309,9 @@ def test_who_does_not_connect_to_a_new_coordinator_and_cannot_be_reached_is_remo
     """It was elected while the network was cut: whoever is beyond the cut has never connected to it."""
     state, commands = after(NodesSeen(2.0, (node(ME), node(ONE), node(TWO))), state=coordinator(ONE))
     assert commands == []
-    state, commands = after(TimePassed(3.9), state=state)
+    state, commands = after(MembershipTick(3.9), state=state)
     assert Probe(TWO, "two:1") not in commands, "it has a moment to connect"
-    state, commands = after(TimePassed(4.0), state=state)
+    state, commands = after(MembershipTick(4.0), state=state)
     assert Probe(TWO, "two:1") in commands
     state, silent = after(Probed(4.2, TWO, answer), state=state)
     _, heard = after(Probed(4.3, ONE, Answer.ANSWERS), state=state)
@@ -324,7 +324,7 @@ def test_who_does_not_connect_to_a_new_coordinator_and_cannot_be_reached_is_remo
 def test_who_led_before_remembers_that_connections_work() -> None:
     state = after(CoordinatorSeen(2.0, leader(ME, 8)), state=follower())[0]
     state = after(NodesSeen(2.1, (node(ME), node(ONE), node(TWO))), state=state)[0]
-    _, commands = after(TimePassed(4.2), state=state)
+    _, commands = after(MembershipTick(4.2), state=state)
     assert {Probe(ONE, "one:1"), Probe(TWO, "two:1")} <= set(commands)
 
 
@@ -332,14 +332,14 @@ def test_a_connection_within_the_host_says_nothing_of_the_network() -> None:
     state = after(CoordinatorSeen(1.0, leader(ME)), state=CoordinationState(me=ME, host="me"))[0]
     here = Node("me/2", "me", "me:2", "job", 3)
     state, _ = after(LinkOpened(1.0, "me/2"), NodesSeen(1.1, (node(ME), here, node(ONE))), state=state)
-    assert after(TimePassed(4.0), state=state)[1] == [LookAtNodes()]
+    assert after(MembershipTick(4.0), state=state)[1] == [LookAtNodes()]
 
 
 def test_who_was_lost_before_its_address_was_known_is_probed_once_it_is() -> None:
     state, _ = after(LinkOpened(1.0, ONE), state=coordinator(TWO))
     state, commands = after(LinkLost(1.1, ONE), state=state)
     assert commands == []  # its address is not known yet
-    state, commands = after(TimePassed(1.2), state=state)
+    state, commands = after(MembershipTick(1.2), state=state)
     assert commands == [LookAtNodes()]
     assert after(NodesSeen(1.3, (node(ONE), node(TWO))), state=state)[1] == [Probe(ONE, "one:1")]
 
@@ -358,13 +358,13 @@ def test_a_blind_coordinator_removes_none_and_looks_at_nothing() -> None:
     state, _ = after(Sight(1.5, "no answer"), LinkLost(2.0, ONE), state=coordinator(ONE))
     for answer in Answer:
         assert after(Probed(2.2, ONE, answer), state=state)[1] == []
-    assert LookAtNodes() not in after(TimePassed(9.0), state=state)[1]
+    assert LookAtNodes() not in after(MembershipTick(9.0), state=state)[1]
 
 
 def test_with_sight_it_looks_at_once_and_asks_again() -> None:
     events = Sight(1.5, "no answer"), LinkLost(2.0, ONE), Probed(2.2, ONE, Answer.REFUSED), Sight(4.5, "")
     state, _ = after(*events, state=coordinator(ONE, TWO))
-    _, commands = after(TimePassed(4.5), state=state)
+    _, commands = after(MembershipTick(4.5), state=state)
     assert commands == [LookAtNodes(), Probe(ONE, "one:1")]
 
 
@@ -426,11 +426,11 @@ def test_an_accusation_of_a_former_coordinator_is_taken_back() -> None:
 
 
 def test_an_accuser_looks_who_else_there_is() -> None:
-    state, soon = after(TimePassed(2.2), state=accuser())
-    state, later = after(TimePassed(2.3), state=state)
+    state, soon = after(MembershipTick(2.2), state=accuser())
+    state, later = after(MembershipTick(2.3), state=state)
     assert (LookAtNodes() in soon, LookAtNodes() in later) == (False, True)
     state, _ = after(Sight(2.4, "no answer"), state=state)
-    assert LookAtNodes() not in after(TimePassed(3.0), state=state)[1]
+    assert LookAtNodes() not in after(MembershipTick(3.0), state=state)[1]
 
 
 @pytest.mark.parametrize(

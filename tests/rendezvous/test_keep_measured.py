@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from unicron_elastic.membership.rounds import Member
+from unicron_elastic.membership.rounds import JobMember
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.records.job import JobKeys
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
@@ -31,7 +31,7 @@ def presences(open_store: Callable[[], EtcdStore]) -> Iterator[list[JobPresence]
     made = []
     for host in "ab":
         made.append(JobPresence(open_store, JobKeys("job"), lease_ttl_s=10.0))
-        made[-1].join(Member(node_id=f"{host}/1", host=host), timeout_s=DEADLINE_S)
+        made[-1].join(JobMember(node_id=f"{host}/1", host=host), timeout_s=DEADLINE_S)
     yield made
     for presence in made:
         presence.leave()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from unicron_elastic.membership.rounds import (
     Formed,
+    JobMember,
     JobView,
-    Member,
     NotYet,
     Place,
     Round,
@@ -25,9 +25,9 @@ from unicron_elastic.membership.rounds import (
 TWO_TO_FOUR = Settings(min_nodes=2, max_nodes=4, last_call_s=30.0)
 
 
-def members(*hosts: str, waits_for: int = 1) -> tuple[Member, ...]:
+def members(*hosts: str, waits_for: int = 1) -> tuple[JobMember, ...]:
     return tuple(
-        Member(node_id=f"{host}/1", host=host, joined=number, waits_for=waits_for)
+        JobMember(node_id=f"{host}/1", host=host, joined=number, waits_for=waits_for)
         for number, host in enumerate(hosts, 1)
     )
 
@@ -88,17 +88,17 @@ def test_as_long_as_some_still_train_nobody_begins_without_them() -> None:
 
 
 def test_a_host_that_returns_gets_its_old_rank_back() -> None:
-    back = Member(node_id="a/2", host="a", joined=99, waits_for=4)
+    back = JobMember(node_id="a/2", host="a", joined=99, waits_for=4)
     view = JobView(members=(*members("b", "c", waits_for=4), back), round=round_of(3, "a", "b", "c"))
     found = formed(view)
     assert (found.number, hosts(found), found.places[0].node_id) == (4, ["a", "b", "c"], "a/2")
 
 
 def test_two_agents_of_one_host_are_two_nodes() -> None:
-    twins = tuple(Member(node_id=f"a/{number}", host="a", joined=number) for number in (1, 2))
+    twins = tuple(JobMember(node_id=f"a/{number}", host="a", joined=number) for number in (1, 2))
     first = formed(JobView(members=twins), Settings(min_nodes=2, max_nodes=2))
     assert [place.node_id for place in first.places] == ["a/1", "a/2"]
-    anew = (replace(twins[1], waits_for=2), Member(node_id="a/3", host="a", joined=7, waits_for=2))
+    anew = (replace(twins[1], waits_for=2), JobMember(node_id="a/3", host="a", joined=7, waits_for=2))
     second = formed(JobView(members=anew, round=first), Settings(min_nodes=2, max_nodes=2))
     assert [place.node_id for place in second.places] == ["a/3", "a/2"]
 
@@ -156,7 +156,7 @@ def test_a_target_leaves_spares() -> None:
 
 
 def test_who_had_a_place_keeps_one_before_those_who_came_first() -> None:
-    spare = Member(node_id="spare/1", host="spare", joined=0)
+    spare = JobMember(node_id="spare/1", host="spare", joined=0)
     view = JobView(members=(spare, *members("a", "b", waits_for=2)), round=round_of(1, "b", "a"))
     assert hosts(formed(view, Settings(min_nodes=1, max_nodes=2))) == ["b", "a"]
 
@@ -191,10 +191,10 @@ class Cluster:
         )()
         self.check()
 
-    def pick(self, nodes: list[Member]) -> Member | None:
+    def pick(self, nodes: list[JobMember]) -> JobMember | None:
         return self.chance.choice(nodes) if nodes else None
 
-    def put(self, member: Member) -> None:
+    def put(self, member: JobMember) -> None:
         others = tuple(each for each in self.view.members if each.node_id != member.node_id)
         self.view = replace(self.view, members=(*others, member))
 
@@ -202,7 +202,7 @@ class Cluster:
         if len(self.view.members) < 6:
             self.starts += 1
             host = f"h{self.chance.randint(1, 6)}"
-            self.put(Member(node_id=f"{host}/{self.starts}", host=host, joined=self.revision))
+            self.put(JobMember(node_id=f"{host}/{self.starts}", host=host, joined=self.revision))
 
     def meet(self) -> None:
         found = next_round(self.view, self.settings, self.chance.choice([0.0, 10.0]))
@@ -273,7 +273,7 @@ NAMES = st.text("ab019-", max_size=4)
 @given(st.lists(st.tuples(NAMES, NAMES), max_size=8), st.lists(NAMES, max_size=8))
 def test_ranks_do_not_depend_on_the_order_of_what_is_read(found: list[tuple[str, str]], before: list[str]) -> None:
     everybody = [
-        Member(node_id=str(number), host=host, label=label, joined=number, waits_for=2)
+        JobMember(node_id=str(number), host=host, label=label, joined=number, waits_for=2)
         for number, (host, label) in enumerate(found)
     ]
     past = Round(number=1, places=tuple(Place(f"old{number}", host) for number, host in enumerate(before)))

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from unicron_elastic.membership.rounds import Member, Place, Round
+from unicron_elastic.membership.rounds import JobMember, Place, Round
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.records.job import JobKeys, JobMirror, member_text
 from unicron_elastic.rendezvous.store.address import StoreAddress
@@ -44,7 +44,7 @@ def join(open_store: Callable[[], EtcdStore]) -> Iterator[Join]:
 
     def of(host: str) -> JobPresence:
         made.append(JobPresence(open_store, JobKeys("job"), lease_ttl_s=1.0))
-        made[-1].join(Member(node_id=f"{host}/1", host=host), timeout_s=DEADLINE_S)
+        made[-1].join(JobMember(node_id=f"{host}/1", host=host), timeout_s=DEADLINE_S)
         return made[-1]
 
     yield of
@@ -229,7 +229,7 @@ def test_what_cannot_be_read_is_left_out_until_it_can() -> None:
     keys = JobKeys("job")
     key = keys.member("a/1")
     mirror = JobMirror(keys, Snapshot.of_nothing(keys.prefix))
-    good = member_text(Member(node_id="a/1", host="a", waits_for=2))
+    good = member_text(JobMember(node_id="a/1", host="a", waits_for=2))
     for revision, value, readable in ((1, b"[", False), (2, good, True), (3, b'{"node": 1}', False), (4, good, True)):
         entry = Entry(key=key, value=value, revision=revision, created=1, lease_id=None)
         mirror.apply([Change(key=key, revision=revision, entry=entry)])

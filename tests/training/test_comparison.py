@@ -14,7 +14,7 @@ from torch import nn
 from unicron_elastic.training import replicas as replicas_module
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.step.buffers import Buffers
-from unicron_elastic.training.step.comparison import MODEL, Told, Verdict, differ, judge, written
+from unicron_elastic.training.step.comparison import MODEL, ComparisonVerdict, Told, differ, judge, written
 
 digests = st.integers(0, 2**64 - 1)
 
@@ -215,7 +215,7 @@ def test_what_has_been_found_to_differ_and_may_is_left_out() -> None:
     model[1].running_mean.add_(1.0)
     assert digest(one) != digest(other)
     for each in (one, other):
-        each.accept(Verdict(left_out=frozenset({"model.1.running_mean"})), is_silent=False)
+        each.accept(ComparisonVerdict(left_out=frozenset({"model.1.running_mean"})), is_silent=False)
     assert digest(one) == digest(other)
 
 

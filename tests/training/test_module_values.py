@@ -17,7 +17,7 @@ from torch.nn import functional
 from unicron_elastic import Run
 from unicron_elastic.state.layout import Layout, flatten, rebuild
 from unicron_elastic.training.replicas import Replicas
-from unicron_elastic.training.step.comparison import Verdict, judge
+from unicron_elastic.training.step.comparison import ComparisonVerdict, judge
 from unicron_elastic.training.step.module_values import decisive
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
@@ -131,7 +131,7 @@ def test_a_setting_of_torch_s_that_differs_is_found_and_named(data: st.DataObjec
     )  # the mode
 
 
-def found(*models: nn.Module) -> Verdict:
+def found(*models: nn.Module) -> ComparisonVerdict:
     """What is found of ranks that have these, and two that have the last one."""
     all_of = [Replicas(model, {"model": model}, 10) for model in (*models, models[-1], models[-1])]
     is_other = len({each.digest() for each in all_of}) > 1
@@ -153,7 +153,7 @@ def test_a_mode_that_decides_nothing_may_differ() -> None:
     for layer in (nn.LayerNorm(2), nn.LeakyReLU(), nn.Dropout(0.0), nn.LSTM(2, 2, 2), encoder):
         ours, theirs = nn.Sequential(layer), nn.Sequential(copy.deepcopy(layer))
         ours.eval()
-        assert found(ours, theirs) == Verdict(), layer
+        assert found(ours, theirs) == ComparisonVerdict(), layer
 
 
 def test_what_a_script_asks_the_mode_for_nobody_knows_so_a_line_says_that_it_differs() -> None:
@@ -210,7 +210,7 @@ def test_what_each_rank_has_as_it_likes_is_neither_compared_nor_given() -> None:
     theirs["head"].norm = 0.5
     with torch.no_grad():
         theirs.load_state_dict(ours.state_dict())
-    assert found(ours, theirs) == Verdict()
+    assert found(ours, theirs) == ComparisonVerdict()
 
 
 class Cached(nn.Module):
@@ -287,7 +287,7 @@ class Counted(nn.Linear):
 def test_extra_state_that_differs_is_told_of_and_may() -> None:
     ours, theirs = (nn.ModuleDict({"head": Counted()}) for _ in range(2))
     theirs.load_state_dict(ours.state_dict())
-    assert found(ours, theirs) == Verdict()
+    assert found(ours, theirs) == ComparisonVerdict()
     ours["head"].count = 3
     verdict = found(ours, theirs)
     assert (verdict.wrong, verdict.left_out) == (frozenset(), {"model.head.extra_state"})

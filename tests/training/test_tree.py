@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unicron_elastic.training.step.shares import deal
-from unicron_elastic.training.step.tree import Node, combine_plan, covers, maximal, merge, root, shares
+from unicron_elastic.training.step.tree import TreeNode, combine_plan, covers, maximal, merge, root, shares
 
 SIZES = st.integers(1, 70)
 
@@ -36,11 +36,11 @@ class Rank:
 
     def __init__(self, micro_batches: int) -> None:
         self.micro_batches = micro_batches
-        self.values: dict[Node, object] = {}
+        self.values: dict[TreeNode, object] = {}
 
     def add(self, index: int) -> None:
         additions = merge(self.values, index, self.micro_batches)
-        self.values[Node(0, index)] = index
+        self.values[TreeNode(0, index)] = index
         for addition in additions:
             self.values[addition.total] = (self.values.pop(addition.left), self.values.pop(addition.right))
 
@@ -108,7 +108,7 @@ def test_a_contiguous_block_is_held_in_few_nodes(micro_batches: int, data: st.Da
 @given(level=st.integers(0, 6), position=st.integers(0, 5), micro_batches=st.integers(1, 400))
 def test_an_aligned_block_takes_the_buffers_that_are_stated(level: int, position: int, micro_batches: int) -> None:
     rank, most = Rank(micro_batches), 0
-    for index in covers(Node(level, position), micro_batches):
+    for index in covers(TreeNode(level, position), micro_batches):
         most = max(most, len(rank.values) + 1)  # the one that backward is filling, too
         rank.add(index)
 
@@ -119,14 +119,14 @@ def test_an_aligned_block_takes_the_buffers_that_are_stated(level: int, position
 def test_the_root_of_twelve() -> None:
     assert sum_of_all(8) == (((0, 1), (2, 3)), ((4, 5), (6, 7)))
     assert sum_of_all(12) == ((((0, 1), (2, 3)), ((4, 5), (6, 7))), ((8, 9), (10, 11)))
-    assert (Node(4, 0),) == maximal(range(12), 12)
+    assert (TreeNode(4, 0),) == maximal(range(12), 12)
 
 
 def test_a_node_without_right_child_goes_by_its_lowest_name() -> None:
     """Of 9 leaves the last is the whole right half of the tree."""
-    (last,) = merge({Node(3, 0)}, 8, 9)
+    (last,) = merge({TreeNode(3, 0)}, 8, 9)
 
-    assert (Node(3, 0), Node(0, 8), Node(4, 0)) == (last.left, last.right, last.total)
+    assert (TreeNode(3, 0), TreeNode(0, 8), TreeNode(4, 0)) == (last.left, last.right, last.total)
 
 
 @settings(deadline=None)
@@ -153,15 +153,18 @@ def test_shares_where_they_can_be_whole_subtrees() -> None:
 @pytest.mark.parametrize(
     ("held", "sentence"),
     [
-        ({0: [Node(1, 0)], 1: [Node(0, 3)]}, "no rank holds micro-batch 2$"),
-        ({0: [Node(1, 0)], 1: [Node(1, 1), Node(0, 1)]}, "micro-batch 1 is held by rank 0 and by rank 1"),
-        ({0: [Node(3, 0)]}, r"rank 0 holds Node\(level=3, position=0\), which is not in the tree of 4 micro-batches"),
-        ({0: [Node(0, 4)]}, "which is not in the tree"),
-        ({0: [Node(-1, 0)]}, "which is not in the tree"),
+        ({0: [TreeNode(1, 0)], 1: [TreeNode(0, 3)]}, "no rank holds micro-batch 2$"),
+        ({0: [TreeNode(1, 0)], 1: [TreeNode(1, 1), TreeNode(0, 1)]}, "micro-batch 1 is held by rank 0 and by rank 1"),
+        (
+            {0: [TreeNode(3, 0)]},
+            r"rank 0 holds TreeNode\(level=3, position=0\), which is not in the tree of 4 micro-batches",
+        ),
+        ({0: [TreeNode(0, 4)]}, "which is not in the tree"),
+        ({0: [TreeNode(-1, 0)]}, "which is not in the tree"),
         ({}, "no rank holds micro-batch 0, 1, 2, 3"),
     ],
 )
-def test_a_cover_with_holes_or_overlaps_is_refused(held: dict[int, Sequence[Node]], sentence: str) -> None:
+def test_a_cover_with_holes_or_overlaps_is_refused(held: dict[int, Sequence[TreeNode]], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         combine_plan(held, 4)
 
@@ -175,7 +178,7 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match="there is no micro-batch 4; this step has 0 to 3"):
         merge((), 4, 4)
     with pytest.raises(ValueError, match="micro-batch 1 is already in the sum"):
-        merge({Node(1, 0)}, 1, 4)
+        merge({TreeNode(1, 0)}, 1, 4)
     with pytest.raises(ValueError, match="there is no micro-batch -1"):
         maximal([0, -1], 4)
     with pytest.raises(ValueError, match="micro-batch 2 is named twice"):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from unicron_elastic.training.step.shares import deal
-from unicron_elastic.training.step.tree import Node, TreeSum, maximal, shares
+from unicron_elastic.training.step.tree import TreeNode, TreeSum, maximal, shares
 
 DEADLINE_S = 60.0
 SHAPES = ((5,), (2, 3), (), (0,), (4, 1))
@@ -179,8 +179,8 @@ def test_what_autograd_made_is_taken_and_not_copied() -> None:
     tree_sum.add(1)
 
     assert (weight.grad, unused.grad) == (None, None)
-    assert (Node(1, 0),) == tree_sum.nodes
-    assert tree_sum.flat(Node(1, 0), [weight, unused]).tolist() == [11.0, 12.0, 13.0, 3.0, 3.0]
+    assert (TreeNode(1, 0),) == tree_sum.nodes
+    assert tree_sum.flat(TreeNode(1, 0), [weight, unused]).tolist() == [11.0, 12.0, 13.0, 3.0, 3.0]
     assert [address] == [value[0].data_ptr() for value in tree_sum._values.values() if value[0] is not None]
 
 
@@ -202,7 +202,7 @@ def test_a_micro_batch_that_is_refused_leaves_its_gradients() -> None:
             tree_sum.add(index)
     assert all(parameter.grad is not None for parameter in tree_sum.parameters)
     tree_sum.add(1)
-    assert (Node(1, 0),) == tree_sum.nodes
+    assert (TreeNode(1, 0),) == tree_sum.nodes
 
 
 def test_a_sparse_gradient_becomes_dense() -> None:
@@ -225,7 +225,7 @@ def test_gradients_are_put_in_the_order_of_the_parameters_memory(of_parameter: A
     tree_sum.add(0)
 
     as_it_lies = values if of_parameter is torch.contiguous_format else values.permute(0, 2, 3, 1)
-    assert as_it_lies.flatten().tolist() == tree_sum.flat(Node(0, 0), [image]).tolist()
+    assert as_it_lies.flatten().tolist() == tree_sum.flat(TreeNode(0, 0), [image]).tolist()
 
 
 def test_bad_buckets_and_holdings_are_named(worlds: Mapping[int, World]) -> None:
@@ -233,21 +233,21 @@ def test_bad_buckets_and_holdings_are_named(worlds: Mapping[int, World]) -> None
     tree_sum = TreeSum(made, 2)
     tree_sum.add(0)
     group = worlds[2].groups[0]
-    assert tree_sum.reduce([], group, {0: [Node(0, 0)], 1: [Node(0, 1)]}, 0).numel() == 0
+    assert tree_sum.reduce([], group, {0: [TreeNode(0, 0)], 1: [TreeNode(0, 1)]}, 0).numel() == 0
     with pytest.raises(ValueError, match=r"has torch\.float32 on cpu and torch\.float64 on cpu"):
-        tree_sum.flat(Node(0, 0), made)
+        tree_sum.flat(TreeNode(0, 0), made)
     with pytest.raises(ValueError, match="a parameter that this sum was not made for"):
-        tree_sum.flat(Node(0, 0), parameters())
-    with pytest.raises(ValueError, match=r"Node\(level=0, position=1\) is not held; held are Node"):
-        tree_sum.flat(Node(0, 1), made[:1])
+        tree_sum.flat(TreeNode(0, 0), parameters())
+    with pytest.raises(ValueError, match=r"TreeNode\(level=0, position=1\) is not held; held are TreeNode"):
+        tree_sum.flat(TreeNode(0, 1), made[:1])
     with pytest.raises(ValueError, match=r"must name the group's ranks 0 to 1, it names \[0\]"):
         tree_sum.reduce(made[:1], group, {0: tree_sum.nodes}, 0)
     with pytest.raises(ValueError, match="of rank 0, which holds"):
-        tree_sum.reduce(made[:1], group, {0: [Node(0, 1)], 1: [Node(0, 0)]}, 0)
+        tree_sum.reduce(made[:1], group, {0: [TreeNode(0, 1)], 1: [TreeNode(0, 0)]}, 0)
     with pytest.raises(
         ValueError, match=r"out must be \(5,\) of torch.float32 on cpu, it is \(4,\) of torch.float32 on cpu"
     ):
-        tree_sum.reduce(made[:1], group, {0: [Node(0, 0)], 1: [Node(0, 1)]}, 0, torch.empty(4))
+        tree_sum.reduce(made[:1], group, {0: [TreeNode(0, 0)], 1: [TreeNode(0, 1)]}, 0, torch.empty(4))
     with pytest.raises(ValueError, match="no rank holds micro-batch 1"):
         tree_sum.reduce(made[:1], group, {0: tree_sum.nodes, 1: []}, 0)
 

@@ -157,13 +157,13 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
-class TimePassed:
+class MembershipTick:
     """Some time has passed."""
 
     at: float
 
 
-Event = CoordinatorSeen | NodesSeen | Accused | LinkOpened | LinkLost | Probed | Sight | TimePassed
+Event = CoordinatorSeen | NodesSeen | Accused | LinkOpened | LinkLost | Probed | Sight | MembershipTick
 
 
 # -- commands ------------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def _handle(state: CoordinationState, event: Event) -> Outcome:
         case Accused():
             is_of_this = state.leader is not None and event.leader == state.leader.node_id
             return replace(state, accusers=event.accusers if is_of_this else frozenset()), []
-        case TimePassed():
+        case MembershipTick():
             return _time_passed(state, event.at)
         case NodesSeen() if state.leads:
             return _nodes_seen(state, event)

@@ -38,7 +38,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class JobMember:
     """An agent that is alive, by its lease. It has no part in rounds before the one that it ``waits_for``."""
 
     node_id: str  # another one each time that an agent starts
@@ -72,7 +72,7 @@ class Round:
 class JobView:
     """What the store says of a job at one revision. ``closed`` is why it is over, as a sentence; "": it is not."""
 
-    members: tuple[Member, ...] = ()
+    members: tuple[JobMember, ...] = ()
     round: Round | None = None
     closed: str = ""
     round_revision: int = 0  # of the store, at which the round was written
@@ -87,7 +87,7 @@ class JobView:
         return {place.node_id for place in self.round.places} <= self.orderly
 
     @property
-    def waiting(self) -> tuple[Member, ...]:
+    def waiting(self) -> tuple[JobMember, ...]:
         """Those who wait for the next round, in the order in which they came.
 
         Not those who were blind while a round began without them, and have not noticed yet: they may still train.
@@ -97,7 +97,7 @@ class JobView:
         return tuple(sorted(waiting, key=lambda member: (member.joined, member.node_id)))
 
     @property
-    def training(self) -> tuple[Member, ...]:
+    def training(self) -> tuple[JobMember, ...]:
         """Those who train in the present round."""
         if self.round is None:
             return ()
@@ -180,25 +180,25 @@ def gone(view: JobView) -> tuple[Place, ...]:
     return _without(view, view.members)
 
 
-def _without(view: JobView, there: tuple[Member, ...]) -> tuple[Place, ...]:
+def _without(view: JobView, there: tuple[JobMember, ...]) -> tuple[Place, ...]:
     if view.round is None:
         return ()
     known = {member.node_id for member in there}
     return tuple(place for place in view.round.places if place.node_id not in known)
 
 
-def _chosen(before: Round | None, waiting: tuple[Member, ...], most: int) -> list[Member]:
+def _chosen(before: Round | None, waiting: tuple[JobMember, ...], most: int) -> list[JobMember]:
     """Choose nodes: who had a place keeps one; the rest goes to those who came first."""
     had_place = {place.node_id for place in before.places} if before is not None else set()
     return sorted(waiting, key=lambda member: member.node_id not in had_place)[:most]
 
 
-def _ranked(before: Round | None, chosen: Iterable[Member]) -> tuple[Place, ...]:
+def _ranked(before: Round | None, chosen: Iterable[JobMember]) -> tuple[Place, ...]:
     """The chosen in the order of their ranks: who had one keeps it where the number of nodes allows."""
     left = sorted(chosen, key=_neighbourhood)
     size = len(left)
-    ranks: dict[int, Member] = {}
-    moved: list[Member] = []
+    ranks: dict[int, JobMember] = {}
+    moved: list[JobMember] = []
     for rank, member in _returning(before, left):
         left.remove(member)
         if rank < size:
@@ -210,9 +210,9 @@ def _ranked(before: Round | None, chosen: Iterable[Member]) -> tuple[Place, ...]
     return tuple(Place(ranks[rank].node_id, ranks[rank].host) for rank in range(size))
 
 
-def _returning(before: Round | None, members: Iterable[Member]) -> list[tuple[int, Member]]:
+def _returning(before: Round | None, members: Iterable[JobMember]) -> list[tuple[int, JobMember]]:
     """(former rank, member): the same agent, or else one that was started anew on the same host."""
-    found: dict[int, Member] = {}
+    found: dict[int, JobMember] = {}
     free = list(members)
     places = () if before is None else before.places
     for rank, place in enumerate(places):
@@ -223,13 +223,13 @@ def _returning(before: Round | None, members: Iterable[Member]) -> list[tuple[in
     return sorted(found.items())
 
 
-def _take(found: dict[int, Member], rank: int, free: list[Member], fit: list[Member]) -> None:
+def _take(found: dict[int, JobMember], rank: int, free: list[JobMember], fit: list[JobMember]) -> None:
     if fit:
         found[rank] = fit[0]
         free.remove(fit[0])
 
 
-def _neighbourhood(member: Member) -> tuple[list[tuple[int, str]], list[tuple[int, str]], str]:
+def _neighbourhood(member: JobMember) -> tuple[list[tuple[int, str]], list[tuple[int, str]], str]:
     return _natural(member.label), _natural(member.host), member.node_id
 
 
@@ -242,14 +242,14 @@ def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
-def _s(nodes: Sequence[Member]) -> str:
+def _s(nodes: Sequence[JobMember]) -> str:
     return "s" if len(nodes) == 1 else ""
 
 
 # What a node that waits for a round remembers from one look to the next: since when things have been as they are.
 
 
-class Waiting:
+class RoundWait:
     """One wait for one round. Times are monotonic seconds of this node."""
 
     def __init__(self, settings: Settings, now: float) -> None:

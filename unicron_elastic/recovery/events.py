@@ -182,7 +182,7 @@ class PeerFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodesLost:
+class OtherNodesLost:
     """Other nodes of the job are gone; ``nodes`` is what they are called in its worlds."""
 
     at: float
@@ -329,7 +329,7 @@ Event: TypeAlias = (
     | StepEnded
     | LeaveAnswered
     | PeerFailed
-    | NodesLost
+    | OtherNodesLost
     | TakenForLost
     | NodesDepart
     | MembershipChanged

@@ -38,8 +38,8 @@ from unicron_elastic.recovery.events import (
     MembershipChanged,
     NodeRecalled,
     NodesDepart,
-    NodesLost,
     NodeUnhealthy,
+    OtherNodesLost,
     PeerFailed,
     StepEnded,
     TakenForLost,
@@ -117,7 +117,7 @@ def _handled(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
             return _evidence_gathered(state, event)
         case NodeUnhealthy() | NodeRecalled() | StepEnded() | LeaveAnswered():
             return _about_node(state, event)
-        case PeerFailed() | NodesLost() | TakenForLost() | NodesDepart():
+        case PeerFailed() | OtherNodesLost() | TakenForLost() | NodesDepart():
             return _about_peers(state, event)
         case MembershipChanged():
             return joins.nodes_join(state, event)
@@ -363,20 +363,20 @@ def _begin_again_at_the_end(state: JobState, at: float) -> tuple[JobState, list[
 
 
 def _about_peers(
-    state: JobState, event: PeerFailed | NodesLost | TakenForLost | NodesDepart
+    state: JobState, event: PeerFailed | OtherNodesLost | TakenForLost | NodesDepart
 ) -> tuple[JobState, list[Command]]:
     if isinstance(event, TakenForLost) and node_loss.do_others_go_on(state):
         return node_loss.begin_anew(state, event.at, event.reason)
-    if isinstance(event, NodesLost | NodesDepart):
+    if isinstance(event, OtherNodesLost | NodesDepart):
         state = replace(state, gone=state.gone | set(event.nodes))
     if isinstance(event, NodesDepart):
         why_not = worker_loss.why_not_in_place(state, -len(event.nodes))
         gone_on = None if why_not else recalled.go_on_without(state, event)
         return gone_on or joins.node_departs(state, event)
-    gone_on = worker_loss.go_on_without(state, event) if isinstance(event, NodesLost) else None
+    gone_on = worker_loss.go_on_without(state, event) if isinstance(event, OtherNodesLost) else None
     if gone_on is not None:
         return gone_on
-    state, commands = node_loss.booked(state, event) if isinstance(event, NodesLost) else (state, [])
+    state, commands = node_loss.booked(state, event) if isinstance(event, OtherNodesLost) else (state, [])
     state, stopping = summon(state, event.at, event.reason, counts=True)
     return state, [*stopping, *commands]
 

@@ -15,7 +15,7 @@ from unicron_elastic.recovery.commands import (
     Tell,
     TellPeers,
 )
-from unicron_elastic.recovery.events import LeaveAnswered, NodesLost, NodeUnhealthy
+from unicron_elastic.recovery.events import LeaveAnswered, NodeUnhealthy, OtherNodesLost
 from unicron_elastic.recovery.policy import Rung, Verdict, restart, why_none_left
 from unicron_elastic.recovery.records import EXPLAINS_S, open_incident
 from unicron_elastic.recovery.state import (
@@ -114,7 +114,7 @@ def leave_answered(state: JobState, event: LeaveAnswered) -> tuple[JobState, lis
     return state, [recorded, StartWorkers(restarts_used=verdict.restarts_used, reason=reason)]
 
 
-def open_loss_incident(state: JobState, event: NodesLost) -> tuple[JobState, Incident | None]:
+def open_loss_incident(state: JobState, event: OtherNodesLost) -> tuple[JobState, Incident | None]:
     """The same for other nodes that are lost to the workers of this one."""
     found = NodeUnhealthy(at=event.at, status=Status.LOST_CONNECTION, severity=Severity.SEV1, reason=event.reason)
     return open_node_incident(state, found)

@@ -10,14 +10,14 @@ from dataclasses import replace
 from unicron_elastic.base.world import World
 from unicron_elastic.faults import Fault, Severity, Status
 from unicron_elastic.recovery.commands import Command, RecordIncident, Tell
-from unicron_elastic.recovery.events import NodesLost
+from unicron_elastic.recovery.events import OtherNodesLost
 from unicron_elastic.recovery.node import open_loss_incident
 from unicron_elastic.recovery.state import JobState, Part, Phase, is_anyone_elsewhere, name_of
 from unicron_elastic.recovery.stopping import end_at_once
 from unicron_elastic.recovery.worker_loss import is_in_place
 
 
-def booked(state: JobState, event: NodesLost) -> tuple[JobState, list[Command]]:
+def booked(state: JobState, event: OtherNodesLost) -> tuple[JobState, list[Command]]:
     """Opens the incident, unless something else is the matter here, too."""
     if state.leaving is not None or any(not fault.is_consequence for fault in state.faults):
         return state, []
@@ -29,7 +29,7 @@ def booked(state: JobState, event: NodesLost) -> tuple[JobState, list[Command]]:
     return state, []
 
 
-def _explained(state: JobState, event: NodesLost) -> tuple[JobState, list[Command]]:
+def _explained(state: JobState, event: OtherNodesLost) -> tuple[JobState, list[Command]]:
     """The workers failed for it before it was known, or more nodes are lost than were known."""
     assert state.incident is not None
     incident = replace(

@@ -26,7 +26,7 @@ from unicron_elastic.recovery.commands import (
     TellPeers,
     WakeAt,
 )
-from unicron_elastic.recovery.events import MemberParted, NodesLost, WorkerExited, WorldBroke
+from unicron_elastic.recovery.events import MemberParted, OtherNodesLost, WorkerExited, WorldBroke
 from unicron_elastic.recovery.hangs import METHOD as HANG_METHOD
 from unicron_elastic.recovery.hangs import hang_after
 from unicron_elastic.recovery.node import open_loss_incident
@@ -358,7 +358,7 @@ def _may_never_ask(state: JobState, worker: Worker) -> bool:
     return worker.part is Part.NONE and not worker.takes_place and not state.came_late
 
 
-def go_on_without(state: JobState, event: NodesLost) -> tuple[JobState, list[Command]] | None:
+def go_on_without(state: JobState, event: OtherNodesLost) -> tuple[JobState, list[Command]] | None:
     """Leaves out the members of nodes that are gone; None if all workers here have to begin again."""
     world = state.world
     if world is None or not _can_others_go_on(state, ()):

@@ -22,7 +22,7 @@ from unicron_elastic.state.digest import digest_of, digests
 from unicron_elastic.state.exact import tensors_of
 from unicron_elastic.training.step.buffers import Buffers
 from unicron_elastic.training.step.collective import is_of_script
-from unicron_elastic.training.step.comparison import MODEL, Told, Verdict
+from unicron_elastic.training.step.comparison import MODEL, ComparisonVerdict, Told
 from unicron_elastic.training.step.module_values import asks_mode, decisive, has_extra_state
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class Replicas:
             self._compared = self._step
             self._is_anyone_new = self._is_copy = False
 
-    def accept(self, verdict: Verdict, *, is_silent: bool) -> None:
+    def accept(self, verdict: ComparisonVerdict, *, is_silent: bool) -> None:
         """The ranks differ, and may."""
         self._left_out |= verdict.left_out
         self.every = 0 if verdict.is_last else self.every

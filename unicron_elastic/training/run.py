@@ -17,7 +17,7 @@ from unicron_elastic.training.group.sendable import Stateful
 from unicron_elastic.training.optimizer_step import Step
 from unicron_elastic.training.registered import Registered
 from unicron_elastic.training.replicas import Replicas
-from unicron_elastic.training.snapshot.manager import Keeper
+from unicron_elastic.training.snapshot.manager import SnapshotManager
 from unicron_elastic.training.snapshot.requests import Requests
 from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.randomness import Randomness
@@ -93,7 +93,7 @@ class Run:
         self._snapshot_every = whole_number("snapshot_every", snapshot_every or 0)
         self._peer_snapshot_every = whole_number("peer_snapshot_every", peer_snapshot_every or 0)
         self._is_in_steps = False
-        self._keeper = Keeper(
+        self._keeper = SnapshotManager(
             self, self._registered.objects, is_replicated=is_replicated, peer_every=self._peer_snapshot_every
         )
 

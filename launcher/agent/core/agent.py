@@ -438,7 +438,7 @@ class Agent(TorchAgent):
         self._unheard_loss = reason
         self._has_lost_nodes = True
         self._runtime.loop.call_soon(lambda: self._worlds.gone(nodes))
-        event = events.NodesLost(at=time.monotonic(), nodes=nodes, reason=reason, generation=generation)
+        event = events.OtherNodesLost(at=time.monotonic(), nodes=nodes, reason=reason, generation=generation)
         self._runtime.loop.call_soon(lambda: self._events.append(event))
 
     def _taken_out(self, generation: int, reason: str) -> None:
@@ -477,7 +477,7 @@ class Agent(TorchAgent):
 
     def _handle(self, event: events.Event) -> None:
         before = self._state.world
-        if isinstance(event, events.NodesLost):
+        if isinstance(event, events.OtherNodesLost):
             self._unheard_loss = ""
         self._state, todo = handle(self._state, event)
         self._reporter.phase_is(self._state.phase.value)

@@ -33,7 +33,7 @@ from unicron_elastic.recovery.events import (
     LeaveAnswered,
     MemberEntered,
     MemberWentOn,
-    NodesLost,
+    OtherNodesLost,
     StateFetched,
     TimePassed,
     WorkersHung,
@@ -88,7 +88,7 @@ class Ladder(Crew):
         """A survivor's machine hears that the node of ``strike`` is gone."""
         self._is_survivor = True
         self._strikes.append(strike)
-        self.feed(NodesLost(at=self.now, nodes=("gone",), reason=strike.entry.reason))
+        self.feed(OtherNodesLost(at=self.now, nodes=("gone",), reason=strike.entry.reason))
 
     def abandon(self) -> None:
         """The node is gone, or works for another job now."""

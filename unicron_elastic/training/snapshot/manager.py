@@ -51,7 +51,7 @@ class Keepable(Protocol):
         """Takes it over."""
 
 
-class Keeper:
+class SnapshotManager:
     """Of one run. ``stateful`` is what it registered; the state is the same on all ranks if ``is_replicated``.
 
     ``peer_every``: each snapshot of a step that it divides is copied to another node; 0: none.

@@ -66,7 +66,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ComparisonVerdict:
     """``wrong`` are the ranks that must not train on; ``sentence`` says why, or what else there is to say.
 
     ``left_out`` are the tensors that each rank may have as it likes. ``is_last``: they are not to be compared any more.
@@ -78,7 +78,7 @@ class Verdict:
     is_last: bool = False
 
 
-def judge(told: Sequence[Told], steps: int) -> Verdict:
+def judge(told: Sequence[Told], steps: int) -> ComparisonVerdict:
     """Return who is wrong of those who ``told`` this of their states after ``steps`` optimizer steps, by rank.
 
     Most are right, of those that have a state of their own: a copy is as wrong as what it was made of.
@@ -88,16 +88,16 @@ def judge(told: Sequence[Told], steps: int) -> Verdict:
     tables = [_without(each.tensors, left_out) for each in told]
     keys = [frozenset(table.items()) for table in tables]
     if len(set(keys)) == 1:
-        return Verdict(left_out=left_out, sentence=_about_own(told, left_out))
+        return ComparisonVerdict(left_out=left_out, sentence=_about_own(told, left_out))
     voting = [key for key, each in zip(keys, told, strict=True) if not each.is_copy] or keys
     (most, count), *_ = Counter(voting).most_common(1)
     others = frozenset(rank for rank, key in enumerate(keys) if key != most)
     what = _listed([n for n in {**tables[keys.index(most)], **tables[min(others)]} if _is_different(tables, n)])
     if len({each.kind for each in told}) > 1:
-        return Verdict(sentence=f"after {made} {_ranks(others)} in {what}; {_kinds(told)}", is_last=True)
+        return ComparisonVerdict(sentence=f"after {made} {_ranks(others)} in {what}; {_kinds(told)}", is_last=True)
     if 2 * count > len(voting):
-        return Verdict(wrong=others, sentence=f"after {made} {_ranks(others)} in {what}")
-    return Verdict(
+        return ComparisonVerdict(wrong=others, sentence=f"after {made} {_ranks(others)} in {what}")
+    return ComparisonVerdict(
         wrong=frozenset(range(len(keys))),
         sentence=f"after {made} the ranks differ in {what}, and no majority says who is right",
     )

@@ -27,7 +27,7 @@ from unicron_elastic.training.step.collective import as_real
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Node:
+class TreeNode:
     """One node of the tree; (0, i) is the leaf of micro-batch i."""
 
     level: int
@@ -44,31 +44,31 @@ class Node:
         return self.position << self.level
 
     @property
-    def parent(self) -> Node:
+    def parent(self) -> TreeNode:
         """The node above."""
-        return Node(self.level + 1, self.position >> 1)
+        return TreeNode(self.level + 1, self.position >> 1)
 
     @property
-    def sibling(self) -> Node:
+    def sibling(self) -> TreeNode:
         """The other child of the node above."""
-        return Node(self.level, self.position ^ 1)
+        return TreeNode(self.level, self.position ^ 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
     """One step of summing: the values of ``left`` and ``right`` give way to their sum, the value of ``total``."""
 
-    left: Node
-    right: Node
-    total: Node
+    left: TreeNode
+    right: TreeNode
+    total: TreeNode
 
 
-def covers(node: Node, micro_batches: int) -> range:
+def covers(node: TreeNode, micro_batches: int) -> range:
     """The indices whose sum is the node's value, in a tree over ``micro_batches`` leaves."""
     return range(node.start, min(node.start + node.size, micro_batches))
 
 
-def root(micro_batches: int) -> Node:
+def root(micro_batches: int) -> TreeNode:
     """The node whose value is the sum of all.
 
     Raises:
@@ -76,10 +76,10 @@ def root(micro_batches: int) -> Node:
     """
     if micro_batches < 1:
         raise ValueError(f"a step needs at least one micro-batch, not {micro_batches}")
-    return Node((micro_batches - 1).bit_length(), 0)
+    return TreeNode((micro_batches - 1).bit_length(), 0)
 
 
-def merge(held: Collection[Node], index: int, micro_batches: int) -> tuple[Addition, ...]:
+def merge(held: Collection[TreeNode], index: int, micro_batches: int) -> tuple[Addition, ...]:
     """The additions to make, in order, when micro-batch ``index`` has been computed beside what is ``held``.
 
     Afterwards the last addition's total is held in place of all that was added, or the leaf itself if there is none.
@@ -93,27 +93,27 @@ def merge(held: Collection[Node], index: int, micro_batches: int) -> tuple[Addit
         ValueError: the index does not exist, or is covered by a node that is held.
     """
     _check_index(index, micro_batches)
-    above = (Node(level, index >> level) for level in range(root(micro_batches).level + 1))
+    above = (TreeNode(level, index >> level) for level in range(root(micro_batches).level + 1))
     if any(_lowest(node, micro_batches) in held for node in above):
         raise ValueError(f"micro-batch {index} is already in the sum")
-    return _climb(held, Node(0, index), micro_batches)
+    return _climb(held, TreeNode(0, index), micro_batches)
 
 
-def maximal(indices: Iterable[int], micro_batches: int) -> tuple[Node, ...]:
+def maximal(indices: Iterable[int], micro_batches: int) -> tuple[TreeNode, ...]:
     """The nodes that are held by who has computed ``indices``, in whatever order, sorted by the indices they cover.
 
     Raises:
         ValueError: an index does not exist or occurs twice.
     """
     top = root(micro_batches)
-    nodes: list[Node] = []
+    nodes: list[TreeNode] = []
     for first, end in _runs(indices, micro_batches):
         start = first
         limit = top.size if end == micro_batches else end  # beyond the last leaf nothing is missing
         while start < end:
             aligned = (start & -start).bit_length() - 1 if start else top.level
             level = min(aligned, (limit - start).bit_length() - 1)
-            nodes.append(_lowest(Node(level, start >> level), micro_batches))
+            nodes.append(_lowest(TreeNode(level, start >> level), micro_batches))
             start += 1 << level
     return tuple(nodes)
 
@@ -133,7 +133,7 @@ def shares(micro_batches: int, world_size: int) -> list[range]:
     return [range(block[0], block[-1] + 1) if block else range(0) for block in blocks]
 
 
-def combine_plan(held: Mapping[int, Iterable[Node]], micro_batches: int) -> tuple[Addition, ...]:
+def combine_plan(held: Mapping[int, Iterable[TreeNode]], micro_batches: int) -> tuple[Addition, ...]:
     """The additions that make the sum of all from what the ranks hold, in an order that any of them can follow.
 
     Args:
@@ -147,7 +147,7 @@ def combine_plan(held: Mapping[int, Iterable[Node]], micro_batches: int) -> tupl
         ValueError: a micro-batch is held by no rank or by two, or a node is not one of this tree.
     """
     _check_cover(held, micro_batches)
-    present: set[Node] = set()
+    present: set[TreeNode] = set()
     plan: list[Addition] = []
     for node in sorted((node for nodes in held.values() for node in nodes), key=_start):
         additions = _climb(present, node, micro_batches)
@@ -158,7 +158,7 @@ def combine_plan(held: Mapping[int, Iterable[Node]], micro_batches: int) -> tupl
     return tuple(plan)
 
 
-def _climb(held: Collection[Node], node: Node, micro_batches: int) -> tuple[Addition, ...]:
+def _climb(held: Collection[TreeNode], node: TreeNode, micro_batches: int) -> tuple[Addition, ...]:
     """Add ``node`` to its sibling as long as that is held, going up."""
     top = root(micro_batches).level
     additions: list[Addition] = []
@@ -176,10 +176,10 @@ def _climb(held: Collection[Node], node: Node, micro_batches: int) -> tuple[Addi
     return tuple(additions)
 
 
-def _lowest(node: Node, micro_batches: int) -> Node:
+def _lowest(node: TreeNode, micro_batches: int) -> TreeNode:
     """The lowest node of the same value: down to the left as long as the right child covers nothing."""
     while node.level and node.start + node.size // 2 >= micro_batches:
-        node = Node(node.level - 1, node.position * 2)
+        node = TreeNode(node.level - 1, node.position * 2)
     return node
 
 
@@ -221,7 +221,7 @@ def _check_index(index: int, micro_batches: int) -> None:
         raise ValueError(f"there is no micro-batch {index}; this step has 0 to {micro_batches - 1}")
 
 
-def _check_cover(held: Mapping[int, Iterable[Node]], micro_batches: int) -> None:
+def _check_cover(held: Mapping[int, Iterable[TreeNode]], micro_batches: int) -> None:
     root(micro_batches)
     holder: dict[int, int] = {}
     for rank, nodes in held.items():
@@ -243,7 +243,7 @@ def _listed(numbers: Sequence[int]) -> str:
     return text if len(numbers) <= 10 else f"{text}, ... ({len(numbers)} in all)"
 
 
-def _start(node: Node) -> int:
+def _start(node: TreeNode) -> int:
     return node.start
 
 
@@ -263,7 +263,7 @@ def _start(node: Node) -> int:
 
 
 Gradients = list[Tensor | None]  # one for each parameter; None where no micro-batch of the node gave it any
-Held = tuple[tuple[Node, ...], ...]
+Held = tuple[tuple[TreeNode, ...], ...]
 
 
 class TreeSum:
@@ -286,12 +286,12 @@ class TreeSum:
         self.parameters = tuple(parameters)
         self.micro_batches = micro_batches
         self._place = {id(parameter): place for place, parameter in enumerate(self.parameters)}
-        self._values: dict[Node, Gradients] = {}
+        self._values: dict[TreeNode, Gradients] = {}
         self._scratch: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
         self.wait: Callable[[Any], object] = lambda work: work.wait()  # for a collective
 
     @property
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> tuple[TreeNode, ...]:
         """What is held, sorted by the indices covered: ``maximal`` of the indices added so far."""
         return tuple(sorted(self._values, key=lambda node: node.start))
 
@@ -307,7 +307,7 @@ class TreeSum:
         value = [self._gradient(place) for place in range(len(self.parameters))]
         for parameter in self.parameters:
             parameter.grad = None
-        self._values[Node(0, index)] = value
+        self._values[TreeNode(0, index)] = value
         for addition in additions:
             left, right = self._values.pop(addition.left), self._values.pop(addition.right)
             self._values[addition.total] = _added(left, right)
@@ -316,7 +316,7 @@ class TreeSum:
         """Forget every partial sum, before the next step. Gradients that were not yet added are not touched."""
         self._values.clear()
 
-    def flat(self, node: Node, bucket: Sequence[Tensor]) -> Tensor:
+    def flat(self, node: TreeNode, bucket: Sequence[Tensor]) -> Tensor:
         """The partial sum of ``node`` for the parameters of ``bucket``, one after the other: a new 1-D tensor.
 
         Raises:
@@ -331,7 +331,7 @@ class TreeSum:
         self,
         bucket: Sequence[Tensor],
         group: Any,
-        held_by_rank: Mapping[int, Sequence[Node]],
+        held_by_rank: Mapping[int, Sequence[TreeNode]],
         rank: int,
         out: Tensor | None = None,
     ) -> Tensor:
@@ -380,7 +380,7 @@ class TreeSum:
         size = segments[rank]
         sent = self._scratch_for(out, "sent", max(out.numel(), len(held) * size))
         received = self._scratch_for(out, "received", sum(map(len, held)) * size)
-        pieces: dict[Node, Tensor] = {}
+        pieces: dict[TreeNode, Tensor] = {}
         for place in range(max(map(len, held))):
             senders = [place < len(nodes) for nodes in held]
             begin = len(pieces) * size
@@ -415,7 +415,7 @@ class TreeSum:
         gradient = gradient.resolve_conj()
         return gradient.detach() if gradient.requires_grad else gradient
 
-    def _write(self, node: Node, bucket: Sequence[Tensor], out: Tensor) -> None:
+    def _write(self, node: TreeNode, bucket: Sequence[Tensor], out: Tensor) -> None:
         """Write the partial sum of ``node`` for the bucket into ``out``, in the order of the parameters' memory."""
         if node not in self._values:
             raise ValueError(f"{node} is not held; held are {', '.join(map(str, self.nodes)) or 'none'}")
@@ -438,7 +438,7 @@ class TreeSum:
             raise ValueError(f"a bucket must have one dtype on one device, this one has {found}")
         return bucket[0].new_empty(0, dtype=_dtype(bucket[0])) if bucket else torch.empty(0)
 
-    def _check_held(self, held_by_rank: Mapping[int, Sequence[Node]], world_size: int, rank: int) -> Held:
+    def _check_held(self, held_by_rank: Mapping[int, Sequence[TreeNode]], world_size: int, rank: int) -> Held:
         if sorted(held_by_rank) != list(range(world_size)):
             raise ValueError(
                 f"held_by_rank must name the group's ranks 0 to {world_size - 1}, it names {sorted(held_by_rank)}"
@@ -480,7 +480,7 @@ def _added(left: Gradients, right: Gradients) -> Gradients:
     return [b if a is None else a for a, b in zip(left, right, strict=True)]
 
 
-def _summed(values: dict[Node, Tensor], held: Held, micro_batches: int) -> Tensor:
+def _summed(values: dict[TreeNode, Tensor], held: Held, micro_batches: int) -> Tensor:
     """Add all up, in place."""
     for addition in _plan(held, micro_batches):
         total = values[addition.total] = values.pop(addition.left)

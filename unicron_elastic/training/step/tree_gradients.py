@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from unicron_elastic.training.step.gradients import Gradients
-from unicron_elastic.training.step.tree import Node, TreeSum, maximal
+from unicron_elastic.training.step.tree import TreeNode, TreeSum, maximal
 
 
 class TreeGradients(Gradients):
@@ -25,7 +25,7 @@ class TreeGradients(Gradients):
     ) -> None:
         super().__init__(parameters, micro_batches, others=others, bucket_bytes=bucket_bytes)
         self._holdings: list[frozenset[int]] = []
-        self._nodes: dict[int, tuple[Node, ...]] = {}
+        self._nodes: dict[int, tuple[TreeNode, ...]] = {}
 
     def lay_out(
         self, parameters: Sequence[Tensor], frozen: Sequence[Tensor] = (), others: Sequence[Tensor] = ()
@@ -78,7 +78,7 @@ class TreeGradients(Gradients):
             self._sum.reduce(of, dist.group.WORLD, held, dist.get_rank(), out=each.reduced[:elements])
         return dist.all_reduce(notes, async_op=True) if each.notes else None
 
-    def _nodes_of(self, holdings: Sequence[frozenset[int]]) -> dict[int, tuple[Node, ...]]:
+    def _nodes_of(self, holdings: Sequence[frozenset[int]]) -> dict[int, tuple[TreeNode, ...]]:
         """Return nodes by rank; the buckets of a step ask for the same, and mostly those of the next one, too."""
         if holdings != self._holdings:
             self._holdings = list(holdings)
