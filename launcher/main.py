@@ -99,7 +99,11 @@ def run(args: argparse.Namespace, runtime: Runtime | None = None) -> None:
     if runtime is None:
         runtime = _runtime_for(args, options.from_arguments(args))
 
+    run_id = args.rdzv_id
+
     def launch(config: Any, entrypoint: Any) -> api.elastic_launch:
+        if run_id != options.UNNAMED:  # for a job of one node torch makes up another one, whatever it is called
+            config.run_id = run_id
         return api.elastic_launch(config, entrypoint, runtime=runtime)
 
     stepping_aside.tell()

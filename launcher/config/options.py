@@ -10,6 +10,8 @@ from typing import Any
 
 from unicron_elastic.recovery.policy import DO_NOT_RESTART_EXIT_CODE
 
+UNNAMED = "none"  # the --rdzv-id of who gives none
+
 # torch._dynamo is imported by the first optimizer a script creates: 0.7 s of each start otherwise.
 PRELOAD_DEFAULT = "?numpy,torch,torch.distributed,torch.nn.parallel,torch.utils.data,?torch._dynamo"
 

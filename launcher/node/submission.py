@@ -22,6 +22,7 @@ from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.output import stamped
 from unicron_elastic.launcher.config.checks import STDIN
 from unicron_elastic.launcher.config.forwarded import OF_SUBMISSION, environment
+from unicron_elastic.launcher.config.options import UNNAMED
 from unicron_elastic.launcher.node.output_receiver import OutputReceiver
 from unicron_elastic.launcher.node.planned import ENDED_FOR_S, parsed, phase_of, puts_of_end, shared_options
 from unicron_elastic.planning.coordinate.published import Published
@@ -81,7 +82,7 @@ def spec_of(
         )
     if args.training_script == STDIN and not (args.no_python or args.module):
         raise CannotSubmit("the script '-' is standard input, which a job of a cluster does not have; give a file")
-    name = args.rdzv_id if args.rdzv_id != "none" else f"{_stem(args.training_script)}-{secrets.token_hex(2)}"
+    name = args.rdzv_id if args.rdzv_id != UNNAMED else f"{_stem(args.training_script)}-{secrets.token_hex(2)}"
     told |= {
         "name": name,
         "env": environment(environ),

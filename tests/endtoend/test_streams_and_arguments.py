@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import signal
 import struct
 import termios
@@ -134,6 +135,13 @@ def test_logs_stay_in_their_folder_whatever_the_run_is_called(launcher: Any) -> 
     assert run.process.returncode == 0, run.err
     (log,) = launcher.folder.glob("logs/*/attempt_0/0/stdout.log")
     assert log.read_text() == "../a/b\n"
+
+
+@pytest.mark.parametrize("more", [(), ("--standalone",)], ids=["plain", "standalone"])
+def test_a_job_of_one_node_is_called_as_its_user_calls_it(launcher: Any, more: tuple[str, ...]) -> None:
+    script = launcher.script("name.py", "import os; print(os.environ['TORCHELASTIC_RUN_ID'])\n")
+    assert launcher.run("--rdzv-id=chat", *more, script).out == "chat\n"
+    assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\n", launcher.run(*more, script).out)
 
 
 def test_a_node_name_that_cannot_be_kept_is_one_sentence(launcher: Any) -> None:
