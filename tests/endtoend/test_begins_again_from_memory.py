@@ -110,3 +110,29 @@ def test_all_begin_at_step_0_where_no_snapshot_was_made_and_that_is_told(launche
     run.until(lambda: "All ranks begin at step 0: no state of the job was kept." in run.err, "the sentence")
     assert [step for step, _ in starts(run)] == [0, 0]
     job.end()
+
+
+ASKS_NOTHING = """
+import os
+import torch
+import unicron_elastic
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run = unicron_elastic.Run(model=model, optimizer=optimizer)
+for step in run.steps(total=6, micro_batches=2):
+    for index in step:
+        step.backward(model(torch.ones(1, 2)).sum())
+    optimizer.step()
+    if step.number == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_asks_for_no_snapshot_is_said_to_begin_again_with_step_0(launcher: Any) -> None:
+    script = launcher.script("train.py", ASKS_NOTHING)
+    run = launcher.start("--nproc-per-node=2", "--max-restarts=3", script)
+    assert run.wait() == 0, run.err
+    said = "run.steps() begins again with step 0: the script has not asked run.restore() for a snapshot."
+    assert run.err.count(said) == 1, run.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -31,6 +33,11 @@ class Training:
     def compute(self, step: Step) -> None:
         for index in step:
             step.backward(self.loss(step.number, index))
+
+    def load_own_checkpoint(self) -> None:
+        """As a script does that looks after its checkpoints itself."""
+        self.loss(0, 0).backward()
+        self.optimizer.step()
 
     def train(self, total: int) -> list[float]:
         losses = []
@@ -280,3 +287,31 @@ def test_an_expanded_buffer_that_is_replaced_by_other_numbers_is_what_micro_batc
             step.backward(training.loss(step.number, index))
         training.optimizer.step()
     assert torch.equal(training.model.get_buffer("book"), 2 * torch.arange(6.0).view(3, 2))
+
+
+ASKS_NOTHING = "unicron: run.steps() begins again with step 0: the script has not asked run.restore() for a snapshot.\n"
+
+
+@pytest.mark.parametrize(
+    ("restarts", "before", "said"),
+    [
+        ("1", lambda _: None, ASKS_NOTHING),
+        ("0", lambda _: None, ""),
+        ("1", lambda training: training.run.restore(), ""),  # which says what it has found
+        ("1", lambda training: training.run.load_state_dict(Training().run.state_dict() | {"steps": 2}), ""),
+        ("1", lambda training: training.load_own_checkpoint(), ""),
+    ],
+)
+def test_a_restart_that_begins_again_with_step_0_says_so(
+    restarts: str,
+    before: Callable[[Training], object],
+    said: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+    training = Training()
+    before(training)
+    training.train(3)
+    training.train(4)
+    assert capfd.readouterr().err == said

@@ -132,6 +132,11 @@ class Engine:
         return self._has_parted and self.state >= total
 
     @property
+    def begins(self) -> bool:
+        """Whether no step has been made, nor was this rank given the state of others."""
+        return self.state == 0 and not self._arrival.was_newcomer
+
+    @property
     def steps_made(self) -> int:
         """How many optimizer steps the state has behind it, the one that the script makes now included."""
         return self.state + (self._has_begun and not self.guard.is_inside)

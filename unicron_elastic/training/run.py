@@ -140,6 +140,8 @@ class Run:
         if engine.has_made(total) or not engine.join(total, micro_batches):
             return
         self._is_in_steps = True
+        if engine.begins and engine.rank == 0:
+            self._keeper.begin()
         while engine.state < total:
             step = Step(engine)
             self._requests.carry_out()

@@ -51,6 +51,7 @@ class Arrival:
         self._pause_s = ASK_AGAIN_S
         self._refused: str | None = None  # why
         self.is_newcomer = False
+        self.was_newcomer = False
         self.passes = False  # it is in no call of run.steps() that the others are in
 
     def come(self, newcomer: Newcomer, until: int) -> bool:
@@ -95,7 +96,7 @@ class Arrival:
             invitation = self._membership.enter()
             if invitation is None:
                 return None
-            self.is_newcomer = True
+            self.is_newcomer = self.was_newcomer = True
             where = _told(invitation)
             if where is not None and where[0] != until:
                 return where

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -68,7 +69,10 @@ class SnapshotManager:
         self._storage: Storage | None = None
         self._restores = False
         self.is_wanted = False  # the job is to wait: a snapshot of the next step, whichever it is
-        self.lineage = _first_lineage()
+        generation = _generation()
+        self.lineage = _first_lineage(generation)
+        self._is_restart = generation["TORCHELASTIC_RESTART_COUNT"] not in ("", "0")
+        self._has_asked = False  # whether there is a state to go on from
 
     @property
     def storage(self) -> Storage:
@@ -168,6 +172,7 @@ class SnapshotManager:
 
         All ranks must call it. Raises what torch raises if one does not come, and ValueError if the state is another's.
         """
+        self._has_asked = True
         self.wait()
         began = time.monotonic()
         offers = self._ask()
@@ -217,6 +222,18 @@ class SnapshotManager:
             answers = answers if chosen is not None else []
             self._tell(step, chosen, notes, answers, behind, took_s=time.monotonic() - began)
         return step
+
+    def begin(self) -> None:
+        """``steps()`` begins with step 0: says so after a restart if the script has asked for no state of before.
+
+        It may have loaded one of its own, as where an optimizer has made steps: then nothing is said.
+        """
+        if self._is_restart and not self._has_asked and not any(each.state for each in self._optimizers):
+            self._tell_all(
+                0,
+                "run.steps() begins again with step 0: the script has not asked run.restore() for a snapshot.",
+            )
+        self._has_asked = True  # it is told once
 
     def _ask(self) -> Offers:
         to_agent = link()
@@ -268,12 +285,15 @@ class SnapshotManager:
             sentences.append(behind)
         if not sentences:
             return
+        moved = {"bytes": sum(each["bytes"] for each in answers), "took_s": took_s, "from": places} if places else {}
+        self._tell_all(step, " ".join(sentences), moved)
+
+    def _tell_all(self, step: int, sentence: str, moved: Mapping[str, Any] = MappingProxyType({})) -> None:
         to_agent = link()
         if to_agent is None:
-            _say(" ".join(sentences))
-            return
-        moved = {"bytes": sum(each["bytes"] for each in answers), "took_s": took_s, "from": places} if places else {}
-        to_agent.say({"restored": {"step": step, "sentence": " ".join(sentences), **moved}})
+            _say(sentence)
+        else:
+            to_agent.say({"restored": {"step": step, "sentence": sentence, **moved}})
 
 
 @dataclass(frozen=True)
@@ -305,10 +325,15 @@ def _kept(leaf: Any, unchanging: set[int]) -> Any:
     return leaf.detach().clone()
 
 
-def _first_lineage() -> int:
-    """The same for all ranks of a generation that did not restore anything."""
+def _generation() -> dict[str, str]:
+    """Return what tells this generation of the job's workers from all others."""
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    text = "\0".join(os.environ.get(name, "") for name in names)
+    return {name: os.environ.get(name, "") for name in names}
+
+
+def _first_lineage(generation: Mapping[str, str]) -> int:
+    """Return the same for all ranks of a generation that did not restore anything."""
+    text = "\0".join(generation.values())
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
