@@ -164,6 +164,7 @@ def _run_ours(argv: Sequence[str]) -> int:
             if not chosen.in_band:
                 _say("no fault will be injected: --unicron-chaos needs --unicron-in-band on")
         check(args, warn=_say)
+        _tell_odd_variables()
         if cluster := _cluster_of(args):
             return _submit(args, argv, cluster)
         _check_is_for_here(args)
@@ -195,6 +196,14 @@ def _runtime_for(args: argparse.Namespace, chosen: options.Options) -> Runtime:
     runtime = Runtime(chosen)
     runtime.signals_are_named = getattr(args, "signals_are_named", False)
     return runtime
+
+
+def _tell_odd_variables() -> None:
+    if any(name.startswith("UNICRON_") for name in os.environ):  # else there is no time for it
+        from unicron_elastic.launcher.config.odd_variables import odd_variables
+
+        for sentence in odd_variables(os.environ, _commands):
+            _say(f"{sentence}.")
 
 
 def _cluster_of(args: argparse.Namespace) -> str:

@@ -21,6 +21,7 @@ from unicron_elastic.compat.command_line import torchrun_parser
 from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.config import options
 from unicron_elastic.launcher.config import table as config_table
+from unicron_elastic.launcher.config.odd_variables import INNER_VARIABLES
 from unicron_elastic.launcher.config.settings import SHARED
 from unicron_elastic.rendezvous.records import cluster as cluster_records
 from unicron_elastic.rendezvous.records import news, plan_keys
@@ -52,23 +53,6 @@ NEWER_TORCH = {"shutdown_timeout": "2.12", "log_line_prefix_template": "2.14"}
 
 # Settings without an option, in the section of a file that all commands share.
 WITHOUT_OPTION = ("etcd_password", "quarantine", "node_name", "in_place", "spec_env")
-
-# Variables by which the parts of unicron-run find each other. Nobody sets them by hand.
-INNER_VARIABLES = {
-    "UNICRON_AGENT_PID": "to a job's part: the agent of the cluster that began it",
-    "UNICRON_CONFIGURATION": "to workers: DP, TP, PP with which the job was started",
-    "UNICRON_CONFIGURATIONS": "to a job's part: the best of these by the number of nodes",
-    "UNICRON_CONTROL_FD": "to workers: the control channel",
-    "UNICRON_METRICS_FD": "to a job's part: where it tells its metrics",
-    "UNICRON_PLANNED_JOB": "to a job's part: the job that the plan knows",
-    "UNICRON_PULSE_FD": "to workers: the pulse page",
-    "UNICRON_PYTHONPATH": "to workers: the `PYTHONPATH` that the user had set",
-    "UNICRON_RUN_TOKEN": "to workers: marks what a run and each worker has started, so that none of it is missed",
-    "UNICRON_SNAPSHOTS_FD": "to a job's part: where it gives snapshots that are to outlive it",
-    "UNICRON_TAKES_PLACE": "to workers: this one takes the place of a lost rank",
-    "UNICRON_VERDICT": "to a job's part: a file for how the job has ended",
-    "UNICRON_WARM_FD": "to the warm process: its channel",
-}
 
 JOB = "JOB"
 LEASE_AGENT, LEASE_JOB = "the agent's lease", "the job's lease, 60 s after its last agent"
