@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -246,6 +248,60 @@ def test_a_head_that_its_optimizer_had_first_is_trained_when_it_is_attached() ->
             step.backward(model(torch.ones(2, 3)).square().mean())
         optimizer.step()
     assert not torch.equal(head.weight, before)
+
+
+class Wrapper:
+    """An optimizer of a script's own that has others inside, and gives their state."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.optimizers = {"inside": list(optimizers)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inside": [each.state_dict() for each in self.optimizers["inside"]]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for each, taken in zip(self.optimizers["inside"], state["inside"], strict=True):
+            each.load_state_dict(taken)
+
+
+def _stepped(run: Run, model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+    for step in run.steps(run.step + 2, MICRO_BATCHES):
+        for _ in step:
+            step.backward(model(torch.ones(2, 3)).square().mean())
+        for each in optimizers:
+            each.step()
+
+
+def test_an_optimizer_that_is_not_registered_and_steps_over_the_model_is_told_of_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    training = Training()
+    other = torch.optim.Adam(nn.Linear(3, 1).parameters())
+    _stepped(training.run, training.model, training.optimizer, other)
+    assert not capfd.readouterr().err
+    for _ in range(2):
+        new = torch.optim.AdamW(training.model.parameters(), lr=0.1)
+        _stepped(training.run, training.model, training.optimizer, new)
+    said = capfd.readouterr().err
+    assert said.startswith("unicron: AdamW, an optimizer that is not registered, has stepped over parameters of the")
+    assert said.count("\n") == 1
+
+
+def test_an_optimizer_inside_of_what_is_registered_is_as_good_as_registered(capfd: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(3, 1)
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    _stepped(Run(model=model, optimizer=first, more=Wrapper(second)), model, first, second)
+    assert not capfd.readouterr().err
+
+
+def test_a_run_that_is_gone_watches_no_optimizer() -> None:
+    training = Training()
+    _stepped(training.run, training.model, training.optimizer)
+    guard, model = weakref.ref(training.run._engine.guard), training.model
+    del training
+    gc.collect()
+    assert guard() is None
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
 def test_what_an_optimizer_gets_later_and_the_model_has_not_is_refused() -> None:

@@ -222,7 +222,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         *(f"torch.distributed:Store.{name}" for name in _words("set get add check wait multi_get")),
         "torch.distributed:DistStoreError",
         "torch:Tensor.register_post_accumulate_grad_hook",
-        "torch.optim.optimizer:register_optimizer_step_pre_hook",
+        *(f"torch.optim.optimizer:register_optimizer_step_{when}_hook" for when in ("pre", "post")),
         "torch.testing._internal.distributed.fake_pg:FakeStore",
     ),
     *_of(

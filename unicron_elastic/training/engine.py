@@ -472,9 +472,15 @@ class Engine:
         self._assembly.on_connect = self._on_regroup
         self._assembly.tell_apart = self._trainable.tell_apart
         self._lay_out()
-        self.guard = Guard(self._optimizers, self._scaler)
+        others = self._objects.objects.values()
+        self.guard = Guard(self._optimizers, self._scaler, others=others, tell=self._tell_people)
         if self._scaler is not None:  # which makes its scale when it is first asked, and a newcomer may not ask in time
             self._scaler.scale(torch.zeros((), device=self._device))
+
+    def _tell_people(self, sentence: str) -> None:
+        """Say it, on one rank."""
+        if self.rank == 0:
+            sys.stderr.write(f"unicron: {sentence}.\n")
 
     def has_taken(self) -> None:
         """Note that it has copied the state of a member."""

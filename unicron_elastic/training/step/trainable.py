@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from weakref import WeakMethod, WeakSet, finalize
 
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, SparseAdam
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unicron_elastic.compat.scalers import watch_scaling
 from unicron_elastic.compat.tensors import unscaled_by, walked
 from unicron_elastic.training.step.shares import from_ranges, to_ranges
 
 _NAMES_MAX = 3
+_PARTS_MAX = 1000  # of what may have an optimizer inside; what has more is data
 
 
 def _identity(parameter: nn.Parameter) -> tuple[Any, ...]:
@@ -111,11 +114,22 @@ class Trainable:
 class Guard:
     """`Guard` watches the registered ``optimizers`` and GradScalers of a run; ``scaler`` (or None) is the run's own.
 
-    Raises TypeError for an optimizer that cannot do with a run's gradients.
+    ``others`` is what is registered besides, and ``tell`` is given what people should hear. Raises TypeError for an
+    optimizer that cannot do with a run's gradients.
     """
 
-    def __init__(self, optimizers: Iterable[Optimizer] = (), scaler: Any = None) -> None:
+    def __init__(
+        self,
+        optimizers: Iterable[Optimizer] = (),
+        scaler: Any = None,
+        *,
+        others: Iterable[Any] = (),
+        tell: Callable[[str], object] = str,
+    ) -> None:
         self._optimizers = list(optimizers)
+        self._others = list(others)
+        self._tell = tell
+        self._is_right = WeakSet(self._optimizers)  # to step over the model
         self._scaler = scaler
         self._is_inside = False
         self._why_left = ""  # the step before its micro-batches were over
@@ -130,6 +144,8 @@ class Guard:
             if isinstance(optimizer, SparseAdam):
                 raise TypeError("SparseAdam takes sparse gradients alone, and those of a run are dense: take Adam")
             optimizer.register_step_pre_hook(self._before_optimizer)
+        if self._optimizers:
+            self._watch_all_optimizers()
         for kind in {GradScaler, type(scaler)} - {type(None)}:
             watch_scaling(kind, self)
 
@@ -221,8 +237,48 @@ class Guard:
         if self._is_inside:
             raise RuntimeError(self._why_left or why)
 
+    def _watch_all_optimizers(self) -> None:
+        """See each optimizer that steps in this process, as long as this guard lives."""
+        after_any = WeakMethod(self._after_any_optimizer)
+
+        def hook(optimizer: Optimizer, *_: Any) -> None:
+            if (watch := after_any()) is not None:
+                watch(optimizer)
+
+        finalize(self, register_optimizer_step_post_hook(hook).remove)
+
+    def _after_any_optimizer(self, optimizer: Optimizer) -> None:
+        """Tell once of one that steps over the model and is not registered: who comes later has not its state."""
+        if optimizer in self._is_right:
+            return
+        is_of_model = any(id(each) in self._known for group in optimizer.param_groups for each in group["params"])
+        if is_of_model and not any(_holds(each, optimizer) for each in self._others):
+            self._tell(
+                f"{type(optimizer).__name__}, an optimizer that is not registered, has stepped over parameters of the "
+                "model: its state is neither kept nor given to a rank that takes a lost one's place. Make it before "
+                "Run, and register it, too, by a name of its own"
+            )
+            self._tell = str
+        self._is_right.add(optimizer)
+
     def _before_optimizer(self, *_: Any) -> None:
         self.check_outside(
             "optimizer.step() belongs behind 'for index in step': within, the gradients are those of some "
             "micro-batches of this rank alone"
         )
+
+
+def _holds(registered: Any, optimizer: Optimizer, levels: int = 3) -> bool:
+    """Return whether it is, or has, the optimizer: a wrapper of the script's own gives its state."""
+    if registered is optimizer:
+        return True
+    if not levels or isinstance(registered, Tensor | nn.Module | str | bytes):
+        return False
+    match registered:
+        case Mapping():
+            parts = list(registered.values())
+        case list() | tuple() | set():
+            parts = list(registered)
+        case _:
+            parts = list(getattr(registered, "__dict__", {}).values())
+    return len(parts) <= _PARTS_MAX and any(_holds(each, optimizer, levels - 1) for each in parts)
