@@ -224,7 +224,7 @@ class Cluster:
         return [host for host, each in states.items() if each.job == name and each.state is NodeState.WORKING]
 
     def keep_out(self, host: str, by: str, until: float | None = None) -> None:
-        found = Quarantined(node=host, reason="why", since=0.0, until=until, by=by)
+        found = Quarantined(node=host, reason="why", since=0.0, until=until, by=by, is_broken=by == LAUNCHER)
         self.store.put(quarantine_key(host), quarantine_text(found))
 
     @property
