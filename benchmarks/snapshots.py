@@ -93,7 +93,7 @@ def cost_worker(state_bytes: int, blocks: int) -> None:
             if number and block >= 2:  # the first two blocks make the files
                 taken = [1000 * (now - then) for now, then in zip(clocks(), began, strict=True)]
                 found["with" if is_with else "without"].append(taken)
-        run._keeper.wait()  # what is left of the last one does not count to the other kind
+        run._snapshots.wait()  # what is left of the last one does not count to the other kind
     os.write(1, f"FOUND {json.dumps(found)}\n".encode())
 
 
@@ -126,7 +126,7 @@ def kill_worker(state_bytes: int, folder: Path, how: str) -> None:
         if step == 3:
             if how == "memory":
                 run.snapshot(4)
-                run._keeper.wait()
+                run._snapshots.wait()
             elif rank == 0:
                 torch.save({"step": 4, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint)
             dist.barrier()

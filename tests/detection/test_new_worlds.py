@@ -99,7 +99,7 @@ def test_who_meets_waits_for_the_others(ranks: tuple[RankSample, ...], kind: Han
 
 def settled(*numbers: int, whole_job: bool = True) -> tuple[PaceState, float]:
     """After STEPS steps of the ranks that are watched here."""
-    state, at = PaceState(whole_job=whole_job, asks_elsewhere=not whole_job), 0.0
+    state, at = PaceState(whole_job=whole_job, asks_remote_ranks=not whole_job), 0.0
     for step in range(1, STEPS + 1):
         at = step * STEP_S
         ranks = tuple(rank(number, step=step, step_at=at, step_time_s=STEP_S, cpu_time_s=at) for number in numbers)
@@ -109,13 +109,13 @@ def settled(*numbers: int, whole_job: bool = True) -> tuple[PaceState, float]:
 
 
 def watched(
-    state: PaceState, at: float, until: float, *here: RankSample, elsewhere: tuple[RemoteRank, ...] = ()
+    state: PaceState, at: float, until: float, *here: RankSample, remote_ranks: tuple[RemoteRank, ...] = ()
 ) -> list[Verdict]:
     """What is said of ranks that stay as they are."""
     said: list[Verdict] = []
     while at < until:
         at = max(at + 0.01, next_look_at(state))
-        state, verdicts = observe(state, Sample(at=at, ranks=here, elsewhere=elsewhere))
+        state, verdicts = observe(state, Sample(at=at, ranks=here, remote_ranks=remote_ranks))
         said += verdicts
     return said
 
@@ -134,7 +134,7 @@ def test_who_stands_while_a_newcomer_waits_for_it_hangs_and_the_newcomer_does_no
 def test_a_newcomer_on_another_node_waits_all_the_same() -> None:
     state, at = settled(1, whole_job=False)
     waits = RemoteRank(node="node-b", seen=newcomer(0), working="")
-    (verdict,) = watched(state, at, at + 700.0, rank(1, step_at=at, step_time_s=STEP_S), elsewhere=(waits,))
+    (verdict,) = watched(state, at, at + 700.0, rank(1, step_at=at, step_time_s=STEP_S), remote_ranks=(waits,))
     assert isinstance(verdict, Hung)
     assert (verdict.ranks, verdict.kind) == ((1,), HangKind.AWAITED)
 
@@ -142,7 +142,7 @@ def test_a_newcomer_on_another_node_waits_all_the_same() -> None:
 def test_the_node_of_the_newcomer_names_who_is_missing_elsewhere() -> None:
     state, at = settled(0, whole_job=False)
     missing = RemoteRank(node="node-b", seen=rank(1), working="")
-    said = watched(state, at, at + 700.0, meets(0, step_at=at, phase_since=at), elsewhere=(missing,))
+    said = watched(state, at, at + 700.0, meets(0, step_at=at, phase_since=at), remote_ranks=(missing,))
     assert [type(verdict) for verdict in said] == [Waiting]
     assert said[0].reason.startswith("rank 0 waits for rank 1 on node-b: no step for ")
 

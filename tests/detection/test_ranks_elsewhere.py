@@ -27,7 +27,7 @@ from unicron_elastic.detection.remote_ranks import (
 from unicron_elastic.detection.sample import GroupPosition, RankSample, RemoteRank, Sample
 from unicron_elastic.detection.state import PaceState
 from unicron_elastic.detection.telling import Hung, Slow, Verdict, Waiting, who
-from unicron_elastic.detection.watch import needs_elsewhere, needs_evidence, next_look_at, observe
+from unicron_elastic.detection.watch import needs_evidence, needs_remote_ranks, next_look_at, observe
 from unicron_elastic.faults import HangKind
 
 POLICY = PacePolicy()
@@ -294,7 +294,7 @@ class Node:
         self.job, self.here, self.every_s = job, here, every_s
         self.there = [number for number in range(job.script.ranks) if number not in here]
         self.now = 1000.0
-        self.state = PaceState(whole_job=False, asks_elsewhere=True)
+        self.state = PaceState(whole_job=False, asks_remote_ranks=True)
         self.heard = Heard()
         self.said: list[Verdict] = []
         self.questions = 0
@@ -303,8 +303,8 @@ class Node:
         self.now = max(self.now + 1e-4, next_look_at(self.state))
         self.job.plan_to(self.now)
         ranks = self._seen(self.here, with_evidence=needs_evidence(self.state))
-        elsewhere = self._elsewhere(ranks) if needs_elsewhere(self.state) else ()
-        self.state, verdicts = observe(self.state, Sample(at=self.now, ranks=ranks, elsewhere=elsewhere))
+        remote_ranks = self._remote_ranks(ranks) if needs_remote_ranks(self.state) else ()
+        self.state, verdicts = observe(self.state, Sample(at=self.now, ranks=ranks, remote_ranks=remote_ranks))
         self.said += verdicts
 
     def run(self, seconds: float) -> None:
@@ -312,7 +312,7 @@ class Node:
         while next_look_at(self.state) < end:
             self.look()
 
-    def _elsewhere(self, here: tuple[RankSample, ...]) -> tuple[RemoteRank, ...]:
+    def _remote_ranks(self, here: tuple[RankSample, ...]) -> tuple[RemoteRank, ...]:
         if self.now - self.heard.latest_at >= self.every_s:
             self.questions += 1
             told = NodeReport(
@@ -435,10 +435,10 @@ def test_a_stuck_network_is_a_deadlock_on_each_node() -> None:
     def stuck(number: int) -> RankSample:
         return replace(node.state.ranks[0].seen, rank=number, collective=99, waiting=True, runnable=False, in_io=False)
 
-    elsewhere = tuple(RemoteRank(node="node-b", seen=stuck(number), working="") for number in (2, 3))
+    remote_ranks = tuple(RemoteRank(node="node-b", seen=stuck(number), working="") for number in (2, 3))
     while at < node.now + 5.0:
         at = max(at + 1e-3, next_look_at(state))
-        state, verdicts = observe(state, Sample(at=at, ranks=(stuck(0), stuck(1)), elsewhere=elsewhere))
+        state, verdicts = observe(state, Sample(at=at, ranks=(stuck(0), stuck(1)), remote_ranks=remote_ranks))
         said += verdicts
     (verdict,) = said
     assert isinstance(verdict, Hung)

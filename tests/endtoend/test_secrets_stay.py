@@ -33,7 +33,7 @@ model = torch.nn.Linear(4, 4)
 run = unicron_elastic.Run(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 run.restore(None)
 run.snapshot(1, every=1)
-run._keeper.wait()
+run._snapshots.wait()
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     raise RuntimeError(f"this one has {dict(os.environ)}")
 os.write(1, b"WAITS\\n")

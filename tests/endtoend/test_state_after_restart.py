@@ -61,8 +61,8 @@ def die_in_copy():
     snapshot_file._move = dying
 
 def spoil_newest():
-    run._keeper.wait()
-    newest = max(run._keeper._writer._files, key=lambda file: file.header().step)
+    run._snapshots.wait()
+    newest = max(run._snapshots._writer._files, key=lambda file: file.header().step)
     newest.room(newest.header().total_bytes)[-70] ^= 1
 
 for step in range(start, steps):
@@ -80,7 +80,7 @@ for step in range(start, steps):
     if folder and (step + 1) % every == 0:
         run.save(folder, step + 1, keep=2)
     if how == "node" and is_first and step == die:
-        run._keeper.wait()
+        run._snapshots.wait()
         os.write(1, f"WAITS rank {rank}\\n".encode())
         while True:
             time.sleep(0.05)
@@ -89,7 +89,7 @@ for step in range(start, steps):
             spoil_newest()
         if folder:
             dist.barrier()
-        run._keeper.wait()
+        run._snapshots.wait()
         os.kill(os.getpid(), signal.SIGKILL)
     if folder and is_first and rank == 0 and step == die and "none" not in how:
         run.wait_saved()

@@ -24,7 +24,7 @@ from unicron_elastic.detection.remote_ranks import NodeReport, parse_report, rep
 from unicron_elastic.detection.sample import GroupPosition, RankSample
 from unicron_elastic.launcher.agent.core import failures
 from unicron_elastic.launcher.agent.core import isolation as quarantine
-from unicron_elastic.launcher.agent.core.worker_messages import Happenings
+from unicron_elastic.launcher.agent.core.worker_messages import WorkerMessages
 from unicron_elastic.launcher.agent.process import whereabouts
 from unicron_elastic.launcher.node import submission
 from unicron_elastic.launcher.view.cluster import what_if
@@ -161,10 +161,10 @@ WORKER_MESSAGES: tuple[dict[str, Any], ...] = (
 
 
 @contextmanager
-def _agent() -> Iterator[tuple[Happenings, Any]]:
+def _agent() -> Iterator[tuple[WorkerMessages, Any]]:
     group = SimpleNamespace(workers=[SimpleNamespace(global_rank=0, local_rank=0, id=1)])
     said: list[object] = []
-    happenings = Happenings(
+    messages = WorkerMessages(
         1,
         group,
         "n1",
@@ -175,7 +175,7 @@ def _agent() -> Iterator[tuple[Happenings, Any]]:
     )
     worker = MagicMock(local_rank=0, reading=lambda: None)
     worker.answered.side_effect = whereabouts.parse_groups
-    yield happenings, worker
+    yield messages, worker
 
 
 def _hear(data: bytes) -> None:
@@ -186,8 +186,8 @@ def _hear(data: bytes) -> None:
         raise ValueError("no message") from None
     if not isinstance(message, dict):
         raise ValueError("no message")
-    with _agent() as (happenings, worker):
-        happenings.said(worker, message)
+    with _agent() as (messages, worker):
+        messages.said(worker, message)
 
 
 # -- lists -----------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class FakeProgress:
         workers: Mapping[int, Any],
         *,
         whole_job: bool,
-        elsewhere: Any,  # noqa: ARG002
+        remote_ranks: Any,  # noqa: ARG002
         is_first_world: bool,  # noqa: ARG002
     ) -> None:
         self.watched, self.whole_job = list(workers), whole_job
@@ -214,7 +214,7 @@ def test_what_the_exchange_with_other_nodes_notes_is_told_in_the_loops_thread(wa
         on_note: Callable[[str], None]
 
     other: Any = Other()
-    watch.hangs.start(1, watch.workers, whole_job=False, elsewhere=other)  # type: ignore[arg-type]
+    watch.hangs.start(1, watch.workers, whole_job=False, remote_ranks=other)  # type: ignore[arg-type]
     other.on_note("odd")
     assert watch.said == []
     assert watch.loop.run_until(lambda: bool(watch.said), time.monotonic() + DEADLINE_S)

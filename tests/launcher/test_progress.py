@@ -123,10 +123,10 @@ class Job:
         self.watch = ProgressWatch(self.loop, self.verdicts.append)  # type: ignore[arg-type]
         self.workers: dict[int, FakeWorker] = {}
 
-    def start(self, *, whole_job: bool = True, elsewhere: Any = None, is_first_world: bool = True) -> None:
+    def start(self, *, whole_job: bool = True, remote_ranks: Any = None, is_first_world: bool = True) -> None:
         self.workers = {rank: FakeWorker(self.loop, rank) for rank in range(2)}
         workers: Any = self.workers
-        self.watch.start(workers, whole_job=whole_job, elsewhere=elsewhere, is_first_world=is_first_world)
+        self.watch.start(workers, whole_job=whole_job, remote_ranks=remote_ranks, is_first_world=is_first_world)
 
     def of(self, pid: int) -> FakeWorker:
         return self.workers[pid - 100]
@@ -345,7 +345,7 @@ class FakeElsewhere:
 
 def test_the_others_are_asked_only_if_nobody_here_is_at_work(job: Job) -> None:
     other = FakeElsewhere()
-    job.start(whole_job=False, elsewhere=other)
+    job.start(whole_job=False, remote_ranks=other)
     job.loop.run(WARM_S)
     job.hang(runnable=True)
     job.loop.run(5.0)
@@ -359,7 +359,7 @@ def test_the_others_are_asked_only_if_nobody_here_is_at_work(job: Job) -> None:
 
 def test_who_is_missing_on_another_node_is_named(job: Job) -> None:
     other = FakeElsewhere()
-    job.start(whole_job=False, elsewhere=other)
+    job.start(whole_job=False, remote_ranks=other)
     job.loop.run(WARM_S)
     for worker in job.workers.values():
         worker.stand(55, 54)
@@ -379,7 +379,7 @@ def test_who_is_missing_on_another_node_is_named(job: Job) -> None:
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_question_of_another_node_is_answered(job: Job, is_late: bool) -> None:
     other = FakeElsewhere()
-    job.start(whole_job=False, elsewhere=other)
+    job.start(whole_job=False, remote_ranks=other)
     job.loop.run(WARM_S)
     if is_late:
         job.hang()
@@ -396,11 +396,11 @@ def test_a_question_of_another_node_is_answered(job: Job, is_late: bool) -> None
 
 def test_a_question_that_comes_after_the_end_is_not_answered(job: Job) -> None:
     other = FakeElsewhere()
-    job.start(whole_job=False, elsewhere=other)
+    job.start(whole_job=False, remote_ranks=other)
     job.loop.run(WARM_S)
     other.on_question(7)
     job.loop.soon.popleft()()
-    job.start(whole_job=False, elsewhere=FakeElsewhere())
+    job.start(whole_job=False, remote_ranks=FakeElsewhere())
     job.loop.run(WARM_S)
     other.on_question(8)
     job.loop.soon.popleft()()

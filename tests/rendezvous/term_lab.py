@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unicron_elastic.base.quarantine import Quarantined
+from unicron_elastic.base.quarantine import LAUNCHER, Quarantined
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.snapshot import JobPhase, NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec

@@ -177,12 +177,12 @@ def test_a_late_rank_does_not_leave_its_step_while_its_state_is_copied() -> None
         step.backward(training.loss(0, index))
     gradients, _ = engine._parts()
     gradients.begin()
-    engine._rest.begin(0)
+    engine._gate.begin(0)
     gradients.done.update(range(len(gradients.buckets)))
     engine._is_late = True  # the others have made this step, and gave this rank its gradients
     assert engine.reduce() is None
     with pytest.raises(TimeoutError):
-        engine._rest.hold(0)
+        engine._gate.hold(0)
 
 
 @pytest.mark.parametrize("is_iterated", [False, True])

@@ -477,7 +477,7 @@ class Fetched:
 
     def release(self) -> None:
         assert self.source.run is not None
-        self.source.run._engine._rest.release()
+        self.source.run._engine._gate.release()
 
 
 def fetch_state(run: HasState, _invitation: dict[str, Any]) -> Fetched | None:
@@ -500,10 +500,10 @@ def fetch_state(run: HasState, _invitation: dict[str, Any]) -> Fetched | None:
     if job.is_outrun:
         until = source.run._engine.until
         job.await_call(source, min(each for each in (*job.totals, until) if each > until or each == max(job.totals)))
-    rest, expired = source.run._engine._rest, []
-    rest.on_expire = lambda: expired.append(True)
+    gate, expired = source.run._engine._gate, []
+    gate.on_expire = lambda: expired.append(True)
     try:
-        rest.hold(0.5)
+        gate.hold(0.5)
     except TimeoutError:
         return None
     try:
@@ -517,10 +517,10 @@ def fetch_state(run: HasState, _invitation: dict[str, Any]) -> Fetched | None:
         elif is_whole and (wrong := job.plain.wrong(state)):
             raise AssertionError(f"rank {rank.name} was given a state of no step's beginning: {wrong}")
     except (Died, AssertionError):  # its connection is closed then
-        rest.release()
+        gate.release()
         raise
     if source.name in job.dead or expired:
-        rest.release()
+        gate.release()
         return None
     run.load_state_dict(state)
     if job.steps_behind:

@@ -84,9 +84,9 @@ class Sample:
 
     at: float
     ranks: tuple[RankSample, ...]
-    elsewhere: tuple[RemoteRank, ...] = ()
+    remote_ranks: tuple[RemoteRank, ...] = ()
 
     @property
     def everybody(self) -> tuple[RankSample, ...]:
         """The ranks here and elsewhere."""
-        return (*self.ranks, *(rank.seen for rank in self.elsewhere)) if self.elsewhere else self.ranks
+        return (*self.ranks, *(rank.seen for rank in self.remote_ranks)) if self.remote_ranks else self.ranks

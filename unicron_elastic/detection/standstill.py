@@ -127,14 +127,14 @@ def _verdict(
         return replace(now, told=""), at_work_again(was.told_ranks, working, standing_s, at)
     if was.told == Hung.__name__:
         return _surer(now, idle(tuple(sorted(ranks)), suspected, allowed, sample, state.whole_job))
-    if standing_s < allowed.limit_s - SLACK_S or (was.told == Waiting.__name__ and not sample.elsewhere):
+    if standing_s < allowed.limit_s - SLACK_S or (was.told == Waiting.__name__ and not sample.remote_ranks):
         return now, None
     verdict: Hung | Slow | Waiting | None = None
     if not working:
         if _is_idle(now, standing_s, policy):
             verdict = idle(tuple(sorted(ranks)), suspected, allowed, sample, state.whole_job)
     elif was.told in ("", Attended.__name__) and standing_s >= _patience_s(allowed, state):
-        verdict = slow(working, allowed, at, {rank.seen.rank: rank.node for rank in sample.elsewhere})
+        verdict = slow(working, allowed, at, {rank.seen.rank: rank.node for rank in sample.remote_ranks})
     if verdict is None or not _is_news(verdict, was) or _is_early(verdict, suspected, allowed, state, sample):
         return now, None
     kind = verdict.kind if isinstance(verdict, Hung) else HangKind.UNCLEAR
@@ -167,10 +167,10 @@ def _is_news(verdict: Verdict, told: Standstill) -> bool:
 
 def _is_early(verdict: Verdict, suspected: Suspects, allowed: Allowance, state: PaceState, sample: Sample) -> bool:
     """Whether the other nodes, which have not said yet where their ranks are, may show it in another light."""
-    if not state.asks_elsewhere or isinstance(verdict, Slow):
+    if not state.asks_remote_ranks or isinstance(verdict, Slow):
         return False
-    if sample.elsewhere:
-        return any(rank.working is None and rank.seen.rank in suspected.ranks for rank in sample.elsewhere)
+    if sample.remote_ranks:
+        return any(rank.working is None and rank.seen.rank in suspected.ranks for rank in sample.remote_ranks)
     is_sure = isinstance(verdict, Hung) and verdict.kind is HangKind.STOPPED
     return not is_sure and sample.at - allowed.since < allowed.limit_s + state.policy.elsewhere_s
 
@@ -205,7 +205,7 @@ def _working(
     found.update(
         {
             rank.seen.rank: rank.working
-            for rank in sample.elsewhere
+            for rank in sample.remote_ranks
             if rank.working and rank.seen.rank in suspected.ranks
         }
     )

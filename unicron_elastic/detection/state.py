@@ -101,12 +101,12 @@ class PaceState:
     """Everything a verdict depends on. ``PaceState()`` has seen nothing yet.
 
     ``whole_job`` says whether the samples hold every rank of the job, or those of one node among several;
-    ``asks_elsewhere``, whether the other nodes are asked for theirs when ranks are late.
+    ``asks_remote_ranks``, whether the other nodes are asked for theirs when ranks are late.
     """
 
     policy: PacePolicy = field(default_factory=PacePolicy)
     whole_job: bool = True
-    asks_elsewhere: bool = False
+    asks_remote_ranks: bool = False
     at: float | None = None  # of the latest sample
     next_at: float = 0.0
     is_ending: bool = False  # some rank has ended; the others may have nothing left to do but to wait

@@ -157,11 +157,11 @@ def idle(
 ) -> Hung | Waiting:
     """Nobody whom the others wait for is at work."""
     at = sample.at
-    nodes = {rank.seen.rank: rank.node for rank in sample.elsewhere}
+    nodes = {rank.seen.rank: rank.node for rank in sample.remote_ranks}
     here = tuple(rank for rank in suspected.ranks if rank not in nodes)
     if suspected.clause and not here:
         return _waiting(standing, suspected, allowed, sample, nodes)
-    if not whole_job and not suspected.clause and (suspected.ranks or not sample.elsewhere):
+    if not whole_job and not suspected.clause and (suspected.ranks or not sample.remote_ranks):
         doing = f"{who(standing)} {verb(standing, 'waits', 'wait')} for what is not on this node"
         return Waiting(
             at=at,
@@ -172,9 +172,9 @@ def idle(
         )
     if not suspected.ranks:
         clause = "all wait in the same collective, and nobody is missing from it"
-        kind = hang_kind(sample.everybody, standing, whole_job or bool(sample.elsewhere))
+        kind = hang_kind(sample.everybody, standing, whole_job or bool(sample.remote_ranks))
         return _hung(standing, clause, allowed, kind, at, named=standing)
-    kind = hang_kind(sample.everybody, suspected.ranks, whole_job or bool(sample.elsewhere))
+    kind = hang_kind(sample.everybody, suspected.ranks, whole_job or bool(sample.remote_ranks))
     return _hung(here, _not_at_work(suspected), allowed, kind, at, named=suspected.ranks, nodes=nodes)
 
 

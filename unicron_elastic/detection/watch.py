@@ -51,9 +51,9 @@ def arrivals_since(state: PaceState) -> float | None:
     return max((at for at in asked if at is not None), default=None)
 
 
-def needs_elsewhere(state: PaceState) -> bool:
+def needs_remote_ranks(state: PaceState) -> bool:
     """Whether the next sample should have the ranks of the other nodes: nobody here is at work."""
-    return state.asks_elsewhere and state.standstill is not None and state.standstill.idle_looks > 0
+    return state.asks_remote_ranks and state.standstill is not None and state.standstill.idle_looks > 0
 
 
 def forget(state: PaceState) -> PaceState:
@@ -65,7 +65,7 @@ def forget(state: PaceState) -> PaceState:
     return PaceState(
         policy=state.policy,
         whole_job=state.whole_job,
-        asks_elsewhere=state.asks_elsewhere,
+        asks_remote_ranks=state.asks_remote_ranks,
         ranks=ranks,
         habits=state.habits,
     )

@@ -17,8 +17,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from unicron_elastic.faults import Failure, Fault, classify, left_early, root_cause
-from unicron_elastic.recovery import departure as recalled
-from unicron_elastic.recovery import in_place, joins, node, node_loss, storms, worker_loss
+from unicron_elastic.recovery import departure, in_place, joins, node, node_loss, storms, worker_loss
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     Command,
@@ -305,7 +304,7 @@ def _fault_noticed(
 ) -> tuple[JobState, list[Command]]:
     """Answer a fault: in place if that can be, else all stop; ``why_stop`` stands for what was said of it before."""
     if state.leaves:  # which concerns nobody else any more
-        return recalled.end_workers(state, at) if state.phase is Phase.RUNNING else (state, [])
+        return departure.end_workers(state, at) if state.phase is Phase.RUNNING else (state, [])
     if state.is_left_out:  # nobody waits for these workers any more
         return state, []
     gone_on = worker_loss.go_on(state, fault, at, method)
@@ -371,7 +370,7 @@ def _about_peers(
         state = replace(state, gone=state.gone | set(event.nodes))
     if isinstance(event, NodesDepart):
         why_not = worker_loss.why_not_in_place(state, -len(event.nodes))
-        gone_on = None if why_not else recalled.go_on_without(state, event)
+        gone_on = None if why_not else departure.go_on_without(state, event)
         return gone_on or joins.node_departs(state, event)
     gone_on = worker_loss.go_on_without(state, event) if isinstance(event, OtherNodesLost) else None
     if gone_on is not None:
@@ -395,9 +394,9 @@ def _about_node(
         case NodeUnhealthy():
             return (state, []) if state.leaves else _node_unhealthy(state, event)
         case NodeRecalled():
-            return recalled.node_recalled(state, event)
+            return departure.node_recalled(state, event)
         case StepEnded():
-            return recalled.step_ended(state, event)
+            return departure.step_ended(state, event)
         case LeaveAnswered():
             return _leave_answered(state, event)
 
@@ -406,7 +405,7 @@ def _leave_answered(state: JobState, event: LeaveAnswered) -> tuple[JobState, li
     if state.departure is not None:
         return leave_answered(state, event)
     asked = None if state.recall is None else state.recall.departure
-    state, commands = recalled.answered(state, event)
+    state, commands = departure.answered(state, event)
     if not event.why_not or asked is None or asked.otherwise is None:
         return state, commands
     state, more = _train_on_without(state, asked.otherwise, event.at)
@@ -451,7 +450,7 @@ def _act_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
 
 
 def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Command]]:
-    due = recalled.act_if_due(state, event.at)
+    due = departure.act_if_due(state, event.at)
     if due is not None:
         return due
     if (met := joins.meet_if_due(state, event.at)) is not None:
@@ -490,7 +489,7 @@ def _while_running(state: JobState, at: float) -> tuple[JobState, list[Command]]
 def _all_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     state = replace(state, kill_at=None, teardown_at=None, hang=None, broke=None, replace_at=None)
     if state.leaves:
-        return recalled.left(state, at)
+        return departure.left(state, at)
     if state.phase is Phase.RUNNING and worker_loss.is_nobody_left(state):
         return worker_loss.begin_again(state)
     if state.phase is Phase.RUNNING:
@@ -542,21 +541,21 @@ def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     is_known = worker_loss.is_being_answered(state, cause.fault, at)
     repeats = state.repeats if is_known else count_repeats(state.repeats, cause, _life(state, at))
     verdict = judge(state.policy, state.restarts_used - is_known, repeats, tuple(f.failure for f in state.faults))
-    departure = None
+    own_departure = None
     is_on_its_way = is_only_on_its_way(state)
     if is_on_its_way and (not verdict.restart or worker_loss.cannot_take_the_state(cause.fault)):
-        departure = turn_back(state, verdict, cause)
+        own_departure = turn_back(state, verdict, cause)
     elif verdict.restart:
         attempts, rung = climb(state.attempts, cause.fault, at, state.policy)
         state = replace(state, attempts=attempts)
-        verdict, departure = weigh(state, verdict, rung, cause)
+        verdict, own_departure = weigh(state, verdict, rung, cause)
     assert state.incident is not None  # the first fault of a generation opens one
     was_told = not state.summons and state.incident.reason == cause.reason
     incident = judged(state.incident, cause, at, verdict)
     recorded = RecordIncident(incident=incident)
     reason = f"{cause.reason} {verdict.reason}"
-    if departure is not None:
-        state = replace(state, phase=Phase.LEAVING, repeats=repeats, incident=incident, departure=departure)
+    if own_departure is not None:
+        state = replace(state, phase=Phase.LEAVING, repeats=repeats, incident=incident, departure=own_departure)
         return state, [AskToLeave(reason=reason)]
     if not verdict.restart:
         state = replace(state, phase=Phase.FINISHED, repeats=repeats, incident=None)

@@ -35,7 +35,7 @@ from unicron_elastic.training.group.speech import Agreement, MismatchError, Said
 from unicron_elastic.training.mean import MeanShare, check_same, few, message
 from unicron_elastic.training.registered import Registered, about_unlike
 from unicron_elastic.training.replicas import Replicas
-from unicron_elastic.training.snapshot.gate import Rest
+from unicron_elastic.training.snapshot.gate import StateGate
 from unicron_elastic.training.step.buffers import Buffers, device_of, named_buffers
 from unicron_elastic.training.step.comparison import ReplicasDifferError, Told, differ, judge, written
 from unicron_elastic.training.step.gradients import Gradients
@@ -95,9 +95,9 @@ class Engine:
         self._on_regroup = on_regroup
         self._replicas = replicas
         self._judged_in = (0, 0)  # the step and world in which what the ranks told each other was found to be right
-        self._rest = Rest()
+        self._gate = StateGate()
         self._membership = membership(
-            Servant(self._registered, self._rest, lambda: (self.until, self.state)).serve, backend
+            Servant(self._registered, self._gate, lambda: (self.until, self.state)).serve, backend
         )
         self._arrival = Arrival(self._membership, self._registered)
         self.until = 0
@@ -194,7 +194,7 @@ class Engine:
         meets whom meanwhile.
         """
         if self._has_state:
-            self._rest.begin(self.state)
+            self._gate.begin(self.state)
 
     def _begin_where_the_others_are(self) -> None:
         """Begins the step in which it has met the others already: what is held and reduced stays."""
@@ -242,14 +242,14 @@ class Engine:
             )
         while True:
             if self._is_late:
-                self._rest.end(self._join_patience_s, lambda: True)
+                self._gate.end(self._join_patience_s, lambda: True)
                 return None
             if self._must_meet or assembly.needs_meeting():
                 self._meet()
                 if to_do := sorted(self._held - self._computed):
                     return to_do
             elif not gradients.is_complete:
-                is_copied = self._rest.close()
+                is_copied = self._gate.close()
                 assembly.reduce(self.state, is_awaited=is_copied or self._membership.is_newer())
             elif self._is_different():
                 self._find_who_differs()
@@ -284,7 +284,7 @@ class Engine:
         if verdict is None:
             return
         if assembly.rank in verdict.wrong:
-            self._rest.end(0.0, lambda: True)  # nobody is to have its state
+            self._gate.end(0.0, lambda: True)  # nobody is to have its state
             raise ReplicasDifferError(f"{verdict.sentence}: this process must not train on")
         if not self._membership.wait_for_agreed(DIFFERENT_GOES_S):
             raise ReplicasDifferError(f"{verdict.sentence}, and nobody has taken its place")
@@ -317,7 +317,7 @@ class Engine:
             if self._membership.wait_for_newer(self._join_patience_s):
                 self._must_meet = True
                 return False
-        return self._rest.end(patience_s, lambda: not self._membership.is_left())
+        return self._gate.end(patience_s, lambda: not self._membership.is_left())
 
     def _lay_out(self) -> None:
         """For the parameters that are trained now, unless it is so already."""

@@ -93,7 +93,7 @@ class Run:
         self._snapshot_every = whole_number("snapshot_every", snapshot_every or 0)
         self._peer_snapshot_every = whole_number("peer_snapshot_every", peer_snapshot_every or 0)
         self._is_in_steps = False
-        self._keeper = SnapshotManager(
+        self._snapshots = SnapshotManager(
             self, self._registered.objects, is_replicated=is_replicated, peer_every=self._peer_snapshot_every
         )
 
@@ -135,13 +135,13 @@ class Run:
                 "going on, or was left by break, return or an exception, and that step would be trained twice. Let the "
                 "loop end; to stop early, give run.steps() smaller totals and make no further call"
             )
-        self._keeper.is_replicated = True
+        self._snapshots.is_replicated = True
         engine = self._engine
         if engine.has_made(total) or not engine.join(total, micro_batches):
             return
         self._is_in_steps = True
         if engine.begins and engine.rank == 0:
-            self._keeper.begin()
+            self._snapshots.begin()
         while engine.state < total:
             step = Step(engine)
             self._requests.carry_out()
@@ -152,8 +152,8 @@ class Run:
                 engine.guard.check_outside(why)
                 raise RuntimeError(why)
             engine.end_optimizer_step(step.number)
-            self._keeper.note_reached(engine.state)
-            if self._snapshot_every or self._peer_snapshot_every or self._keeper.is_wanted:
+            self._snapshots.note_reached(engine.state)
+            if self._snapshot_every or self._peer_snapshot_every or self._snapshots.is_wanted:
                 self.snapshot(engine.state, every=self._snapshot_every)
         engine.part()
         self._is_in_steps = False
@@ -168,7 +168,7 @@ class Run:
         from the others. Raises ValueError if the state is of something else than is registered here.
         """
         self._requests.carry_out()
-        return self._keeper.restore(folder)
+        return self._snapshots.restore(folder)
 
     def snapshot(self, step: int, every: int = 1) -> bool:
         """Begins to copy the state after ``step`` optimizer steps to memory that survives this process.
@@ -185,16 +185,16 @@ class Run:
         if step < 0 or every < 0:
             raise ValueError(f"step and every must be 0 or more, got {step} and {every}")
         if not self._engine.is_member:
-            self._keeper.note_reached(step)
+            self._snapshots.note_reached(step)
         is_due = any(each and step % each == 0 for each in (every, self._peer_snapshot_every))
-        if self._engine.is_passing or not (is_due or self._keeper.is_wanted):
+        if self._engine.is_passing or not (is_due or self._snapshots.is_wanted):
             return False
         if self._engine.is_member:
             self._check_step(step)
-            self._requests.ask("snapshot", lambda: self._keeper.snapshot(self._engine.steps_made))
-            return self._keeper.is_on
+            self._requests.ask("snapshot", lambda: self._snapshots.snapshot(self._engine.steps_made))
+            return self._snapshots.is_on
         self._engine.state = step  # this script counts them
-        return self._keeper.snapshot(step)
+        return self._snapshots.snapshot(step)
 
     def save(self, folder: str | os.PathLike[str], step: int, keep: int = 3) -> None:
         """Begins to write the state after ``step`` optimizer steps to ``folder``, of which the newest ``keep`` stay.
@@ -211,10 +211,10 @@ class Run:
             return
         if self._engine.is_member:
             self._check_step(step)
-            self._requests.ask(("save", os.fspath(folder)), lambda: self._keeper.save(folder, keep))
+            self._requests.ask(("save", os.fspath(folder)), lambda: self._snapshots.save(folder, keep))
             return
         self._engine.state = step  # this script counts them
-        self._keeper.save(folder, keep)
+        self._snapshots.save(folder, keep)
 
     def _check_step(self, step: int) -> None:
         """Raise ValueError if that is not the step which the script is in: its count would be wrong once restored."""
@@ -225,11 +225,11 @@ class Run:
     def wait_saved(self) -> None:
         """Waits until what ``save`` was asked for is written: for sharded states, before ``destroy_process_group``."""
         self._requests.carry_out()
-        self._keeper.wait_saved()
+        self._snapshots.wait_saved()
 
     def _wait_kept(self) -> None:
-        self._keeper.wait()
-        self._keeper.wait_saved()
+        self._snapshots.wait()
+        self._snapshots.wait_saved()
 
     def mean(self, value: Tensor | complex) -> Tensor:
         """The mean of ``value`` over all ranks, which must all ask for it, as for a loss on held-out data.
@@ -267,7 +267,7 @@ class Run:
             "hidden": hidden,
             "steps": self._engine.steps_made,
             "random": self._randomness.state_dict(),
-            "lineage": self._keeper.lineage,
+            "lineage": self._snapshots.lineage,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -276,7 +276,7 @@ class Run:
         Raises ValueError if something else is registered here, and if a tensor of a module, an optimizer, the
         scheduler or the scaler is not what was received, bit for bit, when it is loaded.
         """
-        self._keeper.wait()
+        self._snapshots.wait()
         state, here = state_dict["state"], self._registered.objects
         if set(state) != set(here):
             raise ValueError(f"the state has {sorted(state)}, and here {sorted(here)} are registered")
@@ -285,4 +285,4 @@ class Run:
         self._registered.load(state, state_dict.get("hidden", {}))
         self._randomness.load_state_dict(state_dict["random"])
         self._engine.state = int(state_dict["steps"])
-        self._keeper.lineage = int(state_dict["lineage"])
+        self._snapshots.lineage = int(state_dict["lineage"])

@@ -41,8 +41,8 @@ from unicron_elastic.launcher.agent.core.node import NodeWatch
 from unicron_elastic.launcher.agent.core.pace import PaceReport, seen_of
 from unicron_elastic.launcher.agent.core.peers import PeerWatch, Recalls, tell_peers
 from unicron_elastic.launcher.agent.core.reporter import Reporter, job_view
-from unicron_elastic.launcher.agent.core.worker_messages import Happenings
-from unicron_elastic.launcher.agent.hangs.remote_ranks import Elsewhere
+from unicron_elastic.launcher.agent.core.worker_messages import WorkerMessages
+from unicron_elastic.launcher.agent.hangs.remote_ranks import RemoteRanks
 from unicron_elastic.launcher.agent.hangs.watch import HangWatch
 from unicron_elastic.launcher.agent.process.functions import FunctionWatch
 from unicron_elastic.launcher.agent.process.processes import KeeperLost
@@ -95,7 +95,7 @@ class Agent(TorchAgent):
         self._return_values: dict[int, Any] = {}
         self._peers: PeerWatch | None = None
         self._functions: FunctionWatch | None = None
-        self._elsewhere_of_round: Elsewhere | None = None
+        self._remote_ranks_of_round: RemoteRanks | None = None
         self._has_lost_nodes = False  # of the present round
         self._unheard_loss = ""  # of which the loop has not heard yet
         # None of these holds the agent: it holds the rendezvous, whose port must be free when run's caller goes on.
@@ -180,13 +180,13 @@ class Agent(TorchAgent):
         self._setup_local_watchdog(envs=envs)
         self._setup_healthcheck()
         spec = worker_group.spec
-        happenings = self._happenings(worker_group)
+        messages = self._worker_messages(worker_group)
         context = WorkersContext(
             runtime=self._runtime,
-            on_exit=happenings.exited,
-            on_message=happenings.said,
-            on_ending=happenings.ending,
-            on_replaced=happenings.replaced,
+            on_exit=messages.exited,
+            on_message=messages.said,
+            on_ending=messages.ending,
+            on_replaced=messages.replaced,
             name=spec.role,
             entrypoint=spec.entrypoint,
             args=args,
@@ -197,18 +197,18 @@ class Agent(TorchAgent):
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
         )
-        happenings.error_files = context.error_files
+        messages.error_files = context.error_files
         if self._pcontext is not None:  # what the last generation held has to be free
             self._node.wait_until_gpus_are_free(self._pcontext.pids().values(), self._runtime.processes.token)
         self._pcontext = context
         store = self._store if self._nodes.has_store_of_each_round else None
         others = store if worker_group.group_world_size > 1 else None
         self._worlds.begin(self._state.generation + 1, context, others, worker_group.group_rank)
-        happenings.on_serving = self._worlds.serving
-        happenings.on_snapshot = self._snapshots.said
+        messages.on_serving = self._worlds.serving
+        messages.on_snapshot = self._snapshots.said
         self._snapshots.begin(store, worker_group.group_rank, worker_group.group_world_size, worker_group.master_addr)
-        happenings.may_enter = self._worlds.may_enter
-        happenings.on_moved = partial(_state_moved, self._moves, self._reporter, self._teller)
+        messages.may_enter = self._worlds.may_enter
+        messages.on_moved = partial(_state_moved, self._moves, self._reporter, self._teller)
         self._reporter.folder = run_folder(self._logs_specs, self._error_file())
         self._tell_keeper()
         context.start()
@@ -366,7 +366,7 @@ class Agent(TorchAgent):
 
     def _start_functions(self, group: WorkerGroup) -> dict[int, Any]:
         # torch starts these as its own children; the mark lets the keeper find them if the agent is killed.
-        happenings = self._happenings(group)
+        messages = self._worker_messages(group)
         token = self._runtime.processes.token
         self._runtime.processes.remember(token=token)
         os.environ[MARK] = token
@@ -377,14 +377,14 @@ class Agent(TorchAgent):
         finally:
             del os.environ[MARK]
         assert self._pcontext is not None
-        happenings.error_files = self._pcontext.error_files
+        messages.error_files = self._pcontext.error_files
         self._reporter.folder = run_folder(self._logs_specs, self._error_file())
         self._functions = FunctionWatch(
             self._runtime.loop,
             pids.values(),
             group.spec.monitor_interval,
             ask=lambda: self._monitor_workers(group),
-            on_result=partial(self._functions_ended, happenings),
+            on_result=partial(self._functions_ended, messages),
         )
         return pids
 
@@ -403,9 +403,9 @@ class Agent(TorchAgent):
 
     # -- what happened ---------------------------------------------------------------------------------------------
 
-    def _happenings(self, group: WorkerGroup) -> Happenings:
+    def _worker_messages(self, group: WorkerGroup) -> WorkerMessages:
         """Read what workers that are about to start say, in the generation that they will be counted to."""
-        return Happenings(
+        return WorkerMessages(
             self._state.generation + 1,
             group,
             self._state.host,
@@ -415,9 +415,9 @@ class Agent(TorchAgent):
             why_killed=self._node.why_killed,
         )
 
-    def _functions_ended(self, happenings: Happenings, result: RunResult) -> None:
+    def _functions_ended(self, messages: WorkerMessages, result: RunResult) -> None:
         self._return_values = result.return_values
-        happenings.functions_ended(result)
+        messages.functions_ended(result)
 
     def _peer_failed(self, generation: int, reason: str) -> None:
         event = events.PeerFailed(at=time.monotonic(), reason=reason, generation=generation)
@@ -672,7 +672,7 @@ class Agent(TorchAgent):
     def _start_watches(self) -> None:
         spec = self._worker_group.spec
         generation = self._state.generation
-        elsewhere = self._elsewhere_of_round = self._elsewhere()
+        remote_ranks = self._remote_ranks_of_round = self._remote_ranks()
         listener = RoundListener(
             on_fault=partial(self._peer_failed, generation),
             on_cancel=self._cancelled,
@@ -693,7 +693,7 @@ class Agent(TorchAgent):
                 on_waiting=partial(self._nodes_wait, generation),
                 on_error=partial(self._rendezvous_failed, generation),
                 outlives_store=self._nodes.outlives_stores,
-                elsewhere=elsewhere,
+                remote_ranks=remote_ranks,
             )
             self._peers.start()
         self._watch_hangs()
@@ -709,18 +709,18 @@ class Agent(TorchAgent):
         ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
         workers = {ranks[each]: worker for each, worker in self._pcontext.workers.items() if each in trains}
         tell_after_s = min(self._state.policy.hang_tell_s, self._state.policy.hang_patience_s)
-        world, elsewhere = self._state.world, self._elsewhere_of_round
+        world, remote_ranks = self._state.world, self._remote_ranks_of_round
         is_whole = self._worker_group.group_world_size == 1
         if world is not None:  # nodes that were lost are nowhere to be asked
             is_whole = is_whole or not is_anyone_elsewhere(self._state)
-            elsewhere = None if is_whole else elsewhere
-            if elsewhere is not None:
-                elsewhere.members = world.size
+            remote_ranks = None if is_whole else remote_ranks
+            if remote_ranks is not None:
+                remote_ranks.members = world.size
         self._hangs.start(
             self._state.generation,
             workers,
             whole_job=is_whole,
-            elsewhere=elsewhere,
+            remote_ranks=remote_ranks,
             is_first_world=world is None or world.number == 1,
             tell_after_s=tell_after_s,
         )
@@ -733,12 +733,12 @@ class Agent(TorchAgent):
         late = (worker.local_rank for worker in self._state.running if is_newcomer(self._state, worker))
         self._hangs.watch_newcomers({ranks[each]: processes[each] for each in late})
 
-    def _elsewhere(self) -> Elsewhere | None:
+    def _remote_ranks(self) -> RemoteRanks | None:
         """Where to ask for the ranks of the other nodes; None if there are none."""
         group = self._worker_group
         if group.group_world_size == 1 or not self._nodes.has_store_of_each_round:
             return None
-        return Elsewhere(
+        return RemoteRanks(
             self._store,
             rank=group.group_rank,
             size=group.group_world_size,

@@ -16,7 +16,7 @@ from torch.distributed import Store
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.compat.rendezvous import RendezvousHandler
-from unicron_elastic.launcher.agent.hangs.remote_ranks import NEWS_KEY, Elsewhere, question_in
+from unicron_elastic.launcher.agent.hangs.remote_ranks import NEWS_KEY, RemoteRanks, question_in
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.recovery.events import Event, NodeRecalled, NodesDepart, StepEnded
@@ -62,7 +62,7 @@ class PeerWatch:
         on_fault: Callable[[str], None],
         on_waiting: Callable[[int], None],
         on_error: Callable[[Exception], None],
-        elsewhere: Elsewhere | None = None,
+        remote_ranks: RemoteRanks | None = None,
         outlives_store: bool = False,
     ) -> None:
         """``outlives_store``: when the store is gone, the handler is asked on, which may know of a better reason."""
@@ -72,14 +72,14 @@ class PeerWatch:
         self._on_fault = on_fault
         self._on_waiting = on_waiting
         self._on_error = on_error
-        self._elsewhere = elsewhere
+        self._remote_ranks = remote_ranks
         self._has_news = False
         self._outlives_store = outlives_store
         self._store_error: Exception | None = None
         self._store_lost_at = 0.0
         self._wake = threading.Event()
-        if elsewhere is not None:
-            elsewhere.wake = self._wake.set
+        if remote_ranks is not None:
+            remote_ranks.wake = self._wake.set
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="unicron-peers", daemon=True)
 
@@ -111,7 +111,9 @@ class PeerWatch:
                 return
 
     def _is_stopped_after_pause(self) -> bool:
-        self._wake.wait(self._interval_s if self._elsewhere is None else self._elsewhere.pause_s(self._interval_s))
+        self._wake.wait(
+            self._interval_s if self._remote_ranks is None else self._remote_ranks.pause_s(self._interval_s)
+        )
         self._wake.clear()
         return self._stopped.is_set()
 
@@ -123,8 +125,8 @@ class PeerWatch:
         if news is not None and question_in(news) is None:
             reason = one_line(news)  # everybody who reaches the store can write it
             return lambda: self._on_fault(reason)
-        if self._elsewhere is not None:
-            self._elsewhere.exchange(news)
+        if self._remote_ranks is not None:
+            self._remote_ranks.exchange(news)
         waiting = self._handler.num_nodes_waiting()
         if waiting > 0:
             return lambda: self._on_waiting(waiting)

@@ -34,8 +34,8 @@ _NAME_CHARACTERS = 80  # of what a script calls its sections
 _SENTENCE_CHARACTERS = 600  # of what a run says of the state from which it goes on
 
 
-class Happenings:
-    """One generation of workers, and whom to tell of it."""
+class WorkerMessages:
+    """`WorkerMessages` makes events of what one generation of workers says and of how its processes end."""
 
     def __init__(
         self,

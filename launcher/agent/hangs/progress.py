@@ -20,12 +20,12 @@ from unicron_elastic.detection.watch import (
     arrivals_since,
     forget,
     needs_arrivals,
-    needs_elsewhere,
     needs_evidence,
+    needs_remote_ranks,
     next_look_at,
     observe,
 )
-from unicron_elastic.launcher.agent.hangs.remote_ranks import Elsewhere
+from unicron_elastic.launcher.agent.hangs.remote_ranks import RemoteRanks
 from unicron_elastic.launcher.agent.process.activity import activity, cpu_time_s, reads_terminal, state
 from unicron_elastic.launcher.agent.process.whereabouts import ANSWER_DEADLINE_S
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess
@@ -45,7 +45,7 @@ class ProgressWatch:
         self._on_verdict = on_verdict
         self._state = PaceState()
         self._workers: dict[int, WorkerProcess] = {}
-        self._elsewhere: Elsewhere | None = None
+        self._remote_ranks: RemoteRanks | None = None
         self._is_first_world = True
         self._round = 0  # timers of earlier generations are not for this one...
         self._starts = 0  # ... nor are questions
@@ -58,10 +58,10 @@ class ProgressWatch:
         workers: Mapping[int, WorkerProcess],
         *,
         whole_job: bool,
-        elsewhere: Elsewhere | None = None,
+        remote_ranks: RemoteRanks | None = None,
         is_first_world: bool = True,
     ) -> None:
-        """Watches ``workers``, by global rank; ``whole_job`` if no rank is ``elsewhere``, where others can be asked.
+        """Watches ``workers``, by global rank; ``whole_job`` if no rank is elsewhere, where others can be asked.
 
         In the first world, or where there are none, who is stopped before its first step may be on purpose, as for a
         debugger.
@@ -70,10 +70,10 @@ class ProgressWatch:
         self._is_first_world = is_first_world
         self._workers = {rank: worker for rank, worker in workers.items() if worker.page is not None}
         if len(self._workers) == len(workers):  # who cannot be seen would be taken to stand still
-            self._elsewhere = elsewhere
-            if elsewhere is not None:
-                elsewhere.on_question = partial(self._asked, self._starts)
-            self._state = replace(forget(self._state), whole_job=whole_job, asks_elsewhere=elsewhere is not None)
+            self._remote_ranks = remote_ranks
+            if remote_ranks is not None:
+                remote_ranks.on_question = partial(self._asked, self._starts)
+            self._state = replace(forget(self._state), whole_job=whole_job, asks_remote_ranks=remote_ranks is not None)
             self._ahead_s = min((_realtime_ahead() for _ in range(3)), key=lambda each: each[1])[0]
             self._look_at(time.monotonic())
 
@@ -88,7 +88,7 @@ class ProgressWatch:
         self._round += 1
         self._starts += 1
         self._workers = {}
-        self._elsewhere = None
+        self._remote_ranks = None
 
     def _look_at(self, at: float) -> None:
         this_round = self._round
@@ -106,14 +106,14 @@ class ProgressWatch:
         seen = self._seen(is_late=was_late)
         if not seen:
             return  # all have ended, or a script overwrote its page: there is nothing left to go by
-        elsewhere: tuple[RemoteRank, ...] = ()
-        if self._elsewhere is not None and needs_elsewhere(self._state):
-            elsewhere = self._elsewhere.ranks(seen, self._state.policy)
-        self._state, verdicts = observe(self._state, Sample(at=time.monotonic(), ranks=seen, elsewhere=elsewhere))
+        remote_ranks: tuple[RemoteRank, ...] = ()
+        if self._remote_ranks is not None and needs_remote_ranks(self._state):
+            remote_ranks = self._remote_ranks.ranks(seen, self._state.policy)
+        self._state, verdicts = observe(self._state, Sample(at=time.monotonic(), ranks=seen, remote_ranks=remote_ranks))
         if needs_evidence(self._state):
             self._ask_workers(was_late=was_late)
-        if self._elsewhere is not None and needs_elsewhere(self._state):
-            self._elsewhere.wish()
+        if self._remote_ranks is not None and needs_remote_ranks(self._state):
+            self._remote_ranks.wish()
         self._ask_arrivals()
         self._look_at(next_look_at(self._state))
         for verdict in verdicts:
@@ -163,8 +163,8 @@ class ProgressWatch:
             self._loop.call_soon(answer)  # what has come by now is read first
 
         def answer() -> None:
-            if starts == self._starts and self._elsewhere is not None and (seen := self._seen(is_late=True)):
-                self._elsewhere.answer(question, seen)
+            if starts == self._starts and self._remote_ranks is not None and (seen := self._seen(is_late=True)):
+                self._remote_ranks.answer(question, seen)
 
         self._loop.call_soon(ask)
 

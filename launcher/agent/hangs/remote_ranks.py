@@ -39,8 +39,11 @@ def question_in(news: bytes) -> int | None:
     return int(found[1]) if found else None
 
 
-class Elsewhere:
-    """One round's part in this. ``rank`` and ``size`` count agents, ``members`` the workers that train, at present."""
+class RemoteRanks:
+    """`RemoteRanks` asks other agents of one round for their ranks, and answers them.
+
+    ``rank`` and ``size`` count agents, ``members`` the workers that train, at present.
+    """
 
     def __init__(self, store: Store, *, rank: int, size: int, members: int, host: str) -> None:
         self._store = store

@@ -10,7 +10,7 @@ from unicron_elastic.detection.telling import Degraded, Hung, OutOfStep, Recover
 from unicron_elastic.faults import HangKind
 from unicron_elastic.launcher.agent.hangs.evidence import Evidence, Subject, gather
 from unicron_elastic.launcher.agent.hangs.progress import ProgressWatch, is_silent
-from unicron_elastic.launcher.agent.hangs.remote_ranks import Elsewhere
+from unicron_elastic.launcher.agent.hangs.remote_ranks import RemoteRanks
 from unicron_elastic.launcher.agent.process.activity import state
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess
 from unicron_elastic.launcher.common.loop import Loop
@@ -167,7 +167,7 @@ class HangWatch:
         workers: Mapping[int, WorkerProcess],
         *,
         whole_job: bool,
-        elsewhere: Elsewhere | None = None,
+        remote_ranks: RemoteRanks | None = None,
         is_first_world: bool = True,
         tell_after_s: float = 0.0,
     ) -> None:
@@ -184,9 +184,9 @@ class HangWatch:
         self._has_told = False
         self._waiting = None
         self._tell_after_s = tell_after_s
-        if elsewhere is not None:
-            elsewhere.on_note = lambda note: self._loop.call_soon(lambda: self._say(note))
-        self._progress.start(workers, whole_job=whole_job, elsewhere=elsewhere, is_first_world=is_first_world)
+        if remote_ranks is not None:
+            remote_ranks.on_note = lambda note: self._loop.call_soon(lambda: self._say(note))
+        self._progress.start(workers, whole_job=whole_job, remote_ranks=remote_ranks, is_first_world=is_first_world)
 
     def watch_newcomers(self, workers: Mapping[int, WorkerProcess]) -> None:
         """Watches those, by global rank, that are on their way to join ``start``'s; until they are told to be none."""

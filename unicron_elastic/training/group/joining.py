@@ -15,7 +15,7 @@ from unicron_elastic.state.layout import Layout, empty_tensors, rebuild
 from unicron_elastic.state.pull.client import Pulled, SourcesLost, pull
 from unicron_elastic.state.pull.server import Held, NotAtRest, StateServer, Unsendable
 from unicron_elastic.training.group.sendable import NotSendableError, sendable
-from unicron_elastic.training.snapshot.gate import Rest
+from unicron_elastic.training.snapshot.gate import StateGate
 from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
@@ -49,13 +49,13 @@ class HasState(Protocol):
 class Servant:
     """Serves the state of a run, from the first time that it is asked for."""
 
-    def __init__(self, run: HasState, rest: Rest, where: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, run: HasState, gate: StateGate, where: Callable[[], tuple[int, int]]) -> None:
         """``where``: the total of the steps that this run is in, and its step."""
         self._run = run
-        self._rest = rest
+        self._gate = gate
         self._where = where
         self._server: StateServer | None = None
-        rest.on_expire = self._break_off
+        gate.on_expire = self._break_off
 
     def serve(self, key: str) -> dict[str, Any]:
         """Begins to serve those who know ``key``, if it does not yet; returns the address, and where this run is.
@@ -70,22 +70,22 @@ class Servant:
     def hold(self) -> Held:
         """Keeps the state as it is. Raises NotAtRest."""
         try:
-            state = self._rest.hold(REST_TIMEOUT_S)
+            state = self._gate.hold(REST_TIMEOUT_S)
         except TimeoutError as error:
             raise NotAtRest(str(error)) from None
         try:
             layout, tensors = sendable(self._run)
         except NotSendableError as error:
-            self._rest.release()
+            self._gate.release()
             raise Unsendable(str(error)) from None
         except BaseException:
-            self._rest.release()
+            self._gate.release()
             raise
         return Held(step=state, layout=layout, tensors=tensors)
 
     def release(self, held: Held) -> None:  # noqa: ARG002 - one hold is like another
         """Lets the state go on."""
-        self._rest.release()
+        self._gate.release()
 
     def _break_off(self) -> None:
         """The state is about to change: whoever has not copied all of it begins again."""

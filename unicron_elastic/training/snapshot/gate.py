@@ -13,8 +13,8 @@ from collections.abc import Callable
 _LOOK_S = 0.02
 
 
-class Rest:
-    """Of one process."""
+class StateGate:
+    """`StateGate` keeps the training state of one process unchanged while others copy it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -53,7 +53,9 @@ class Keepable(Protocol):
 
 
 class SnapshotManager:
-    """Of one run. ``stateful`` is what it registered; the state is the same on all ranks if ``is_replicated``.
+    """`SnapshotManager` keeps the state of one run outside of its worker.
+
+    ``stateful`` is what the run registered; the state is the same on all ranks if ``is_replicated``.
 
     ``peer_every``: each snapshot of a step that it divides is copied to another node; 0: none.
     """

@@ -15,8 +15,8 @@ from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.remote_ranks import FRESH_S
 from unicron_elastic.detection.sample import GroupPosition, RankSample
 from unicron_elastic.launcher.agent.core.peers import PeerWatch, tell_peers
-from unicron_elastic.launcher.agent.hangs import remote_ranks as elsewhere
-from unicron_elastic.launcher.agent.hangs.remote_ranks import NEWS_KEY, ROUND_S, WISH_S, Elsewhere, question_in
+from unicron_elastic.launcher.agent.hangs import remote_ranks
+from unicron_elastic.launcher.agent.hangs.remote_ranks import NEWS_KEY, ROUND_S, WISH_S, RemoteRanks, question_in
 
 DEADLINE_S = 30.0
 POLICY = PacePolicy()
@@ -44,27 +44,27 @@ class Agent:
         self.is_there = True
         self.questions: list[int] = []
         self.notes: list[str] = []
-        self.elsewhere = Elsewhere(
+        self.remote_ranks = RemoteRanks(
             self.store,  # type: ignore[arg-type]
             rank=number,
             size=size,
             members=2 * size,
             host=f"node-{number}",
         )
-        self.elsewhere.on_question = self._answer
-        self.elsewhere.on_note = self.notes.append
+        self.remote_ranks.on_question = self._answer
+        self.remote_ranks.on_note = self.notes.append
 
     def poll(self) -> None:
         news = bytes(self.store.store.get(NEWS_KEY)) if self.store.store.check([NEWS_KEY]) else None
-        self.elsewhere.exchange(news)
+        self.remote_ranks.exchange(news)
 
     def known(self) -> list[tuple[int, str]]:
-        return [(each.seen.rank, each.node) for each in self.elsewhere.ranks(self.ranks, POLICY)]
+        return [(each.seen.rank, each.node) for each in self.remote_ranks.ranks(self.ranks, POLICY)]
 
     def _answer(self, question: int) -> None:
         self.questions.append(question)
         if self.is_there:
-            self.elsewhere.answer(question, self.ranks)
+            self.remote_ranks.answer(question, self.ranks)
 
 
 def _rank(number: int) -> RankSample:
@@ -86,21 +86,21 @@ class Job:
             self.now += 0.05
             for agent in self.agents:
                 if agent.number in wishes:
-                    agent.elsewhere.wish()
+                    agent.remote_ranks.wish()
                 agent.poll()
 
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     made = Job()
-    monkeypatch.setattr(elsewhere, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(remote_ranks, "time", SimpleNamespace(monotonic=lambda: made.now))
     return made
 
 
 def test_while_nobody_wishes_to_know_nothing_is_asked_of_the_store(job: Job) -> None:
     job.run(60.0)
     assert [agent.store.requests for agent in job.agents] == [[], []]
-    assert [agent.elsewhere.pause_s(0.1) for agent in job.agents] == [0.1, 0.1]
+    assert [agent.remote_ranks.pause_s(0.1) for agent in job.agents] == [0.1, 0.1]
 
 
 def test_who_wishes_to_know_hears_of_all_ranks_and_the_other_only_answers(job: Job) -> None:
@@ -109,7 +109,7 @@ def test_who_wishes_to_know_hears_of_all_ranks_and_the_other_only_answers(job: J
     assert first.known() == [(2, "node-1"), (3, "node-1")]
     assert second.known() == []
     assert set(second.store.requests) == {"set"}
-    (rank, _) = first.elsewhere.ranks(first.ranks, POLICY)
+    (rank, _) = first.remote_ranks.ranks(first.ranks, POLICY)
     assert (rank.seen.collective, rank.seen.waiting, rank.seen.groups) == (12, True, _rank(2).groups)
 
 
@@ -153,13 +153,13 @@ def test_without_a_lost_agent_the_others_know_all_who_train(
     monkeypatch: pytest.MonkeyPatch, has_answered: bool
 ) -> None:
     job = Job(size=3)
-    monkeypatch.setattr(elsewhere, "time", SimpleNamespace(monotonic=lambda: job.now))
+    monkeypatch.setattr(remote_ranks, "time", SimpleNamespace(monotonic=lambda: job.now))
     if has_answered:
         job.run(0.5, wishes=(0, 1, 2))
         assert [len(agent.known()) for agent in job.agents] == [4, 4, 4]
     job.agents.pop()
     for agent in job.agents:
-        agent.elsewhere.members = 4
+        agent.remote_ranks.members = 4
     job.run(FRESH_S + 2 * ROUND_S, wishes=(0, 1))
     assert [agent.known() for agent in job.agents] == [
         [(2, "node-1"), (3, "node-1")],
@@ -171,7 +171,7 @@ def test_without_a_lost_agent_the_others_know_all_who_train(
 
 def test_many_agents_are_read_at_once_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(size=40)
-    monkeypatch.setattr(elsewhere, "time", SimpleNamespace(monotonic=lambda: job.now))
+    monkeypatch.setattr(remote_ranks, "time", SimpleNamespace(monotonic=lambda: job.now))
     job.run(10.0, wishes=tuple(range(40)))
     assert all(len(agent.known()) == 78 for agent in job.agents)
     for agent in job.agents:
@@ -193,7 +193,7 @@ def test_odd_answers_are_ignored_and_noted_once(job: Job, text: str) -> None:
 def test_a_fault_is_not_lost_to_a_question(job: Job) -> None:
     job.run(0.1, wishes=(0,))
     tell_peers(job.store, "On n2, rank 5 is gone.")
-    job.agents[0].elsewhere.exchange(b"\x01where 1")  # who has not seen it yet, and asks again
+    job.agents[0].remote_ranks.exchange(b"\x01where 1")  # who has not seen it yet, and asks again
     job.run(3.0, wishes=(0, 1))
     assert job.store.get(NEWS_KEY) == b"On n2, rank 5 is gone."
 
@@ -257,7 +257,7 @@ class Watched:
                 on_fault=self.faults.append,
                 on_waiting=lambda _: None,
                 on_error=self.errors.append,
-                elsewhere=agent.elsewhere,
+                remote_ranks=agent.remote_ranks,
             )
             self.watches.append(watch)
             watch.start()
@@ -285,7 +285,7 @@ def test_agents_hear_of_each_other_through_their_watches_and_then_of_a_fault(wat
     first, second = watched.agents
 
     def hears() -> bool:
-        first.elsewhere.wish()
+        first.remote_ranks.wish()
         return first.known() == [(2, "node-1"), (3, "node-1")]
 
     until(hears)
@@ -313,5 +313,5 @@ def test_once_there_was_a_question_a_look_for_news_is_still_one_request(watched:
 def test_a_wish_does_not_wait_for_the_next_look(watched: Watched) -> None:
     watched.begin(600.0)
     (first, _) = watched.agents
-    first.elsewhere.wish()
+    first.remote_ranks.wish()
     until(lambda: first.questions == [1])
