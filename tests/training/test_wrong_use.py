@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unicron_elastic import Run
 from unicron_elastic.training.optimizer_step import Step
@@ -294,14 +295,21 @@ def test_an_optimizer_inside_of_what_is_registered_is_as_good_as_registered(capf
     assert not capfd.readouterr().err
 
 
-def test_a_run_that_is_gone_watches_no_optimizer() -> None:
+def test_a_run_may_go_while_an_optimizer_steps() -> None:
     training = Training()
     _stepped(training.run, training.model, training.optimizer)
     guard, model = weakref.ref(training.run._engine.guard), training.model
+    left = [training]
     del training
-    gc.collect()
-    assert guard() is None
+
+    def end(*_: Any) -> None:
+        left.clear()
+        gc.collect()
+
+    hook = register_optimizer_step_post_hook(end)
     torch.optim.SGD(model.parameters(), lr=0.1).step()
+    hook.remove()
+    assert guard() is None
 
 
 def test_what_an_optimizer_gets_later_and_the_model_has_not_is_refused() -> None:

@@ -10,7 +10,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from weakref import WeakMethod, WeakSet, finalize
+from weakref import WeakSet
 
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
@@ -145,7 +145,7 @@ class Guard:
                 raise TypeError("SparseAdam takes sparse gradients alone, and those of a run are dense: take Adam")
             optimizer.register_step_pre_hook(self._before_optimizer)
         if self._optimizers:
-            self._watch_all_optimizers()
+            _watch_all_optimizers(self)
         for kind in {GradScaler, type(scaler)} - {type(None)}:
             watch_scaling(kind, self)
 
@@ -237,17 +237,7 @@ class Guard:
         if self._is_inside:
             raise RuntimeError(self._why_left or why)
 
-    def _watch_all_optimizers(self) -> None:
-        """See each optimizer that steps in this process, as long as this guard lives."""
-        after_any = WeakMethod(self._after_any_optimizer)
-
-        def hook(optimizer: Optimizer, *_: Any) -> None:
-            if (watch := after_any()) is not None:
-                watch(optimizer)
-
-        finalize(self, register_optimizer_step_post_hook(hook).remove)
-
-    def _after_any_optimizer(self, optimizer: Optimizer) -> None:
+    def after_any_optimizer(self, optimizer: Optimizer) -> None:
         """Tell once of one that steps over the model and is not registered: who comes later has not its state."""
         if optimizer in self._is_right:
             return
@@ -266,6 +256,27 @@ class Guard:
             "optimizer.step() belongs behind 'for index in step': within, the gradients are those of some "
             "micro-batches of this rank alone"
         )
+
+
+_watchers: WeakSet[Guard] = WeakSet()
+_is_watching = False
+
+
+def _watch_all_optimizers(guard: Guard) -> None:
+    """Tell the guard, as long as it lives, of each optimizer that has stepped in this process.
+
+    The hook stays: a guard may end while an optimizer goes through its hooks, which must not change then.
+    """
+    global _is_watching  # noqa: PLW0603
+    _watchers.add(guard)
+    if not _is_watching:
+        _is_watching = True
+        register_optimizer_step_post_hook(_after_any_optimizer)
+
+
+def _after_any_optimizer(optimizer: Optimizer, *_: Any) -> None:
+    for guard in list(_watchers):
+        guard.after_any_optimizer(optimizer)
 
 
 def _holds(registered: Any, optimizer: Optimizer, levels: int = 3) -> bool:
