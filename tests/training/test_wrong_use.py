@@ -41,6 +41,11 @@ class Training:
         self.other = torch.amp.GradScaler("cpu")
         self.run = Run(model=self.model, optimizer=self.optimizer, scaler=scaler)
 
+    def move(self) -> None:
+        """Makes a step without an optimizer."""
+        with torch.no_grad():
+            self.model.weight -= 0.1
+
     def losses(self) -> Tensor:
         return self.model(torch.ones(2, 3)).square().flatten()
 
@@ -286,6 +291,38 @@ def test_an_optimizer_that_is_not_registered_and_steps_over_the_model_is_told_of
     said = capfd.readouterr().err
     assert said.startswith("unicron: AdamW, an optimizer that is not registered, has stepped over parameters of the")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("update", "scaler", "is_told"),
+    [
+        (lambda _: None, None, True),
+        (lambda training: training.optimizer.step(), None, False),
+        (lambda _: None, torch.amp.GradScaler("cpu"), False),  # which may have found the gradients infinite
+        (lambda training: training.move(), None, False),
+        (lambda training: training.run.mean(1.0), None, True),
+    ],
+)
+def test_a_step_whose_gradients_are_dropped_is_told_of_once(
+    update: Callable[[Training], object],
+    scaler: torch.amp.GradScaler | None,
+    is_told: bool,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    training = Training(scaler=scaler)
+    for step in training.run.steps(4, MICRO_BATCHES):
+        for _ in step:
+            step.backward(training.loss())
+        if step.number == 0:
+            training.optimizer.step()
+        else:
+            update(training)
+    said = capfd.readouterr().err
+    assert (
+        said.count("\n")
+        == said.count("unicron: step 1 ended without an optimizer.step(): its gradients are")
+        == is_told
+    )
 
 
 def test_an_optimizer_inside_of_what_is_registered_is_as_good_as_registered(capfd: pytest.CaptureFixture[str]) -> None:
