@@ -14,8 +14,8 @@ import typer
 
 from unicron_elastic.base.quarantine import Quarantined, active, check_node, is_active, sentence
 from unicron_elastic.base.text import one_line
-from unicron_elastic.launcher.agent.core import isolation
-from unicron_elastic.launcher.agent.core.isolation import QuarantineFileError
+from unicron_elastic.launcher.agent.core import quarantine_file
+from unicron_elastic.launcher.agent.core.quarantine_file import QuarantineFileError
 from unicron_elastic.launcher.common.tables import aligned, wrapped
 from unicron_elastic.launcher.config.answers import (
     BAD_USAGE,
@@ -78,7 +78,7 @@ def add_command(
     until = None if duration is None else now + duration_s(duration)
     entry = Quarantined(node=node, reason=reason, since=now, until=until, by=operator())
     try:
-        entry = isolation.add(_path(file), entry, say)
+        entry = quarantine_file.add(_path(file), entry, say)
     except QuarantineFileError as error:
         fail(BAD_USAGE, f"{error}.")
     show(sentence(entry, now, local_time))
@@ -95,7 +95,7 @@ def lift_command(
     absent = []
     for node in dict.fromkeys(nodes):
         try:
-            was_there = isolation.lift(_path(file), node, say)
+            was_there = quarantine_file.lift(_path(file), node, say)
         except QuarantineFileError as error:
             fail(BAD_USAGE, f"{error}.")
         if was_there:
@@ -123,12 +123,12 @@ def _cells(entry: Quarantined, now: float) -> tuple[str, ...]:
 
 
 def _path(file: Path | None) -> Path:
-    return isolation.default_path() if file is None else file
+    return quarantine_file.default_path() if file is None else file
 
 
 def _read(path: Path) -> Iterable[Quarantined]:
     try:
-        return isolation.read(path)
+        return quarantine_file.read(path)
     except QuarantineFileError as error:
         fail(BAD_USAGE, f"{error}.")
 

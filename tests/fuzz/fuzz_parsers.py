@@ -22,8 +22,7 @@ from unicron_elastic.base.quarantine import Quarantined, to_document
 from unicron_elastic.base.world import World
 from unicron_elastic.detection.remote_ranks import NodeReport, parse_report, report_text
 from unicron_elastic.detection.sample import GroupPosition, RankSample
-from unicron_elastic.launcher.agent.core import failures
-from unicron_elastic.launcher.agent.core import isolation as quarantine
+from unicron_elastic.launcher.agent.core import failures, quarantine_file
 from unicron_elastic.launcher.agent.core.worker_messages import WorkerMessages
 from unicron_elastic.launcher.agent.process import whereabouts
 from unicron_elastic.launcher.node import submission
@@ -331,8 +330,8 @@ def _of_files() -> Iterator[Parser]:
         "ledger", "unicron_elastic/base/ledger.py", _in_file(_ledger, "incidents.jsonl"), (record + b"\n" + record,)
     )
     yield Parser(
-        "quarantine", "launcher/agent/core/isolation.py", _in_file(quarantine.read, "quarantine.json"),
-        (_json(to_document([entry])),), (quarantine.QuarantineFileError,),
+        "quarantine", "launcher/agent/core/quarantine_file.py", _in_file(quarantine_file.read, "quarantine.json"),
+        (_json(to_document([entry])),), (quarantine_file.QuarantineFileError,),
     )  # fmt: skip
     yield Parser("history", "unicron_elastic/simulation/history/replay.py",
                  _in_file(replay.read_history, "history.csv"),

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from unicron_elastic.detection.sample import GroupPosition
-from unicron_elastic.launcher.agent.hangs import evidence, stacks
-from unicron_elastic.launcher.agent.hangs import stacks as py_spy
+from unicron_elastic.launcher.agent.hangs import evidence, py_spy, stacks
 from unicron_elastic.launcher.agent.hangs.evidence import Evidence, Subject, gather
 from unicron_elastic.recovery.policy import Policy
 from unicron_elastic.worker.exceptions import STACK_SIGNAL

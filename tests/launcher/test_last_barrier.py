@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from torch.distributed import TCPStore
 from torch.distributed.elastic.utils.store import barrier
 
-from unicron_elastic.launcher.agent.core.job import wait_unless
+from unicron_elastic.launcher.agent.core.last_barrier import wait_at_last_barrier
 
 DEADLINE_S = 30.0
 
@@ -33,8 +33,8 @@ def test_all_go_on_together() -> None:
     store = new_store()
     client = TCPStore("127.0.0.1", store.port, None, is_master=False)
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(wait_unless, lambda: False, lambda: barrier(store, 2, "end", DEADLINE_S))
-        wait_unless(lambda: False, lambda: barrier(client, 2, "end", DEADLINE_S))
+        first = pool.submit(wait_at_last_barrier, lambda: False, lambda: barrier(store, 2, "end", DEADLINE_S))
+        wait_at_last_barrier(lambda: False, lambda: barrier(client, 2, "end", DEADLINE_S))
         first.result(DEADLINE_S)
 
 
@@ -42,7 +42,7 @@ def test_a_node_that_is_lost_meanwhile_is_not_waited_for() -> None:
     store = new_store()
     is_lost = threading.Event()
     threading.Timer(0.2, is_lost.set).start()
-    wait_unless(is_lost.is_set, lambda: barrier(store, 2, "end", DEADLINE_S))
+    wait_at_last_barrier(is_lost.is_set, lambda: barrier(store, 2, "end", DEADLINE_S))
     assert is_lost.is_set()
     other = TCPStore("127.0.0.1", store.port, None, is_master=False)
     barrier(other, 2, "end", DEADLINE_S)  # lets the thread go
@@ -63,7 +63,7 @@ def test_nor_is_the_silent_host_of_the_store() -> None:
     try:
         is_lost = threading.Event()
         threading.Timer(0.2, is_lost.set).start()
-        wait_unless(is_lost.is_set, wait)
+        wait_at_last_barrier(is_lost.is_set, wait)
         assert is_lost.is_set()
     finally:
         os.kill(host.pid, signal.SIGCONT)
@@ -73,7 +73,7 @@ def test_nor_is_the_silent_host_of_the_store() -> None:
 
 def test_who_was_lost_before_is_not_waited_for_at_all() -> None:
     began: list[bool] = []
-    wait_unless(lambda: True, lambda: began.append(True))
+    wait_at_last_barrier(lambda: True, lambda: began.append(True))
     assert began == []
 
 
@@ -89,7 +89,7 @@ def test_a_signal_is_heeded_meanwhile() -> None:
     threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
     try:
         began = time.monotonic()
-        wait_unless(lambda: False, lambda: is_told.wait(DEADLINE_S) and None)
+        wait_at_last_barrier(lambda: False, lambda: is_told.wait(DEADLINE_S) and None)
     except Told:
         assert time.monotonic() - began < DEADLINE_S
     else:

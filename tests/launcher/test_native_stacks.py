@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.launcher.agent.hangs import evidence
-from unicron_elastic.launcher.agent.hangs import stacks as py_spy
+from unicron_elastic.launcher.agent.hangs import evidence, py_spy
 from unicron_elastic.launcher.agent.hangs.evidence import Evidence, Subject, gather
 from unicron_elastic.launcher.agent.hangs.stacks import native_stack
 from unicron_elastic.launcher.agent.process.activity import activity
@@ -154,7 +153,7 @@ def test_without_py_spy_nothing_is_said_of_native_stacks(start: Start, tools: Pa
 def test_py_spy_is_also_found_beside_the_interpreter(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_py_spy(tools, BOTH)
     monkeypatch.setenv("PATH", str(tools.parent / "programs"))
-    assert py_spy.find() == str(tools / "py-spy")
+    assert py_spy.find_py_spy() == str(tools / "py-spy")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unicron_elastic.launcher.agent.core.description import nccl_defaults
+from unicron_elastic.launcher.agent.process.nccl import nccl_defaults
 
 HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 DUMP_MS = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from unicron_elastic.launcher.agent.worlds.snapshots import NeighbourCopies, Snapshots
+from unicron_elastic.launcher.agent.worlds.neighbour_copies import NeighbourCopies
+from unicron_elastic.launcher.agent.worlds.snapshots import Snapshots
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.state.layout import flatten
 from unicron_elastic.state.snapshot.file import Header, SnapshotFile

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.launcher.agent.hangs import watch as newcomers
-from unicron_elastic.launcher.agent.hangs.watch import NewcomerWatch
+from unicron_elastic.launcher.agent.hangs import newcomer_watch
+from unicron_elastic.launcher.agent.hangs.newcomer_watch import NewcomerWatch
 from unicron_elastic.launcher.agent.process.activity import state
 from unicron_elastic.launcher.common.loop import Loop
 
@@ -61,7 +61,7 @@ class Watched:
     def looks(self, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """Runs until it has looked so often."""
         seen: list[int] = []
-        monkeypatch.setattr(newcomers, "state", lambda pid: (seen.append(pid), state(pid))[1])
+        monkeypatch.setattr(newcomer_watch, "state", lambda pid: (seen.append(pid), state(pid))[1])
         self.until(lambda: len(seen) >= count)
 
 
@@ -74,8 +74,8 @@ def newcomer() -> Iterator[Newcomer]:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    monkeypatch.setattr(newcomers, "LOOK_S", 0.01)
-    monkeypatch.setattr(newcomers, "STOPPED_S", 0.2)
+    monkeypatch.setattr(newcomer_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(newcomer_watch, "STOPPED_S", 0.2)
     found = Watched()
     yield found
     found.loop.close()

@@ -14,21 +14,18 @@ from typing import Any, cast
 import pytest
 
 from unicron_elastic.base.world import Member, World
-from unicron_elastic.launcher.agent.core import pace as pace_report
+from unicron_elastic.launcher.agent.core import pace_report
 from unicron_elastic.launcher.agent.core.pace import (
     OVERDUE_MIN_S,
-    PLANNED_JOB,
     STEPS_KEPT,
     STILL_S,
     Pace,
     PaceFigures,
     PaceObservation,
-    PaceReport,
     after,
-    merged,
     reported,
-    seen_of,
 )
+from unicron_elastic.launcher.agent.core.pace_report import PLANNED_JOB, PaceReport, merged, seen_of
 from unicron_elastic.planning.model.measured import MeasuredJob
 from unicron_elastic.worker.pulse import BEATS_MAX, PulseReading
 

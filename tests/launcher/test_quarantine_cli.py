@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from unicron_elastic.base.quarantine import Quarantined
-from unicron_elastic.launcher.agent.core.isolation import add, default_path, read
+from unicron_elastic.launcher.agent.core.quarantine_file import add, default_path, read
 from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.commands import quarantine as quarantine_cli
 from unicron_elastic.launcher.commands.quarantine import table

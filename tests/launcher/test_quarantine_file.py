@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from unicron_elastic.base.quarantine import Quarantined
-from unicron_elastic.launcher.agent.core import isolation as quarantine
-from unicron_elastic.launcher.agent.core.isolation import QuarantineFileError, add, default_path, find, lift, read
+from unicron_elastic.launcher.agent.core import quarantine_file as quarantine_quarantine_file
+from unicron_elastic.launcher.agent.core.quarantine_file import QuarantineFileError, add, default_path, find, lift, read
 
 ENTRY = Quarantined(node="gpu-7", reason="GPU 3 fell off the bus.", since=1000.0, until=2000.0, by="unicron-run")
 OTHER = replace(ENTRY, node="gpu-8", until=None)
@@ -30,8 +30,8 @@ DEADLINE_S = 30.0
 ADDER = """
 import sys
 from pathlib import Path
-from unicron_elastic.launcher.agent.core import isolation as quarantine
-from unicron_elastic.launcher.agent.core.isolation import add
+from unicron_elastic.launcher.agent.core import quarantine_file as quarantine
+from unicron_elastic.launcher.agent.core.quarantine_file import add
 from unicron_elastic.base.quarantine import Quarantined
 quarantine.LOCK_TIMEOUT_S = 60.0  # whatever the disk of this machine takes
 print("ready", flush=True)
@@ -44,7 +44,7 @@ for number in range(int(sys.argv[3])):
 STOPPER = """
 import os, signal, sys
 from pathlib import Path
-from unicron_elastic.launcher.agent.core import isolation as quarantine
+from unicron_elastic.launcher.agent.core import quarantine_file as quarantine
 from unicron_elastic.base.quarantine import Quarantined
 def stop(*call, **options):
     if sys.argv[3] == "after":
@@ -253,7 +253,7 @@ def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new_one_and_no_lock(
 
 
 def test_a_lock_that_is_never_let_go_is_not_waited_for_without_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(quarantine_quarantine_file, "LOCK_TIMEOUT_S", 0.05)
     add(path, ENTRY)
     with open(f"{path}.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -296,7 +296,7 @@ def test_a_fork_does_not_keep_the_lock(path: Path, monkeypatch: pytest.MonkeyPat
     try:
         add(path, OTHER)
         monkeypatch.setattr(os, "replace", real)
-        monkeypatch.setattr(quarantine, "LOCK_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(quarantine_quarantine_file, "LOCK_TIMEOUT_S", 0.05)
         assert lift(path, "gpu-7")
     finally:
         os.close(end_w)

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from unicron_elastic.launcher.agent.process.activity import reads_terminal, state
+from unicron_elastic.launcher.agent.process.activity import state
+from unicron_elastic.launcher.agent.process.kernel_lines import reads_terminal
 
 DEADLINE_S = 20.0
 

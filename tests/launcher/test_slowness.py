@@ -9,7 +9,7 @@ import pytest
 
 from unicron_elastic.detection.telling import Degraded
 from unicron_elastic.launcher.agent.hangs import watch as slowness
-from unicron_elastic.launcher.agent.hangs.watch import FORGET_S, MILD_FACTOR, PATIENCE_MAX_S, PATIENCE_S, Slowness
+from unicron_elastic.launcher.agent.hangs.slowness import FORGET_S, MILD_FACTOR, PATIENCE_MAX_S, PATIENCE_S, Slowness
 from unicron_elastic.launcher.common.loop import Loop
 
 NOW = [0.0]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-import threading
-from collections.abc import Callable
 
 from unicron_elastic.compat.agent import WorkerSpec
 from unicron_elastic.launcher.config.options import Options
@@ -44,29 +42,3 @@ def job_name(spec: WorkerSpec) -> str:
         if named is not None:
             return os.path.basename(named)
     return str(spec.get_entrypoint_name())
-
-
-# The wait of a node whose workers have ended well for the others of its round.
-
-
-LOOK_S = 0.05
-
-
-def wait_unless(is_over: Callable[[], bool], wait: Callable[[], None]) -> None:
-    """Lets ``wait`` wait in a thread of its own, which is left to itself once ``is_over``.
-
-    torch's barrier waits for minutes in one call, which neither a signal nor the loss of a node ends, and for longer
-    where the host of the store went silent.
-    """
-    has_ended = threading.Event()
-
-    def run() -> None:
-        try:
-            wait()
-        finally:
-            has_ended.set()
-
-    if not is_over():
-        threading.Thread(target=run, name="unicron-barrier", daemon=True).start()
-    while not is_over() and not has_ended.wait(LOOK_S):
-        pass

@@ -17,23 +17,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from unicron_elastic.detection.sample import GroupPosition
-from unicron_elastic.health.host.files import read
-from unicron_elastic.launcher.agent.hangs.stacks import find, native_stack, python_stack
-from unicron_elastic.launcher.agent.process.activity import kernel_lines, summary_lines
-
-# How loaded the host is, as lines for a report.
-
-
-def host_lines() -> list[str]:
-    """Load, memory, and how long processes wait for each (proc_loadavg(5), proc_meminfo(5), the kernel's psi.rst)."""
-    memory = (read("/proc/meminfo") or "").splitlines()
-    wanted = [" ".join(line.split()) for line in memory if line.startswith(("MemTotal", "MemAvailable", "SwapFree"))]
-    lines = [f"load of the host: {(read('/proc/loadavg') or '').strip()}", f"memory of the host: {', '.join(wanted)}"]
-    for resource in ("cpu", "io", "memory"):
-        pressure = (read(f"/proc/pressure/{resource}") or "").splitlines()
-        lines += [f"pressure on {resource}: {line}" for line in pressure[:1]]
-    return lines
-
+from unicron_elastic.launcher.agent.hangs.host_lines import host_lines
+from unicron_elastic.launcher.agent.hangs.py_spy import find_py_spy
+from unicron_elastic.launcher.agent.hangs.stacks import native_stack, python_stack
+from unicron_elastic.launcher.agent.process.kernel_lines import kernel_lines, summary_lines
 
 # Since the beginning, and less than recovery's Policy.evidence_timeout_s, after which nobody waits for a report.
 STACKS_DEADLINE_S = 2.6
@@ -119,7 +106,7 @@ def _gather(subjects: Sequence[Subject], reason: str, gpu_lines: Callable[[], Se
 
 def _native(hanging: Sequence[Subject], began: float) -> dict[int, str]:
     """The native stacks, or why there are none, of those who hang. Each takes half a second of a CPU."""
-    if not hanging or find() is None:
+    if not hanging or find_py_spy() is None:
         return {}
     pids = {subject.local_rank: subject.pid for subject in hanging}
     deadline = began + NATIVE_DEADLINE_S

@@ -26,7 +26,8 @@ from unicron_elastic.detection.watch import (
     observe,
 )
 from unicron_elastic.launcher.agent.hangs.remote_ranks import RemoteRanks
-from unicron_elastic.launcher.agent.process.activity import activity, cpu_time_s, reads_terminal, state
+from unicron_elastic.launcher.agent.process.activity import activity, cpu_time_s, state
+from unicron_elastic.launcher.agent.process.kernel_lines import reads_terminal
 from unicron_elastic.launcher.agent.process.whereabouts import ANSWER_DEADLINE_S
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess
 from unicron_elastic.launcher.common.loop import Loop

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.telling import Degraded, Hung, OutOfStep, Recovered, Verdict, Waiting
 from unicron_elastic.faults import HangKind
 from unicron_elastic.launcher.agent.hangs.evidence import Evidence, Subject, gather
+from unicron_elastic.launcher.agent.hangs.newcomer_watch import NewcomerWatch
 from unicron_elastic.launcher.agent.hangs.progress import ProgressWatch, is_silent
 from unicron_elastic.launcher.agent.hangs.remote_ranks import RemoteRanks
-from unicron_elastic.launcher.agent.process.activity import state
+from unicron_elastic.launcher.agent.hangs.slowness import Slowness
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.recovery.commands import GatherEvidence
@@ -24,111 +24,6 @@ from unicron_elastic.recovery.events import (
     WorkersHung,
 )
 from unicron_elastic.worker.pulse import TRAIN
-
-# Tells people of slowness that matters to them: at once if it is large and news, else when it lasts.
-#
-# The statistics notice ten percent within half a second, which is right for a machine that asks. A person who is told
-# of every half second in which a host was busy with something else will soon read nothing any more.
-
-
-MILD_FACTOR = 1.2
-PATIENCE_S = 10.0
-PATIENCE_MAX_S = 600.0
-FORGET_S = 3600.0  # without a word: then the next slowness is news again
-
-
-class Slowness:
-    """What has been said of the present slowness, if there is any."""
-
-    def __init__(self, loop: Loop, say: Callable[[str], None]) -> None:
-        self._loop = loop
-        self._say = say
-        self._untold: Degraded | None = None  # it does not last yet
-        self._patience_s = 0.0  # doubles each time, so that a host that is always busy tells less and less
-        self._told_at = 0.0
-
-    def begins(self, verdict: Degraded) -> None:
-        """Says so, now or later."""
-        now = time.monotonic()
-        if now - self._told_at > FORGET_S:
-            self._patience_s = 0.0
-        patience_s = max(self._patience_s, 0.0 if verdict.factor >= MILD_FACTOR else PATIENCE_S)
-        self._untold = verdict
-        if patience_s:
-            self._loop.call_at(now + patience_s, lambda: self._lasts(verdict))
-        else:
-            self._lasts(verdict)
-
-    def ends(self, reason: str) -> None:
-        """Says so, unless nothing was said of its beginning."""
-        was_untold, self._untold = self._untold is not None, None
-        if not was_untold:
-            self._say(reason)
-
-    def forget(self) -> None:
-        """The workers have ended, and their slowness with them."""
-        self._untold = None
-
-    def _lasts(self, verdict: Degraded) -> None:
-        if self._untold is not verdict:
-            return
-        self._untold = None
-        self._told_at = time.monotonic()
-        self._patience_s = min(max(2 * self._patience_s, PATIENCE_S), PATIENCE_MAX_S)
-        self._say(verdict.reason)
-
-
-# Workers on their way into a world in which others train already: nobody waits for them, so nobody would miss one.
-#
-# A process that is stopped by a signal there would stay so for ever, and the others would train with one rank less.
-# How long a newcomer may take otherwise is its script's affair.
-
-
-LOOK_S = 1.0
-STOPPED_S = PacePolicy().stopped_s
-
-
-class NewcomerWatch:
-    """Looks at the newcomers of one node while there are any."""
-
-    def __init__(
-        self, loop: Loop, on_stopped: Callable[[int, WorkerProcess, float], None], on_going_on: Callable[[int], None]
-    ) -> None:
-        """``on_stopped`` hears the rank and for how many seconds, once that is too long; then ``on_going_on`` may."""
-        self._loop = loop
-        self._on_stopped = on_stopped
-        self._on_going_on = on_going_on
-        self._stopped_since: dict[int, float] = {}  # by pid, in monotonic seconds
-        self._told: dict[int, WorkerProcess] = {}  # by global rank
-        self._is_looking = False
-        self.workers: dict[int, WorkerProcess] = {}  # by global rank
-
-    def watch(self, workers: Mapping[int, WorkerProcess]) -> None:
-        """These are the newcomers now."""
-        self.workers = dict(workers)
-        if self.workers and not self._is_looking:
-            self._is_looking = True
-            self._look()
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        looked_at = {**self._told, **self.workers}  # who was told may have come to the others meanwhile
-        living = {rank: worker for rank, worker in looked_at.items() if worker.returncode is None}
-        stopped = {rank: worker for rank, worker in living.items() if state(worker.pid) == "T"}
-        pids = [worker.pid for worker in stopped.values()]
-        self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in pids}
-        gone_on = [rank for rank, worker in self._told.items() if living.get(rank) is worker and rank not in stopped]
-        self._told = {rank: worker for rank, worker in self._told.items() if stopped.get(rank) is worker}
-        self._is_looking = bool(living)
-        if living:
-            self._loop.call_at(now + LOOK_S, self._look)
-        for rank in gone_on:
-            self._on_going_on(rank)
-        for rank, worker in stopped.items():
-            lasted_s = now - self._stopped_since[worker.pid]
-            if lasted_s >= STOPPED_S and rank not in self._told:
-                self._told[rank] = worker
-                self._on_stopped(rank, worker, lasted_s)
 
 
 class HangWatch:

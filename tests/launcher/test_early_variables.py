@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.launcher.agent.process.warm import early_variable, source_files
+from unicron_elastic.launcher.agent.process.early_variables import early_variable, source_files
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from unicron_elastic.launcher.agent.process import activity as kernel_threads
-from unicron_elastic.launcher.agent.process.activity import is_in_io, kernel_lines, summary_lines
+from unicron_elastic.launcher.agent.process import kernel_lines as kernel_threads_kernel_lines
+from unicron_elastic.launcher.agent.process.kernel_lines import is_in_io, kernel_lines, summary_lines
 
 DEADLINE_S = 30.0
 THREADS = "import threading as t\nfor _ in range(3): t.Thread(target=t.Event().wait, daemon=True).start()\n"
@@ -91,7 +91,7 @@ def test_the_kernels_own_stack_is_told_to_whom_may_read_it(start: Callable[[str]
 
 
 def test_of_too_many_kinds_some_are_told(start: Callable[[str], int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_threads, "LINES_MAX", 0)
+    monkeypatch.setattr(kernel_threads_kernel_lines, "LINES_MAX", 0)
     assert kernel_lines(start(READ))[0] == "1 more kinds of threads"
 
 
@@ -107,16 +107,16 @@ def test_nobody_is_no_obstacle() -> None:
     [("", ""), ("running\n", ""), ("-1 0x7ffc 0x7f\n", ""), ("99999 0x1 0x2\n", "99999"), ("1\n", ""), ("x y\n", "")],
 )
 def test_what_the_kernel_may_say_instead(text: str, name: str) -> None:
-    assert kernel_threads._call(os.getpid(), text) == name
+    assert kernel_threads_kernel_lines._call(os.getpid(), text) == name
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are those of x86-64")
 @pytest.mark.parametrize("descriptor", ["0xffffff", "?"])
 def test_a_file_that_is_not_there_is_left_out(descriptor: str) -> None:
-    assert kernel_threads._call(os.getpid(), f"16 {descriptor} 0x2") == "ioctl"
+    assert kernel_threads_kernel_lines._call(os.getpid(), f"16 {descriptor} 0x2") == "ioctl"
 
 
 def test_of_other_machines_there_are_numbers() -> None:
-    assert kernel_threads._names("riscv64") == {}
-    assert kernel_threads._names("aarch64")[29] == "ioctl"
-    assert kernel_threads._names("x86_64")[16] == "ioctl"
+    assert kernel_threads_kernel_lines._names("riscv64") == {}
+    assert kernel_threads_kernel_lines._names("aarch64")[29] == "ioctl"
+    assert kernel_threads_kernel_lines._names("x86_64")[16] == "ioctl"
