@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unicron_elastic import Run
 from unicron_elastic.training.optimizer_step import Step
@@ -39,6 +40,11 @@ class Training:
         self.scaler = scaler
         self.other = torch.amp.GradScaler("cpu")
         self.run = Run(model=self.model, optimizer=self.optimizer, scaler=scaler)
+
+    def move(self) -> None:
+        """Makes a step without an optimizer."""
+        with torch.no_grad():
+            self.model.weight -= 0.1
 
     def losses(self) -> Tensor:
         return self.model(torch.ones(2, 3)).square().flatten()
@@ -287,6 +293,38 @@ def test_an_optimizer_that_is_not_registered_and_steps_over_the_model_is_told_of
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("update", "scaler", "is_told"),
+    [
+        (lambda _: None, None, True),
+        (lambda training: training.optimizer.step(), None, False),
+        (lambda _: None, torch.amp.GradScaler("cpu"), False),  # which may have found the gradients infinite
+        (lambda training: training.move(), None, False),
+        (lambda training: training.run.mean(1.0), None, True),
+    ],
+)
+def test_a_step_whose_gradients_are_dropped_is_told_of_once(
+    update: Callable[[Training], object],
+    scaler: torch.amp.GradScaler | None,
+    is_told: bool,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    training = Training(scaler=scaler)
+    for step in training.run.steps(4, MICRO_BATCHES):
+        for _ in step:
+            step.backward(training.loss())
+        if step.number == 0:
+            training.optimizer.step()
+        else:
+            update(training)
+    said = capfd.readouterr().err
+    assert (
+        said.count("\n")
+        == said.count("unicron: step 1 ended without an optimizer.step(): its gradients are")
+        == is_told
+    )
+
+
 def test_an_optimizer_inside_of_what_is_registered_is_as_good_as_registered(capfd: pytest.CaptureFixture[str]) -> None:
     model = nn.Linear(3, 1)
     first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
@@ -294,14 +332,21 @@ def test_an_optimizer_inside_of_what_is_registered_is_as_good_as_registered(capf
     assert not capfd.readouterr().err
 
 
-def test_a_run_that_is_gone_watches_no_optimizer() -> None:
+def test_a_run_may_go_while_an_optimizer_steps() -> None:
     training = Training()
     _stepped(training.run, training.model, training.optimizer)
     guard, model = weakref.ref(training.run._engine.guard), training.model
+    left = [training]
     del training
-    gc.collect()
-    assert guard() is None
+
+    def end(*_: Any) -> None:
+        left.clear()
+        gc.collect()
+
+    hook = register_optimizer_step_post_hook(end)
     torch.optim.SGD(model.parameters(), lr=0.1).step()
+    hook.remove()
+    assert guard() is None
 
 
 def test_what_an_optimizer_gets_later_and_the_model_has_not_is_refused() -> None:

@@ -169,6 +169,7 @@ class Engine:
         gradients, assembly = self._parts()
         self._values.begin_step()
         count_as_step(self.state + 1)
+        self.guard.drop(self.state - 1, self._trainable.trained)
         self.guard.begin()
         if self._is_in_step:
             self._begin_where_the_others_are()
@@ -298,6 +299,7 @@ class Engine:
         self._replicas.end(is_compared=gradients.digests()[0] >= self.world_size > 1)
         self._values.end_step()
         self._randomness.give_back()
+        self.guard.is_reduced(self._trainable.trained)
         self.reports.begin_shares(self._parts()[1].world, (self.until, self.state))
         return gradients.losses()
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-from weakref import WeakMethod, WeakSet, finalize
+from weakref import WeakSet
 
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
@@ -19,7 +19,7 @@ from torch.optim import Optimizer, SparseAdam
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unicron_elastic.compat.scalers import watch_scaling
-from unicron_elastic.compat.tensors import unscaled_by, walked
+from unicron_elastic.compat.tensors import changes_of, unscaled_by, walked
 from unicron_elastic.training.step.shares import from_ranges, to_ranges
 
 _NAMES_MAX = 3
@@ -130,6 +130,9 @@ class Guard:
         self._others = list(others)
         self._tell = tell
         self._is_right = WeakSet(self._optimizers)  # to step over the model
+        self._has_stepped = True  # any optimizer, since the gradients were reduced
+        self._is_dropped_told = self._is_unknown_told = False
+        self._changes = 0  # of the parameters, by then
         self._scaler = scaler
         self._is_inside = False
         self._why_left = ""  # the step before its micro-batches were over
@@ -145,7 +148,7 @@ class Guard:
                 raise TypeError("SparseAdam takes sparse gradients alone, and those of a run are dense: take Adam")
             optimizer.register_step_pre_hook(self._before_optimizer)
         if self._optimizers:
-            self._watch_all_optimizers()
+            _watch_all_optimizers(self)
         for kind in {GradScaler, type(scaler)} - {type(None)}:
             watch_scaling(kind, self)
 
@@ -223,6 +226,23 @@ class Guard:
         """The step's gradients are reduced, or an exception has come out of it."""
         self._is_inside = bool(self._why_left)
 
+    def is_reduced(self, trained: Sequence[Tensor]) -> None:
+        """Note that the gradients of these parameters wait for an optimizer."""
+        self._has_stepped, self._changes = False, sum(map(changes_of, trained))
+
+    def drop(self, step: int, trained: Sequence[Tensor]) -> None:
+        """Tell once if no optimizer has made ``step``, whose gradients are about to be dropped.
+
+        A GradScaler may have left that step out; without a registered optimizer nobody knows.
+        """
+        is_known = self._optimizers and self._scaler is None and not self._is_dropped_told
+        if is_known and not self._has_stepped and sum(map(changes_of, trained)) == self._changes:
+            self._is_dropped_told = True
+            self._tell(
+                f"step {step} ended without an optimizer.step(): its gradients are dropped, as the next step begins "
+                "with zeros. To accumulate more, have more micro-batches in a step"
+            )
+
     def leave(self, step: int, taken: int) -> None:
         """The script has left the micro-batches of ``step`` after it was given so many: they never come to an end."""
         given = f"{taken} micro-batch{'es' * (taken > 1)}"
@@ -237,19 +257,10 @@ class Guard:
         if self._is_inside:
             raise RuntimeError(self._why_left or why)
 
-    def _watch_all_optimizers(self) -> None:
-        """See each optimizer that steps in this process, as long as this guard lives."""
-        after_any = WeakMethod(self._after_any_optimizer)
-
-        def hook(optimizer: Optimizer, *_: Any) -> None:
-            if (watch := after_any()) is not None:
-                watch(optimizer)
-
-        finalize(self, register_optimizer_step_post_hook(hook).remove)
-
-    def _after_any_optimizer(self, optimizer: Optimizer) -> None:
+    def after_any_optimizer(self, optimizer: Optimizer) -> None:
         """Tell once of one that steps over the model and is not registered: who comes later has not its state."""
-        if optimizer in self._is_right:
+        self._has_stepped = True
+        if self._is_unknown_told or optimizer in self._is_right:
             return
         is_of_model = any(id(each) in self._known for group in optimizer.param_groups for each in group["params"])
         if is_of_model and not any(_holds(each, optimizer) for each in self._others):
@@ -258,7 +269,7 @@ class Guard:
                 "model: its state is neither kept nor given to a rank that takes a lost one's place. Make it before "
                 "Run, and register it, too, by a name of its own"
             )
-            self._tell = str
+            self._is_unknown_told = True
         self._is_right.add(optimizer)
 
     def _before_optimizer(self, *_: Any) -> None:
@@ -266,6 +277,27 @@ class Guard:
             "optimizer.step() belongs behind 'for index in step': within, the gradients are those of some "
             "micro-batches of this rank alone"
         )
+
+
+_watchers: WeakSet[Guard] = WeakSet()
+_is_watching = False
+
+
+def _watch_all_optimizers(guard: Guard) -> None:
+    """Tell the guard, as long as it lives, of each optimizer that has stepped in this process.
+
+    The hook stays: a guard may end while an optimizer goes through its hooks, which must not change then.
+    """
+    global _is_watching  # noqa: PLW0603
+    _watchers.add(guard)
+    if not _is_watching:
+        _is_watching = True
+        register_optimizer_step_post_hook(_after_any_optimizer)
+
+
+def _after_any_optimizer(optimizer: Optimizer, *_: Any) -> None:
+    for guard in list(_watchers):
+        guard.after_any_optimizer(optimizer)
 
 
 def _holds(registered: Any, optimizer: Optimizer, levels: int = 3) -> bool:
