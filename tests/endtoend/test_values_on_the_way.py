@@ -23,11 +23,12 @@ class Scaled(nn.Linear):
         return self.scale * super().forward(x)
 
 model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), Scaled())
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
+optimizer = torch.optim.SGD(model[:3].parameters(), 0.1, momentum=0.5)
 run = unicron_elastic.Run(model=model, optimizer=optimizer, reproducible=True)
 for step in run.steps(total=12, micro_batches=4):
     if step.number == int(os.environ["CHANGED_IN"]):
         model[1].momentum, model[2].p, model[3].scale = 0.5, 0.1, 0.25
+        optimizer.add_param_group({"params": model[3].parameters(), "lr": 0.05})
     for index in step:
         if (rank, step.number) == (1, 5) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and run.world_size > 1:
             try:
@@ -50,7 +51,7 @@ def _sums(out: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changed_in", ["0", "3"])
+@pytest.mark.parametrize("changed_in", ["0", "3", "8"])  # 8: in which the replacement comes
 def test_a_replacement_computes_as_the_others_do(launcher: Any, changed_in: str) -> None:
     script, env = launcher.script("train.py", SCRIPT), {"CHANGED_IN": changed_in}
     whole = launcher.start("--nproc-per-node=1", script, env=env)

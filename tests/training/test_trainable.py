@@ -293,26 +293,50 @@ class State:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-def test_a_newcomer_has_the_groups_that_were_added_on_the_way() -> None:
-    optimizers = []
-    handovers = []
+def _handovers(*, is_named: bool = False) -> list[tuple[Net, torch.optim.Optimizer, Handover]]:
+    """Those of a giver and a taker whose optimizers have one layer each."""
+    made = []
     for _ in range(2):
         net = Net()
-        optimizer = torch.optim.AdamW([*net.wide.parameters()], lr=0.1)
-        optimizers.append((net, optimizer))
+        given: Any = net.wide.named_parameters() if is_named else net.wide.parameters()
+        optimizer = torch.optim.AdamW(given, lr=0.1)
         randomness = Randomness(0, torch.device("cpu"))
-        handovers.append(
-            Handover(State(optimizer), Trainable(net), ModuleValues({}), [optimizer], lambda: 1, randomness=randomness)
-        )
-    (ours, giver), (theirs, taker) = optimizers
-    giver.add_param_group({"params": [ours.head.bias], "lr": 0.5})
-    giver.add_param_group({"params": [*ours.base.parameters()], "weight_decay": 0.25})
-    handovers[1].load_state_dict(copy.deepcopy(handovers[0].state_dict()))
+        run = State(optimizer)
+        handover = Handover(run, Trainable(net), ModuleValues({}), [optimizer], lambda: 1, randomness=randomness)
+        made.append((net, optimizer, handover))
+    return made
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_newcomer_has_the_groups_that_were_added_on_the_way(is_named: bool) -> None:
+    (ours, giver, gives), (theirs, taker, takes) = _handovers(is_named=is_named)
+    bias, base = ([("bias", ours.head.bias)], [*ours.base.named_parameters()])
+    giver.add_param_group({"params": bias if is_named else [ours.head.bias], "lr": 0.5})
+    giver.add_param_group({"params": base if is_named else [*ours.base.parameters()], "weight_decay": 0.25})
+    takes.load_state_dict(copy.deepcopy(gives.state_dict()))
     wanted = [[*theirs.wide.parameters()], [theirs.head.bias], [*theirs.base.parameters()]]
-    assert [list(map(id, group["params"])) for group in taker.param_groups] == [list(map(id, w)) for w in wanted]
+    assert _ids(taker) == [list(map(id, each)) for each in wanted]
     assert [(group["lr"], group["weight_decay"]) for group in taker.param_groups] == [
         (group["lr"], group["weight_decay"]) for group in giver.param_groups
     ]
+
+
+def _ids(optimizer: torch.optim.Optimizer) -> list[list[int]]:
+    return [list(map(id, group["params"])) for group in optimizer.param_groups]
+
+
+def test_a_newcomer_adds_itself_the_group_that_is_added_in_the_step_in_which_it_comes() -> None:
+    (ours, giver, gives), (theirs, taker, takes) = _handovers()
+    giver.add_param_group({"params": [ours.head.bias]})
+    gives.note_yield()
+    giver.add_param_group({"params": [*ours.base.parameters()], "lr": 0.5})
+    takes.load_state_dict(copy.deepcopy(gives.state_dict()))
+    takes.rewind()
+    taker.add_param_group({"params": [*theirs.base.parameters()], "lr": 0.5})
+    takes.load_again()
+    wanted = [[*theirs.wide.parameters()], [theirs.head.bias], [*theirs.base.parameters()]]
+    assert _ids(taker) == [list(map(id, each)) for each in wanted]
+    assert [group["lr"] for group in taker.param_groups] == [0.1, 0.1, 0.5]
 
 
 def test_a_model_is_walked_through_as_torch_does() -> None:

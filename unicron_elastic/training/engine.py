@@ -164,6 +164,10 @@ class Engine:
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
+    def note_yield(self) -> None:
+        """The script is about to get the next step, in which a newcomer's does what it does itself."""
+        self._registered.note_yield()
+
     def begin_step(self) -> list[int]:
         """The micro-batches with which this rank begins the step."""
         gradients, assembly = self._parts()

@@ -145,7 +145,7 @@ class Run:
         while engine.state < total:
             step = Step(engine)
             self._requests.carry_out()
-            self._randomness.note_yield()
+            engine.note_yield()
             yield step
             if not step.is_over:
                 why = f"step {step.number} was left before 'for index in step' had ended: its gradients are not reduced"

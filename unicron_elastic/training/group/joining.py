@@ -261,6 +261,12 @@ class Handover:
         self._values = values
         self._optimizers = optimizers
         self._taken: Mapping[str, Any] | None = None
+        self._yielded_groups = self._group_counts()
+
+    def note_yield(self) -> None:
+        """Notes what the script of a newcomer in this step is to find: what this one does before it, that does, too."""
+        self._randomness.note_yield()
+        self._yielded_groups = self._group_counts()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the run, what is trained and how, and which parameters each optimizer has in which group."""
@@ -271,6 +277,7 @@ class Handover:
             "optimizers": [self._groups(optimizer) for optimizer in self._optimizers],
             "until": self._until(),
             "yielded": self._randomness.yielded,
+            "yielded_groups": self._yielded_groups,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -293,9 +300,14 @@ class Handover:
             ) from (None if isinstance(error, _OF_TORCH) else error)
 
     def rewind(self) -> None:
-        """Let the script of a newcomer draw what the others drew in their step before its first micro-batch."""
+        """Let the script of a newcomer do what the others did in their step before its first micro-batch.
+
+        It draws what they drew, and adds to its optimizers the groups that they added, which are refused twice.
+        """
         if self._taken is not None:
             self._randomness.rewind(self._taken["yielded"])
+            for optimizer, count in zip(self._optimizers, self._taken["yielded_groups"], strict=True):
+                del optimizer.param_groups[count:]
 
     def load(self) -> None:
         """Takes over once more what was taken last, if that is not forgotten: the script may have changed it."""
@@ -313,6 +325,9 @@ class Handover:
     def forget(self) -> None:
         """Takes over nothing once more: this script has not done what is in the state, and will."""
         self._taken = None
+
+    def _group_counts(self) -> list[int]:
+        return [len(optimizer.param_groups) for optimizer in self._optimizers]
 
     def _groups(self, optimizer: Optimizer) -> Groups | None:
         """None if it has a parameter that the model has not."""
@@ -332,5 +347,7 @@ class Handover:
             params = [parameters[position] for position in positions]
             if number < len(optimizer.param_groups):
                 optimizer.param_groups[number]["params"] = params
+            elif "param_names" in optimizer.param_groups[0]:  # it takes none without names
+                optimizer.add_param_group({"params": [(self._trainable.name(each), each) for each in params]})
             else:
                 optimizer.add_param_group({"params": params})
