@@ -331,6 +331,7 @@ def test_who_has_to_go_back_is_told_why() -> None:
         "The states of step 10 are of different runs: all ranks go back to step 0."
     )
     assert why_back([[(10, 1)], [(10, 1)]], (10, 1)) == ""
+    assert why_back([[(5, 1), (10, 1)], [(5, 1), (10, 1)]], (5, 1)) == "All ranks go back to step 5."
     assert why_back([[], []], None) == ""
 
 

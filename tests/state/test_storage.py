@@ -206,6 +206,19 @@ def test_a_save_leaves_itself_and_what_is_later_and_says_so_once(
     assert f"{tmp_path} holds a state of step 100, later than step 5, which was saved there now" in said
 
 
+def test_states_that_cannot_be_used_stay_beside_those_that_are_saved_then(tmp_path: Path, capfd: Any) -> None:
+    train(tmp_path, 90, 100)
+    for file in tmp_path.glob("step-*/*.distcp"):
+        file.write_bytes(file.read_bytes()[::-1])
+    _, _, run = make()
+    assert run.restore(tmp_path) == 0
+    assert capfd.readouterr().err.endswith("its checksum is wrong. All ranks go back to step 0.\n")
+    train(tmp_path, 5, 10, keep=2)
+    _, _, run = make()
+    assert run.restore(tmp_path) == 10
+    assert manifest.steps_in(tmp_path) == [5, 10, 90, 100]
+
+
 def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
     train(tmp_path, 5)
     _, _, run = make(width=17)

@@ -149,6 +149,9 @@ def why_back(said: Sequence[Collection[Key]], chosen: Key | None) -> str:
     if newest is None or newest <= step:
         return ""
     behind = [str(rank) for rank, keys in enumerate(said) if not any(key[0] == newest for key in keys)]
+    common = newest_common(said)
+    if common is not None and common[0] == newest:  # all had it, and not all could use it, which they say
+        return f"All ranks go back to step {step}."
     if not behind:
         return f"The states of step {newest} are of different runs: all ranks go back to step {step}."
     who = f"rank {behind[0]} has" if len(behind) == 1 else f"ranks {', '.join(behind)} have"
