@@ -332,6 +332,26 @@ def test_an_optimizer_inside_of_what_is_registered_is_as_good_as_registered(capf
     assert not capfd.readouterr().err
 
 
+class Around(torch.optim.Optimizer):
+    """An optimizer that has another one make its steps, as one that looks ahead."""
+
+    def __init__(self, inside: torch.optim.Optimizer) -> None:
+        super().__init__(inside.param_groups, {})
+        self.inside = inside
+
+    def step(self, _closure: Any = None) -> None:
+        self.inside.step()
+
+
+def test_so_is_one_around_a_registered_one(capfd: pytest.CaptureFixture[str]) -> None:
+    training = Training()
+    _stepped(training.run, training.model, Around(training.optimizer))
+    other = Training()
+    around = Around(other.optimizer)
+    _stepped(Run(model=other.model, optimizer=around), other.model, around)
+    assert not capfd.readouterr().err
+
+
 def test_a_run_may_go_while_an_optimizer_steps() -> None:
     training = Training()
     _stepped(training.run, training.model, training.optimizer)

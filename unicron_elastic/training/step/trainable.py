@@ -263,7 +263,8 @@ class Guard:
         if self._is_unknown_told or optimizer in self._is_right:
             return
         is_of_model = any(id(each) in self._known for group in optimizer.param_groups for each in group["params"])
-        if is_of_model and not any(_holds(each, optimizer) for each in self._others):
+        wraps = any(_holds(optimizer, each) for each in self._optimizers)  # its state is that of the one inside
+        if is_of_model and not wraps and not any(_holds(each, optimizer) for each in self._others):
             self._tell(
                 f"{type(optimizer).__name__}, an optimizer that is not registered, has stepped over parameters of the "
                 "model: its state is neither kept nor given to a rank that takes a lost one's place. Make it before "
