@@ -242,7 +242,7 @@ def _submit(args: argparse.Namespace, argv: Sequence[str], cluster: str) -> int:
 def _may_join(args: argparse.Namespace, chosen: options.Options) -> bool:
     """Whether this node may take part. One that has its job to itself harms nobody, and nobody could replace it."""
     from unicron_elastic.base.node_name import node_name
-    from unicron_elastic.launcher.agent.core.quarantine_file import why_kept_out
+    from unicron_elastic.launcher.agent.core.isolation import why_kept_out
 
     why = why_kept_out(node_name(), _say)
     if why:

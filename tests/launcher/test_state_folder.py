@@ -11,7 +11,7 @@ import pytest
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.base.ledger import Ledger, default_ledger, find_ledgers, hold_own, read_ledger, state_folder
 from unicron_elastic.base.quarantine import Quarantined
-from unicron_elastic.launcher.agent.core import quarantine_file as quarantine_quarantine_file
+from unicron_elastic.launcher.agent.core import quarantine_file
 
 ENTRY = Quarantined(node="node-a", reason="memory errors", since=1.0, until=None, by="ada")
 INCIDENT = Incident(
@@ -63,8 +63,8 @@ def test_it_is_made_closed_to_others_whatever_the_umask(folder: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
     (path,) = find_ledgers(folder)
     assert [incident.reason for incident in read_ledger(path)[0]] == ["rank 0 was killed."]
-    quarantine_quarantine_file.add(quarantine_quarantine_file.default_path({}), ENTRY)
-    assert quarantine_quarantine_file.read(quarantine_quarantine_file.default_path({})) == (ENTRY,)
+    quarantine_file.add(quarantine_file.default_path({}), ENTRY)
+    assert quarantine_file.read(quarantine_file.default_path({})) == (ENTRY,)
 
 
 def _plant(folder: Path, elsewhere: Path, how: str) -> str:
@@ -72,7 +72,7 @@ def _plant(folder: Path, elsewhere: Path, how: str) -> str:
     elsewhere.mkdir(mode=0o700)
     (elsewhere / "run").mkdir()
     (elsewhere / "run" / "incidents.jsonl").write_text("")
-    (elsewhere / quarantine_quarantine_file.FILE_NAME).write_text('{"nodes": []}')
+    (elsewhere / quarantine_file.FILE_NAME).write_text('{"nodes": []}')
     match how:
         case "a link":
             folder.symlink_to(elsewhere)
@@ -111,9 +111,9 @@ def test_what_another_may_have_prepared_is_neither_written_nor_read(folder: Path
         read_ledger(default_ledger("run", None))
     with pytest.raises(PermissionError):
         find_ledgers(folder)
-    for use in (quarantine_quarantine_file.read, lambda path: quarantine_quarantine_file.add(path, ENTRY)):
-        with pytest.raises(quarantine_quarantine_file.QuarantineFileError) as caught:
-            use(quarantine_quarantine_file.default_path({}))
+    for use in (quarantine_file.read, lambda path: quarantine_file.add(path, ENTRY)):
+        with pytest.raises(quarantine_file.QuarantineFileError) as caught:
+            use(quarantine_file.default_path({}))
         assert wrong in str(caught.value)
 
     assert {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()} == before

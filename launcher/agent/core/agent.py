@@ -33,7 +33,7 @@ from unicron_elastic.compat.expectations import Feature, lacks
 from unicron_elastic.compat.rendezvous import RendezvousClosedError, RendezvousGracefulExitError
 from unicron_elastic.compat.workers import LogsSpecs, PContext, keep_in_log_folder
 from unicron_elastic.faults import RootCause
-from unicron_elastic.launcher.agent.core import failures, quarantine_file
+from unicron_elastic.launcher.agent.core import failures, isolation
 from unicron_elastic.launcher.agent.core.description import describe_workers
 from unicron_elastic.launcher.agent.core.job import job_name, policy_of, with_stack
 from unicron_elastic.launcher.agent.core.job_teller import JobTeller, news_of
@@ -156,9 +156,7 @@ class Agent(TorchAgent):
             self._teller.start(lambda: news_of(self._view(), self._state, self._worker_group))
         if self._runtime.is_alone:  # else it is the caller's business what is logged, and how
             self._reporter.speak_for_library()
-        quarantine_file.offer_job(
-            self._nodes, self._worker_group.spec, self._runtime.shared_arguments, self._reporter.say
-        )
+        isolation.offer_job(self._nodes, self._worker_group.spec, self._runtime.shared_arguments, self._reporter.say)
         self._start_generation(restarts_used=0)
         self._start_node_watch()
         while self._result is None:
@@ -258,7 +256,7 @@ class Agent(TorchAgent):
             events.StartedWorker(local_rank=w.local_rank, rank=w.global_rank, pid=w.id) for w in group.workers
         )
         used = group.spec.max_restarts - self._remaining_restarts
-        why_stay = quarantine_file.why_stay(self._nodes, group.group_world_size)
+        why_stay = isolation.why_stay(self._nodes, group.group_world_size)
         node = self._node_in_world()
         self._has_lost_nodes = self._recalls.does_anyone_depart = False
         begun = events.WorkersStarted(
@@ -619,7 +617,7 @@ class Agent(TorchAgent):
             self._recalls.await_step(self._state.generation, processes.values())
             return
         group = self._worker_group
-        why_not = quarantine_file.why_not_now(self._nodes, group.group_world_size, command)
+        why_not = isolation.why_not_now(self._nodes, group.group_world_size, command)
         self._handle(events.LeaveAnswered(at=time.monotonic(), why_not=why_not))
 
     def _leave_or_fail(self, command: commands.FailJob | commands.LeaveJob | commands.DepartWell) -> None:
@@ -634,7 +632,7 @@ class Agent(TorchAgent):
                 self._finish(WorkerState.SUCCEEDED, self._succeeded())
                 return
         if isinstance(command, commands.LeaveJob):
-            quarantine_file.leave(self._nodes, self._state.host, command, self._reporter.say)
+            isolation.leave(self._nodes, self._state.host, command, self._reporter.say)
         cause = None if isinstance(command, commands.DepartWell) else command.cause
         if cause is None and not isinstance(command, commands.FailJob) and self._pcontext is not None:
             failures.write_reason(self._pcontext.error_files[0], command.reason)
