@@ -23,7 +23,7 @@ from unicron_elastic.launcher import stepping_aside
 from unicron_elastic.launcher.agent.process.processes import KeeperLost
 from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.common.kept_snapshots import take_shelf
-from unicron_elastic.launcher.common.output import hold_closed
+from unicron_elastic.launcher.common.open_streams import hold_closed
 from unicron_elastic.launcher.config import arguments, options
 from unicron_elastic.launcher.config.arguments import warm_command
 from unicron_elastic.launcher.config.checks import STDIN, BadArgument, check

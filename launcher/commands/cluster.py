@@ -268,9 +268,6 @@ def cancel(
         show(f"job {one_line(job)} is {why.rstrip('.')}; {told}.")
 
 
-# -- what they ask of the store ----------------------------------------------------------------------------------------
-
-
 @contextmanager
 def open_cluster(at: ClusterOptions) -> Iterator[OpenCluster]:
     """The cluster's store; whatever is wrong with it ends the command with one sentence."""
@@ -380,7 +377,7 @@ def _cancel_planned(cluster: OpenCluster, job: str, why: str) -> int | None:
     keys = PlannedJobKeys(job)
     if cluster.store.read(keys.spec, timeout_s=cluster.left_s()).entry is None:
         return None
-    from unicron_elastic.launcher.node.planned import ENDED_FOR_S, puts_of_end
+    from unicron_elastic.launcher.node.planned_records import ENDED_FOR_S, puts_of_end
     from unicron_elastic.planning.coordinate.snapshot import JobPhase
     from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_phase
 
@@ -402,9 +399,6 @@ def _cancel_planned(cluster: OpenCluster, job: str, why: str) -> int | None:
 
     cluster.store.update(keys.phase, cancel, what=f"the phase of job {job}", timeout_s=cluster.left_s())
     return sum(state.job == job for state in _agent_states(cluster))
-
-
-# -- what was typed, and what is shown ---------------------------------------------------------------------------------
 
 
 def _check_node(node: str) -> None:

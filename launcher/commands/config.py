@@ -12,8 +12,8 @@ from unicron_elastic.compat.command_line import TorchMissing
 from unicron_elastic.launcher.commands.cluster import print_json
 from unicron_elastic.launcher.config.answers import BAD_USAGE, NOTHING_FOUND, fail, show
 from unicron_elastic.launcher.config.commands import entries_of, sentence
-from unicron_elastic.launcher.config.file import Resolved, resolve
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, NO_FILE, BadConfig
+from unicron_elastic.launcher.config.resolve import Resolved, resolve
 from unicron_elastic.launcher.config.settings import Use
 from unicron_elastic.launcher.config.table import RUN, SettingsTable, Words, all_uses, commands
 

@@ -122,9 +122,6 @@ class _Change:
         return {name: (old, new) for name, (old, new) in both.items() if old != new}
 
 
-# -- what was typed ------------------------------------------------------------------------------------------------
-
-
 def _view(snapshot: ClusterSnapshot, suppose: Sequence[str], now: float) -> PlanView:
     """What is asked for; what is supposed wrongly ends the command."""
     from unicron_elastic.launcher.view.cluster.plan import proposal_view, published_view
@@ -169,9 +166,6 @@ def _changes(
     return found
 
 
-# -- what is done --------------------------------------------------------------------------------------------------
-
-
 def _set(cluster: OpenCluster, snapshot: ClusterSnapshot, job: str, changes: Mapping[str, Any]) -> _Change:
     """Writes the job's spec with the changes. Raises StoreError, LeaseGoneError."""
     from unicron_elastic.rendezvous.records.plan import parse_spec, spec_text
@@ -214,9 +208,6 @@ def _then(snapshot: ClusterSnapshot, spec: JobSpec, now: float) -> dict[str, Any
         "nodes": {row.job: row.planned for row in view.jobs},
         "warnings": [warning] * (least > view.nodes and not spec.paused),
     }
-
-
-# -- texts ---------------------------------------------------------------------------------------------------------
 
 
 def _changed_text(changes: Mapping[str, tuple[Any, Any]]) -> str:

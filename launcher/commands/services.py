@@ -16,8 +16,8 @@ from unicron_elastic.base.node_name import node_label, node_name
 from unicron_elastic.launcher.common.output import StampedFormatter, stamped
 from unicron_elastic.launcher.config.answers import fail
 from unicron_elastic.launcher.config.cluster_options import ClusterOptions, cluster_options, spelled
-from unicron_elastic.launcher.export.metrics.cluster import MetricsAddress, MetricsPort, serve_metrics
-from unicron_elastic.launcher.export.web.source import WebAddress, WebPort, serve_web, web_place
+from unicron_elastic.launcher.export.metrics.serve_metrics import MetricsAddress, MetricsPort, serve_metrics
+from unicron_elastic.launcher.export.web.serve_web import WebAddress, WebPort, serve_web, web_place
 from unicron_elastic.rendezvous.records.cluster import NodeRecord, web_key
 from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.interface import Store, StoreError

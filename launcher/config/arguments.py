@@ -53,11 +53,11 @@ def names_signals(parser: ArgumentParser, args: Namespace, environ: Mapping[str,
     return args.signals_to_handle is not usual or bool(environ.get("PET_SIGNALS_TO_HANDLE"))
 
 
-# What a worker runs, as torchrun builds it (torch.distributed.run, config_from_args).
-
-
 def warm_command(args: argparse.Namespace) -> list[str] | None:
-    """The workers' command if it is a script or module run by this interpreter, else None: it cannot start warm."""
+    """The workers' command if it is a script or module run by this interpreter, else None: it cannot start warm.
+
+    It is what a worker runs, as torchrun builds it (torch.distributed.run, config_from_args).
+    """
     if args.no_python or args.run_path or args.numa_binding is not None or not getattr(args, "use_env", True):
         return None
     if os.environ.get("PYTHON_EXEC", sys.executable) != sys.executable:

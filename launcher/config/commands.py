@@ -15,8 +15,9 @@ from typer.core import TyperGroup
 
 from unicron_elastic.base.extras import why_missing
 from unicron_elastic.launcher.config.answers import BAD_USAGE, fail
-from unicron_elastic.launcher.config.file import from_file, resolve
+from unicron_elastic.launcher.config.meaning import variables_in
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, NO_FILE, BadConfig, forget, remember
+from unicron_elastic.launcher.config.resolve import from_file, resolve
 from unicron_elastic.launcher.config.settings import Use
 from unicron_elastic.launcher.config.table import (
     SettingsTable,
@@ -25,7 +26,6 @@ from unicron_elastic.launcher.config.table import (
     made_variable,
     own_uses,
     settable,
-    variables_in,
     walk,
 )
 

@@ -41,10 +41,8 @@ def away_from(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
         environ.update(held)
 
 
-# What a job leaves in the cluster's store so that a spare node can run its part.
-
-
-# What tells libraries and launchers how to work goes along; everything else, such as a token, is not the store's.
+# A job leaves in the store what a spare node needs to run its part. What tells libraries and launchers how to work goes
+# along; everything else, such as a token, is not the store's.
 PASSED_ON = ("PET_", "TORCH", "NCCL_", "GLOO_", "CUDA_", "OMP_", "MKL_", "UNICRON_", "PYTHON", "TRITON_", "HF_HOME")
 _PASSWORD = "UNICRON_ETCD_PASSWORD"  # of the store itself: whoever reads the store would have it
 _KEPT_BACK = ("UNICRON_NODE_NAME", _PASSWORD, "UNICRON_ETCD_USER", "PET_LOCAL_ADDR", "PET_NODE_RANK")

@@ -12,8 +12,9 @@ from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from unicron_elastic.launcher.config.arguments import get_args_parser
-from unicron_elastic.launcher.config.file import from_file, read_config
+from unicron_elastic.launcher.config.file import read_config
 from unicron_elastic.launcher.config.origin import NO_FILE, BadConfig, remember
+from unicron_elastic.launcher.config.resolve import from_file
 from unicron_elastic.launcher.config.settings import parsed_switch
 from unicron_elastic.launcher.config.table import SettingsTable, run_uses
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Any, get_args
 
 from unicron_elastic.compat.command_line import is_setting, reads_variable
 from unicron_elastic.launcher.config.forwarded import SECRET_WORDS
+from unicron_elastic.launcher.config.meaning import default_in, kind_of, meaning, shown, variables_in
 from unicron_elastic.launcher.config.settings import (
     SHARED,
     Setting,
@@ -29,54 +29,6 @@ from unicron_elastic.launcher.config.settings import (
     text,
     whole_number,
 )
-
-# What help texts say of an option: its variables, its default and its kind of value. It stands there alone.
-
-
-def variables_in(words: str) -> tuple[str, ...]:
-    """Return the variables of ``[env: A, B]``."""
-    found = re.search(r"\[env: ([^]]*)\]", " ".join(words.split()))
-    return () if found is None else tuple(re.findall(r"\b(?:UNICRON|PET)_[A-Z_]*[A-Z]", found[1]))
-
-
-def meaning(words: str) -> str:
-    """A help text without its default and its variables."""
-    found = re.sub(r"\s*\(default: [^()]*\)", "", re.sub(r"\s*\[env: [^]]*\]", "", " ".join(words.split())))
-    return found.strip().removesuffix(".")
-
-
-def default_in(words: str) -> str:
-    """The default that a help text tells; "" if it tells none."""
-    found = re.search(r"\(default: ([^()]*)\)", " ".join(words.split()))
-    return "" if found is None or found[1] == "none" else found[1]
-
-
-def kind_of(metavar: str, parse: Callable[[str], object] | None) -> ValueKind:
-    """The kind of value that a metavar stands for; ``parse`` is its option's own."""
-    if metavar == "on|off":
-        return switch(parse or parsed_switch)
-    if "|" in metavar:
-        return choice(tuple(metavar.split("|")), parse)
-    if metavar in ("N", "PORT"):
-        return whole_number(parse or whole_number().parse)
-    if metavar in ("SECONDS", "W"):
-        return number(parse or number().parse, "s" if metavar == "SECONDS" else "")
-    return text(parse or str)
-
-
-def shown(value: object) -> str:
-    """A value as it would be typed."""
-    if value is None or value in ("", [], argparse.SUPPRESS):
-        return ""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, frozenset | list | tuple):
-        return ",".join(map(str, sorted(value)))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-# The options of ``unicron-run`` as settings: torchrun's from torch's parser, ours from ``options``.
-
 
 RUN = "run"
 _OF_JOBS = ("cluster", "detach", "weight", "job_spec")
@@ -205,9 +157,6 @@ _NOT_SET = ("help", "config")
 _ETCD = ("endpoint", "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file")
 
 
-# -- what all share ------------------------------------------------------------------------------------------------
-
-
 @cache
 def shared() -> dict[str, Setting]:
     """Return by key: where the cluster is, how to be let in, and what else no command has alone."""
@@ -244,9 +193,6 @@ def _endpoint(value: str) -> str:
     except ValueError:
         raise ValueError("http://HOST:PORT, https://HOST:PORT or HOST:PORT, several with commas") from None
     return value
-
-
-# -- unicron -------------------------------------------------------------------------------------------------------
 
 
 class _Declared:

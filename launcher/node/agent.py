@@ -24,16 +24,14 @@ from unicron_elastic.launcher.export.metrics.link import VARIABLE as METRICS_VAR
 from unicron_elastic.launcher.export.metrics.link import ChildMetrics
 from unicron_elastic.launcher.node.children import Child
 from unicron_elastic.launcher.node.cluster_watch import ClusterWatch, PrefixChanged, Trouble
-from unicron_elastic.launcher.node.planned import (
-    child_command,
-    child_environment,
+from unicron_elastic.launcher.node.planned import child_command, child_environment, why_not_here
+from unicron_elastic.launcher.node.planned_records import (
     end_job,
     may_come_back,
     phase_of,
     read_spec,
     verdict_on,
     wait_for_name,
-    why_not_here,
 )
 from unicron_elastic.launcher.node.spare import Claim, Spare
 from unicron_elastic.metrics.figures import NodeFigures

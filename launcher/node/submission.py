@@ -24,7 +24,8 @@ from unicron_elastic.launcher.config.checks import STDIN
 from unicron_elastic.launcher.config.forwarded import OF_SUBMISSION, environment
 from unicron_elastic.launcher.config.options import UNNAMED
 from unicron_elastic.launcher.node.output_receiver import OutputReceiver
-from unicron_elastic.launcher.node.planned import ENDED_FOR_S, parsed, phase_of, puts_of_end, shared_options
+from unicron_elastic.launcher.node.planned import parsed, shared_options
+from unicron_elastic.launcher.node.planned_records import ENDED_FOR_S, phase_of, puts_of_end
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.planning.model.jobs import JobSpec, parse_job

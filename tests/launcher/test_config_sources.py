@@ -23,7 +23,8 @@ from unicron_elastic.launcher.commands import config as config_cli
 from unicron_elastic.launcher.config import options
 from unicron_elastic.launcher.config import origin as config_origin
 from unicron_elastic.launcher.config import table as config_table
-from unicron_elastic.launcher.config.file import SOURCES, FileSetting, resolve
+from unicron_elastic.launcher.config.file import FileSetting
+from unicron_elastic.launcher.config.resolve import SOURCES, resolve
 from unicron_elastic.launcher.config.settings import Setting, Use, text
 
 # Values that are possible, where the kind of the option does not say one. Three: for flag, variable and file.

@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.base.ledger import Ledger
 from unicron_elastic.launcher.cli import app
-from unicron_elastic.launcher.view.incidents.story import amount_of, picture, shown_ms, story, what_was_saved
+from unicron_elastic.launcher.view.incidents.picture import amount_of, picture, shown_ms
+from unicron_elastic.launcher.view.incidents.story import story
+from unicron_elastic.launcher.view.incidents.what_was_saved import what_was_saved
 
 INCIDENT = Incident(
     number=2,

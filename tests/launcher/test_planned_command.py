@@ -20,11 +20,11 @@ from unicron_elastic.launcher.node.planned import (
     MOST_NODES,
     child_command,
     child_environment,
-    may_come_back,
     parsed,
     shared_options,
     why_not_here,
 )
+from unicron_elastic.launcher.node.planned_records import may_come_back
 from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.planning.model.configurations import Configuration, Workload
 from unicron_elastic.planning.model.configured import CONFIGURATIONS, parse_configurations

@@ -11,8 +11,10 @@ from rich.text import Text
 
 from unicron_elastic.launcher.common.host_ranges import host_ranges
 from unicron_elastic.launcher.view.cluster.changes import changes
-from unicron_elastic.launcher.view.cluster.overview import Overview, seen_together
-from unicron_elastic.launcher.view.cluster.text import Section, fitted, status_lines
+from unicron_elastic.launcher.view.cluster.overview import Overview
+from unicron_elastic.launcher.view.cluster.recorded_fault import seen_together
+from unicron_elastic.launcher.view.cluster.section import Section, fitted
+from unicron_elastic.launcher.view.cluster.text import status_lines
 
 WIDTHS = (60, 80, 120, 200)
 HEIGHTS = (1, 5, 12, 24, 50, None)

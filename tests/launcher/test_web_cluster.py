@@ -18,15 +18,16 @@ from typer.testing import CliRunner
 from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.commands import web as web_cli
 from unicron_elastic.launcher.commands.cluster import OpenCluster
+from unicron_elastic.launcher.common.http import LOOPBACK
 from unicron_elastic.launcher.config.cluster_options import ClusterOptions
 from unicron_elastic.launcher.export.web import server as web_server
 from unicron_elastic.launcher.export.web import sign_in as web_sign_in
-from unicron_elastic.launcher.export.web import source as web_arguments
 from unicron_elastic.launcher.export.web import source as web_source
 from unicron_elastic.launcher.export.web import watcher as web_watcher
 from unicron_elastic.launcher.export.web.place import CoordinatorPlace, ListenAddress
-from unicron_elastic.launcher.export.web.source import ClusterSource, read_state, serve_web, web_place
-from unicron_elastic.launcher.export.web.watcher import SPANS
+from unicron_elastic.launcher.export.web.serve_web import serve_web, web_place
+from unicron_elastic.launcher.export.web.source import ClusterSource, read_state
+from unicron_elastic.launcher.export.web.waf_history import SPANS
 from unicron_elastic.membership.coordination import Leader
 from unicron_elastic.rendezvous.records.cluster import LEADER, SECRET, LeaderRecord, leader_text, web_key
 from unicron_elastic.rendezvous.store.address import StoreAddress
@@ -229,7 +230,7 @@ def test_bounds_in_the_documentation_are_those_of_the_code() -> None:
     ):
         assert words in " ".join(page.split()), words
     assert web_watcher.EVERY_S == 1.0
-    assert (web_arguments.LOOPBACK, web_source.READ_S) == ("127.0.0.1", 4.0)
+    assert (LOOPBACK, web_source.READ_S) == ("127.0.0.1", 4.0)
 
 
 def test_what_is_read_has_enough_contrast_in_light_and_dark() -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unicron_elastic.launcher.export.web import sign_in as web_sign_in
+from unicron_elastic.launcher.export.web import waf_history
 from unicron_elastic.launcher.export.web import watcher as web_watcher
 from unicron_elastic.launcher.export.web.place import CoordinatorPlace, ListenAddress
 from unicron_elastic.launcher.export.web.sign_in import (
@@ -28,7 +29,8 @@ from unicron_elastic.launcher.export.web.sign_in import (
     new_session,
     password,
 )
-from unicron_elastic.launcher.export.web.watcher import SAMPLE_S, SPANS, WafHistory, Watcher
+from unicron_elastic.launcher.export.web.waf_history import SAMPLE_S, SPANS, WafHistory
+from unicron_elastic.launcher.export.web.watcher import Watcher
 from unicron_elastic.metrics.figures import PlanFigures, PlannedJobFigures
 from unicron_elastic.rendezvous.cluster.heartbeat_wire import welcome
 from unicron_elastic.rendezvous.store.interface import Store, StoreUnreachableError
@@ -286,7 +288,7 @@ def test_trouble_is_told_beside_the_last_state_and_goes_again(
 
 
 def test_the_store_is_closed_once_nobody_looks(watcher: Watcher, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_watcher, "SAMPLE_S", 0.02)
+    monkeypatch.setattr(waf_history, "SAMPLE_S", 0.02)
     watcher.state()
     monkeypatch.setattr(web_watcher, "IDLE_S", 0.05)
     until(lambda: watcher._store is None)

@@ -10,7 +10,8 @@ import typer
 from metric_values import COORDINATION, every_sample
 
 from unicron_elastic.launcher.config.forwarded import environment, shared_arguments
-from unicron_elastic.launcher.export.metrics.cluster import AgentMetrics, serve_metrics
+from unicron_elastic.launcher.export.metrics.cluster import AgentMetrics
+from unicron_elastic.launcher.export.metrics.serve_metrics import serve_metrics
 from unicron_elastic.launcher.export.metrics.server import Answers
 from unicron_elastic.launcher.node.planned import child_environment, shared_options
 from unicron_elastic.metrics.figures import NodeFigures

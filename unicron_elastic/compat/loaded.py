@@ -69,9 +69,6 @@ def forbids_cuda(torch: Any) -> bool:
     return bool(torch.cuda._is_in_bad_fork())
 
 
-# -- the flight recorders, one for gloo, and one for NCCL where torch has CUDA -----------------------------------------
-
-
 def recorders() -> list[str]:
     """Return the names of those that this torch has."""
     return [name for name in _RECORDERS if _dump(name) is not None and _dump(f"{name}_json") is not None]

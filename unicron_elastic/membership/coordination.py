@@ -95,9 +95,6 @@ class Node:
     revision: int
 
 
-# -- events --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class CoordinatorSeen:
     """The leader's key has changed, or is gone."""
@@ -166,9 +163,6 @@ class MembershipTick:
 Event = CoordinatorSeen | NodesSeen | Accused | LinkOpened | LinkLost | Probed | Sight | MembershipTick
 
 
-# -- commands ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class BecomeCoordinator:
     """Take the leader's key, if it still is at ``revision``; 0: if there is none."""
@@ -234,9 +228,6 @@ class Depose:
 
 
 Command = BecomeCoordinator | Connect | Probe | LookAtNodes | Accuse | Withdraw | Remove | Depose
-
-
-# -- state ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,9 +358,6 @@ def _time_passed(state: CoordinationState, at: float) -> Outcome:
     return state, commands
 
 
-# -- the coordinator's side ----------------------------------------------------------------------------------------
-
-
 def _coordinate(state: CoordinationState, at: float) -> Outcome:
     commands: list[Command] = []
     if not state.blind and at - state.looked_at >= LOOK_S:
@@ -492,9 +480,6 @@ def _remove(state: CoordinationState, node_id: str, why: str, *, has_ended: bool
     missed = {each: since for each, since in state.missed_since.items() if each != node_id}
     state = replace(state, nodes=nodes, missed_since=missed, silent=state.silent - {node_id})
     return state, [Remove(node, revision, f"{node.host} is lost: {why}.", has_ended)]
-
-
-# -- the others' side ----------------------------------------------------------------------------------------------
 
 
 def _of_coordinator(state: CoordinationState, event: LinkOpened | LinkLost | Probed) -> Outcome:

@@ -46,7 +46,7 @@ from unicron_elastic.launcher.agent.core.reporter import Reporter, job_view
 from unicron_elastic.launcher.agent.core.worker_messages import WorkerMessages
 from unicron_elastic.launcher.agent.hangs.remote_ranks import RemoteRanks
 from unicron_elastic.launcher.agent.hangs.watch import HangWatch
-from unicron_elastic.launcher.agent.process.functions import FunctionWatch
+from unicron_elastic.launcher.agent.process.function_watch import FunctionWatch
 from unicron_elastic.launcher.agent.process.processes import KeeperLost
 from unicron_elastic.launcher.agent.process.run_folder import run_folder, temporary_folder
 from unicron_elastic.launcher.agent.process.runtime import Runtime

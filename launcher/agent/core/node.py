@@ -13,7 +13,7 @@ from unicron_elastic.health.gpu.state import GpuState
 from unicron_elastic.health.host.command import CommandProbe
 from unicron_elastic.health.host.files import read
 from unicron_elastic.health.watch import NodeHealth
-from unicron_elastic.launcher.agent.hangs.gpu_report import DRIVER_TIMEOUT_S, Asker, gpu_lines
+from unicron_elastic.launcher.agent.hangs.gpu_lines import DRIVER_TIMEOUT_S, Asker, gpu_lines
 from unicron_elastic.launcher.agent.process.gpu_memory import FREE_TIMEOUT_S, MemoryWait, leftovers
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.recovery.events import NodeUnhealthy

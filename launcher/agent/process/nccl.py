@@ -1,4 +1,13 @@
-"""The few variables by which torch's NCCL back end should differ from its defaults in a worker of ours."""
+"""The few variables by which torch's NCCL back end should differ from its defaults in a worker of ours.
+
+Right as torch 2.13 has them, so not set, since a script may print its environment and must find torchrun's:
+- TORCH_FR_BUFFER_SIZE and TORCH_NCCL_TRACE_BUFFER_SIZE: 2000, so the flight recorder counts, as we need it to;
+- TORCH_NCCL_DUMP_ON_TIMEOUT, TORCH_NCCL_ENABLE_MONITORING and TORCH_NCCL_RETHROW_CUDA_ERRORS: on;
+- TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC: 480. It is for a watchdog that is stuck; a standstill is noticed long before;
+- TORCH_NCCL_PROPAGATE_ERROR: off. It makes each group ask the store all the time, and the agents tell everybody;
+- TORCH_NCCL_BLOCKING_WAIT, TORCH_NCCL_ENABLE_TIMING, TORCH_NCCL_DESYNC_DEBUG: off, for they slow training down;
+- TORCH_NCCL_USE_COMM_NONBLOCKING: off; torch withdrew it because NCCL 2.26 hangs with it (pytorch#153960).
+"""
 
 from __future__ import annotations
 
@@ -19,14 +28,6 @@ _IN_PROCESS = {
     # its end. A dump of the flight recorder takes less than this, in milliseconds.
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500",
 }
-
-# Right as torch 2.13 has them, so not set, since a script may print its environment and must find torchrun's:
-# - TORCH_FR_BUFFER_SIZE and TORCH_NCCL_TRACE_BUFFER_SIZE: 2000, so the flight recorder counts, as we need it to;
-# - TORCH_NCCL_DUMP_ON_TIMEOUT, TORCH_NCCL_ENABLE_MONITORING and TORCH_NCCL_RETHROW_CUDA_ERRORS: on;
-# - TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC: 480. It is for a watchdog that is stuck; a standstill is noticed long before;
-# - TORCH_NCCL_PROPAGATE_ERROR: off. It makes each group ask the store all the time, and the agents tell everybody;
-# - TORCH_NCCL_BLOCKING_WAIT, TORCH_NCCL_ENABLE_TIMING, TORCH_NCCL_DESYNC_DEBUG: off, for they slow training down;
-# - TORCH_NCCL_USE_COMM_NONBLOCKING: off; torch withdrew it because NCCL 2.26 hangs with it (pytorch#153960).
 
 
 def nccl_defaults(environ: Mapping[str, str], *, in_process: bool = False) -> dict[str, str]:

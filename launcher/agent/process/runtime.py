@@ -11,7 +11,7 @@ from unicron_elastic.launcher.agent.process.processes import KEEPER_PATIENCE, Ex
 from unicron_elastic.launcher.agent.process.warm import WARM_PATIENCE, WarmProcess, why_not
 from unicron_elastic.launcher.common.kept_snapshots import NodeShelf
 from unicron_elastic.launcher.common.loop import Loop
-from unicron_elastic.launcher.common.output import open_streams
+from unicron_elastic.launcher.common.open_streams import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.launcher.config.options import Options
 from unicron_elastic.launcher.export.metrics.link import Teller

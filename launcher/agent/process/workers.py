@@ -28,7 +28,7 @@ from unicron_elastic.launcher.agent.process.processes import Exit, KeeperLost
 from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.agent.process.warm import WarmProcess, injected
 from unicron_elastic.launcher.agent.process.whereabouts import Whereabouts, parse_groups
-from unicron_elastic.launcher.common.output import open_streams
+from unicron_elastic.launcher.common.open_streams import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
 from unicron_elastic.worker.pulse import PAGE_PATH, PulsePage, PulseReading, page_name

@@ -18,7 +18,8 @@ from unicron_elastic import __version__
 from unicron_elastic.launcher.common.http import BoundedServer
 from unicron_elastic.launcher.export.web import sign_in
 from unicron_elastic.launcher.export.web.place import CoordinatorPlace
-from unicron_elastic.launcher.export.web.watcher import SPANS, Body, body
+from unicron_elastic.launcher.export.web.waf_history import SPANS
+from unicron_elastic.launcher.export.web.watcher import Body, body
 
 REQUEST_S = 10.0  # for a client to send its request and take the answer
 REQUESTS_MOST = 32  # that are read at a time, and as many that are answered

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.host_ranges import host_ranges
 from unicron_elastic.launcher.common.tables import shown_name
-from unicron_elastic.launcher.view.cluster.overview import LEVELS, JobLine, NodeLine, Overview, seen_together
+from unicron_elastic.launcher.view.cluster.overview import LEVELS, JobLine, NodeLine, Overview
+from unicron_elastic.launcher.view.cluster.recorded_fault import seen_together
 
 
 def changes(before: Overview, after: Overview) -> list[str]:

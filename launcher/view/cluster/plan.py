@@ -224,9 +224,6 @@ def _view(
     )
 
 
-# -- jobs ----------------------------------------------------------------------------------------------------------
-
-
 def _jobs_shown(before: ClusterSnapshot, after: ClusterSnapshot) -> list[JobStatus]:
     """Those that are alive, have nodes, or were alive before."""
     held = {node.job for node in after.nodes}
@@ -316,9 +313,6 @@ def why_it_waits(job: JobStatus, published: Published | None) -> str:
     if not job.is_planned:
         return f"{name} waits: how fast it is on how many nodes is not known yet."
     return f"{name} waits for the next plan." if published is not None else f"{name} waits for the first plan."
-
-
-# -- nodes ---------------------------------------------------------------------------------------------------------
 
 
 def _idle(snapshot: ClusterSnapshot, published: Published) -> tuple[str, ...]:

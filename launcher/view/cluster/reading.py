@@ -24,9 +24,9 @@ from unicron_elastic.launcher.view.cluster.overview import (
     Overview,
     PlanLine,
     incident_line,
-    moment_s,
 )
 from unicron_elastic.launcher.view.cluster.plan import PlanReading, agent_states, planned_jobs, read_plan
+from unicron_elastic.launcher.view.cluster.recorded_fault import moment_s
 from unicron_elastic.launcher.view.cluster.verdict import verdict_of
 from unicron_elastic.metrics.figures import PlannedJobFigures
 from unicron_elastic.planning.coordinate.proposal import why_overtaken
@@ -118,9 +118,6 @@ def _take(entry: Entry, jobs: dict[str, JobNews], incidents: list[Incident]) -> 
         incidents += told_news.parse_incidents(entry)
     else:
         raise ValueError(f"{entry.key} is no news of a job or a node")
-
-
-# -- jobs ----------------------------------------------------------------------------------------------------------
 
 
 def _jobs(view: ClusterView, reading: PlanReading, news: News, now_s: float) -> tuple[JobLine, ...]:
@@ -242,9 +239,6 @@ def _plan(reading: PlanReading, jobs: Iterable[JobLine], now_s: float) -> PlanLi
         achieved_waf_flops=sum(job.weighted_flops or 0.0 for job in jobs if job.is_alive),
         next_fault_s=published.plan.running_s,
     )
-
-
-# -- nodes and incidents -------------------------------------------------------------------------------------------
 
 
 def _nodes(view: ClusterView, reading: PlanReading, now_s: float) -> tuple[NodeLine, ...]:

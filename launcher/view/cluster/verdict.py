@@ -19,9 +19,9 @@ from unicron_elastic.launcher.view.cluster.overview import (
     JobLine,
     Overview,
     Problem,
-    moment_s,
 )
 from unicron_elastic.launcher.view.cluster.plan_text import span
+from unicron_elastic.launcher.view.cluster.recorded_fault import moment_s
 
 STANDS_S = 600.0  # without a step: as the alert UnicronJobWithoutStep
 OPEN_S = 60.0  # after a fault without a step: something holds the recovery up

@@ -106,9 +106,6 @@ def _changed(snapshot: ClusterSnapshot, clause: str, read_job: Callable[[str], J
     return _BY_VERB[verb](snapshot, after[0])
 
 
-# -- nodes ---------------------------------------------------------------------------------------------------------
-
-
 def _lose(snapshot: ClusterSnapshot, names: str) -> ClusterSnapshot:
     lost = {node.node_id for name in _names(names) for node in _nodes_called(snapshot, name)}
     return replace(snapshot, nodes=tuple(node for node in snapshot.nodes if node.node_id not in lost))
@@ -153,9 +150,6 @@ def _nodes_called(snapshot: ClusterSnapshot, name: str) -> tuple[NodeStatus, ...
     if not found:
         raise ValueError(f"{_quoted(name)} is no node of the cluster: {_known({node.host for node in snapshot.nodes})}")
     return found
-
-
-# -- jobs ----------------------------------------------------------------------------------------------------------
 
 
 def _submitted(snapshot: ClusterSnapshot, spec: JobSpec) -> ClusterSnapshot:
@@ -258,9 +252,6 @@ def _job_called(snapshot: ClusterSnapshot, name: str) -> JobStatus:
         is_what = "is no planned job" if job is None else f"is {job.phase.value}"
         raise ValueError(f"{_quoted(name)} {is_what}: {_known({each.name for each in snapshot.jobs if each.is_alive})}")
     return job
-
-
-# -- texts ---------------------------------------------------------------------------------------------------------
 
 
 def _names(text: str) -> list[str]:

@@ -21,9 +21,6 @@ MOST_S = max(RECALL_S, END_S) + 1.0  # that any wait takes
 _UNUSED = "the plan takes it out of the job."
 
 
-# -- events --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordered:
     """The coordinator wants this node to work for ``target``; "" for none, whatever it does now.
@@ -112,9 +109,6 @@ class NodeTick:
 Event = Ordered | Claimed | JobSeen | ChildWorks | ChildEnded | SnapshotsKept | Stopped | NodeTick
 
 
-# -- commands ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class SayStatus:
     """Write what this node does into the store."""
@@ -182,9 +176,6 @@ class TellJob:
 
 
 Command = SayStatus | WatchJob | StartChild | RecallChild | StopChild | EndJob | TellPeople | TellJob
-
-
-# -- state ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

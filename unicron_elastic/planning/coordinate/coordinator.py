@@ -35,9 +35,6 @@ RATE_CHANGE = 0.05
 PAIRS_MOST_TASKS = 16  # for which it is cheap to plan for the loss of any two nodes: 136 pairs more
 
 
-# -- events --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class SnapshotSeen:
     """The store has changed, or was read for the first time."""
@@ -62,9 +59,6 @@ class TableBuilt:
 
 
 Event = SnapshotSeen | CoordinatorTick | TableBuilt
-
-
-# -- commands ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +93,6 @@ class BuildTable:
 
 
 Command = PublishPlan | AdoptRates | BuildTable | Movement
-
-
-# -- state ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

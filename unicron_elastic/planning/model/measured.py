@@ -363,9 +363,6 @@ def achieved_flops_now(
     return _Scale(spec, measured, found).flops(now.nodes, now.step_s)
 
 
-# -- what a step is worth ------------------------------------------------------------------------------------------
-
-
 class _Scale:
     """How many FLOPs a step of a job has, by the script's word or by what its GPUs count as."""
 
@@ -426,9 +423,6 @@ def _gpus(spec: JobSpec, nodes: int) -> float:
 
 def _bounded(rate: float) -> float:
     return max(RATE_MIN_FLOPS, min(rate, RATE_MAX_FLOPS))
-
-
-# -- what may stand in the record ----------------------------------------------------------------------------------
 
 
 def _on_nodes(told: object) -> OnNodes:

@@ -77,9 +77,6 @@ def _lines(path: Path) -> Iterator[_Line]:
                 yield _Line(path, number, text)
 
 
-# -- our own ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _Head:
     """What is said before the rows."""
@@ -279,9 +276,6 @@ def _written(event: Event) -> tuple[object, ...]:
     if isinstance(event, NodeJoins):
         return repr(event.at_s), "join", event.node, "", "", "", ""
     return repr(event.at_s), "arrive" if isinstance(event, JobArrives) else "end", "", "", "", "", event.job
-
-
-# -- Bamboo's spot traces ---------------------------------------------------------------------------------------------
 
 
 def read_bamboo(path: Path, *, notice_s: float = 0.0) -> History:

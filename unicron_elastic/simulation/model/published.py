@@ -103,8 +103,6 @@ class Costs:
         return sum(part.seconds(parameters) for part in self.transition)
 
 
-# --- Sources ---------------------------------------------------------------------------------------------------------
-
 _UNICRON = "Unicron (arXiv 2401.00134), as told by summaries of others; the paper itself was not at hand"
 _UNICRON_TABLE = "Unicron (arXiv 2401.00134), its table of detection times, from memory"
 _OOBLECK = (
@@ -135,8 +133,7 @@ def _assumed(value: float, unit: str, note: str) -> Figure:
     return Figure(value, unit, Tag.ASSUMED, "no figure found", note)
 
 
-# --- The path back under Megatron, as the Unicron paper tells it: 30 + 9 + 14 + 15 minutes --------------------------
-
+# The path back under Megatron, as the Unicron paper tells it: 30 + 9 + 14 + 15 minutes.
 _TIMEOUT = _published(
     30 * 60, "s", _UNICRON, "the time-out of the collectives; Megatron-LM's own default is 10 min now"
 )

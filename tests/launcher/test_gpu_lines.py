@@ -6,7 +6,7 @@ import threading
 
 from unicron_elastic.health.gpu.session import Gpu
 from unicron_elastic.health.gpu.state import GpuState, MemoryHolder
-from unicron_elastic.launcher.agent.hangs.gpu_report import Asker, gpu_lines
+from unicron_elastic.launcher.agent.hangs.gpu_lines import Asker, gpu_lines
 
 DEADLINE_S = 30.0
 
