@@ -53,6 +53,24 @@ from unicron_elastic.state.snapshot import exchange as snapshot_exchange
 from unicron_elastic.state.snapshot.file import Header
 from unicron_elastic.state.storage import manifest as storage_manifest
 from unicron_elastic.testing import chaos_plan as chaos_parse
+from unicron_elastic.worker.notices import (
+    Broke,
+    ControlWanted,
+    Entered,
+    FirstStep,
+    FlopsPerStep,
+    Left,
+    Odd,
+    Parted,
+    Raised,
+    Ready,
+    Restored,
+    SectionLimits,
+    SectionOverdue,
+    StateTaken,
+    WentOn,
+    heard,
+)
 from unicron_elastic.worker.rank_monitor.data import FaultToleranceConfig
 
 __all__ = ["PARSERS", "Parser"]
@@ -140,22 +158,31 @@ def _with_its_checksum(data: bytes) -> bytes:
 # -- what workers say ------------------------------------------------------------------------------------------------
 
 WORKER_MESSAGES: tuple[dict[str, Any], ...] = (
-    {"hello": 1},
-    {"first_step": 1, "stack_fd": 5},
     {"where": 1, "uses_gpu": True, "groups": [{"name": "g", "begun": 3, "ended": 2, "op": "all_reduce"}]},
     {"arrivals": {"first": 1, "at_us": [1, 2, 3], "ops": ["all_reduce"], "op": [0, 0, 0]}},
-    {"limits": {"sections_s": {"train": 1.5, "save": None}}},
-    {"flops_per_step": 1e15},
-    {"overdue": {"section": "save", "open_s": 3.0, "limit_s": 2.0}},
-    {"member": True},
-    {"ready": {"state": 3}},
-    {"broke": {"world": 2, "error": "RuntimeError: Connection reset by peer"}},
-    {"went_on": {"world": 2, "reused": 3, "recomputed": 4, "regrouped_ns": 5}},
-    {"parted": True},
     {"serving": {"tcp": ["a", 1]}, "for": 1},
-    {"restored": {"sentence": "Goes on from step 7."}},
-    {"workload_control": "restart"},
-    {"is_final": True, "at_ns": 5, "exception": {"type": "E", "message": "m", "stack": "s", "location": None}},
+    *(
+        said.message()
+        for said in (
+            FirstStep(step=1, stack_fd=5),
+            SectionLimits(
+                first_heartbeat_s=None, heartbeat_s=1.0, out_of_section_s=None, sections_s={"train": 1.5, "save": None}
+            ),
+            FlopsPerStep(flops=1e15),
+            SectionOverdue(section="save", open_s=3.0, limit_s=2.0),
+            ControlWanted(action="restart", description="x"),
+            Entered(),
+            Ready(state=3),
+            Left(),
+            Broke(world=2, error="RuntimeError: Connection reset by peer"),
+            WentOn(world=2, reused=3, recomputed=4, regrouped_ns=5),
+            Parted(),
+            Parted(world=2),
+            Restored(step=7, sentence="Goes on from step 7.", bytes_taken=8, took_s=0.1, sources=("a",)),
+            StateTaken(bytes_taken=8, took_s=0.1, sources=("a",)),
+            Raised(is_final=True, at_ns=5, exception={"type": "E", "message": "m", "stack": "s", "location": None}),
+        )
+    ),
 )
 
 
@@ -186,7 +213,10 @@ def _hear(data: bytes) -> None:
     if not isinstance(message, dict):
         raise ValueError("no message")
     with _agent() as (messages, worker):
-        messages.said(worker, message)
+        said = heard(message)
+        if isinstance(said, Odd):
+            raise ValueError(said.why)
+        messages.said(worker, message if said is None else said)
 
 
 # -- lists -----------------------------------------------------------------------------------------------------------

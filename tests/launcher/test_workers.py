@@ -26,6 +26,7 @@ from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess, WorkersContext
 from unicron_elastic.launcher.config.options import Options
 from unicron_elastic.worker.channel import Message
+from unicron_elastic.worker.notices import Notice, Raised
 
 if TYPE_CHECKING:
     from conftest import Lab
@@ -117,9 +118,13 @@ class Node:
     def _ending(self, worker: WorkerProcess) -> None:
         self.ending.append(worker.local_rank)
 
-    def _said(self, worker: WorkerProcess, message: Message) -> None:
-        what = next(name for name in ("hello", "exception", "first_step", "other") if name in message)
-        self.heard.append((worker.local_rank, what, message[what]))
+    def _said(self, worker: WorkerProcess, said: Notice | Message) -> None:
+        if isinstance(said, Raised):
+            self.heard.append((worker.local_rank, "exception", said.exception))
+        else:
+            message = said.message() if isinstance(said, Notice) else said
+            what = next(name for name in ("hello", "step", "other") if name in message)
+            self.heard.append((worker.local_rank, what, message[what]))
 
     def wait(self, condition: Callable[[], object]) -> None:
         assert self.runtime.loop.run_until(lambda: bool(condition()), time.monotonic() + DEADLINE_S), self.heard

@@ -22,6 +22,7 @@ from unicron_elastic.base.world import Member, World
 from unicron_elastic.megatron import buckets, members, run
 from unicron_elastic.training.group.regroup import Superseded
 from unicron_elastic.training.group.speech import NoStateLeft
+from unicron_elastic.worker.notices import Notice, Parted
 
 if TYPE_CHECKING:
     from replica_jobs import Job
@@ -140,8 +141,8 @@ class Rank:
             self.job.later(lambda: self.job.connect_anew(number))
         self.job.wait("a newer world, after a break", self.is_newer)
 
-    def tell(self, message: dict[str, Any]) -> None:
-        if "parted" in message and not self.has_parted:
+    def tell(self, message: Notice) -> None:
+        if isinstance(message, Parted) and not self.has_parted:
             self.has_parted = True
             self.job.say(f"{self.name} has parted")
             if self.adopted != self.job.newest.number:

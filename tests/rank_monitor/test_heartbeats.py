@@ -13,6 +13,7 @@ from fake_agent import Agent
 
 from unicron_elastic import phase
 from unicron_elastic.worker.link import AGENT, HEARTBEATS_WAITED_FOR
+from unicron_elastic.worker.notices import FirstStep
 from unicron_elastic.worker.pulse import TRAIN, count_steps
 
 
@@ -34,7 +35,7 @@ def test_they_are_steps_where_nobody_counts_any(agent: Agent) -> None:
     for _ in range(3):
         AGENT.beat()
     assert agent.read().step == 3
-    assert agent.heard() == [{"first_step": 1}]
+    assert agent.heard() == [FirstStep(step=1).message()]
 
 
 def test_they_count_no_step_twice(agent: Agent) -> None:
@@ -93,7 +94,7 @@ def test_a_child_of_the_script_is_not_heard(agent: Agent) -> None:
     if pid == 0:
         for _ in range(HEARTBEATS_WAITED_FOR + 8):
             AGENT.beat()
-        os._exit(1 if AGENT.say({"first_step": 1}) else 0)
+        os._exit(1 if AGENT.say(FirstStep(step=1)) else 0)
     assert os.waitpid(pid, 0)[1] == 0
     assert agent.read().step == 0
     assert agent.heard() == []
@@ -101,7 +102,7 @@ def test_a_child_of_the_script_is_not_heard(agent: Agent) -> None:
 
 def test_an_agent_that_is_gone_disturbs_nobody(agent: Agent) -> None:
     agent.control.close()
-    assert AGENT.say({"first_step": 1}) is False
+    assert AGENT.say(FirstStep(step=1)) is False
     for _ in range(HEARTBEATS_WAITED_FOR + 1):
         AGENT.beat()
     assert agent.read().step == 1

@@ -9,6 +9,7 @@ import pytest
 from fake_agent import Agent, Clock, in_section
 
 from unicron_elastic import phase
+from unicron_elastic.worker.notices import ControlWanted, SectionOverdue
 from unicron_elastic.worker.pulse import TRAIN
 from unicron_elastic.worker.rank_monitor.surface import (
     RankMonitorClient,
@@ -158,19 +159,19 @@ def test_an_outer_section_that_takes_too_long_is_told_once(
     clock.wait(2.0)
     agent.heard()
     client.start_section("inner")
-    assert agent.heard() == [{"overdue": {"section": "outer", "open_s": 2.0, "limit_s": 1.0}}]
+    assert agent.heard() == [SectionOverdue(section="outer", open_s=2.0, limit_s=1.0).message()]
     client.send_heartbeat()
     client.end_all_sections()
     assert agent.heard() == []
     client.start_section("outer")
     clock.wait(3.0)
     client.end_section("outer")
-    assert agent.heard() == [{"overdue": {"section": "outer", "open_s": 3.0, "limit_s": 1.0}}]
+    assert agent.heard() == [SectionOverdue(section="outer", open_s=3.0, limit_s=1.0).message()]
 
 
 def test_a_request_reaches_the_agent(agent: Agent, client: RankMonitorClient) -> None:
     client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.ExcludeThisNode, "ECC"))
-    assert agent.heard() == [{"workload_control": "ExcludeThisNode", "description": "ECC"}]
+    assert agent.heard() == [ControlWanted(action="ExcludeThisNode", description="ECC").message()]
 
 
 def test_a_request_that_nobody_hears_raises(client: RankMonitorClient) -> None:

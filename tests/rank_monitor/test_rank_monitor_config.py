@@ -48,7 +48,7 @@ def test_what_is_configured_holds_and_is_told(
     assert (client.hb_timeouts.are_valid, client.hb_timeouts.were_calculated) == (True, False)
     assert client.state_dict() == {"current_timeouts": {}}  # configured ones belong to no checkpoint
     told = {"first_heartbeat_s": 1200, "heartbeat_s": 900, "sections_s": {"init": 20, "step": None}}
-    assert agent.heard() == [{"limits": {**told, "out_of_section_s": 30}}]
+    assert agent.heard() == [{"is": "SectionLimits", **told, "out_of_section_s": 30}]
 
 
 def test_a_stored_state_wins(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

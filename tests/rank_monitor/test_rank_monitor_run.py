@@ -23,12 +23,14 @@ DEADLINE_S = 60.0
 PRELUDE = """
 import sys
 from unicron_elastic.worker.channel import Control
+from unicron_elastic.worker.link import AGENT
+from unicron_elastic.worker.notices import FirstStep
 from unicron_elastic.worker.phases import announce_phases
 from unicron_elastic.worker.pulse import Pulse
 from unicron_elastic.worker.rank_monitor.finder import offer_rank_monitor
 from unicron_elastic.worker.pulse import count_steps
 control, pulse = Control(int(sys.argv[1])), Pulse(int(sys.argv[2]))
-count_steps(pulse, lambda step: control.send({"first_step": step}))
+count_steps(pulse, lambda step: AGENT.say(FirstStep(step=step)))
 announce_phases(pulse)
 offer_rank_monitor(control, pulse)
 """
@@ -148,9 +150,9 @@ def test_a_script_for_ft_launcher(tmp_path: Path, optimizer: str, steps: int) ->
         limits = {"sections_s": states[0]["section"]["section"], "heartbeat_s": states[0]["heartbeat"]["subsequent"]}
         for worker in workers:
             assert worker.process.wait(DEADLINE_S) == 0
-            said = worker.heard(lambda messages: any(m.get("limits", {}).get("sections_s") for m in messages))
-            assert {"first_step": 1} in said
-            assert limits.items() <= said[-1]["limits"].items()
+            said = worker.heard(lambda messages: any(m.get("sections_s") for m in messages))
+            assert {"is": "FirstStep", "step": 1, "stack_fd": None} in said
+            assert limits.items() <= said[-1].items()
     finally:
         for worker in workers:
             worker.end()

@@ -20,7 +20,7 @@ def test_limits_are_told_when_there_are_any(agent: Agent, client: RankMonitorCli
     in_section(client, clock, "a", 3.0)
     client.calculate_and_set_section_timeouts()
     told = {"first_heartbeat_s": None, "heartbeat_s": None, "sections_s": {"a": 15.0}, "out_of_section_s": 20.0}
-    assert agent.heard() == [{"limits": told}]
+    assert agent.heard() == [{"is": "SectionLimits", **told}]
 
 
 def test_states_go_round(client: RankMonitorClient, clock: Clock) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.training.group.membership import AgentMembership
+from unicron_elastic.worker.notices import Broke, Entered, Left, Notice, Ready, heard
 from unicron_elastic.worker.worlds import Link
 
 WORLD = {
@@ -38,7 +39,7 @@ def test_who_is_invited_and_in_a_world_at_once_is_a_newcomer() -> None:
     membership = AgentMembership(agent.link)
     assert membership.enter() == INVITATION["join"]
     membership.is_ready(0)  # the agent tells of the world once more
-    assert [list(message) for message in agent.heard] == [["member"], ["ready"]]
+    assert list(map(heard, agent.heard)) == [Entered(), Ready(state=0)]
 
 
 def test_who_is_in_the_first_world_is_none() -> None:
@@ -52,14 +53,14 @@ PATIENCE = {"patience_s": 30.0}
 class SlowAgent(Agent):
     """Answers one question when it has agreed with the others, for longer than workers wait by themselves."""
 
-    def __init__(self, question: str, *words: dict[str, Any]) -> None:
+    def __init__(self, question: type[Notice], *words: dict[str, Any]) -> None:
         super().__init__(*words)
         self._question = question
         self._timer = threading.Timer(0.6, lambda: self.link.heard(WORLD))
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:  # noqa: ARG002
         """Hears the question."""
-        if self._question in message:
+        if isinstance(heard(message), self._question):
             self._timer.start()
         else:
             self.link.heard(INVITATION)
@@ -83,18 +84,18 @@ def _break(membership: AgentMembership) -> None:
 def _wait_without_a_newcomer(membership: AgentMembership) -> None:
     membership._link.heard(BEFORE)
     membership._world = membership._link.adopt()
-    membership.tell({"left": True})
+    membership.tell(Left())
     if not membership.wait_for_agreed(0.1):
         raise TimeoutError
 
 
 @pytest.mark.parametrize(
     ("question", "wait"),
-    [("member", _enter), ("ready", _be_ready), ("broke", _break), ("left", _wait_without_a_newcomer)],
+    [(Entered, _enter), (Ready, _be_ready), (Broke, _break), (Left, _wait_without_a_newcomer)],
 )
 @pytest.mark.parametrize("is_told", [True, False])
 def test_workers_wait_as_long_as_the_agent_does(
-    question: str, wait: Callable[[AgentMembership], None], is_told: bool
+    question: type[Notice], wait: Callable[[AgentMembership], None], is_told: bool
 ) -> None:
     agent = SlowAgent(question)
     if is_told:
@@ -108,6 +109,6 @@ def test_workers_wait_as_long_as_the_agent_does(
 
 
 def test_an_agent_tells_its_patience_while_it_is_waited_for() -> None:
-    agent = SlowAgent("member")
+    agent = SlowAgent(Entered)
     threading.Timer(0.05, lambda: agent.link.heard(PATIENCE)).start()
     AgentMembership(agent.link, answer_timeout_s=0.3).enter()

@@ -25,6 +25,7 @@ from unicron_elastic.training.engine import MissedStepError
 from unicron_elastic.training.group.joining import HasState
 from unicron_elastic.training.group.regroup import Superseded
 from unicron_elastic.training.run import Run
+from unicron_elastic.worker.notices import Left, Notice, Parted
 
 DEADLINE_S = 30.0
 LOOK_S = 0.02
@@ -179,11 +180,11 @@ class Rank:
             if not self.job.changed.wait_for(lambda: self.is_newer() or self.is_over(), DEADLINE_S):
                 raise error
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def tell(self, message: Notice) -> None:
         self.job.told.append((self.name, message))
-        if "parted" in message:
+        if isinstance(message, Parted):
             self.job.parted(self)
-        if "left" in message:
+        if isinstance(message, Left):
             self.job.change(lost=(self.name,))
             self.name += "~"
 

@@ -571,7 +571,7 @@ def test_a_worker_starts_its_thread_with_its_first_group_and_only_once() -> None
         assert channel.receive()[0] == {"aborted": {"groups": ["0"], "sockets": 0}}
         process.stdin.write("\n")
         process.stdin.flush()
-        assert channel.receive()[0]["first_step"] == 1
+        assert channel.receive()[0]["step"] == 1
         assert process.stdout.readline() == "1 1\n"
         channel.send({"where": 2})
         assert channel.receive()[0]["where"] == 2

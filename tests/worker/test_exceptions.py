@@ -45,7 +45,7 @@ class Ended:
                 break
         ours.close()
         assert self.messages[0].keys() == {"hello"}
-        self.said = [message for message in self.messages[1:] if "ending" not in message]
+        self.said = [message for message in self.messages[1:] if message.get("is") != "Ending"]
 
     @property
     def final(self) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ def test_the_exceptions_of_a_chain_are_in_the_stack(train: Path) -> None:
 def test_an_end_without_exception_says_nothing(train: Path, source: str, code: int) -> None:
     ended = Ended(train, source)
     assert (ended.code, ended.said) == (code, [])
-    assert ({"ending": True} in ended.messages) == ("_exit" not in source)
+    assert ({"is": "Ending"} in ended.messages) == ("_exit" not in source)
 
 
 def test_an_exception_that_the_script_only_prints_is_not_final(train: Path) -> None:

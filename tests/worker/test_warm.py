@@ -74,7 +74,7 @@ class Forked:
         with contextlib.suppress(ChannelClosed):
             while True:
                 messages.append(self.control.receive()[0])
-        return [message for message in messages if "ending" not in message]
+        return [message for message in messages if message.get("is") != "Ending"]
 
     def close(self) -> None:
         self.control.close()
@@ -330,7 +330,7 @@ def test_a_fork_with_torch_computes_and_steps(warmer: Warmer, lab: Lab) -> None:
         assert reading.step == 3
         hello, first = worker.said()
         assert hello == {"hello": worker.pid}
-        assert first["first_step"] == 1
+        assert first["step"] == 1
         assert isinstance(first["stack_fd"], int)
 
 

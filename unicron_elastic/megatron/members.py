@@ -24,6 +24,7 @@ from unicron_elastic.training.group.speech import MismatchError, NoStateLeft
 from unicron_elastic.training.step.collective import AbandonedError, Waiter, count_references, wait_let_go
 from unicron_elastic.training.step.shares import from_ranges, to_ranges
 from unicron_elastic.worker.collectives import break_collectives
+from unicron_elastic.worker.notices import Notice
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import MEET, SPARE
 
@@ -107,9 +108,9 @@ class Members:
         if self._meeting is not None:
             self._meeting.announce(_OVER)
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def tell(self, said: Notice) -> None:
         """Says something to the agent."""
-        self._membership.tell(message)
+        self._membership.tell(said)
 
     # -- meetings -----------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from unicron_elastic.training.group.assembly import BROKEN
 from unicron_elastic.training.group.joining import about_taken, give_state, take_state
 from unicron_elastic.training.group.speech import NoStateLeft
 from unicron_elastic.training.step.collective import AbandonedError, is_of_script
+from unicron_elastic.worker.notices import Parted, WentOn
 from unicron_elastic.worker.pulse import made_before
 
 Call = Callable[[list[int]], tuple[list[Any], int]]  # passes for these micro-batches: what they gave, and their tokens
@@ -83,7 +84,7 @@ class MegatronRun:
         self._must_meet = False
         self._has_state = True
         self._has_parted = False
-        self._news: dict[str, Any] | None = None  # of a new world, to be told after the step
+        self._news: WentOn | None = None  # of a new world, to be told after the step
         is_member = members.begin()
         if not is_member:
             self._must_meet, self._has_state = True, False
@@ -285,7 +286,7 @@ class MegatronRun:
 
     def _tell_news(self) -> None:
         if self._news is not None and not self._must_meet:
-            self._members.tell({"went_on": self._news})
+            self._members.tell(self._news)
             self._news = None
 
     def _part(self) -> None:
@@ -296,7 +297,7 @@ class MegatronRun:
             elif self._attempt(lambda: self._members.part(torch.zeros(1, device=self._device))):
                 self._has_parted = True
                 self._tell_news()
-                self._members.tell({"parted": True})
+                self._members.tell(Parted())
 
     # -- the world ----------------------------------------------------------------------------------------------------
 
@@ -398,12 +399,12 @@ class MegatronRun:
         world = self._members.world
         assert world is not None
         if world.number > 1:
-            self._news = {
-                "reused": self._news["reused"] if self._news else reused,
-                "recomputed": recomputed,
-                "world": world.number,
-                "regrouped_ns": time.monotonic_ns(),
-            }
+            self._news = WentOn(
+                reused=self._news.reused if self._news else reused,
+                recomputed=recomputed,
+                world=world.number,
+                regrouped_ns=time.monotonic_ns(),
+            )
 
     def _wait_as_spare(self) -> bool:
         """Until there is a newer world; false if the training is over."""
@@ -418,14 +419,14 @@ class MegatronRun:
         if self._members.wait_as_spare():
             return True
         self._has_parted = True
-        self._members.tell({"parted": True})
+        self._members.tell(Parted())
         return False
 
     def _end_alone(self) -> None:
         self._members.be_alone()
         self._has_parted, self._must_meet = True, False
         self._tell_news()
-        self._members.tell({"parted": True})
+        self._members.tell(Parted())
 
     def _give_or_take(self, agreement: ReplicaAgreement) -> None:
         """Gives the state to those who have none, or takes it."""
@@ -436,7 +437,7 @@ class MegatronRun:
             elif me == destination:
                 began = time.monotonic()
                 taken_bytes = take_state(self._state, self._members, source, self._device)
-                self._members.tell({"fetched": about_taken(taken_bytes, time.monotonic() - began)})
+                self._members.tell(about_taken(taken_bytes, time.monotonic() - began))
                 self.step = agreement.step
                 made_before(self.step)
                 self._has_state = True

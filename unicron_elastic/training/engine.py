@@ -45,6 +45,7 @@ from unicron_elastic.training.step.suitable import check_suitable
 from unicron_elastic.training.step.trainable import Guard, Trainable
 from unicron_elastic.training.step.tree import shares
 from unicron_elastic.training.step.tree_gradients import TreeGradients
+from unicron_elastic.worker.notices import Parted, WentOn
 from unicron_elastic.worker.pulse import count_as_step, made_before
 
 DIFFERENT_GOES_S = 120.0  # so long a rank whose state is wrong has to end
@@ -113,7 +114,7 @@ class Engine:
         self._has_parted = False
         self._held: set[int] = set()  # micro-batches of this step that this rank has computed or will
         self._computed: set[int] = set()
-        self._news: dict[str, Any] | None = None  # of a new world, to be told after the step
+        self._news: WentOn | None = None  # of a new world, to be told after the step
         self._again: set[tuple[int, int]] = set()  # steps and micro-batches that the lost had, to be told with the news
         self._names: frozenset[str] = frozenset()  # of the members of the world in which it met last
         self._is_anyone_gone = False  # who was in the world before that
@@ -311,7 +312,7 @@ class Engine:
         """The script has made that of step ``number``."""
         self.state, self._has_begun = number + 1, False
         if self._news is not None and not self._must_meet:
-            self._membership.tell({"went_on": self._news})
+            self._membership.tell(self._news)
             self._news = None
             self._again.clear()
 
@@ -552,7 +553,7 @@ class Engine:
         self._has_parted = True
         self.reports.begin_shares(assembly.world, (self.until, self.state))
         assert assembly.world is not None
-        self._membership.tell({"parted": {"world": assembly.world.number}})
+        self._membership.tell(Parted(world=assembly.world.number))
 
     def _gather_end(self, end: str, is_awaited: bool, awaited: list[bool]) -> None:
         """Says that it is at the ``end``, and whether a newcomer is ``awaited``, and hears the same of all."""
@@ -597,12 +598,12 @@ class Engine:
         if assembly.world.number > 1:
             if self._computed and self._is_anyone_gone:  # else the step had not begun, or it is a newcomer's share
                 self._again.update((self.state, index) for each in agreement.dealt for index in each)
-            self._news = {
-                "reused": self._news["reused"] if self._news else len(self._computed),
-                "recomputed": len(self._again),
-                "world": assembly.world.number,
-                "regrouped_ns": time.monotonic_ns(),
-            }
+            self._news = WentOn(
+                reused=self._news.reused if self._news else len(self._computed),
+                recomputed=len(self._again),
+                world=assembly.world.number,
+                regrouped_ns=time.monotonic_ns(),
+            )
         return None
 
     def _check_call(self, agreement: Agreement) -> None:
@@ -681,7 +682,7 @@ class Engine:
             self._replicas.copy()
             assert assembly.world is not None
             node = assembly.world.members[agreement.sources[0]].node
-            self._membership.tell({"fetched": about_taken(taken_bytes, time.monotonic() - began, node)})
+            self._membership.tell(about_taken(taken_bytes, time.monotonic() - began, node))
         made_before(self.state)
         self._has_state = True
         self._lay_out()

@@ -206,10 +206,10 @@ class Control:
         if self._is_ours():
             self._channel.close()
 
-    def say_goodbye(self) -> None:
+    def say_goodbye(self, message: Message) -> None:
         """Says that the interpreter shuts down, and then no more."""
         with contextlib.suppress(ChannelClosed, OSError):
-            self.send({"ending": True})
+            self.send(message)
         self.close()
 
     def _is_ours(self) -> bool:

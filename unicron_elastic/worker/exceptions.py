@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from unicron_elastic.worker.channel import ChannelClosed, Control, Message
+from unicron_elastic.worker.notices import Raised
 
 MESSAGE_CHARS_MAX = 4_000
 STACK_CHARS_MAX = 20_000
@@ -44,9 +45,8 @@ class _Reporter:
         if is_final:
             self._reported = error
         try:
-            self._control.send(
-                {"exception": describe(error, trace), "is_final": is_final, "at_ns": time.monotonic_ns()}
-            )
+            raised = Raised(exception=describe(error, trace), is_final=is_final, at_ns=time.monotonic_ns())
+            self._control.send(raised.message())
         except (OSError, ChannelClosed):
             pass  # no agent to tell; the traceback below still goes to stderr
 

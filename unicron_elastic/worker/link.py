@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, SupportsFloat
 
-from unicron_elastic.worker.channel import ChannelClosed, Control, Message
+from unicron_elastic.worker.channel import ChannelClosed, Control
 from unicron_elastic.worker.imports import after_import
+from unicron_elastic.worker.notices import FirstStep, FlopsPerStep, Notice
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import TRAIN, Beating
 
@@ -79,7 +80,7 @@ class _Agent:
         ``on_first_step`` tells of the first heartbeat that counts as a step, if nothing else counts steps.
         """
         self._control, self._pulse, self._heartbeats = control, pulse, None
-        self._on_first_step = on_first_step or (lambda step: self.say({"first_step": step}))
+        self._on_first_step = on_first_step or (lambda step: self.say(FirstStep(step=step)))
         os.register_at_fork(after_in_child=self._fall_silent)  # a process that the script forks is not this worker
 
     def beat(self) -> None:
@@ -90,12 +91,12 @@ class _Agent:
             self._heartbeats = Heartbeats(self._pulse, self._on_first_step)
         self._heartbeats.beat()
 
-    def say(self, message: Message) -> bool:
+    def say(self, said: Notice) -> bool:
         """Tells the agent; returns whether it could be said."""
         if self._control is None:
             return False
         try:
-            self._control.send(message)
+            self._control.send(said.message())
         except (OSError, ChannelClosed, ValueError, TypeError):
             return False  # the agent is gone or stopped, or the script put into the message what does not fit
         return True
@@ -117,7 +118,7 @@ def flops_per_step(value: SupportsFloat) -> None:
     a second time to save memory does not (docs/throughput.md). Under another launcher it does nothing. Raises
     ValueError for what is no positive number.
     """
-    AGENT.say({"flops_per_step": _positive(value)})
+    AGENT.say(FlopsPerStep(flops=_positive(value)))
 
 
 def _positive(value: SupportsFloat) -> float:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.compat.agent import RunResult, WorkerGroup, WorkerState
 from unicron_elastic.faults import Failure
 from unicron_elastic.launcher.agent.core import failures
 from unicron_elastic.launcher.agent.process.processes import Exit
-from unicron_elastic.launcher.agent.process.whereabouts import parse_arrivals, parse_flops, parse_limits
+from unicron_elastic.launcher.agent.process.whereabouts import FLOPS_MAX, limits_of, parse_arrivals
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess
-from unicron_elastic.launcher.view.incidents.state_moves import StateMove, parse_move
+from unicron_elastic.launcher.view.incidents.state_moves import StateMove, state_move
 from unicron_elastic.recovery.events import (
     Event,
     FirstStepDone,
@@ -29,6 +29,24 @@ from unicron_elastic.recovery.events import (
     WorldBroke,
 )
 from unicron_elastic.worker.channel import Message
+from unicron_elastic.worker.notices import (
+    Broke,
+    ControlWanted,
+    Entered,
+    FirstStep,
+    FlopsPerStep,
+    Left,
+    Notice,
+    Odd,
+    Parted,
+    Raised,
+    Ready,
+    Restored,
+    SectionLimits,
+    SectionOverdue,
+    StateTaken,
+    WentOn,
+)
 
 _NAME_CHARACTERS = 80  # of what a script calls its sections
 _SENTENCE_CHARACTERS = 600  # of what a run says of the state from which it goes on
@@ -92,89 +110,107 @@ class WorkerMessages:
             "Steps, exceptions and hangs of such a worker are not seen; its end is.",
         )
 
-    def said(self, worker: WorkerProcess, message: Message) -> None:
+    def said(self, worker: WorkerProcess, said: Notice | Message) -> None:
         """A worker said something; what is not ours is ignored, for the script may write to our socket."""
         now = time.monotonic()
+        if not isinstance(said, Notice):
+            self._heard_untyped(worker, said)
+        elif not self._about_world(worker, said, now) and not self._about_script(worker, said):
+            self._about_state(worker, said, now)
+
+    def _heard_untyped(self, worker: WorkerProcess, message: Message) -> None:
         if self.on_snapshot(worker, message):  # first, as descriptors that came with it are its to close
             return
-        if "first_step" in message:
-            stack_fd = message.get("stack_fd")
-            worker.stack_fd = stack_fd if isinstance(stack_fd, int) else None
-            self._post(FirstStepDone(at=now, local_rank=worker.local_rank, generation=self._generation))
-        elif "where" in message:
+        if "where" in message:
             with contextlib.suppress(ValueError):
                 worker.answered(message)
         elif "arrivals" in message:
             worker.owes_arrivals = False
             with contextlib.suppress(ValueError):
                 worker.arrivals = parse_arrivals(message)
-        elif "limits" in message:
-            with contextlib.suppress(ValueError):
-                worker.phase_limits_s = parse_limits(message)
-        elif "flops_per_step" in message:
-            with contextlib.suppress(ValueError):
-                worker.flops_per_step = parse_flops(message)
-        elif "overdue" in message:
-            with contextlib.suppress(KeyError, TypeError, ValueError):
-                self._say(_overdue(self._rank(worker), message["overdue"]))
-        elif self._about_world(worker, message, now):
-            pass
-        elif "restored" in message:
-            with contextlib.suppress(KeyError, TypeError):
-                self._say(one_line(str(message["restored"]["sentence"]), _SENTENCE_CHARACTERS))
-            with contextlib.suppress(ValueError, AttributeError):
-                self.on_moved(parse_move(message["restored"], now))
-        elif "fetched" in message:
-            with contextlib.suppress(ValueError, AttributeError):
-                self.on_moved(parse_move(message["fetched"], now))
-        elif "workload_control" in message:
-            wish = one_line(str(message["workload_control"]), _NAME_CHARACTERS)
-            self._say(
-                f"rank {self._rank(worker)} asks for {wish} through its RankMonitorClient: that is not done here."
-            )
-        elif message.get("is_final") and isinstance(message.get("exception"), Mapping):
-            reading = worker.reading()
-            event = WorkerRaised(
-                at=now,
-                failure=self._raised(worker, message, now),
-                has_saved=None if reading is None else reading.has_saved,
-                has_restored=None if reading is None else reading.has_restored,
-            )
-            self._post(event)
+        elif "serving" in message:
+            self.on_serving(message)
 
-    def _about_world(self, worker: WorkerProcess, message: Message, now: float) -> bool:
-        """Whether a worker speaks of the world that it trains in; all is checked, for the script may write it."""
+    def _about_script(self, worker: WorkerProcess, said: Notice) -> bool:
+        """Take what a script says of itself; whether it was that."""
+        match said:
+            case SectionLimits():
+                worker.phase_limits_s = limits_of(said)
+            case FlopsPerStep(flops=flops) if 0.0 < flops <= FLOPS_MAX:
+                worker.flops_per_step = flops
+            case SectionOverdue():
+                self._say(_overdue(self._rank(worker), said))
+            case ControlWanted(action=action):
+                wish = one_line(action, _NAME_CHARACTERS)
+                self._say(
+                    f"rank {self._rank(worker)} asks for {wish} through its RankMonitorClient: that is not done here."
+                )
+            case Odd(why=why):
+                rank = self._rank(worker)
+                self._say_once(
+                    "odd", f"rank {rank} said what is no message of ours, which is left out: {one_line(why)}."
+                )
+            case _:
+                return False
+        return True
+
+    def _about_state(self, worker: WorkerProcess, said: Notice, now: float) -> None:
+        """Take what a worker says of its steps, its state and its end."""
+        match said:
+            case FirstStep(stack_fd=stack_fd):
+                worker.stack_fd = stack_fd
+                self._post(FirstStepDone(at=now, local_rank=worker.local_rank, generation=self._generation))
+            case Restored(sentence=sentence):
+                self._say(one_line(sentence, _SENTENCE_CHARACTERS))
+                if said.sources:
+                    self._moved(said.took_s, said.bytes_taken, said.sources, now)
+            case StateTaken():
+                self._moved(said.took_s, said.bytes_taken, said.sources, now)
+            case Raised(is_final=True):
+                reading = worker.reading()
+                event = WorkerRaised(
+                    at=now,
+                    failure=self._raised(worker, said, now),
+                    has_saved=None if reading is None else reading.has_saved,
+                    has_restored=None if reading is None else reading.has_restored,
+                )
+                self._post(event)
+
+    def _moved(self, took_s: float, count: int, sources: Sequence[str], now: float) -> None:
+        with contextlib.suppress(ValueError):
+            self.on_moved(state_move(took_s, count, sources, now))
+
+    def _about_world(self, worker: WorkerProcess, said: Notice, now: float) -> bool:
+        """Take what a worker says of the world that it trains in; whether it was that."""
         local_rank, generation = worker.local_rank, self._generation
-        match message:
-            case {"member": _}:
+        match said:
+            case Entered():
                 if self.may_enter(local_rank):
                     self._post(MemberEntered(at=now, local_rank=local_rank, generation=generation))
-            case {"ready": {"state": int(state)}}:
+            case Ready(state=state):
                 self._post(StateFetched(at=now, local_rank=local_rank, state=state, generation=generation))
-            case {"left": _}:
+            case Left():
                 self._post(MemberLeft(at=now, local_rank=local_rank, generation=generation))
-            case {"broke": {"world": int(world), "error": str(error)}}:
+            case Broke(world=world, error=error):
                 kind, _, text = error.partition(": ")
                 described = {"type": kind, "message": text}
                 failure = self._failure(local_rank, worker.pid, now, described, self._step(worker))
                 self._post(WorldBroke(at=now, world=world, failure=failure, generation=generation))
-            case {"went_on": {"world": int(world), "reused": int(reused), "recomputed": int(recomputed), **more}}:
+            case WentOn():
                 went_on = MemberWentOn(
                     at=now,
                     local_rank=local_rank,
-                    world=world,
-                    reused=reused,
-                    recomputed=recomputed,
-                    regrouped_at=_seconds(more.get("regrouped_ns"), now),
+                    world=said.world,
+                    reused=said.reused,
+                    recomputed=said.recomputed,
+                    regrouped_at=_seconds(said.regrouped_ns, now),
                     generation=generation,
                 )
                 self._post(went_on)
-            case {"parted": {"world": int(world)}}:
-                self._post(MemberParted(at=now, local_rank=local_rank, world=world, generation=generation))
-            case {"parted": _}:
+            case Parted(world=None):
                 self._post(MemberParted(at=now, local_rank=local_rank, generation=generation))
-            case {"serving": _}:
-                self.on_serving(message)
+            case Parted(world=int(world)):
+                self._post(MemberParted(at=now, local_rank=local_rank, world=world, generation=generation))
             case _:
                 return False
         return True
@@ -197,9 +233,9 @@ class WorkerMessages:
             )
             self._post(event)
 
-    def _raised(self, worker: WorkerProcess, message: Message, now: float) -> Failure:
-        described = {key: str(value) for key, value in message["exception"].items() if value is not None}
-        at = _seconds(message.get("at_ns"), now)
+    def _raised(self, worker: WorkerProcess, said: Raised, now: float) -> Failure:
+        described = {key: value for key, value in said.exception.items() if value is not None}
+        at = _seconds(said.at_ns, now)
         return self._failure(worker.local_rank, worker.pid, at, described, self._step(worker))
 
     def _recall_exception(self, local_rank: int, pid: int, at: float) -> None:
@@ -229,16 +265,15 @@ class WorkerMessages:
         return int(self._workers[worker.local_rank].global_rank)
 
 
-def _seconds(said_ns: object, now: float) -> float:
-    """The moment of which a worker speaks, within reason; now, if that is none."""
+def _seconds(said_ns: int, now: float) -> float:
+    """The moment of which a worker speaks, within reason."""
     latest_ns = int(now * 1e9)
-    if not isinstance(said_ns, int):
-        return now
     return min(max(said_ns, latest_ns - 60_000_000_000), latest_ns) / 1e9
 
 
-def _overdue(rank: int, overdue: Mapping[str, object]) -> str:
-    """Read a section that is open for longer than the script's limit. Raises KeyError, TypeError or ValueError."""
-    name = one_line(str(overdue["section"]), _NAME_CHARACTERS)
-    open_s, limit_s = float(str(overdue["open_s"])), float(str(overdue["limit_s"]))
-    return f'rank {rank} has been in section "{name}" for {open_s:.1f} s, of which its limit is {limit_s:.1f} s.'
+def _overdue(rank: int, said: SectionOverdue) -> str:
+    """Tell of a section that is open for longer than the script's limit."""
+    name = one_line(said.section, _NAME_CHARACTERS)
+    return (
+        f'rank {rank} has been in section "{name}" for {said.open_s:.1f} s, of which its limit is {said.limit_s:.1f} s.'
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 from unicron_elastic.detection.arrivals import Arrivals
 from unicron_elastic.detection.sample import GroupPosition, waits
+from unicron_elastic.worker.notices import SectionLimits
 
 LIMITS_MAX = 256
 ARRIVALS_MAX = 2000  # as many as torch records
@@ -72,24 +73,10 @@ def parse_arrivals(message: Mapping[str, Any]) -> Arrivals:
         raise ValueError(f"not an answer about arrivals: {error!r}") from None
 
 
-def parse_limits(message: Mapping[str, Any]) -> dict[str, float]:
-    """What a script allows its sections, in seconds, without those that have no limit.
-
-    Raises ValueError for what no worker of ours says.
-    """
-    try:
-        told = list(message["limits"]["sections_s"].items())[:LIMITS_MAX]
-        return {str(name): float(limit_s) for name, limit_s in told if limit_s is not None and float(limit_s) > 0}
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"not a word on limits: {error!r}") from None
-
-
-def parse_flops(message: Mapping[str, Any]) -> float:
-    """The model FLOPs of a step, as a script tells them. Raises ValueError for what no worker of ours says."""
-    told = message.get("flops_per_step")
-    if not isinstance(told, float) or not 0.0 < told <= FLOPS_MAX:
-        raise ValueError(f"not a word on FLOPs: {told!r}")
-    return told
+def limits_of(said: SectionLimits) -> dict[str, float]:
+    """What a script allows its sections, in seconds, without those that have no limit."""
+    told = list(said.sections_s.items())[:LIMITS_MAX]
+    return {name: float(limit_s) for name, limit_s in told if limit_s is not None and limit_s > 0}
 
 
 def parse_groups(message: Mapping[str, Any]) -> tuple[GroupPosition, ...]:

@@ -31,6 +31,7 @@ from unicron_elastic.launcher.agent.process.whereabouts import Whereabouts, pars
 from unicron_elastic.launcher.common.open_streams import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
+from unicron_elastic.worker.notices import Ending, Notice, Raised, heard
 from unicron_elastic.worker.pulse import PAGE_PATH, PulsePage, PulseReading, page_name
 from unicron_elastic.worker.start import bootstrap
 
@@ -179,7 +180,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         self,
         runtime: Runtime,
         on_exit: Callable[[WorkerProcess, Exit], None],
-        on_message: Callable[[WorkerProcess, Message], None],
+        on_message: Callable[[WorkerProcess, Notice | Message], None],
         on_ending: Callable[[WorkerProcess], None],
         on_replaced: Callable[[WorkerProcess], None],
         **arguments: Any,
@@ -435,11 +436,12 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             message["fds"] = fds  # which belong to whoever takes the message
         else:
             close_all(fds)
-        if "ending" in message:
+        said = heard(message)
+        if isinstance(said, Ending):
             worker.is_leaving = True
             self._on_ending(worker)
             return True
-        if "exception" in message:
+        if isinstance(said, Raised):
             self._tell_who_ends(but=worker)
-        self._on_message(worker, message)
+        self._on_message(worker, message if said is None else said)
         return True

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.base.text import one_line, shorten
@@ -25,17 +24,14 @@ class StateMove:
     source: str
 
 
-def parse_move(told: Mapping[str, Any], now: float) -> StateMove:
-    """What a worker says of it. Raises ValueError; the script may have written it."""
-    took_s, count, sources = told.get("took_s"), told.get("bytes"), told.get("from")
-    if isinstance(took_s, bool) or not isinstance(took_s, int | float) or not 0 <= took_s <= LATE_S:
+def state_move(took_s: float, count: int, sources: Sequence[str], now: float) -> StateMove:
+    """What a worker says of it, just now. Raises ValueError for what cannot be; the script may have written it."""
+    if not 0 <= took_s <= LATE_S:
         raise ValueError("took_s must be seconds")
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= _BYTES_MAX:
+    if not 0 <= count <= _BYTES_MAX:
         raise ValueError("bytes must be a count")
-    if not isinstance(sources, list) or not all(isinstance(each, str) for each in sources):
-        raise ValueError("from must be a list of texts")
     names = list(dict.fromkeys(one_line(each) for each in sources[:_SOURCES_MOST]))
-    return StateMove(at=now, took_s=float(took_s), bytes=count, source=shorten(", ".join(names), _TEXT_CHARACTERS))
+    return StateMove(at=now, took_s=took_s, bytes=count, source=shorten(", ".join(names), _TEXT_CHARACTERS))
 
 
 class StateMoves:

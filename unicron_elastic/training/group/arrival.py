@@ -123,7 +123,7 @@ class Arrival:
         """Meets the others, with what was ``fetched``; None if it is with them now, else where they are."""
         if fetched is not None:
             newcomer.has_taken()
-            self._membership.tell({"fetched": about_fetched(fetched)})
+            self._membership.tell(about_fetched(fetched))
         self._membership.is_ready(newcomer.state)
         if fetched is not None:
             fetched.release()  # before any reduction with this rank, which would find the state held

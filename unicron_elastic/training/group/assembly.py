@@ -25,7 +25,15 @@ from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.group.regroup import Meeting, MissingError, Superseded
 from unicron_elastic.training.group.reports import Reports
 from unicron_elastic.training.group.signs import Effort, Signs
-from unicron_elastic.training.group.speech import Agreement, MismatchError, Said, agree, read, reports_to_give, written
+from unicron_elastic.training.group.speech import (
+    Agreement,
+    MismatchError,
+    Said,
+    agree,
+    read,
+    reports_to_give,
+    written,
+)
 from unicron_elastic.training.step.collective import (
     AbandonedError,
     Waiter,
@@ -36,6 +44,7 @@ from unicron_elastic.training.step.collective import (
 )
 from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.worker.collectives import break_collectives, has_met_others
+from unicron_elastic.worker.notices import Left
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import MEET, SPARE
 
@@ -212,8 +221,7 @@ class Assembly:
 
     def leave(self) -> None:
         """Leave: be no member of this world any more, not connected with the others."""
-        assert self.world is not None
-        self._membership.tell({"left": {"world": self.world.number}})
+        self._membership.tell(Left())
 
     def _outgrow(self) -> None:
         """Tell a rank that has not heard of the newer world in time, and waits for this one in the old one."""

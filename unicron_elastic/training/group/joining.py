@@ -20,6 +20,7 @@ from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
 from unicron_elastic.training.step.trainable import Trainable
+from unicron_elastic.worker.notices import StateTaken
 
 REST_TIMEOUT_S = 60.0  # a step may take long, and its end is not at rest
 PULL_TIMEOUT_S = 600.0
@@ -118,16 +119,16 @@ def fetch_state(run: HasState, invitation: Mapping[str, Any]) -> Pulled | None:
     return pulled
 
 
-def about_fetched(pulled: Pulled) -> dict[str, Any]:
+def about_fetched(pulled: Pulled) -> StateTaken:
     """What the agent is told of it."""
-    sources = [f"{use.name} ({use.way})" for use in pulled.sources]
-    return {"bytes": pulled.bytes, "took_s": pulled.took_s, "from": sources}
+    sources = tuple(f"{use.name} ({use.way})" for use in pulled.sources)
+    return StateTaken(bytes_taken=pulled.bytes, took_s=pulled.took_s, sources=sources)
 
 
-def about_taken(taken_bytes: int, took_s: float, node: str = "") -> dict[str, Any]:
+def about_taken(taken_bytes: int, took_s: float, node: str = "") -> StateTaken:
     """The same of a state that came by collectives. ``node``: what the giver's is called in the world."""
     host = node.partition("#")[0].rpartition("/")[0] or "another replica"
-    return {"bytes": taken_bytes, "took_s": took_s, "from": [f"{host} (in the group)"]}
+    return StateTaken(bytes_taken=taken_bytes, took_s=took_s, sources=(f"{host} (in the group)",))
 
 
 class Exchange(Protocol):

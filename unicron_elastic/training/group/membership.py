@@ -16,6 +16,7 @@ from unicron_elastic.training.group.regroup import connect_store
 from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.collectives import break_collectives
+from unicron_elastic.worker.notices import Broke, Entered, Notice, Ready
 from unicron_elastic.worker.worlds import Link, link
 
 ANSWER_TIMEOUT_S = 60.0
@@ -65,7 +66,7 @@ class Membership(Protocol):
     def broke(self, error: Exception) -> None:
         """The collectives of the adopted world failed. Returns when there is a newer one, else raises ``error``."""
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def tell(self, said: Notice) -> None:
         """Says something to the agent, if there is one that hears."""
 
 
@@ -127,7 +128,7 @@ class FixedMembership:
         """Raises it: the launcher restarts all."""
         raise error
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def tell(self, said: Notice) -> None:
         """Nobody hears."""
 
 
@@ -156,16 +157,14 @@ class AgentMembership:
     def enter(self) -> Invitation | None:
         """Asks the agent. Raises TimeoutError if it does not answer."""
         answers = ("join", "world", "fixed")  # who is invited is a newcomer, also if it is in a world already
-        key, message = self._link.ask(
-            {"member": {"pid": os.getpid()}}, answers, self._answer_timeout_s, is_agreed_on=True
-        )
+        key, message = self._link.ask(Entered().message(), answers, self._answer_timeout_s, is_agreed_on=True)
         if key == "fixed":
             self._fixed = FixedMembership()
         return Invitation(message["join"]) if key == "join" else None
 
     def is_ready(self, state: int) -> None:
         """Raises TimeoutError if no world comes."""
-        self._link.ask({"ready": {"state": state}}, ("world",), self._answer_timeout_s, is_agreed_on=True)
+        self._link.ask(Ready(state=state).message(), ("world",), self._answer_timeout_s, is_agreed_on=True)
 
     def is_newer(self) -> bool:
         """Whether the agent told of one."""
@@ -214,14 +213,14 @@ class AgentMembership:
         assert self._world is not None
         if not self._link.is_left():
             break_collectives(str(error), is_quiet=True)
-            self.tell({"broke": {"world": self._world.number, "error": f"{type(error).__name__}: {error}"[:4000]}})
+            self.tell(Broke(world=self._world.number, error=f"{type(error).__name__}: {error}"[:4000]))
         if not self.wait_for_agreed(self._next_world_timeout_s):
             raise error
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def tell(self, said: Notice) -> None:
         """Says something to the agent; that it cannot hear shows elsewhere."""
         try:
-            self._link.say(message)
+            self._link.say(said.message())
         except (ChannelClosed, OSError):
             pass
 

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -27,6 +26,7 @@ from unicron_elastic.state.snapshot.offers import Local, Offers, Remote, best_fo
 from unicron_elastic.state.snapshot.shards import Shards, map_leaves
 from unicron_elastic.state.snapshot.writer import SnapshotWriter
 from unicron_elastic.worker.channel import ChannelClosed
+from unicron_elastic.worker.notices import Restored
 from unicron_elastic.worker.worlds import link
 
 if TYPE_CHECKING:
@@ -231,10 +231,8 @@ class SnapshotManager:
         It may have loaded one of its own, as where an optimizer has made steps: then nothing is said.
         """
         if self._is_restart and not self._has_asked and not any(each.state for each in self._optimizers):
-            self._tell_all(
-                0,
-                "run.steps() begins again with step 0: the script has not asked run.restore() for a snapshot.",
-            )
+            why = "the script has not asked run.restore() for a snapshot"
+            self._tell_all(Restored(step=0, sentence=f"run.steps() begins again with step 0: {why}."))
         self._has_asked = True  # it is told once
 
     def _ask(self) -> Offers:
@@ -287,15 +285,17 @@ class SnapshotManager:
             sentences.append(behind)
         if not sentences:
             return
-        moved = {"bytes": sum(each["bytes"] for each in answers), "took_s": took_s, "from": places} if places else {}
-        self._tell_all(step, " ".join(sentences), moved)
+        count = sum(each["bytes"] for each in answers) if places else 0
+        self._tell_all(
+            Restored(step=step, sentence=" ".join(sentences), bytes_taken=count, took_s=took_s, sources=tuple(places))
+        )
 
-    def _tell_all(self, step: int, sentence: str, moved: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def _tell_all(self, restored: Restored) -> None:
         to_agent = link()
         if to_agent is None:
-            _say(sentence)
+            _say(restored.sentence)
         else:
-            to_agent.say({"restored": {"step": step, "sentence": sentence, **moved}})
+            to_agent.say(restored.message())
 
 
 @dataclass(frozen=True)

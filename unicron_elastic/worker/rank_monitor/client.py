@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from unicron_elastic.worker.link import AGENT
+from unicron_elastic.worker.notices import ControlWanted, SectionLimits
 from unicron_elastic.worker.rank_monitor.data import (
     FaultToleranceConfig,
     HeartbeatTimeouts,
@@ -141,7 +142,7 @@ class RankMonitorClient:
 
     def send_workload_control_request(self, req: WorkloadControlRequest) -> None:
         """Asks the agent for an action. Raises RuntimeError if there is none: nobody would know that it was asked."""
-        if not AGENT.say({"workload_control": req.action.name, "description": str(req.description)}):
+        if not AGENT.say(ControlWanted(action=req.action.name, description=str(req.description))):
             raise RuntimeError(f"no launcher to ask for {req.action.name}: {req.description}")
 
     def _begun(self) -> Measured:
@@ -165,16 +166,16 @@ class RankMonitorClient:
         self.section_timeouts = section or self.section_timeouts
         assert self.hb_timeouts is not None
         assert self.section_timeouts is not None
-        limits = {
-            "first_heartbeat_s": self.hb_timeouts.initial,
-            "heartbeat_s": self.hb_timeouts.subsequent,
-            "sections_s": dict(self.section_timeouts.section),
-            "out_of_section_s": self.section_timeouts.out_of_section,
-        }
-        if any(limits.values()):
-            AGENT.say({"limits": limits})
+        limits = SectionLimits(
+            first_heartbeat_s=self.hb_timeouts.initial,
+            heartbeat_s=self.hb_timeouts.subsequent,
+            sections_s=dict(self.section_timeouts.section),
+            out_of_section_s=self.section_timeouts.out_of_section,
+        )
+        if limits != SectionLimits(first_heartbeat_s=None, heartbeat_s=None, sections_s={}, out_of_section_s=None):
+            AGENT.say(limits)
 
     def _tell_overdue(self, at: float) -> None:
         if self.section_timeouts is not None:
             for overdue in self._sections.overdue(self.section_timeouts.section, at):
-                AGENT.say({"overdue": overdue._asdict()})
+                AGENT.say(overdue)

@@ -5,22 +5,15 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from unicron_elastic.worker.notices import SectionOverdue
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import TRAIN
 from unicron_elastic.worker.rank_monitor.data import HeartbeatTimeouts, RankMonitorClientError, SectionTimeouts
 
 # Sections around a training step are training: its steps are timed one by one, and better than any section.
 STEP_SECTIONS = frozenset({"step", "train", "train_step", "training", "training_step", "iteration"})
-
-
-class Overdue(NamedTuple):
-    """A section that is open for longer than it may be. Times in seconds."""
-
-    section: str
-    open_s: float
-    limit_s: float
 
 
 class Sections:
@@ -58,14 +51,14 @@ class Sections:
         """Those that are open, the innermost last."""
         return list(self._opened)
 
-    def overdue(self, limits_s: Mapping[str, float | None], at: float) -> list[Overdue]:
+    def overdue(self, limits_s: Mapping[str, float | None], at: float) -> list[SectionOverdue]:
         """Those open for longer than ``limits_s``, each of them once: an inner one must not hide an outer one."""
         found = []
         for name, (_, since) in self._opened.items():
             limit_s = limits_s.get(name)
             if limit_s is not None and at - since > limit_s and name not in self._told:
                 self._told.add(name)
-                found.append(Overdue(name, at - since, limit_s))
+                found.append(SectionOverdue(section=name, open_s=at - since, limit_s=limit_s))
         return found
 
     def _show(self) -> None:

@@ -16,6 +16,7 @@ from unicron_elastic.worker import recorder
 from unicron_elastic.worker.channel import ChannelClosed, Control
 from unicron_elastic.worker.collectives import watch_groups
 from unicron_elastic.worker.exceptions import offer_stacks, propagate
+from unicron_elastic.worker.notices import Ending, FirstStep
 from unicron_elastic.worker.phases import announce_phases
 from unicron_elastic.worker.pulse import Pulse, count_steps
 from unicron_elastic.worker.rank_monitor.finder import offer_rank_monitor
@@ -83,7 +84,7 @@ def _open_control(fd: int | None) -> Control | None:
     control.send({"hello": os.getpid()})
     # A child forked by the script is not this worker: it must not speak in its name.
     os.register_at_fork(after_in_child=control.close)
-    atexit.register(control.say_goodbye)
+    atexit.register(control.say_goodbye, Ending().message())
     return control
 
 
@@ -103,7 +104,7 @@ def _first_step_done(control: Control | None, step: int, answer: Callable[[], No
     if control is not None:
         stack_fd = _guarded("stacks for the agent", offer_stacks)
         try:
-            control.send({"first_step": step, "stack_fd": stack_fd})
+            control.send(FirstStep(step=step, stack_fd=stack_fd).message())
         except (OSError, ChannelClosed):
             return  # the agent is gone or stopped; the keeper deals with that
         _guarded("answers to the agent", answer)
