@@ -14,9 +14,14 @@ from unicron_elastic.recovery.events import (
     FirstStepDone,
     LeaveAnswered,
     MembershipChanged,
+    NodeRecalled,
+    NodesDepart,
     NodeUnhealthy,
+    OtherNodesLost,
     PeerFailed,
     StartedWorker,
+    StepEnded,
+    TakenForLost,
     TimePassed,
     WatchBegan,
     WorkerEnding,
@@ -40,6 +45,11 @@ LEFT_OUT = "rank 5 left out an all_reduce of the group of all ranks in step 300.
 GO_ON = "rank 5 goes on after 2.1 s."
 FELL_OFF = "GPU 3 has fallen off the bus (XID 79)."
 PEERS_FAULT = "node n2 is gone."
+LOST = "n2 is lost: its process has ended."
+RECALLED = "Node n1 is recalled: job b gains more."
+OTHER_RECALLED = "Node n2 is recalled: job b gains more."
+DRAINED = "Node n1 is drained by ada: a loud fan."
+TAKEN_FOR_LOST = "This node was taken out of the job: it answers neither on its connection nor on a new one."
 
 _C = TypeVar("_C")
 
@@ -141,6 +151,40 @@ class Job:
         heard_at = self._at(at)
         waits = self.feed(MembershipChanged(at=heard_at, nodes_waiting=nodes_waiting, generation=generation))
         return self.feed(TimePassed(at=heard_at + JOIN_DELAY_S)) if waits else []
+
+    def waits(self, nodes_waiting: int = 1, *, at: float | None = None, generation: int | None = None) -> list[Command]:
+        """Only that they wait; when the moment is over is another event."""
+        return self.feed(MembershipChanged(at=self._at(at), nodes_waiting=nodes_waiting, generation=generation))
+
+    def recalled(self, why_stay: str = "", *, reason: str = RECALLED) -> list[Command]:
+        """This node is wanted elsewhere; "" as the reason: not any more."""
+        return self.feed(NodeRecalled(at=self._at(None), reason=reason, why_stay=why_stay))
+
+    def drained(self, why_stay: str = "", *, reason: str = DRAINED) -> list[Command]:
+        """This node is to work in no job."""
+        return self.feed(NodeRecalled(at=self._at(None), reason=reason, why_stay=why_stay, is_drained=True))
+
+    def step_ended(self) -> list[Command]:
+        return self.feed(StepEnded(at=self._at(None), generation=self.state.generation))
+
+    def departs(self, *nodes: str, reason: str = OTHER_RECALLED) -> list[Command]:
+        """Other nodes, which are well, leave."""
+        generation = self.state.generation
+        return self.feed(NodesDepart(at=self._at(None), nodes=nodes or ("n2",), reason=reason, generation=generation))
+
+    def loses(self, *nodes: str, reason: str = LOST) -> list[Command]:
+        """Other nodes are gone."""
+        generation = self.state.generation
+        return self.feed(
+            OtherNodesLost(at=self._at(None), nodes=nodes or ("n2",), reason=reason, generation=generation)
+        )
+
+    def taken_for_lost(self) -> list[Command]:
+        generation = self.state.generation
+        return self.feed(TakenForLost(at=self._at(None), reason=TAKEN_FOR_LOST, generation=generation))
+
+    def later(self, seconds: float) -> list[Command]:
+        return self.time(self.now + seconds)
 
     def hung(
         self,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scenario import Job, none, only
-from test_in_place import InPlace
-from test_recalled import ELSEWHERE, OTHER_RECALLED, departs
+from jobs_in_place import ELSEWHERE, InPlace
+from scenario import OTHER_RECALLED, Job, none, only
 
 from unicron_elastic.planning.model.configurations import Configuration
 from unicron_elastic.recovery.commands import ChangeWorld, MeetNodes, StartWorkers, StopWorkers, WakeAt
@@ -54,7 +53,7 @@ def test_they_go_on_if_only_replicas_or_micro_batches_are_others() -> None:
 
 def test_they_begin_again_for_a_node_that_departs() -> None:
     job = job_on_two_nodes()
-    departing = departs(job)
+    departing = job.departs()
     assert none(departing, ChangeWorld)
     assert only(job.time(only(departing, WakeAt).at), StopWorkers).reason == f"{OTHER_RECALLED} {ON_ONE}{AGAIN}"
 

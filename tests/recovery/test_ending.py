@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jobs_in_place import InPlace, LateNode
 from scenario import CRASHED, KILLED, none, only
-from test_in_place import InPlace, LateNode
 
 from unicron_elastic.base.world import Member
 from unicron_elastic.recovery.commands import (

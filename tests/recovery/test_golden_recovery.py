@@ -14,22 +14,23 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import scenario
-from test_in_place import InPlace
+from jobs_in_place import ELSEWHERE, InPlace, LateNode, TwoLogs
 
 from unicron_elastic.base.incident import Incident
-from unicron_elastic.base.world import Member
+from unicron_elastic.base.world import Member, World
 from unicron_elastic.faults import HangKind, RootCause, Severity, Status
-from unicron_elastic.recovery.commands import RecordIncident
+from unicron_elastic.recovery.commands import Command, RecordIncident
 
-ELSEWHERE = (Member(name="0.0", node="there", local_rank=0),)
 JOBS: dict[str, Callable[..., scenario.Job]] = {
     "job": scenario.Job,
     "in_place": InPlace,
     "in_place_of_two_nodes": partial(InPlace, elsewhere=ELSEWHERE),
+    "late_node": LateNode,
+    "two_logs": TwoLogs,
 }
 GOLDEN = Path(__file__).parent / "golden"
 CODES = {name: getattr(scenario, name) for name in ("KILLED", "TERMINATED", "CRASHED", "GLOO_CLOSED")}
@@ -55,10 +56,12 @@ def answers(text: str) -> str:
         if name in JOBS:
             job = JOBS[name](*arguments, **options)
             continue
-        before, told = job.state.phase, len(job.log)
+        before, world, told = job.state.phase, job.state.world, len(job.log)
         getattr(job, name)(*arguments, **options)
         for command in job.log[told:]:
             lines += [f"    {shown(command)}", *(f"        {each}" for each in of_incident(command))]
+        if job.state.world not in (None, world):
+            lines.append(f"    (world {of_world(job.state.world)})")
         if job.state.phase is not before:
             lines.append(f"    ({job.state.phase.value})")
     return "\n".join(lines) + "\n"
@@ -85,6 +88,8 @@ def value(word: str) -> Any:
     kind, _, name = word.partition(".")
     if kind in ENUMS:
         return ENUMS[kind][name]
+    if "#" in word:  # the name of a member, and no comment
+        return word
     try:
         return ast.literal_eval(word)
     except (ValueError, SyntaxError):
@@ -96,6 +101,11 @@ def shown(command: Any) -> str:
     told = [f"{name}={short(each)}" for name, each in changed(command) if name != "reason"]
     reason = f": {command.reason}" if getattr(command, "reason", "") else ""
     return " ".join([type(command).__name__, *told]) + reason
+
+
+def of_world(world: World) -> str:
+    """Return the number and the members of a world, by rank."""
+    return " ".join([str(world.number), *(member.name for member in world.members)])
 
 
 def of_incident(command: Any) -> Iterator[str]:
@@ -124,6 +134,8 @@ def short(each: Any) -> str:
         return f"<rank {each.fault.failure.rank}>"
     if isinstance(each, Incident):
         return f"<{each.number}>"
+    if isinstance(each, tuple) and each and isinstance(each[0], Member):
+        return f"<{' '.join(member.name for member in each)}>"
     return f"{each:.6g}" if isinstance(each, float) else repr(each)
 
 
@@ -135,6 +147,12 @@ def test_the_machine_answers_as_it_is_written(path: Path, request: pytest.Fixtur
         path.write_text(now, encoding="utf-8")
     else:
         assert now == text, f"if this is meant: pytest {Path(__file__).name} --update"
+
+
+def test_every_command_occurs_in_a_scenario() -> None:
+    lines = [line for path in GOLDEN.glob("*.txt") for line in path.read_text(encoding="utf-8").splitlines()]
+    told = {line.split()[0].rstrip(":") for line in lines if line.startswith("    ")}
+    assert sorted(each.__name__ for each in get_args(Command) if each.__name__ not in told) == []
 
 
 def test_another_answer_is_seen() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jobs_in_place import ELSEWHERE, InPlace, TwoLogs
 from scenario import GLOO_CLOSED, KILLED, none, only
-from test_in_place import InPlace
-from test_lost_at_once import ELSEWHERE, TwoLogs
 
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
@@ -35,7 +34,7 @@ def ended(job: InPlace) -> list[Command]:
 
 def test_its_workers_end_at_once_and_it_meets_the_others_again() -> None:
     job = TwoLogs(2)
-    killed = job.world(2, ELSEWHERE)
+    killed = job.world(2, *ELSEWHERE)
     assert only(killed, KillWorkers).local_ranks == (0, 1)
     assert none(killed, StopWorkers, TellPeers, ChangeWorld)
     commands = ended(job)
@@ -49,7 +48,7 @@ def test_its_workers_end_at_once_and_it_meets_the_others_again() -> None:
 def test_it_costs_nobody_the_last_restart() -> None:
     job = TwoLogs(1)
     job.state = replace(job.state, restarts_used=job.state.policy.max_restarts)  # which the others have used for it
-    job.world(2, ELSEWHERE)
+    job.world(2, *ELSEWHERE)
     taken_for_lost(job)
     job.peer_failed()
     only(ended(job), StartWorkers)
@@ -58,7 +57,7 @@ def test_it_costs_nobody_the_last_restart() -> None:
 
 def test_what_its_workers_fail_of_then_is_no_fault_of_theirs() -> None:
     job = TwoLogs(1)
-    job.world(2, ELSEWHERE)
+    job.world(2, *ELSEWHERE)
     job.raised(0, GLOO_CLOSED, kind="RuntimeError", said_at=job.now - 1.0)
     assert only(job.exited(0, 1), StartWorkers).restarts_used == 0
     assert none(job.log, TellPeers)
@@ -68,7 +67,7 @@ def test_it_may_hear_of_it_before_it_sees_the_world_of_the_others() -> None:
     job = TwoLogs(2)
     killed = only(taken_for_lost(job), KillWorkers)
     assert killed.reason.startswith(WHY)
-    assert none(job.world(2, ELSEWHERE), KillWorkers, ChangeWorld)
+    assert none(job.world(2, *ELSEWHERE), KillWorkers, ChangeWorld)
     assert only(ended(job), StartWorkers).restarts_used == 0
 
 
@@ -80,7 +79,7 @@ def test_a_newcomer_that_others_leave_out_at_once_does_not_try_for_ever() -> Non
     job.entered(0)
     joins = only(job.fetched(0), ChangeWorld)
     job.written(joins)
-    only(job.world(9, ELSEWHERE), KillWorkers)
+    only(job.world(9, *ELSEWHERE), KillWorkers)
     only(ended(job), StartWorkers)
 
 
@@ -102,6 +101,6 @@ def test_who_leaves_is_left_out_and_does_not_come_back() -> None:
     job.feed(NodeRecalled(at=job._at(None), reason="Node n1 is recalled.", why_stay=""))
     job.feed(StepEnded(at=job._at(None), generation=job.state.generation))
     job.may_leave()
-    job.world(2, ELSEWHERE)
+    job.world(2, *ELSEWHERE)
     assert none(job.terminated(0), StartWorkers)
     assert job.state.phase is Phase.FINISHED

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scenario import CRASHED, FIRST_RANK, GLOO_CLOSED, HANGS, KILLED, Job, none, only
+from jobs_in_place import InPlace, LateNode, short
+from scenario import CRASHED, FIRST_RANK, GLOO_CLOSED, HANGS, KILLED, none, only
 
-from unicron_elastic.base.world import Member, World
-from unicron_elastic.faults import Failure, HangKind
+from unicron_elastic.base.world import Member
+from unicron_elastic.faults import HangKind
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -29,145 +29,13 @@ from unicron_elastic.recovery.commands import (
     WakeAt,
 )
 from unicron_elastic.recovery.events import (
-    Event,
-    MemberEntered,
-    MemberLeft,
-    MemberParted,
-    MemberWentOn,
     NodesDepart,
     OtherNodesLost,
-    StartedWorker,
-    StateFetched,
     TimePassed,
-    WorkerReplaced,
-    WorldBroke,
     WorldChanged,
 )
 from unicron_elastic.recovery.state import Part, Phase, first_members, member_of
 from unicron_elastic.recovery.worker_loss import BREAK_GRACE_S, REPLACE_AFTER_S
-
-
-class InPlace(Job):
-    """A job that makes worlds and starts replacements when told to, as the agent does."""
-
-    def __init__(
-        self, workers: int = 3, *, entered: bool = True, elsewhere: tuple[Member, ...] = (), **policy: Any
-    ) -> None:
-        super().__init__(workers, **policy)
-        self._elsewhere = elsewhere
-        self.replaced: list[int] = []
-        self._pids: dict[int, int] = {}
-        self._number = 0
-        self.start()
-        if entered:
-            for local_rank in range(workers):
-                self.entered(local_rank)
-
-    def feed(self, event: Event) -> list[Command]:
-        commands = super().feed(event)
-        for command in list(commands):
-            if isinstance(command, ChangeWorld):
-                commands += self._change(command)
-            elif isinstance(command, ReplaceWorker):
-                commands += self._replace(command)
-        return commands
-
-    def _change(self, command: ChangeWorld) -> list[Command]:
-        self._number += 1
-        if self.state.world is None:
-            world = World(number=self._number, members=(*command.joined, *self._elsewhere), store="h:1")
-        else:
-            world = self.state.world.after(
-                store="h:1",
-                reason=command.reason,
-                lost=command.lost,
-                joined=command.joined,
-                anew=command.of is not None,
-                over=command.over,
-                parted=command.parted,
-            )
-        return self.feed(WorldChanged(at=self._at(None), world=world, generation=self.state.generation))
-
-    def _replace(self, command: ReplaceWorker) -> list[Command]:
-        self.replaced.append(command.local_rank)
-        self._pids[command.local_rank] = 10_000 + len(self.replaced)
-        started = StartedWorker(
-            local_rank=command.local_rank,
-            rank=FIRST_RANK + command.local_rank,
-            pid=self._pids[command.local_rank],
-        )
-        return self.feed(
-            WorkerReplaced(
-                at=self._at(None),
-                worker=started,
-                restarts_used=command.restarts_used,
-                generation=self.state.generation,
-            )
-        )
-
-    def pid(self, local_rank: int, generation: int | None = None) -> int:
-        return getattr(self, "_pids", {}).get(local_rank) or super().pid(local_rank, generation)
-
-    def start(self, *args: Any, **kwargs: Any) -> list[Command]:
-        self._pids = {}
-        return super().start(*args, **kwargs)
-
-    def entered(self, local_rank: int) -> list[Command]:
-        return self.feed(MemberEntered(at=self._at(None), local_rank=local_rank, generation=self.state.generation))
-
-    def fetched(self, local_rank: int) -> list[Command]:
-        event = StateFetched(at=self._at(None), local_rank=local_rank, state=7, generation=self.state.generation)
-        return self.feed(event)
-
-    def left(self, local_rank: int) -> list[Command]:
-        return self.feed(MemberLeft(at=self._at(None), local_rank=local_rank, generation=self.state.generation))
-
-    def went_on(self, local_rank: int, *, reused: int = 0, recomputed: int = 0) -> list[Command]:
-        world = self.state.world.number if self.state.world is not None else 1
-        event = MemberWentOn(
-            at=self._at(None),
-            local_rank=local_rank,
-            world=world,
-            reused=reused,
-            recomputed=recomputed,
-            generation=self.state.generation,
-        )
-        return self.feed(event)
-
-    def parted(self, local_rank: int, world: int | None = None) -> list[Command]:
-        generation = self.state.generation
-        return self.feed(MemberParted(at=self._at(None), local_rank=local_rank, world=world, generation=generation))
-
-    def broke(self, local_rank: int) -> list[Command]:
-        at = self._at(None)
-        failure = Failure(
-            at=at,
-            rank=FIRST_RANK + local_rank,
-            local_rank=local_rank,
-            pid=self.pid(local_rank),
-            exception_type="RuntimeError",
-            message=GLOO_CLOSED,
-        )
-        world = self.state.world.number if self.state.world is not None else 1
-        return self.feed(WorldBroke(at=at, world=world, failure=failure, generation=self.state.generation))
-
-    def later(self, seconds: float) -> list[Command]:
-        return self.time(self.now + seconds)
-
-    def part(self, local_rank: int) -> Part:
-        worker = self.state.find(local_rank)
-        assert worker is not None
-        return worker.part
-
-    def names(self) -> list[str]:
-        """Of the present world's members, by rank."""
-        assert self.state.world is not None
-        return short(member.name for member in self.state.world.members)
-
-
-def short(names: Iterable[str]) -> list[str]:
-    """The rank, and of how many it takes the place: the end of each name."""
-    return [".".join(name.partition("#")[0].split(".")[-2:]) for name in names]
 
 
 def test_the_first_world_has_all_workers_and_each_hears_of_it() -> None:
@@ -548,8 +416,7 @@ def test_a_node_that_joined_and_left_in_the_same_moment_does_not_stay_in_the_wor
     job.feed(NodesDepart(at=job.now, nodes=("far/1",), reason="Node far is recalled.", generation=job.state.generation))
     assert job.state.world is not None
     world = job.state.world.after(store="far:1", reason="it joins", joined=(far,))
-    job._number = world.number
-    commands = job.feed(WorldChanged(at=job.now, world=world, generation=job.state.generation))
+    commands = job.changed(world)
     assert only(commands, ChangeWorld).lost == ("far",)
     assert job.state.world.rank_of("far") is None
     joined_later = job.state.world.after(
@@ -607,21 +474,6 @@ def test_another_who_hangs_in_the_new_world_is_another_hang() -> None:
 
 
 # -- a node that comes later -----------------------------------------------------------------------------------------
-
-
-class LateNode(InPlace):
-    """A node whose wish to be in the first world comes after that one; the agents write worlds in a log of theirs."""
-
-    def __init__(self) -> None:
-        super().__init__(workers=2, entered=False)
-        self.there = (Member(name="0.0#other", node="other", local_rank=0),)
-
-    def _change(self, command: ChangeWorld) -> list[Command]:  # noqa: ARG002
-        return []
-
-    def world(self, number: int, *members: Member) -> list[Command]:
-        world = World(number=number, members=members, store="h:1")
-        return self.feed(WorldChanged(at=self._at(None), world=world, generation=self.state.generation))
 
 
 def test_who_is_taken_in_by_its_nodes_wish_for_a_first_world_is_told_that_it_is_a_newcomer() -> None:

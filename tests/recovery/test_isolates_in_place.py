@@ -6,10 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from jobs_in_place import ELSEWHERE, InPlace, TwoLogs
 from scenario import KILLED, none, only
-from test_in_place import InPlace
-from test_lost_at_once import ELSEWHERE, TwoLogs
-from test_recalled import left_out
 
 from unicron_elastic.planning.model.configurations import Configuration
 from unicron_elastic.recovery.commands import (
@@ -35,7 +33,7 @@ NEEDED = "the job needs all 2 of its nodes."
 
 
 def job_of(workers: int = 2, *, is_alone: bool = False, **policy: Any) -> InPlace:
-    return InPlace(workers, elsewhere=() if is_alone else (ELSEWHERE,), **{"max_restarts": 9, **policy})
+    return InPlace(workers, elsewhere=() if is_alone else ELSEWHERE, **{"max_restarts": 9, **policy})
 
 
 def loses(job: InPlace, local_rank: int) -> list[Command]:
@@ -87,7 +85,7 @@ def test_a_node_that_the_others_can_spare_leaves_and_they_go_on_in_place() -> No
     incident = only(told, RecordIncident).incident
     assert (incident.action, incident.severity) == ("isolate", 1)
     assert incident.decision == f"{THRICE} This node leaves the job."
-    assert only(left_out(job), StopWorkers).local_ranks == (0,)
+    assert only(job.left_out(), StopWorkers).local_ranks == (0,)
     leaves = only(job.terminated(0), LeaveJob)
     assert (leaves.quarantine_s, leaves.cause is None) == (3600.0, False)
     assert job.state.phase is Phase.FINISHED

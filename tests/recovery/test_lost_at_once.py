@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from jobs_in_place import ELSEWHERE, InPlace, LateNode, TwoLogs, short
 from scenario import CRASHED, KILLED, PEERS_FAULT, none, only
-from test_in_place import InPlace, LateNode, short
 
-from unicron_elastic.base.world import Member, World
+from unicron_elastic.base.world import World
 from unicron_elastic.faults import HangKind
 from unicron_elastic.recovery.commands import (
     AskToLeave,
@@ -25,40 +25,8 @@ from unicron_elastic.recovery.commands import (
     StopWorkers,
     TellPeers,
 )
-from unicron_elastic.recovery.events import WorldChanged
 from unicron_elastic.recovery.state import Phase, first_members, is_newcomer, living_members
 from unicron_elastic.recovery.worker_loss import REPLACE_AFTER_S
-
-ELSEWHERE = Member(name="0.0#z", node="n2#z", local_rank=0)
-
-
-class TwoLogs(InPlace):
-    """A node whose changes of the world are written by ``written`` alone, as the log may have others before them."""
-
-    def __init__(self, workers: int) -> None:
-        self.wanted: list[ChangeWorld] = []
-        self.holds = False
-        super().__init__(workers, elsewhere=(ELSEWHERE,))
-        self.holds = True
-
-    def _change(self, command: ChangeWorld) -> list[Command]:
-        if not self.holds:
-            return super()._change(command)
-        self.wanted.append(command)
-        return []
-
-    def world(self, number: int, *members: Member) -> list[Command]:
-        world = World(number=number, members=members, store="h:1")
-        return self.feed(WorldChanged(at=self._at(None), world=world, generation=self.state.generation))
-
-    def written(self, change: ChangeWorld) -> list[Command]:
-        assert self.state.world is not None
-        world = self.state.world.after(store="h:1", reason=change.reason, lost=change.lost, joined=change.joined)
-        return self.world(world.number, *world.members)
-
-    def member(self, name: str) -> Member:
-        assert self.state.world is not None
-        return next(each for each in self.state.world.members if each.name.startswith(name))
 
 
 def test_nodes_that_count_on_each_other_and_have_both_lost_all_begin_again() -> None:
@@ -205,7 +173,7 @@ def test_before_the_first_world_all_begin_again() -> None:
 
 
 def test_a_reason_of_many_losses_still_fits_into_a_world() -> None:
-    world = World(number=1, members=(ELSEWHERE,), store="h:1")
+    world = World(number=1, members=ELSEWHERE, store="h:1")
     again = world.after(store="h:2", reason="n3 is lost: it does not answer. " * 400)
     assert World.parse(again.to_json()) == again
     assert again.reason.startswith("n3 is lost: it does not answer. n3")

@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from jobs_in_place import InPlace
 from scenario import GLOO_CLOSED, KILLED, TERMINATED, Job, none, only
-from test_in_place import InPlace
 
 from unicron_elastic.base.world import Member
 from unicron_elastic.recovery.commands import (

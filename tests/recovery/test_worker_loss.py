@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from jobs_in_place import InPlace
 from scenario import KILLED, none, only
-from test_in_place import InPlace
 
 from unicron_elastic.base.world import Member
 from unicron_elastic.recovery.commands import (

@@ -138,7 +138,8 @@ def go_on_without(state: JobState, event: NodesDepart) -> tuple[JobState, list[C
     if not lost:
         return state, []
     left = world.size - len(lost)
-    reason = f"{event.reason} {counted(left, 'rank goes', 'ranks go')} on without it."
+    who = "it" if len(event.nodes) == 1 else "them"
+    reason = f"{event.reason} {counted(left, 'rank goes', 'ranks go')} on without {who}."
     return replace(state, broke=None), [ChangeWorld(lost=lost, restarts_used=state.restarts_used, reason=reason)]
 
 

@@ -17,7 +17,7 @@ from unicron_elastic.recovery.stopping import summon
 from unicron_elastic.recovery.worker_loss import is_in_place, why_not_in_place
 
 JOIN_DELAY_S = 0.2  # more than nodes take to hear the same word, from a watch or at intervals of 0.1 s
-HELD = "it is let in when all workers train again, as they have made their last step for now."
+HELD = "let in when all workers train again, as they have made their last step for now."
 
 
 def nodes_join(state: JobState, event: MembershipChanged) -> tuple[JobState, list[Command]]:
@@ -55,7 +55,8 @@ def meet_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]] | 
 def reason_to_begin_again(join: Join, why: str = "") -> str:
     """Return why all workers begin again with other nodes; ``why``: why they cannot go on in place."""
     if join.more < 0:
-        return f"{join.why} {why or 'All workers restart without it.'}"
+        who = "it" if join.more == -1 else "them"
+        return f"{join.why} {why or f'All workers restart without {who}.'}"
     return f"{join.why}. {why}" if why else f"{join.why}: all workers restart with the new membership."
 
 
@@ -70,14 +71,26 @@ def trains_again(state: JobState, at: float) -> tuple[JobState, list[Command]]:
 
 def _wait(state: JobState, join: Join, at: float) -> tuple[JobState, list[Command]]:
     """Go on for a moment, until all nodes have heard of it: who stops makes the workers of the others fail."""
-    if state.phase is not Phase.RUNNING or state.join is not None:
+    if state.phase is not Phase.RUNNING:
         return state, []
+    if state.join is not None:
+        return _count_more(state, state.join, join)
     if has_anyone_parted(state):
         return _hold(state, join)
     join_at = at + JOIN_DELAY_S
     return replace(state, join=replace(join, at=join_at)), [WakeAt(at=join_at)]
 
 
+def _count_more(state: JobState, before: Join, join: Join) -> tuple[JobState, list[Command]]:
+    """Count those who have come to wait as well: whether workers can go on in place depends on how many there are."""
+    if not join.more > before.more > 0:
+        return state, []
+    if before.at is None:
+        return _hold(state, join)
+    return replace(state, join=replace(join, at=before.at)), []
+
+
 def _hold(state: JobState, join: Join) -> tuple[JobState, list[Command]]:
-    reason = f"{join.why}: {HELD}" if join.more > 0 else f"{join.why} The workers go on."
+    held = f"{'it is' if join.more == 1 else 'they are'} {HELD}"
+    reason = f"{join.why}: {held}" if join.more > 0 else f"{join.why} The workers go on."
     return replace(state, join=replace(join, at=None)), [HoldJoins(reason=reason)]
