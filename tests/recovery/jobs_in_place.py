@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from scenario import FIRST_RANK, GLOO_CLOSED, Job
+from scenario import FIRST_RANK, GLOO_CLOSED, KILLED, Job
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.faults import Failure
@@ -27,6 +27,7 @@ from unicron_elastic.recovery.events import (
     WorldChanged,
 )
 from unicron_elastic.recovery.state import Part
+from unicron_elastic.recovery.worker_loss import REPLACE_AFTER_S
 
 ELSEWHERE = (Member(name="0.0#z", node="n2#z", local_rank=0),)
 
@@ -41,6 +42,7 @@ class InPlace(Job):
         entered: bool = True,
         elsewhere: tuple[Member, ...] = (),
         holds: bool = False,
+        why_stay: str = "it is the only node of the job.",
         **policy: Any,
     ) -> None:
         super().__init__(workers, **policy)
@@ -50,7 +52,7 @@ class InPlace(Job):
         self.replaced: list[int] = []
         self._pids: dict[int, int] = {}
         self._number = 0
-        self.start()
+        self.start(why_stay=why_stay)
         if entered:
             for local_rank in range(workers):
                 self.entered(local_rank)
@@ -179,6 +181,11 @@ class InPlace(Job):
         """Others have made a world without this node's members."""
         assert self.state.world is not None
         return self.others_agree(lost=" ".join(m.name for m in self.state.world.members if m.node == self.state.node))
+
+    def comes_and_goes(self, local_rank: int) -> list[Command]:
+        """A worker is killed and replaced, and joins the others."""
+        commands = self.exited(local_rank, KILLED) + self.later(REPLACE_AFTER_S)
+        return commands + self.entered(local_rank) + self.fetched(local_rank)
 
     def part(self, local_rank: int) -> Part:
         worker = self.state.find(local_rank)

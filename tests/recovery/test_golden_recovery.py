@@ -37,7 +37,8 @@ CODES = {name: getattr(scenario, name) for name in ("KILLED", "TERMINATED", "CRA
 ENUMS: dict[str, type[Enum]] = {each.__name__: each for each in (HangKind, Severity, Status)}
 FACTS = (
     *("rank", "status", "severity", "method", "exit_code", "exception_type", "message", "location", "stack", "step"),
-    *("action", "restarts_used", "generation", "evidence", "left", "superseded_by"),
+    *("action", "restarts_used", "generation", "evidence", "left", "superseded_by", "micro_batches_reused"),
+    "micro_batches_recomputed",
     *("occurred_at", "noticed_at", "stopped_at", "regrouped_at", "first_step_at"),
 )
 

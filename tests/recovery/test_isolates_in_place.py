@@ -14,18 +14,11 @@ from unicron_elastic.recovery.commands import (
     AskToLeave,
     ChangeWorld,
     Command,
-    DepartWell,
-    FailJob,
     LeaveJob,
-    RecordIncident,
     ReplaceWorker,
-    StartWorkers,
     StopWorkers,
-    Tell,
-    TellPeers,
 )
 from unicron_elastic.recovery.departure import LEFT_OUT_WITHIN_S
-from unicron_elastic.recovery.state import Phase
 from unicron_elastic.recovery.worker_loss import REPLACE_AFTER_S
 
 THRICE = "Worker 1 has failed 3 times within 60 min."
@@ -54,53 +47,6 @@ def loses_thrice(job: InPlace, local_rank: int = 1) -> list[Command]:
     return loses(job, local_rank)
 
 
-def test_alone_the_others_go_on_as_ever_and_people_hear_why_the_node_stays() -> None:
-    job = job_of(is_alone=True)
-    said = only(loses_thrice(job), ChangeWorld).reason
-    assert said.endswith(
-        f"1 rank goes on from the failed step. Restart 3 of 9. {THRICE} The node stays: it is the only node of the job."
-    )
-    assert none(job.log, StopWorkers, StartWorkers, AskToLeave)
-    assert (job.records()[-1].action, job.records()[-1].severity) == ("go on", 1)
-    comes_back(job, 1)
-    assert job.names() == ["4.0", "5.3"]
-
-
-def test_the_restarts_that_are_left_end_it() -> None:
-    job = job_of(is_alone=True, max_restarts=2)
-    loses_thrice(job)
-    assert only(job.terminated(0), FailJob).reason.endswith("No restart: all 2 restarts are used.")
-
-
-def test_a_node_that_the_others_can_spare_leaves_and_they_go_on_in_place() -> None:
-    job = job_of()
-    commands = loses_thrice(job)
-    only(commands, ChangeWorld)  # first of all the others go on
-    asks = only(commands, AskToLeave)
-    records = [command for command in commands if isinstance(command, RecordIncident)]
-    assert commands.index(asks) > commands.index(records[-1])  # the answer comes at once
-    assert (asks.is_departure, asks.have_state) == (True, ("n2",))
-    assert asks.reason == f"Node n1 leaves the job: {THRICE}"
-    told = job.may_leave()
-    incident = only(told, RecordIncident).incident
-    assert (incident.action, incident.severity) == ("isolate", 1)
-    assert incident.decision == f"{THRICE} This node leaves the job."
-    assert only(job.left_out(), StopWorkers).local_ranks == (0,)
-    leaves = only(job.terminated(0), LeaveJob)
-    assert (leaves.quarantine_s, leaves.cause is None) == (3600.0, False)
-    assert job.state.phase is Phase.FINISHED
-    assert len([each for each in job.records() if each.number == incident.number]) == 2
-    assert none(job.log, TellPeers, StartWorkers, DepartWell, FailJob)
-    assert len(job.replaced) == 2
-
-
-def test_so_does_one_that_has_lost_its_only_worker() -> None:
-    job = job_of(1)
-    only(loses_thrice(job, 0), AskToLeave)
-    assert only(job.may_leave(), LeaveJob).quarantine_s == 3600.0
-    assert len(job.replaced) == 2
-
-
 def test_if_the_others_have_not_made_their_world_yet_its_worker_is_not_replaced_meanwhile() -> None:
     job = TwoLogs(1)
     for _ in range(2):
@@ -112,16 +58,6 @@ def test_if_the_others_have_not_made_their_world_yet_its_worker_is_not_replaced_
     job.may_leave()
     assert none(job.later(REPLACE_AFTER_S), LeaveJob, ReplaceWorker)
     only(job.later(LEFT_OUT_WITHIN_S), LeaveJob)
-
-
-def test_a_node_that_cannot_be_spared_stays_and_its_worker_comes_back() -> None:
-    job = job_of()
-    loses_thrice(job)
-    assert only(job.may_leave(NEEDED), Tell).reason == f"{THRICE} The node stays: {NEEDED}"
-    assert job.state.recall is None
-    comes_back(job, 1)
-    assert none(job.log, StopWorkers, LeaveJob)
-    only(loses(job, 1), AskToLeave)  # once more, when it has failed once more
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ from unicron_elastic.recovery.state import (
     is_anyone_elsewhere,
     is_newcomer,
     is_over,
+    living_members,
     members_here,
     name_of,
     named,
@@ -411,8 +412,10 @@ def _who_trains_on(state: JobState, lost: tuple[Worker, ...]) -> str:
 
 
 def _ranks_left(state: JobState, lost: tuple[Worker, ...]) -> int:
+    """Return how many train on; who was lost just before may not be out of the world yet."""
     assert state.world is not None
-    return state.world.size - sum(state.world.rank_of(name_of(state, worker)) is not None for worker in lost)
+    here = set(living_members(state)) - {name_of(state, worker) for worker in lost}
+    return sum(member.node != state.node or member.name in here for member in state.world.members)
 
 
 def _book(
