@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from unicron_elastic.planning.coordinate import agent
 from unicron_elastic.planning.coordinate.agent import AgentState, handle
+from unicron_elastic.planning.coordinate.node_status import NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import JobPhase, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.planning.model.jobs import JobSpec
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror
 from unicron_elastic.rendezvous.records.plan import (

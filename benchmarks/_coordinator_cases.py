@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from _planning_cases import cluster
 
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.proposal import propose
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
 from unicron_elastic.planning.model.measured import MeasuredJob
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror

@@ -8,13 +8,13 @@ from dataclasses import replace
 from statistics import median
 from typing import TypeVar
 
-from unicron_elastic.planning.allocate.optimum import build_table
+from unicron_elastic.planning.allocate.plan_table import build_table
 from unicron_elastic.planning.coordinate.coordinator import CoordinatorState, SnapshotSeen, handle
+from unicron_elastic.planning.coordinate.node_status import Health, NodeStatus
 from unicron_elastic.planning.coordinate.proposal import propose, why_overtaken
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.reconcile import reconcile
 from unicron_elastic.planning.coordinate.situation import Bounds, PlanDifferences, situation_of
-from unicron_elastic.planning.coordinate.snapshot import Health, NodeStatus
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror
 
 TIMES = 9

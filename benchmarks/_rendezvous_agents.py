@@ -19,9 +19,9 @@ from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from unicron_elastic.rendezvous.job.rounds import RoundListener
+from unicron_elastic.rendezvous.job.round_watch import RoundListener
 from unicron_elastic.rendezvous.store import etcd as etcd_store  # noqa: F401 - what a handler imports when it is made, as torch is
-from unicron_elastic.rendezvous.torch.choose import create_handler
+from unicron_elastic.rendezvous.torch.create_handler import create_handler
 from unicron_elastic.rendezvous.torch.handler import ClusterRendezvous
 
 ADDRESS = "127.0.0.1"

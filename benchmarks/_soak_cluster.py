@@ -20,7 +20,7 @@ from _soak_processes import count_files, look_at
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "cluster"))
 import hosts
 
-from unicron_elastic.planning.coordinate.snapshot import NodeState
+from unicron_elastic.planning.coordinate.node_status import NodeState
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror
 from unicron_elastic.rendezvous.records.cluster import LEADER, parse_leader
 from unicron_elastic.rendezvous.records.plan_keys import PLAN

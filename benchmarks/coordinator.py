@@ -33,7 +33,7 @@ from _coordinator_report import Result, machine_line, parts_table, steps_table, 
 from _coordinator_steps import steps
 from _report import describe_machine
 
-from unicron_elastic.planning.coordinate.snapshot import Health, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus
 from unicron_elastic.rendezvous.records.cluster import LEADER
 from unicron_elastic.rendezvous.records.plan import parse_node_status, parse_order
 from unicron_elastic.rendezvous.store.address import StoreAddress

@@ -16,8 +16,8 @@ from _multi_task_cases import CASES, NODE_GPUS, Job, Variant, cluster_of, jobs_o
 from _multi_task_shares import SHARES, Counts, ours, ours_all_run, useful, waf
 
 from unicron_elastic.planning.allocate.cluster import NodesJoined, NodesLost
-from unicron_elastic.planning.allocate.optimum import applied, plan_for
 from unicron_elastic.planning.allocate.plan import Plan
+from unicron_elastic.planning.allocate.plan_table import applied, plan_for
 
 MAIN = Variant()
 VARIANTS = {

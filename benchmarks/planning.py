@@ -30,8 +30,9 @@ from _planning_peers import (
 )
 
 from unicron_elastic.planning.allocate.cluster import Cluster, NodesLost, after
-from unicron_elastic.planning.allocate.optimum import PlanTable, best_counts, build_table, exponent_of
+from unicron_elastic.planning.allocate.optimum import best_counts, exponent_of
 from unicron_elastic.planning.allocate.paper import plain_optimum
+from unicron_elastic.planning.allocate.plan_table import PlanTable, build_table
 from unicron_elastic.planning.model.tasks import Ints
 from unicron_elastic.planning.model.waf import IMPOSSIBLE, gains, keys
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(EXAMPLE))
 from run import Cluster  # noqa: E402
 from waf import Job, integral, made_at  # noqa: E402
 
-from unicron_elastic.planning.coordinate.snapshot import NodeState  # noqa: E402
+from unicron_elastic.planning.coordinate.node_status import NodeState  # noqa: E402
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd  # noqa: E402
 
 HOSTS = ("a", "b", "c", "d")

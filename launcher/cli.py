@@ -14,7 +14,8 @@ import typer
 
 from unicron_elastic import __version__
 from unicron_elastic.base.incident import Incident
-from unicron_elastic.base.ledger import find_ledgers, read_ledger, state_folder
+from unicron_elastic.base.ledger import find_ledgers, read_ledger
+from unicron_elastic.base.state_folder import state_folder
 from unicron_elastic.launcher.commands import chaos as chaos_cli
 from unicron_elastic.launcher.commands import cluster as cluster_cli
 from unicron_elastic.launcher.commands import config as config_cli

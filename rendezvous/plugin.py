@@ -12,6 +12,6 @@ def creator() -> Callable[[Any], Any]:
 
 
 def _create(parameters: Any) -> Any:
-    from unicron_elastic.rendezvous.torch.choose import create_handler
+    from unicron_elastic.rendezvous.torch.create_handler import create_handler
 
     return create_handler(parameters)

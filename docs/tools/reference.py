@@ -192,7 +192,7 @@ def _torchrun_options() -> Iterator[tuple[str, ...]]:
 
 def _conf_rows() -> Iterator[tuple[str, ...]]:
     text = inspect.getsource(sys.modules["unicron_elastic.rendezvous.store.options"])
-    text += (DOCS.parent / "rendezvous" / "torch" / "choose.py").read_text(encoding="utf-8")
+    text += (DOCS.parent / "rendezvous" / "torch" / "create_handler.py").read_text(encoding="utf-8")
     for name, default, meaning in RDZV_CONF:
         _require(f'"{name}"' in text, f"--rdzv-conf {name} is not read anywhere")
         yield f"`{name}`", default, meaning

@@ -26,7 +26,7 @@ from waf import Job, integral, picture, series
 from unicron_elastic.base.extras import why_missing
 
 try:
-    from unicron_elastic.planning.coordinate.snapshot import NodeState
+    from unicron_elastic.planning.coordinate.node_status import NodeState
     from unicron_elastic.rendezvous.plan.mirror import PlanMirror
     from unicron_elastic.rendezvous.records.plan_keys import PLAN
     from unicron_elastic.rendezvous.store.address import StoreAddress

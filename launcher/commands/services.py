@@ -55,9 +55,9 @@ def coordinator(
     Without one, some agent does it beside its work. While several run, one coordinates and the others stand by.
     """
     from unicron_elastic.launcher.export.metrics.cluster import CoordinatorMetrics
+    from unicron_elastic.rendezvous.cluster.cluster_answers import ClusterAnswers
     from unicron_elastic.rendezvous.cluster.heartbeat_wire import Hello
     from unicron_elastic.rendezvous.cluster.heartbeats import NodeHeartbeats
-    from unicron_elastic.rendezvous.cluster.node import ClusterAnswers
     from unicron_elastic.rendezvous.cluster.presence import ClusterPresence
     from unicron_elastic.rendezvous.plan.planner import Planner
 
@@ -120,7 +120,7 @@ def agent(
     While the plan has no use for it, it helps a job that nobody plans and that has fewer nodes than it wants.
     """
     from unicron_elastic.launcher.node.agent import ClusterAgent
-    from unicron_elastic.planning.coordinate.snapshot import NodeStatus
+    from unicron_elastic.planning.coordinate.node_status import NodeStatus
     from unicron_elastic.rendezvous.cluster.node import ClusterNode
 
     page = web_place(web_port, web_address)

@@ -37,7 +37,8 @@ from unicron_elastic.launcher.node.spare import Claim, Spare
 from unicron_elastic.metrics.figures import NodeFigures
 from unicron_elastic.planning.coordinate import agent
 from unicron_elastic.planning.coordinate.agent import AgentState, handle
-from unicron_elastic.planning.coordinate.snapshot import REFUSED_S, JobPhase, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.node_status import REFUSED_S, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.records.job import JobKeys, parse_round
 from unicron_elastic.rendezvous.records.plan import parse_order, parse_phase, parse_spec, status_text

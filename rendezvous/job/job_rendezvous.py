@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo
-from unicron_elastic.rendezvous.job.rounds import RoundListener
+from unicron_elastic.rendezvous.job.round_watch import RoundListener
 
 if TYPE_CHECKING:
-    from unicron_elastic.rendezvous.records.news import NewsWriter
+    from unicron_elastic.rendezvous.records.news_writer import NewsWriter
 
 _STATIC = "static"  # torch's name for nodes that are counted beforehand
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.metrics.figures import PlanFigures
-from unicron_elastic.planning.allocate.optimum import PlanTable, build_table
+from unicron_elastic.planning.allocate.plan_table import PlanTable, build_table
 from unicron_elastic.planning.coordinate.coordinator import (
     AdoptRates,
     BuildTable,
@@ -28,9 +28,11 @@ from unicron_elastic.planning.coordinate.coordinator import (
     TableBuilt,
     handle,
 )
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState
 from unicron_elastic.planning.coordinate.reconcile import LendNode, ReturnNode, StartJob, StopJob
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, JobPhase, NodeState
-from unicron_elastic.rendezvous.plan.mirror import PlanMirror, PlannedJob, health_of, plan_figures
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase
+from unicron_elastic.rendezvous.plan.mirror import PlanMirror, PlannedJob, health_of
+from unicron_elastic.rendezvous.plan.plan_figures import plan_figures
 from unicron_elastic.rendezvous.records import plan as records
 from unicron_elastic.rendezvous.records import plan_keys
 from unicron_elastic.rendezvous.records.cluster import LEADER, QUARANTINE, ROSTER, parse_quarantined, quarantine_text

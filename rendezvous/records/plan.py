@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import Any
 
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import Health, JobPhase, NodeState, NodeStatus, Refusal
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec, parse_job
 from unicron_elastic.rendezvous.records.job import NAME_CHARACTERS, REASON_CHARACTERS

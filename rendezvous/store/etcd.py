@@ -12,11 +12,11 @@ from typing import Any
 
 from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.connection import EtcdConnection, Rpc
+from unicron_elastic.rendezvous.store.follower import Follower
 from unicron_elastic.rendezvous.store.interface import (
     Change,
     Deliver,
     Entry,
-    Follower,
     Lease,
     LeaseGoneError,
     Put,

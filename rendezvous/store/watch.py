@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from unicron_elastic.rendezvous.store.connection import WATCH, EtcdConnection, EtcdServer, describe
+from unicron_elastic.rendezvous.store.connection import WATCH, EtcdConnection, EtcdServer
+from unicron_elastic.rendezvous.store.follower import Follower
 from unicron_elastic.rendezvous.store.interface import (
     Change,
     Deliver,
-    Follower,
     Snapshot,
     StoreClosedError,
     StoreDeniedError,
@@ -23,6 +23,7 @@ from unicron_elastic.rendezvous.store.interface import (
     WatchItem,
 )
 from unicron_elastic.rendezvous.store.library import grpc, messages
+from unicron_elastic.rendezvous.store.meaning import describe
 
 _PAUSES_S = (0.0, 0.1, 0.2, 0.4, 1.0)  # before each attempt to return; the last one again and again
 _LASTING_S = 1.0  # a stream that lived so long may be opened anew without a pause

@@ -27,7 +27,8 @@ from unicron_elastic.compat.rendezvous import (
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
-from unicron_elastic.membership.coordination import Decision, why_not
+from unicron_elastic.membership.decision import Decision, why_not
+from unicron_elastic.membership.round_wait import RoundWait
 from unicron_elastic.membership.rounds import (
     BLIND_MARGIN_S,
     Formed,
@@ -35,7 +36,6 @@ from unicron_elastic.membership.rounds import (
     JobView,
     Place,
     Round,
-    RoundWait,
     Settings,
     gone,
     lost,
@@ -46,10 +46,11 @@ from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.job import rounds
 from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
 from unicron_elastic.rendezvous.job.presence import JobPresence
-from unicron_elastic.rendezvous.job.rounds import RoundListener, RoundStoreError, RoundWatch
+from unicron_elastic.rendezvous.job.round_watch import RoundListener, RoundWatch
+from unicron_elastic.rendezvous.job.rounds import RoundStoreError
 from unicron_elastic.rendezvous.records.cluster import UnplannedJobSpec, spec_text
 from unicron_elastic.rendezvous.records.job import REASON_CHARACTERS, JobKeys
-from unicron_elastic.rendezvous.records.news import NewsWriter
+from unicron_elastic.rendezvous.records.news_writer import NewsWriter
 from unicron_elastic.rendezvous.records.plan_keys import VERDICT_VARIABLE, PlannedJobKeys
 from unicron_elastic.rendezvous.store.interface import StoreError
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.detection.arrivals import PATIENCE_LOOKS, Arrivals, Beats, Lockstep, Skip, followed, skip
+from unicron_elastic.detection.arrivals import Arrivals, Beats
+from unicron_elastic.detection.lockstep import PATIENCE_LOOKS, Lockstep, Skip, followed, skip
 
 STEP_S = 0.02
 

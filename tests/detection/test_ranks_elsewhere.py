@@ -25,8 +25,9 @@ from unicron_elastic.detection.remote_ranks import (
     report_text,
 )
 from unicron_elastic.detection.sample import GroupPosition, RankSample, RemoteRank, Sample
+from unicron_elastic.detection.sentences import who
 from unicron_elastic.detection.state import PaceState
-from unicron_elastic.detection.telling import Hung, Slow, Verdict, Waiting, who
+from unicron_elastic.detection.telling import Hung, Slow, Verdict, Waiting
 from unicron_elastic.detection.watch import needs_evidence, needs_remote_ranks, next_look_at, observe
 from unicron_elastic.faults import HangKind
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.planning.coordinate.snapshot import JobPhase, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.node_status import NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_node_status, parse_phase
 from unicron_elastic.rendezvous.records.plan_keys import NODE_RECORDS, PlannedJobKeys
 from unicron_elastic.rendezvous.store.address import StoreAddress

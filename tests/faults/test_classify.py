@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unicron_elastic.faults import SEVERITY_OF, Failure, Severity, Status, classify, signature
-from unicron_elastic.faults.classify import ROWS, describe_exit
+from unicron_elastic.faults.classify import ROWS
+from unicron_elastic.faults.exit_status import describe_exit
 
 DATA = Path(__file__).parent / "data"
 

@@ -28,11 +28,12 @@ from unicron_elastic.launcher.agent.process import whereabouts
 from unicron_elastic.launcher.node import submission
 from unicron_elastic.launcher.view.cluster import what_if
 from unicron_elastic.membership.rounds import JobMember, Place, Round
-from unicron_elastic.metrics.samples import parse_samples
+from unicron_elastic.metrics.samples_text import parse_samples
 from unicron_elastic.planning.allocate.plan import Plan
+from unicron_elastic.planning.coordinate.node_status import NodeStatus
 from unicron_elastic.planning.coordinate.proposal import propose
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobStatus, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobStatus
 from unicron_elastic.planning.model.configured import parse_configurations
 from unicron_elastic.planning.model.jobs import parse_job
 from unicron_elastic.planning.model.measured import MeasuredJob
@@ -343,7 +344,7 @@ def _of_sockets() -> Iterator[Parser]:
         (report_text(NodeReport(asked=1, node="n1", at=1.0, ranks=(rank,))).encode(),),
     )  # fmt: skip
     samples = (b'[["unicron_step", ["job"], 5]]', b"[]")
-    yield Parser("metrics-of-a-job", "unicron_elastic/metrics/samples.py", parse_samples, samples)
+    yield Parser("metrics-of-a-job", "unicron_elastic/metrics/samples_text.py", parse_samples, samples)
 
 
 def _parse_address(data: bytes) -> Address:

@@ -13,7 +13,8 @@ from health_lab import Findings, Tree, only, wait_until
 
 from unicron_elastic.base.fault import Severity, Status
 from unicron_elastic.base.finding import LINK_DOWN, Level, ProbeNotes
-from unicron_elastic.health.host.network import LinkProbe, PortProbe, Window
+from unicron_elastic.health.host.network import LinkProbe, Window
+from unicron_elastic.health.host.port_probe import PortProbe
 
 
 def make(tree: Tree, findings: Findings | None = None, only_these: tuple[str, ...] | None = None) -> LinkProbe:

@@ -9,7 +9,8 @@ from health_lab import Findings, Tree, only
 
 from unicron_elastic.base.fault import Severity, Status
 from unicron_elastic.base.finding import Level, ProbeNotes
-from unicron_elastic.health.host.memory import MemoryProbe, find_memory_cgroup
+from unicron_elastic.health.host.memory import MemoryProbe
+from unicron_elastic.health.host.memory_cgroup import find_memory_cgroup
 
 JOB = "sys/fs/cgroup/slurm/job_1"
 

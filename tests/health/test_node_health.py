@@ -18,7 +18,8 @@ from unicron_elastic.base.fault import Status
 from unicron_elastic.base.finding import Finding, Level, ProbeNotes
 from unicron_elastic.health.host import disk
 from unicron_elastic.health.host.command import CommandProbe
-from unicron_elastic.health.watch import Intervals, Lane, NodeHealth
+from unicron_elastic.health.lane import Lane
+from unicron_elastic.health.watch import Intervals, NodeHealth
 
 FAST = Intervals(host_s=0.01, gpu_s=0.01, folder_s=0.01, command_s=0.01)
 MakeHealth = Callable[..., NodeHealth]

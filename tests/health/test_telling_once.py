@@ -6,7 +6,7 @@ from health_lab import only
 
 from unicron_elastic.base.fault import Severity, Status
 from unicron_elastic.base.finding import Finding, Level, finding
-from unicron_elastic.health.watch import FindingLedger
+from unicron_elastic.health.finding_ledger import FindingLedger
 
 
 def make(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from unicron_elastic.planning.coordinate.node_status import NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.proposal import propose
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, phase_text, spec_text, status_text
 from unicron_elastic.rendezvous.records.plan_keys import CURRENT, PlannedJobKeys, status_key

@@ -15,7 +15,8 @@ from unicron_elastic.launcher.view.cluster.overview import Overview
 from unicron_elastic.launcher.view.cluster.plan import read_plan
 from unicron_elastic.launcher.view.cluster.reading import read_overview
 from unicron_elastic.membership.rounds import JobMember, Place, Round
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus, NodeState
+from unicron_elastic.planning.coordinate.node_status import NodeState
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus
 from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay
 from unicron_elastic.rendezvous.records import news
 from unicron_elastic.rendezvous.records.cluster import (

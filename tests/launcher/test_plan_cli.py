@@ -22,8 +22,9 @@ from unicron_elastic.launcher.config.answers import local_time
 from unicron_elastic.launcher.view.cluster.plan import PlanReading, proposal_view, published_view, read_plan
 from unicron_elastic.launcher.view.cluster.plan_text import amount, plan_text, span
 from unicron_elastic.membership.rounds import JobMember, Place, Round
+from unicron_elastic.planning.coordinate.node_status import NodeState
 from unicron_elastic.planning.coordinate.proposal import propose
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, NodeState
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase
 from unicron_elastic.planning.model.jobs import JobSpec
 from unicron_elastic.rendezvous.records.cluster import NodeRecord, node_key, node_text, quarantine_key, quarantine_text
 from unicron_elastic.rendezvous.records.job import JobKeys, member_text, round_text

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from unicron_elastic.base.incident import Incident
-from unicron_elastic.base.ledger import Ledger, default_ledger, find_ledgers, hold_own, read_ledger, state_folder
+from unicron_elastic.base.ledger import Ledger, default_ledger, find_ledgers, read_ledger
 from unicron_elastic.base.quarantine import Quarantined
+from unicron_elastic.base.state_folder import hold_own, state_folder
 from unicron_elastic.launcher.agent.core import quarantine_file
 
 ENTRY = Quarantined(node="node-a", reason="memory errors", since=1.0, until=None, by="ada")

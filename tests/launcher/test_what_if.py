@@ -13,8 +13,9 @@ from plan_lab import NOW, job, node, spec, two_jobs
 
 from unicron_elastic.launcher.view.cluster.plan import proposal_view, published_view
 from unicron_elastic.launcher.view.cluster.what_if import FORMS, what_if, with_spec
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState
 from unicron_elastic.planning.coordinate.proposal import propose
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, JobPhase, NodeState
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase
 from unicron_elastic.planning.model.jobs import JobSpec, MeasuredSteps
 
 FOUND = two_jobs()

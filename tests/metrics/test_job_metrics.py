@@ -20,7 +20,7 @@ from unicron_elastic.launcher.export.metrics import job as job_metrics
 from unicron_elastic.launcher.export.metrics.job import JobMetrics
 from unicron_elastic.launcher.export.metrics.link import VARIABLE, ChildMetrics, Teller, take_teller
 from unicron_elastic.launcher.view.job.view import LocalJobView, WorkerView
-from unicron_elastic.metrics.samples import parse_samples, samples_text
+from unicron_elastic.metrics.samples_text import parse_samples, samples_text
 from unicron_elastic.recovery.state import Phase
 
 VIEW = LocalJobView(

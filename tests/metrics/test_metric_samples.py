@@ -10,16 +10,9 @@ from metric_values import CLOSED, COORDINATION, PLAN, every_sample, job, totals
 from unicron_elastic.metrics import definitions
 from unicron_elastic.metrics.definitions import JOB_PHASES, METRICS, NODE_STATES
 from unicron_elastic.metrics.figures import CoordinationFigures, NodeFigures, PlanFigures, WorkerFigures
-from unicron_elastic.metrics.samples import (
-    MetricSample,
-    coordination_samples,
-    job_samples,
-    node_samples,
-    parse_samples,
-    plan_samples,
-    samples_text,
-)
-from unicron_elastic.planning.coordinate.snapshot import NodeState
+from unicron_elastic.metrics.samples import MetricSample, coordination_samples, job_samples, node_samples, plan_samples
+from unicron_elastic.metrics.samples_text import parse_samples, samples_text
+from unicron_elastic.planning.coordinate.node_status import NodeState
 from unicron_elastic.recovery.state import Phase
 
 RANKS = {"worker_up", "worker_step", "worker_iteration_time_seconds"}

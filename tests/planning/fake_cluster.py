@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from unicron_elastic.planning.allocate.optimum import build_table
+from unicron_elastic.planning.allocate.plan_table import build_table
 from unicron_elastic.planning.coordinate.coordinator import (
     AdoptRates,
     BuildTable,
@@ -20,17 +20,10 @@ from unicron_elastic.planning.coordinate.coordinator import (
     TableBuilt,
     handle,
 )
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.reconcile import LendNode, ReturnNode, StartJob, StopJob
-from unicron_elastic.planning.coordinate.snapshot import (
-    ClusterSnapshot,
-    Health,
-    JobPhase,
-    JobStatus,
-    NodeState,
-    NodeStatus,
-    Refusal,
-)
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
 from unicron_elastic.planning.model.tasks import Transition
 

@@ -8,7 +8,7 @@ import pytest
 from fake_cluster import B, job, two_jobs
 
 from unicron_elastic.planning.allocate.cluster import NodesLost, TaskSubmitted
-from unicron_elastic.planning.allocate.optimum import build_table
+from unicron_elastic.planning.allocate.plan_table import build_table
 from unicron_elastic.planning.coordinate import proposal
 from unicron_elastic.planning.coordinate.coordinator import (
     REPEAT_S,

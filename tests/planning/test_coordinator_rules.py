@@ -15,8 +15,9 @@ from unicron_elastic.planning.coordinate.coordinator import (
     handle,
 )
 from unicron_elastic.planning.coordinate.holding import DWELL_S, GIVE_BACK_S
+from unicron_elastic.planning.coordinate.node_status import NodeState, is_within
 from unicron_elastic.planning.coordinate.proposal import propose, why_overtaken
-from unicron_elastic.planning.coordinate.snapshot import JobPhase, NodeState, is_within
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 
 
 def test_a_host_that_flaps_disturbs_one_job() -> None:

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unicron_elastic.planning.allocate.cluster import NothingChanged
-from unicron_elastic.planning.allocate.optimum import plan_for
+from unicron_elastic.planning.allocate.plan_table import plan_for
 from unicron_elastic.planning.coordinate.coordinator import Command, CoordinatorState, PublishPlan
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState
 from unicron_elastic.planning.coordinate.proposal import why_overtaken
 from unicron_elastic.planning.coordinate.reconcile import LendNode, ReturnNode, reconcile
 from unicron_elastic.planning.coordinate.situation import Bounds, PlanDifferences, situation_of
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, JobPhase, JobStatus, NodeState
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus
 from unicron_elastic.planning.model.tasks import Transition
 
 HOSTS = [f"h{place}" for place in range(8)]

@@ -17,9 +17,10 @@ from unicron_elastic.planning.allocate.cluster import (
     TaskSubmitted,
     after,
 )
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.proposal import propose
 from unicron_elastic.planning.coordinate.situation import Bounds, changes_of, situation_of
-from unicron_elastic.planning.coordinate.snapshot import Health, JobPhase, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 
 
 def seen(cluster: FakeCluster) -> tuple[Cluster, Event]:

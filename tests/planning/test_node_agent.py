@@ -35,7 +35,8 @@ from unicron_elastic.planning.coordinate.agent import (
     WatchJob,
     handle,
 )
-from unicron_elastic.planning.coordinate.snapshot import REFUSED_S, JobPhase, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.node_status import REFUSED_S, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 
 IDLE, JOINING, WORKING, LEAVING = NodeState.IDLE, NodeState.JOINING, NodeState.WORKING, NodeState.LEAVING
 

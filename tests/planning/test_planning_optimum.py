@@ -18,8 +18,9 @@ from unicron_elastic.planning.allocate.cluster import (
     next_events,
 )
 from unicron_elastic.planning.allocate.core import optimum
-from unicron_elastic.planning.allocate.optimum import VALUE_BITS, Solver, applied, best_counts, exponent_of, plan_for
+from unicron_elastic.planning.allocate.optimum import VALUE_BITS, Solver, best_counts, exponent_of
 from unicron_elastic.planning.allocate.paper import plain_optimum
+from unicron_elastic.planning.allocate.plan_table import applied, plan_for
 from unicron_elastic.planning.allocate.prices import AlteredBlock, Block
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.tasks import Transition

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from situations import clusters
 
 from unicron_elastic.planning.allocate.cluster import Cluster
-from unicron_elastic.planning.allocate.optimum import build_table
 from unicron_elastic.planning.allocate.plan import Move, Plan, Share, Wait
+from unicron_elastic.planning.allocate.plan_table import build_table
 
 PLAN = Plan(
     nodes=6,

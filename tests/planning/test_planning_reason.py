@@ -16,7 +16,7 @@ from unicron_elastic.planning.allocate.cluster import (
     TaskFinished,
     TaskSubmitted,
 )
-from unicron_elastic.planning.allocate.optimum import plan_for
+from unicron_elastic.planning.allocate.plan_table import plan_for
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.tasks import Transition
 

@@ -21,7 +21,7 @@ from unicron_elastic.planning.allocate.cluster import (
     after,
     next_events,
 )
-from unicron_elastic.planning.allocate.optimum import PlanTable, applied, build_table, plan_for
+from unicron_elastic.planning.allocate.plan_table import PlanTable, applied, build_table, plan_for
 from unicron_elastic.planning.model.waf import penalty_flop, waf_flops
 
 NEW = task("new", [0, 2, 3, 8])

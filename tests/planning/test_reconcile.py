@@ -8,19 +8,13 @@ from dataclasses import replace
 import pytest
 from fake_cluster import FakeCluster, job, nodes
 
-from unicron_elastic.planning.allocate.plan import Plan, Share, Wait, moves_of
+from unicron_elastic.planning.allocate.plan import Plan, Share, Wait
+from unicron_elastic.planning.allocate.shares import moves_of
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.coordinate.published import Loss, Published, Seat
 from unicron_elastic.planning.coordinate.reconcile import LendNode, ReturnNode, StartJob, StopJob, reconcile
 from unicron_elastic.planning.coordinate.seating import seated
-from unicron_elastic.planning.coordinate.snapshot import (
-    ClusterSnapshot,
-    Health,
-    JobPhase,
-    JobStatus,
-    NodeState,
-    NodeStatus,
-    Refusal,
-)
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus
 
 A = replace(job("a", [0, 1, 2, 3, 4], min_nodes=2), phase=JobPhase.RUNNING)
 B = replace(job("b", [0, 1, 2, 3, 4]), phase=JobPhase.RUNNING)

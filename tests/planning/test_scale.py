@@ -7,7 +7,8 @@ from fake_cluster import spec
 
 from unicron_elastic.planning.model.configurations import parse_workload
 from unicron_elastic.planning.model.jobs import GPU_FLOPS, GivenRates, JobSpec, MeasuredSteps, Modelled
-from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay, first_rates, known_gpu_flops, newest_rates
+from unicron_elastic.planning.model.known_gpu_flops import known_gpu_flops
+from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay, first_rates, newest_rates
 
 PRECISION = 0.07  # half of one of the steps in which it changes
 

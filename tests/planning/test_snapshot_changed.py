@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unicron_elastic.planning.coordinate import snapshot as module
-from unicron_elastic.planning.coordinate.snapshot import (
-    ClusterSnapshot,
-    Health,
-    JobPhase,
-    JobStatus,
-    NodeState,
-    NodeStatus,
-    Refusal,
-)
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus, Refusal
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus
 from unicron_elastic.planning.model.faulting import FaultRate
 
 JOBS = ("a", "b", "c")

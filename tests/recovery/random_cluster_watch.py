@@ -9,7 +9,7 @@ from random_cluster_meeting import Meeting
 from random_cluster_store import FAILED, RECALLED
 
 from unicron_elastic.membership import rounds as membership
-from unicron_elastic.membership.coordination import Decision, why_not
+from unicron_elastic.membership.decision import Decision, why_not
 from unicron_elastic.membership.rounds import Round
 from unicron_elastic.recovery import events
 

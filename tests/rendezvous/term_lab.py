@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unicron_elastic.base.quarantine import LAUNCHER, Quarantined
+from unicron_elastic.planning.coordinate.node_status import NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import JobPhase, NodeState, NodeStatus, Refusal
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
 from unicron_elastic.rendezvous.plan.term import Term
 from unicron_elastic.rendezvous.records.cluster import LEADER, quarantine_key, quarantine_text

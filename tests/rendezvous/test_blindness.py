@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unicron_elastic.membership.coordination import Decision, why_not
+from unicron_elastic.membership.decision import Decision, why_not
 
 
 def test_who_sees_decides_everything() -> None:

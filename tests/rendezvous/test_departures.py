@@ -19,14 +19,14 @@ from torch.distributed.elastic.rendezvous import (
 
 from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.membership.rounds import Place, Round
-from unicron_elastic.rendezvous.job.rounds import RoundListener, RoundWatch
+from unicron_elastic.rendezvous.job.round_watch import RoundListener, RoundWatch
 from unicron_elastic.rendezvous.records.cluster import quarantine_key, quarantine_text
 from unicron_elastic.rendezvous.records.job import JobKeys, JobMirror, Lost, departing_text, parse_lost
 from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import Change, Entry, Snapshot
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
-from unicron_elastic.rendezvous.torch.choose import create_handler
+from unicron_elastic.rendezvous.torch.create_handler import create_handler
 from unicron_elastic.rendezvous.torch.handler import ClusterRendezvous
 
 DEADLINE_S = 30.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unicron_elastic.rendezvous.store.follower import Follower
 from unicron_elastic.rendezvous.store.interface import (
     Blind,
     Change,
     Changes,
     Entry,
-    Follower,
     Replaced,
     Sighted,
     Snapshot,

@@ -13,7 +13,6 @@ from unicron_elastic.rendezvous.records.news import (
     INCIDENTS_MOST,
     JOB_NEWS_FOR_S,
     JobNews,
-    NewsWriter,
     incidents_key,
     incidents_text,
     job_news_key,
@@ -23,6 +22,7 @@ from unicron_elastic.rendezvous.records.news import (
     run_of_news,
     with_incident,
 )
+from unicron_elastic.rendezvous.records.news_writer import NewsWriter
 from unicron_elastic.rendezvous.store.interface import Entry, StoreError
 from unicron_elastic.testing.memory_store import MemoryServer, MemoryStore
 

@@ -14,7 +14,7 @@ from unicron_elastic.metrics.figures import PlanFigures
 from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay
 from unicron_elastic.rendezvous.cluster import node as cluster_answers
-from unicron_elastic.rendezvous.cluster.node import ClusterAnswers
+from unicron_elastic.rendezvous.cluster.cluster_answers import ClusterAnswers
 from unicron_elastic.rendezvous.plan.planner import Planner
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, phase_text
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys

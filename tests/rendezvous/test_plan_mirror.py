@@ -13,15 +13,9 @@ from hypothesis import strategies as st
 
 from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.planning.coordinate.coordinator import CoordinatorState, PublishPlan, SnapshotSeen, handle
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.proposal import propose
-from unicron_elastic.planning.coordinate.snapshot import (
-    ClusterSnapshot,
-    Health,
-    JobPhase,
-    JobStatus,
-    NodeState,
-    NodeStatus,
-)
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus
 from unicron_elastic.planning.model.configurations import Workload
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.jobs import GPU_FLOPS, GivenRates, JobSpec, MeasuredSteps, Modelled

@@ -12,16 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus, Refusal
 from unicron_elastic.planning.coordinate.proposal import propose
-from unicron_elastic.planning.coordinate.snapshot import (
-    ClusterSnapshot,
-    Health,
-    JobPhase,
-    JobStatus,
-    NodeState,
-    NodeStatus,
-    Refusal,
-)
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus
 from unicron_elastic.planning.model.configurations import Workload
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec, MeasuredSteps, Modelled, Throughput

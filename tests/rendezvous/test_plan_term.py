@@ -14,7 +14,8 @@ from term_lab import LONG_S, NOW, Cluster, TermStore, read_order, read_published
 
 from unicron_elastic.base.quarantine import LAUNCHER
 from unicron_elastic.planning.coordinate.coordinator import REPEAT_S, TableBuilt
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, JobPhase, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.jobs import MeasuredSteps
 from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay

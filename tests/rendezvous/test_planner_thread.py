@@ -13,7 +13,8 @@ from store_lab import BINARY, wait_until
 from term_lab import read_published, spec
 
 from unicron_elastic.base.quarantine import Quarantined
-from unicron_elastic.planning.coordinate.snapshot import JobPhase, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.node_status import NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.plan.planner import RETRY_S, TICK_S, Planner
 from unicron_elastic.rendezvous.records.cluster import LEADER, NodeRecord, quarantine_key, quarantine_text, roster_key

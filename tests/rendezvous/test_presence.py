@@ -18,7 +18,7 @@ from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import Change, Entry, Put, Snapshot, StoreError
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
-from unicron_elastic.rendezvous.torch.choose import create_handler
+from unicron_elastic.rendezvous.torch.create_handler import create_handler
 
 DEADLINE_S = 30.0
 Join = Callable[[str], JobPresence]

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from unicron_elastic.rendezvous.job.rounds import agree_on_restarts
+from unicron_elastic.rendezvous.job.agree_on_restarts import agree_on_restarts
 
 TIMEOUT = timedelta(seconds=20)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from unicron_elastic.membership.rounds import Place, Round
-from unicron_elastic.rendezvous.job.rounds import RoundListener, RoundWatch
+from unicron_elastic.rendezvous.job.round_watch import RoundListener, RoundWatch
 
 
 class Rounds:

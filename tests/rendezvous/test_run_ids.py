@@ -13,7 +13,7 @@ from unicron_elastic.compat.workers import DefaultLogsSpecs, folder_name, keep_i
 from unicron_elastic.planning.model.jobs import JobSpec
 from unicron_elastic.rendezvous.records.plan import spec_text
 from unicron_elastic.rendezvous.records.plan_keys import check_run_id, run_of_start, start_of_run
-from unicron_elastic.rendezvous.torch.choose import create_handler
+from unicron_elastic.rendezvous.torch.create_handler import create_handler
 
 
 @pytest.mark.parametrize("run_id", ["job1", "none", "a/b", "../x", "a b", "job@", "@17x", "job1@0", "job@017", "日本"])

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from unicron_elastic.detection.sentences import degraded, duration
 from unicron_elastic.detection.standstill import named
 from unicron_elastic.detection.state import Degradation, PaceState, RankPace
-from unicron_elastic.detection.telling import Recovered, Verdict, degraded, duration
-from unicron_elastic.detection.tempo import CAP, NOTHING, Stride, learn
+from unicron_elastic.detection.stride import Stride
+from unicron_elastic.detection.telling import Recovered, Verdict
+from unicron_elastic.detection.tempo import CAP, NOTHING, learn
 
 _BUILDING_UP = 0.35  # of the alarm, which is more than one long step: from then on steps are kept apart
 _ROOM = 1.25  # of the alarm: so far the sum goes, or the way back would be as long as the degradation was

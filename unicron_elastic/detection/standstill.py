@@ -14,23 +14,9 @@ from unicron_elastic.detection.arrivals import later_s
 from unicron_elastic.detection.evidence import Suspects, is_blind, moved_on, suspects, work
 from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import RankSample, Sample
+from unicron_elastic.detection.sentences import at_work_again, attended, duration, idle, sentence, slow, verb, who
 from unicron_elastic.detection.state import Habits, PaceState, RankPace, Signals, Standstill
-from unicron_elastic.detection.telling import (
-    Attended,
-    Hung,
-    Recovered,
-    Slow,
-    Verdict,
-    Waiting,
-    at_work_again,
-    attended,
-    duration,
-    idle,
-    sentence,
-    slow,
-    verb,
-    who,
-)
+from unicron_elastic.detection.telling import Attended, Hung, Recovered, Slow, Verdict, Waiting
 from unicron_elastic.faults import HangKind
 
 SLACK_S = 1e-9  # a look at the very moment it was wanted is not too early, however that was rounded
@@ -233,8 +219,6 @@ def _is_idle(now: Standstill, standing_s: float, policy: PacePolicy) -> bool:
 # In synchronous training all ranks show the same step time, so the time of a step names nobody. Two signals do: who
 # begins collectives late and, where that is not known, whose CPU time for a step has grown. Each is compared with
 # what it usually is on this rank: a rank that logs is always a little late.
-
-
 _MEMORY = 50  # looks that make up what is usual
 _OWN_SHARE = 0.5  # of the lost time: a rank that accounts for so much of it is the one
 _LEAST_GROWTH = 0.1  # of the CPU time for a step: less may be chance

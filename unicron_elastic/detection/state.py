@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from unicron_elastic.detection.arrivals import NOTHING as NOT_APART
-from unicron_elastic.detection.arrivals import Lockstep
+from unicron_elastic.detection.lockstep import NOTHING as NOT_APART
+from unicron_elastic.detection.lockstep import Lockstep
 from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import RankSample
 from unicron_elastic.detection.tempo import NOTHING, Tempo

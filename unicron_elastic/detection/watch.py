@@ -9,13 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unicron_elastic.detection.allowance import Allowance, allowance
-from unicron_elastic.detection.arrivals import followed, skip
 from unicron_elastic.detection.drift import ANSWER_S, drift_judged, drifted
+from unicron_elastic.detection.lockstep import followed, skip
 from unicron_elastic.detection.sample import MEET, TRAIN, RankSample, Sample
+from unicron_elastic.detection.sentences import out_of_step
 from unicron_elastic.detection.standstill import SLACK_S, judged, learned, look_s, suspected_at
 from unicron_elastic.detection.state import Habits, PaceState, RankPace
-from unicron_elastic.detection.telling import Verdict, out_of_step
-from unicron_elastic.detection.tempo import learn, stride
+from unicron_elastic.detection.stride import stride
+from unicron_elastic.detection.telling import Verdict
+from unicron_elastic.detection.tempo import learn
 
 
 def observe(state: PaceState, sample: Sample) -> tuple[PaceState, list[Verdict]]:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from unicron_elastic.base.fault import Failure
 from unicron_elastic.base.text import LONGEST_TEXT, one_line
-from unicron_elastic.faults.classify import signal_of
+from unicron_elastic.faults.exit_status import signal_of
 
 _LONGEST_MESSAGE = 300  # characters after normalising; the rest of a text seldom tells two failures apart
 

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from unicron_elastic.rendezvous.store.follower import Follower
 from unicron_elastic.rendezvous.store.interface import (
     Change,
     Deliver,
     Entry,
-    Follower,
     Lease,
     LeaseGoneError,
     Put,

@@ -69,8 +69,9 @@ from unicron_elastic.recovery.state import (
     living_members,
     trains_here,
 )
+from unicron_elastic.rendezvous.job.agree_on_restarts import agree_on_restarts
 from unicron_elastic.rendezvous.job.job_rendezvous import job_rendezvous
-from unicron_elastic.rendezvous.job.rounds import RoundListener, agree_on_restarts
+from unicron_elastic.rendezvous.job.round_watch import RoundListener
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.linux import MARK
 

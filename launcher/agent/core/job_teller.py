@@ -22,7 +22,8 @@ from unicron_elastic.recovery.state import JobState
 from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
 
 if TYPE_CHECKING:
-    from unicron_elastic.rendezvous.records.news import JobNews, NewsWriter
+    from unicron_elastic.rendezvous.records.news import JobNews
+    from unicron_elastic.rendezvous.records.news_writer import NewsWriter
 
 
 LOOK_S = 5.0

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from unicron_elastic.base import quarantine
-from unicron_elastic.base.ledger import hold_own, state_folder
 from unicron_elastic.base.quarantine import Quarantined
+from unicron_elastic.base.state_folder import hold_own, state_folder
 
 VARIABLE = "UNICRON_QUARANTINE"
 FILE_NAME = "quarantine.json"

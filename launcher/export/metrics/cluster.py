@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from unicron_elastic.launcher.export.metrics.server import Answers
 from unicron_elastic.metrics.figures import NodeFigures
 from unicron_elastic.metrics.samples import MetricSample, node_samples
-from unicron_elastic.rendezvous.cluster.node import ClusterAnswers
+from unicron_elastic.rendezvous.cluster.cluster_answers import ClusterAnswers
 
 UNWELL_S = 60.0  # without a turn of an agent's loop, which waits for the store now and then
 _NOT_READY = {"joining": "The workers of its job start.", "leaving": "The workers of its job end."}

@@ -35,7 +35,7 @@ class Teller:
 
     def tell(self, samples: Iterable[MetricSample]) -> None:
         """All that is known now."""
-        from unicron_elastic.metrics.samples import samples_text  # most processes tell nobody
+        from unicron_elastic.metrics.samples_text import samples_text
 
         try:
             self._socket.send(samples_text(samples))
@@ -84,7 +84,7 @@ class ChildMetrics:
         return () if ended_at is not None and self._now() - ended_at > ENDED_S else self._latest
 
     def _read(self, ours: socket.socket, turn: int) -> None:
-        from unicron_elastic.metrics.samples import parse_samples
+        from unicron_elastic.metrics.samples_text import parse_samples
 
         with ours:
             while text := self._message(ours):

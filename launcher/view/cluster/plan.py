@@ -13,10 +13,11 @@ from typing import Any
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.tables import natural
 from unicron_elastic.launcher.view.cluster.members import AgentActivity, PlannedJobListing
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.proposal import propose, why_overtaken
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.reconcile import Movement, StartJob, StopJob, reconcile
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, JobStatus, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobStatus
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror, health_of
 from unicron_elastic.rendezvous.records.cluster import QUARANTINE, parse_quarantined
 from unicron_elastic.rendezvous.records.plan_keys import PLAN, PlannedJobKeys

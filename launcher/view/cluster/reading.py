@@ -29,10 +29,11 @@ from unicron_elastic.launcher.view.cluster.plan import PlanReading, agent_states
 from unicron_elastic.launcher.view.cluster.recorded_fault import moment_s
 from unicron_elastic.launcher.view.cluster.verdict import verdict_of
 from unicron_elastic.metrics.figures import PlannedJobFigures
+from unicron_elastic.planning.coordinate.node_status import Health
 from unicron_elastic.planning.coordinate.proposal import why_overtaken
-from unicron_elastic.planning.coordinate.snapshot import Health
 from unicron_elastic.rendezvous.plan.mirror import PlannedJob as KnownJob
-from unicron_elastic.rendezvous.plan.mirror import health_of, plan_figures
+from unicron_elastic.rendezvous.plan.mirror import health_of
+from unicron_elastic.rendezvous.plan.plan_figures import plan_figures
 from unicron_elastic.rendezvous.records import news as told_news
 from unicron_elastic.rendezvous.records.job import NAME_CHARACTERS
 from unicron_elastic.rendezvous.records.news import JobNews

@@ -13,14 +13,8 @@ from difflib import get_close_matches
 
 from unicron_elastic.base.text import shorten
 from unicron_elastic.launcher.common.tables import natural
-from unicron_elastic.planning.coordinate.snapshot import (
-    ClusterSnapshot,
-    Health,
-    JobPhase,
-    JobStatus,
-    NodeState,
-    NodeStatus,
-)
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus
 from unicron_elastic.planning.model.jobs import JobSpec, parse_job
 from unicron_elastic.planning.model.measured import first_rates
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from unicron_elastic.base.fault import Status
 from unicron_elastic.base.finding import Finding, Level, ProbeNotes, finding
 from unicron_elastic.health.host.files import number, read
-from unicron_elastic.health.host.memory import MemoryCgroup, find_memory_cgroup
+from unicron_elastic.health.host.memory_cgroup import MemoryCgroup, find_memory_cgroup
 
 _LOOKS_KEPT = 64
 _MOST_FOLDERS = 256

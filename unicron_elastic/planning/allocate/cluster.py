@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from unicron_elastic.base.text import require, require_count
+from unicron_elastic.base.require import require, require_count
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.planning.model.tasks import Task
 

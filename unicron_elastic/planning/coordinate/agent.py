@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from signal import SIGKILL, SIGTERM
 
-from unicron_elastic.planning.coordinate.snapshot import REFUSED_S, JobPhase, NodeState, NodeStatus, Refusal, is_within
+from unicron_elastic.planning.coordinate.node_status import REFUSED_S, NodeState, NodeStatus, Refusal, is_within
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.planning.model.jobs import JobSpec
 
 RECALL_S = 60.0  # so long a job may take to let a node go

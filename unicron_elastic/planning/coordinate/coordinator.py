@@ -19,13 +19,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from unicron_elastic.planning.allocate.cluster import Cluster
-from unicron_elastic.planning.allocate.optimum import PlanTable
+from unicron_elastic.planning.allocate.plan_table import PlanTable
 from unicron_elastic.planning.coordinate.holding import DWELL_S
+from unicron_elastic.planning.coordinate.node_status import NodeState, is_within
 from unicron_elastic.planning.coordinate.proposal import Looked, comes_to_the_same, propose, why_overtaken
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.reconcile import Movement, reconcile
 from unicron_elastic.planning.coordinate.situation import Bounds, PlanDifferences, expected_tasks, situation_of
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobStatus, NodeState, is_within
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobStatus
 from unicron_elastic.planning.model.tasks import Task
 
 REPEAT_S = 5.0  # after which a command that had no effect is given again

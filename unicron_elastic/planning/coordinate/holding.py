@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from unicron_elastic.planning.allocate.plan import Plan
+from unicron_elastic.planning.coordinate.node_status import is_within
 from unicron_elastic.planning.coordinate.published import Loss
 from unicron_elastic.planning.coordinate.situation import PlanDifferences, usable_nodes
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus, is_within
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus
 
 # Moves without need cost a job a fifth of its time at most. A transition is taken to last a minute until it was
 # measured, and so a job rests for five; one that moves in a second rests for as long as it takes to see how fast it is.

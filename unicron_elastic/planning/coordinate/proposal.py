@@ -12,8 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from unicron_elastic.planning.allocate.optimum import PlanTable, plan_for
 from unicron_elastic.planning.allocate.plan import Plan, Wait
+from unicron_elastic.planning.allocate.plan_table import PlanTable, plan_for
 from unicron_elastic.planning.coordinate.holding import (
     DWELL_S,
     dwell_s,
@@ -23,10 +23,11 @@ from unicron_elastic.planning.coordinate.holding import (
     moved_of,
     returned_to,
 )
+from unicron_elastic.planning.coordinate.node_status import Health
 from unicron_elastic.planning.coordinate.published import Loss, Published, Seat
 from unicron_elastic.planning.coordinate.seating import seated
 from unicron_elastic.planning.coordinate.situation import Bounds, PlanDifferences, changes_of, situation_of
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, JobPhase
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase
 
 UNCHANGED = "Nothing has changed"  # as the planner says it of what is no event to it
 ROUNDING_S = 1.0  # a sum of moments is rounded

@@ -15,7 +15,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from unicron_elastic.base.text import require, require_count
+from unicron_elastic.base.require import require, require_count
 from unicron_elastic.planning.allocate.plan import Plan
 
 

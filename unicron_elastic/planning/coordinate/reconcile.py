@@ -13,15 +13,9 @@ from dataclasses import dataclass
 from itertools import compress
 from operator import ne
 
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.published import Published
-from unicron_elastic.planning.coordinate.snapshot import (
-    ClusterSnapshot,
-    Health,
-    JobPhase,
-    JobStatus,
-    NodeState,
-    NodeStatus,
-)
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus
 
 KEEPERS_NAMED = 2  # of nodes that have the state of a job
 

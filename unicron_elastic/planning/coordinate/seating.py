@@ -13,9 +13,10 @@ from functools import partial
 from itertools import compress, count, repeat
 from operator import attrgetter, itemgetter, ne
 
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.published import Loss, Seat
 from unicron_elastic.planning.coordinate.situation import usable_nodes
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot
 
 # Who keeps its place first: one that works costs most to replace, one on its way to the job least.
 _KEEPS = (NodeState.WORKING, NodeState.JOINING, NodeState.LEAVING)

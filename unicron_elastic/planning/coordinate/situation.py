@@ -22,8 +22,9 @@ from unicron_elastic.planning.allocate.cluster import (
     TaskFinished,
     TaskSubmitted,
 )
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.published import Published, Seat
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, Health, JobStatus, NodeState, NodeStatus
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobStatus
 from unicron_elastic.planning.model.tasks import Floats, Task
 
 TASKS_KEPT = 4096

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from unicron_elastic.base.text import require
+from unicron_elastic.base.require import require
 from unicron_elastic.planning.model.configurations import Configuration, Workload
 
 # The smallest micro-batch, where nobody says how many tokens a sample has.

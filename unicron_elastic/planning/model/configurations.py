@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from unicron_elastic.base.text import require, require_count, require_keys
+from unicron_elastic.base.require import require, require_count, require_keys
 from unicron_elastic.planning.model.decoder import Decoder
 from unicron_elastic.planning.model.shape import Transformer, require_counts
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from unicron_elastic.base.text import require, require_keys
+from unicron_elastic.base.require import require, require_keys
 from unicron_elastic.planning.model.configurations import Configuration
 
 CONFIGURATION = "UNICRON_CONFIGURATION"  # of a worker: the one with which it starts

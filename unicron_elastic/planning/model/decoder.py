@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unicron_elastic.base.text import require, require_count
+from unicron_elastic.base.require import require, require_count
 from unicron_elastic.planning.model.shape import Transformer, require_counts
 
 NORMALIZATIONS = ("LayerNorm", "RMSNorm")

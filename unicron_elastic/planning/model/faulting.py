@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from unicron_elastic.base.text import require, require_count
+from unicron_elastic.base.require import require, require_count
 
 DAY_S = 86_400.0
 # 6.50 faults in 1,000 node-days: RSC-1, 16,000 GPUs in nodes of 8, eleven months ("Revisiting Reliability in

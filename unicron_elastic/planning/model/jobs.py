@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from unicron_elastic.base.text import one_line, require, require_count, require_keys, shown
+from unicron_elastic.base.require import require, require_count, require_keys
+from unicron_elastic.base.text import one_line, shown
 from unicron_elastic.planning.model.configurations import Workload, parse_workload
 
 NAME_CHARACTERS = 200  # as in the store's records

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from unicron_elastic.base.text import require, require_count
+from unicron_elastic.base.require import require, require_count
 
 # Activations of a layer, bytes per token and hidden unit (kept_bytes).
 REPLICATED_BYTES = 10.0  # on every rank of the tensor group

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from unicron_elastic.base.text import require, require_count
+from unicron_elastic.base.require import require, require_count
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from unicron_elastic.base.text import require
+from unicron_elastic.base.require import require
 from unicron_elastic.planning.model.calibration import Overheads, Point, correction, fit, slowdown, weighted_median
 from unicron_elastic.planning.model.configurations import Configuration, Workload
 from unicron_elastic.planning.model.memory import memory_bytes

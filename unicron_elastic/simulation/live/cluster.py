@@ -21,16 +21,10 @@ from unicron_elastic.planning.coordinate.coordinator import (
     PublishPlan,
     SnapshotSeen,
 )
+from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.reconcile import LendNode, ReturnNode, StartJob, StopJob
-from unicron_elastic.planning.coordinate.snapshot import (
-    ClusterSnapshot,
-    Health,
-    JobPhase,
-    JobStatus,
-    NodeState,
-    NodeStatus,
-)
+from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus
 from unicron_elastic.planning.model.faulting import FaultRate
 from unicron_elastic.simulation.model.accounting import IncidentEntry
 from unicron_elastic.simulation.model.durations import Durations

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from unicron_elastic.base.text import require, require_keys
+from unicron_elastic.base.require import require, require_keys
 from unicron_elastic.simulation.history.events import Method
 from unicron_elastic.simulation.model.published import COSTS, FIGURES, Figure, Sized, Tag
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from unicron_elastic.base.text import require, require_count, shown
+from unicron_elastic.base.require import require, require_count
+from unicron_elastic.base.text import shown
 from unicron_elastic.planning.model.jobs import JobSpec, MeasuredSteps
 from unicron_elastic.simulation.history.events import History
 from unicron_elastic.simulation.history.generate import Racks, generate

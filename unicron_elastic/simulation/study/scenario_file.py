@@ -9,7 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from unicron_elastic.base.text import require, require_count, require_keys, shown
+from unicron_elastic.base.require import require, require_count, require_keys
+from unicron_elastic.base.text import shown
 from unicron_elastic.planning.model.configurations import Workload
 from unicron_elastic.planning.model.jobs import JobSpec, Modelled, parse_job
 from unicron_elastic.planning.model.shape import Transformer

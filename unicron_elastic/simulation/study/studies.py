@@ -11,7 +11,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from types import MappingProxyType
 
-from unicron_elastic.base.text import require
+from unicron_elastic.base.require import require
 from unicron_elastic.simulation.history.events import History
 from unicron_elastic.simulation.model.accounting import PolicyResult, SeedResult, StudyResult
 from unicron_elastic.simulation.model.scenario import Generated, Scenario

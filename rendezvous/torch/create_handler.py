@@ -1,0 +1,89 @@
+"""The rendezvous on etcd as a command line asks for it: for unicron-run and, by `torchrun.handlers`, for torchrun."""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+from unicron_elastic.base.node_name import node_label, node_name
+from unicron_elastic.compat.rendezvous import (
+    RendezvousParameters,
+)
+from unicron_elastic.membership.rounds import JobMember, Settings
+from unicron_elastic.rendezvous.cluster.node import ClusterNode
+from unicron_elastic.rendezvous.job.presence import JobPresence
+from unicron_elastic.rendezvous.records.cluster import NodeRecord
+from unicron_elastic.rendezvous.records.job import JobKeys
+from unicron_elastic.rendezvous.records.plan_keys import check_run_id, run_of_start
+from unicron_elastic.rendezvous.store.open import store_opener
+from unicron_elastic.rendezvous.store.options import address_from_options
+from unicron_elastic.rendezvous.store.own_address import own_address
+from unicron_elastic.rendezvous.torch.handler import ClusterRendezvous
+
+LEASE_TTL_S = 3.0
+_LONGEST_S = 86_400.0  # of all that may be waited for; a lease cannot be longer
+
+
+def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
+    """Make a handler for torch's registry. Raises ValueError for what cannot be right, with what would be."""
+    given = {name: str(value) for name, value in parameters.config.items()}
+    address = address_from_options(parameters.endpoint, given, spell=lambda name: f"--rdzv-conf {name}")
+    opener = store_opener(address)
+    # A planned job may start several times under its name: each start has keys of its own.
+    start = _number(parameters, "start")
+    if start is None:
+        check_run_id(parameters.run_id)
+    run = parameters.run_id if start is None else run_of_start(parameters.run_id, start)
+    keys = JobKeys(run)
+    settings = Settings(
+        min_nodes=parameters.min_nodes,
+        max_nodes=parameters.max_nodes,
+        last_call_s=_seconds(parameters, "last_call_timeout", 30.0),
+        target_nodes=_number(parameters, "target_nodes"),
+        expected_nodes=_number(parameters, "expected_nodes"),
+        blind_patience_s=_seconds(parameters, "blind_patience", 600.0, 10.0),
+    )
+    host = node_name()
+    node_id = f"{host}/{uuid.uuid4().hex[:12]}"
+    label = node_label(str(parameters.get("label", "")), "--rdzv-conf label")
+    record = NodeRecord(node_id=node_id, host=host, job=run, label=label, pid=os.getpid())
+    lease_ttl_s = _seconds(parameters, "lease_ttl", LEASE_TTL_S, 1.0)
+    bind, here = parameters.local_addr or "", parameters.local_addr or own_address(address)
+    return ClusterRendezvous(
+        JobPresence(opener, keys, lease_ttl_s),
+        ClusterNode(
+            opener,
+            lease_ttl_s,
+            record,
+            bind=bind,
+            address=here,
+            may_lead=start is None,  # the agent that started this one does, and outlives it
+        ),
+        JobMember(node_id=node_id, host=host, label=label, waits_for=0),
+        keys,
+        run_id=parameters.run_id,
+        settings=settings,
+        address=here,
+        join_timeout_s=_seconds(parameters, "join_timeout", 600.0),
+        connect_timeout_s=_seconds(parameters, "connect_timeout", 30.0),
+    )
+
+
+def _number(parameters: RendezvousParameters, name: str) -> int | None:
+    value = parameters.get(name)
+    if value is None:
+        return None
+    if not str(value).isascii() or not str(value).isdecimal():
+        raise ValueError(f"--rdzv-conf {name} must be a whole number, not {value!r}")
+    return int(value)
+
+
+def _seconds(parameters: RendezvousParameters, name: str, default: float, least: float = 0.0) -> float:
+    value = parameters.get(name, default)
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not least <= seconds <= _LONGEST_S:
+        raise ValueError(f"--rdzv-conf {name} must be {least:g} to {_LONGEST_S:g} seconds, not {value!r}")
+    return seconds
