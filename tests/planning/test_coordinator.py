@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
 
+import decisions
 import pytest
-from fake_cluster import B, job, two_jobs
+from fake_cluster import A, B, FakeCluster, job, two_jobs
 
-from unicron_elastic.planning.allocate.cluster import NodesLost, TaskSubmitted
+from unicron_elastic.planning.allocate.cluster import Cluster, NodesLost, TaskSubmitted
 from unicron_elastic.planning.allocate.plan_table import build_table
 from unicron_elastic.planning.coordinate import proposal
 from unicron_elastic.planning.coordinate.coordinator import (
     REPEAT_S,
     AdoptRates,
     BuildTable,
+    Command,
     CoordinatorState,
     CoordinatorTick,
     PublishPlan,
@@ -21,32 +26,101 @@ from unicron_elastic.planning.coordinate.coordinator import (
     TableBuilt,
     handle,
 )
+from unicron_elastic.planning.coordinate.node_status import NodeStatus
 from unicron_elastic.planning.coordinate.proposal import propose
+from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.reconcile import reconcile
 from unicron_elastic.planning.coordinate.situation import Bounds, changes_of, situation_of
-from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase
+from unicron_elastic.planning.coordinate.snapshot import JobPhase
+from unicron_elastic.planning.model.tasks import Task
+
+GOLDEN = Path(__file__).parent / "golden" / "plans"
 
 
-def test_nothing_is_said_of_nothing() -> None:
-    assert handle(CoordinatorState(), CoordinatorTick(0.0)) == (CoordinatorState(), ())
-    assert handle(CoordinatorState(), SnapshotSeen(0.0, ClusterSnapshot()))[1] == ()
+@dataclass
+class ToldCluster(FakeCluster):
+    """`ToldCluster` does what the words of a scenario say, and keeps what its coordinator answers."""
+
+    answers: list[Command] = field(default_factory=list)
+    lost: list[NodeStatus] = field(default_factory=list)
+
+    def coordinate(self) -> tuple[Command, ...]:
+        commands = super().coordinate()
+        self.answers += commands
+        return commands
+
+    def submit(self, found: Any, *rates: float, **options: Any) -> None:
+        """A job, or one with this name and these rates."""
+        super().submit(job(found, list(rates), **options) if isinstance(found, str) else found)
+
+    def later(self, seconds: float) -> None:
+        self.reasons(seconds)
+
+    def lose_one_of(self, name: str) -> None:
+        self.lost.append(self.nodes[self.node_of(name)])
+        self.lose(self.node_of(name))
+
+    def start_lost(self) -> None:
+        for node in self.lost:
+            self.start(node.host, node.label)
+
+    def drain_one_of(self, name: str) -> None:
+        self.drain(self.node_of(name))
+
+    def refuses(self, host: str, name: str) -> None:
+        self.refusing.add((host, name))
+
+    def all_refuse(self, name: str) -> None:
+        self.refusing |= {(node.host, name) for node in self.nodes.values()}
 
 
-def test_jobs_are_started_on_the_best_division() -> None:
-    cluster = two_jobs()
-    assert cluster.held() == {"a": 3, "b": 3}
-    assert all(each.phase is JobPhase.RUNNING for each in cluster.jobs.values())
+def cluster_of(hosts: int = 0) -> ToldCluster:
+    """Some hosts in two racks."""
+    cluster = ToldCluster()
+    for place in range(hosts):
+        cluster.start(f"h{place}", f"rack{place % 2}")
+    return cluster
 
 
-def test_a_job_is_submitted_and_finishes() -> None:
-    cluster = two_jobs()
-    cluster.submit(job("c", [0, 50, 100]))
-    assert "Job c was submitted" in cluster.reasons()[0]
-    assert cluster.held() == {"a": 2, "b": 2, "c": 2}
-    cluster.end("c", JobPhase.FINISHED)
-    assert "Job c finished" in cluster.reasons()[0]
+def told_jobs() -> ToldCluster:
+    """A and B, which run on three nodes each."""
+    cluster = cluster_of(6)
+    for each in (A, B):
+        cluster.submit(each)
     cluster.settle()
-    assert cluster.held() == {"a": 3, "b": 3}
+    return cluster
+
+
+def answer(cluster: ToldCluster, event: Callable[[], object]) -> Iterator[str]:
+    """Yield what the coordinator answers, and how many nodes work for each job if that has changed."""
+    before = cluster.held()
+    cluster.answers.clear()
+    event()
+    yield from (decisions.shown(command, short) for command in cluster.answers)
+    if cluster.held() != before:
+        yield f"({', '.join(f'{name} has {count}' for name, count in cluster.held().items())})"
+
+
+def short(each: Any) -> str:
+    """Return a field's value in a few words."""
+    if isinstance(each, Published):
+        return f"<{' '.join(f'{seat.host}:{seat.job}' for seat in each.seats)}>"
+    if isinstance(each, Cluster):
+        return f"<{each.nodes} nodes>"
+    if isinstance(each, tuple) and each and isinstance(each[0], Task):
+        return f"<{' '.join(task.name for task in each)}>"
+    return repr(each)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.txt")), ids=lambda path: path.stem)
+def test_the_coordinator_answers_as_it_is_written(path: Path, request: pytest.FixtureRequest) -> None:
+    begins = {"cluster": cluster_of, "two_jobs": told_jobs}
+    text = path.read_text(encoding="utf-8")
+    decisions.check(path, decisions.played(text, begins, decisions.names_of(JobPhase), answer), request)
+
+
+def test_every_command_occurs_in_a_scenario() -> None:
+    assert decisions.never_told(GOLDEN, get_args(Command)) == []
 
 
 def test_a_lost_node_is_answered_from_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from signal import SIGINT, SIGKILL, SIGTERM
-from typing import Any
+from pathlib import Path
+from signal import SIGINT, SIGKILL
+from typing import Any, get_args
 
+import decisions
 import pytest
 from fake_cluster import spec
 from hypothesis import given
@@ -13,8 +16,6 @@ from hypothesis import strategies as st
 
 from unicron_elastic.planning.coordinate.agent import (
     END_S,
-    RECALL_S,
-    STOP_S,
     AgentState,
     ChildEnded,
     ChildWorks,
@@ -27,6 +28,7 @@ from unicron_elastic.planning.coordinate.agent import (
     Ordered,
     RecallChild,
     SayStatus,
+    SnapshotsKept,
     StartChild,
     StopChild,
     Stopped,
@@ -37,7 +39,9 @@ from unicron_elastic.planning.coordinate.agent import (
 )
 from unicron_elastic.planning.coordinate.node_status import REFUSED_S, NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.snapshot import JobPhase
+from unicron_elastic.planning.model.jobs import JobSpec
 
+GOLDEN = Path(__file__).parent / "golden" / "node_agent"
 IDLE, JOINING, WORKING, LEAVING = NodeState.IDLE, NodeState.JOINING, NodeState.WORKING, NodeState.LEAVING
 
 
@@ -117,6 +121,13 @@ class Node:
     def stop(self) -> list[Command]:
         return self.feed(Stopped(at_unix_s=self.now))
 
+    def keeps(self, *jobs: str) -> list[Command]:
+        return self.feed(SnapshotsKept(at_unix_s=self.now, jobs=jobs))
+
+    def works_for(self, job: str) -> list[Command]:
+        """It is ordered there, and has come so far."""
+        return [*self.order(job), *self.see(job), *self.works()]
+
     def wait(self, seconds: float) -> list[Command]:
         self.now += seconds
         return self.feed(NodeTick(at_unix_s=self.now))
@@ -125,6 +136,31 @@ class Node:
     def at(self) -> tuple[NodeState, str, str]:
         status = self.state.status
         return status.state, status.job, status.towards
+
+
+def answer(_node: Node, event: Callable[[], list[Command]]) -> Iterator[str]:
+    """Yield what a node's agent does, with what it says of the node."""
+    yield from (decisions.shown(command, short) for command in event())
+
+
+def short(each: Any) -> str:
+    """Return a field's value in a few words."""
+    if isinstance(each, NodeStatus):
+        told = [each.state.value, each.job, each.towards and f"then {each.towards}"]
+        told += [f"refuses {refusal.job}" for refusal in each.refusals]
+        told += [f"keeps {job}" for job in each.keeps]
+        return f"<{', '.join(filter(None, told))}>"
+    return f"<{each.name}>" if isinstance(each, JobSpec) else repr(each)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.txt")), ids=lambda path: path.stem)
+def test_a_node_answers_as_it_is_written(path: Path, request: pytest.FixtureRequest) -> None:
+    words = {**decisions.names_of(JobPhase), "SIGINT": SIGINT}
+    decisions.check(path, decisions.played(path.read_text(encoding="utf-8"), {"node": Node}, words, answer), request)
+
+
+def test_every_command_occurs_in_a_scenario() -> None:
+    assert decisions.never_told(GOLDEN, get_args(Command)) == []
 
 
 def working(job: str = "a") -> Node:
@@ -140,18 +176,6 @@ def kinds(commands: list[Command]) -> list[type]:
     return [type(each) for each in commands if not isinstance(each, SayStatus | WatchJob | TellPeople)]
 
 
-def test_an_ordered_node_joins_waits_for_the_start_and_works() -> None:
-    node = Node()
-    assert node.order("a") == [SayStatus(node.state.status), WatchJob("a"), TellPeople("to a")]
-    assert node.at == (JOINING, "a", "")
-    assert node.see(phase=JobPhase.SUBMITTED, start=0) == []
-    assert node.see(start=7) == [StartChild(spec("a"), 7, 2)]
-    assert node.see(start=7) == []  # news of the job that change nothing
-    assert node.works() == [SayStatus(node.state.status)]
-    assert node.at == (WORKING, "a", "")
-    assert node.order("a") == []  # it does
-
-
 def test_an_order_for_what_cannot_run_here_is_refused_before_the_old_job_is_left() -> None:
     node = working()
     said = node.order("b", why_not="its script is not there.")
@@ -164,142 +188,6 @@ def test_an_order_for_what_cannot_run_here_is_refused_before_the_old_job_is_left
         node.order("b", why_not="no.")
         node.order("c", why_not="no.")
     assert [each.job for each in node.state.status.refusals] == ["b", "c"]
-
-
-def test_an_order_to_who_joins_another_job_changes_where_it_goes() -> None:
-    node = Node()
-    node.order("a")
-    node.see("a", JobPhase.SUBMITTED, 0)
-    node.order("b")
-    assert node.at == (JOINING, "b", "")
-    assert node.see("a") == []  # that is no business of this node's any more
-    assert kinds(node.see("b")) == [StartChild]
-
-
-def test_one_whose_workers_only_start_is_stopped_as_nobody_misses_it() -> None:
-    node = Node()
-    node.order("a")
-    node.see("a")
-    assert StopChild(SIGTERM) in node.order("b")
-    assert node.at == (LEAVING, "a", "b")
-
-
-def test_a_node_is_recalled_and_goes_to_its_next_job() -> None:
-    node = working()
-    assert kinds(node.order("b")) == [RecallChild]
-    assert node.at == (LEAVING, "a", "b")
-    assert kinds(node.order("c")) == []
-    assert node.at == (LEAVING, "a", "c")
-    node.ends(0)
-    assert node.at == (JOINING, "c", "")
-    assert not node.state.status.refusals
-    assert kinds(node.see("c")) == [StartChild]
-
-
-def test_a_node_that_is_to_come_back_starts_again_with_news_of_the_job() -> None:
-    node = working()
-    node.order("")
-    node.order("a")
-    assert node.at == (LEAVING, "a", "a")
-    assert WatchJob("a") in node.ends(0)  # else it would wait for news that do not come
-    assert node.at == (JOINING, "a", "")
-    assert node.see() == [StartChild(spec("a"), 7, 2)]
-
-
-def test_who_is_not_let_go_is_stopped_and_then_killed() -> None:
-    node = working()
-    node.order("")
-    assert node.wait(RECALL_S - 1) == []
-    assert node.wait(1) == [StopChild(SIGTERM)]
-    assert node.wait(END_S - 1) == []
-    assert node.wait(1) == [StopChild(SIGKILL)]
-    assert node.wait(1000) == []
-    assert node.ends(-9) == [SayStatus(node.state.status), WatchJob("")]
-    assert node.at == (IDLE, "", "")
-
-
-def test_a_clock_that_is_set_back_makes_no_wait_longer() -> None:
-    node = working()
-    node.order("")
-    assert node.wait(0.0) == []
-    assert node.wait(-3600) == [StopChild(SIGTERM)]
-    assert node.wait(0.0) == []
-    assert node.wait(-3600) == [StopChild(SIGKILL)]
-
-
-@pytest.mark.parametrize(
-    ("news", "command"),
-    [
-        # The plan has other nodes for others, and later some for it.
-        ({"phase": JobPhase.SUBMITTED, "start": 9}, StopChild(SIGTERM, saves_first=True)),
-        ({"phase": JobPhase.CANCELLED, "start": 9, "signal": SIGINT}, StopChild(SIGINT)),
-        ({"phase": JobPhase.SUBMITTED, "start": 0, "spec": None}, StopChild(SIGTERM)),  # it is gone
-        ({"phase": JobPhase.RUNNING, "start": 9}, StopChild(SIGTERM)),  # it has started again
-    ],
-)
-def test_a_job_that_does_not_go_on_is_stopped_at_once(news: dict[str, Any], command: StopChild) -> None:
-    node = working()
-    assert node.see(**news) == [SayStatus(node.state.status), command]
-    assert node.at == (LEAVING, "a", "")
-    assert node.see(**news) == []  # once
-    node.ends(1)
-    assert node.at == (IDLE, "", "")
-    assert not node.state.status.refusals
-
-
-@pytest.mark.parametrize("there", [spec("a"), None])
-def test_a_store_that_has_forgotten_the_job_stops_nothing(there: Any) -> None:
-    node = working()
-    assert node.see(phase=None, start=0, spec=there) == []
-    assert node.see(phase=JobPhase.RUNNING, start=7, spec=None) == [], "nobody can read the spec"
-    assert node.at == (WORKING, "a", "")
-    assert kinds(node.order("b")) == [RecallChild], "it goes on, as it was last seen to do"
-
-
-def test_who_waits_for_a_job_of_which_nothing_is_told_waits_on() -> None:
-    node = Node()
-    node.order("a")
-    assert node.see(phase=None, start=0) == []
-    assert node.at == (JOINING, "a", "")
-    assert kinds(node.see()) == [StartChild]
-
-
-def test_a_recalled_node_of_a_job_that_is_cancelled_waits_no_longer() -> None:
-    node = working()
-    node.order("b")
-    assert kinds(node.see(phase=JobPhase.CANCELLED, start=9, signal=SIGINT)) == [StopChild]
-    node.ends(1)
-    assert node.at == (JOINING, "b", "")
-
-
-def test_a_finished_job_ends_by_itself_or_is_stopped() -> None:
-    node = working()
-    assert node.see(phase=JobPhase.FINISHED, start=9) == []
-    node.wait(END_S / 2)
-    assert node.see(phase=JobPhase.FINISHED, start=10) == []
-    assert node.wait(END_S / 2) == [StopChild(SIGTERM)]
-    node.ends(1)
-    assert not node.state.status.refusals  # that it was stopped says nothing of this node
-    assert node.at == (IDLE, "", "")
-
-
-def test_a_finished_job_ends_by_itself_also_if_its_node_is_wanted_elsewhere() -> None:
-    node = working()
-    node.see(phase=JobPhase.FINISHED, start=9)
-    assert kinds(node.order("b")) == []
-    assert node.at == (LEAVING, "a", "b")
-    assert node.wait(END_S - 1) == []
-    assert node.wait(1) == [StopChild(SIGTERM)]
-    node.ends(0, "well")
-    assert node.at == (JOINING, "b", "")
-
-
-@pytest.mark.parametrize("phase", [JobPhase.FINISHED, JobPhase.CANCELLED, None])
-def test_who_comes_to_a_job_that_is_over_is_idle(phase: JobPhase | None) -> None:
-    node = Node()
-    node.order("a")
-    node.see(phase=phase or JobPhase.SUBMITTED, start=0 if phase is None else 9, spec=phase and spec("a"))
-    assert node.at == (IDLE, "", "")
 
 
 @pytest.mark.parametrize(
@@ -323,74 +211,6 @@ def test_the_end_of_a_job_is_written_before_the_node_offers_itself(code: int, ve
     assert node.at == (IDLE, "", "")
 
 
-def test_who_has_left_says_how_the_job_ended_meanwhile() -> None:
-    node = working()
-    node.order("b")
-    assert kinds(node.ends(0, "well")) == [EndJob]
-    assert node.at == (JOINING, "b", "")
-
-
-@pytest.mark.parametrize(
-    ("code", "why", "told"),
-    [
-        (1, "", "h leaves a: its part of it ended with exit code 1 while the job goes on."),
-        (-9, "", "h leaves a: its part of it ended with exit code -9 while the job goes on."),
-        (None, "it cannot be started (no memory)", "h leaves a: it cannot be started (no memory)."),
-    ],
-)
-def test_a_part_that_breaks_while_the_job_goes_on_is_a_refusal(code: int | None, why: str, told: str) -> None:
-    node = working()
-    assert TellJob("a", told) in node.ends(code, why=why)
-    assert node.at == (IDLE, "", "")
-    assert node.state.status.refuses("a", node.now)
-
-
-def test_a_node_that_is_kept_out_has_not_refused_what_it_left() -> None:
-    node = working()
-    assert kinds(node.ends(1, is_kept_out=True)) == [TellJob]
-    assert node.at == (IDLE, "", "")
-    assert not node.state.status.refuses("a", node.now)
-
-
-def test_an_idle_node_that_claimed_a_job_runs_it_whatever_is_seen() -> None:
-    node = Node()
-    node.claim()
-    assert node.at == (JOINING, "loose", "")
-    assert node.state.is_claimed
-    node.works()
-    assert node.see("loose", JobPhase.CANCELLED, 9) == []  # that is another job, a planned one
-    assert kinds(node.ends(0)) == []
-    assert node.at == (IDLE, "", "")
-    assert not node.state.is_claimed
-
-
-def test_a_claimed_job_is_left_for_an_ordered_one_also_if_that_is_called_the_same() -> None:
-    for target in ("a", "loose"):
-        node = Node()
-        node.claim("loose")
-        node.works()
-        assert StopChild(SIGTERM) in node.order(target)
-        assert node.order(target) == []
-        node.ends(1)
-        assert node.at == (JOINING, target, "")
-        assert kinds(node.see(target)) == [StartChild]
-
-
-def test_only_an_idle_node_claims() -> None:
-    node = working()
-    assert node.claim() == []
-    assert node.at == (WORKING, "a", "")
-    assert not node.state.is_claimed
-
-
-def test_a_claimed_job_that_fails_is_refused_for_a_while() -> None:
-    node = Node()
-    node.claim()
-    node.ends(None, why="no memory")
-    assert node.at == (IDLE, "", "")
-    assert node.state.status.refuses("loose", node.now)
-
-
 def _joining() -> Node:
     node = Node()
     node.order("a")
@@ -407,12 +227,6 @@ def _recalled() -> Node:
     node = working()
     node.order("b")
     return node
-
-
-def test_an_agent_that_ends_waits_a_little_for_its_job_to_do_without_it() -> None:
-    node = working()
-    assert kinds(node.stop()) == [RecallChild]
-    assert kinds(node.wait(STOP_S)) == [StopChild]
 
 
 def _claiming() -> Node:

@@ -291,10 +291,9 @@ def _child_ended(state: AgentState, event: ChildEnded) -> Outcome:
     code = event.exit_code
     target = status.towards
     if state.is_claimed:
-        commands.append(
-            TellPeople(f"This node's part of the job {job!r} has ended with {_code_of(event)}: it is a spare again.")
-        )
-        if code != 0 and not event.is_kept_out:
+        then = f"it goes to {target}" if target else "its agent ends" if state.is_stopping else "it is a spare again"
+        commands.append(TellPeople(f"This node's part of the job {job!r} has ended with {_code_of(event)}: {then}."))
+        if code != 0 and not target and not event.is_kept_out:  # else it was stopped to go there
             status = _refusing(status, job, event.at_unix_s)
     elif event.verdict or (code == 0 and not was_leaving):
         failed = event.verdict == "failed"
