@@ -7,6 +7,7 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
+from typing import Any
 
 from unicron_elastic.compat.command_line import name_for_good, torchrun_parser
 from unicron_elastic.launcher.config import options
@@ -23,6 +24,7 @@ def get_args_parser() -> ArgumentParser:
         "Runs distributed PyTorch jobs as torchrun does, notices faults within milliseconds and goes on. "
         "Every option of torchrun is accepted, with its PET_* variable."
     )
+    torchs_own = frozenset(map(id, parser._actions))
     options.add_arguments(parser)
     options.add_cluster_arguments(parser)
     parser.add_argument(
@@ -31,7 +33,22 @@ def get_args_parser() -> ArgumentParser:
         metavar="FILE",
         help="YAML with settings; options and variables go before it [env: UNICRON_CONFIG]",
     )
+    _let_scripts_be_brief(parser, torchs_own)
     return parser
+
+
+def _let_scripts_be_brief(parser: ArgumentParser, torchs_own: frozenset[int]) -> None:
+    """Have an argument that might abbreviate several options be no error because of ours.
+
+    argparse looks at the arguments of the script as well, and refuses what torchrun takes.
+    """
+    meant_by = parser._get_option_tuples
+
+    def only_one_or_torchs(text: str) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = list(meant_by(text))
+        return found if len(found) < 2 else [each for each in found if id(each[0]) in torchs_own]
+
+    parser._get_option_tuples = only_one_or_torchs  # type: ignore[method-assign, assignment]
 
 
 def take_variables(args: Namespace, environ: Mapping[str, str] = os.environ) -> None:

@@ -169,3 +169,13 @@ def test_help_and_mistakes_cost_no_import_of_torch(line: list[str], code: int, w
         assert word in written
     if "usage" not in words[0]:
         assert len(done.stderr.splitlines()) == 1  # one sentence
+
+
+@pytest.mark.parametrize("given", ["--metric", "--metrics", "--c", "--u", "--unicron-hang", "--clus"])
+def test_a_script_s_own_options_may_be_like_several_of_ours(given: str) -> None:
+    args = arguments.get_args_parser().parse_args(["--nproc-per-node=1", "train.py", given, "3"])
+    assert args.training_script_args == [given, "3"]
+
+
+def test_an_option_of_ours_may_be_abbreviated() -> None:
+    assert arguments.get_args_parser().parse_args(["--unicron-conso=off", "train.py"]).unicron_console == "off"
