@@ -436,6 +436,23 @@ class Engine:
         """The model's state_dict as it was when the present step began, or as it is between steps."""
         return state if self._buffers is None else self._buffers.at_rest(state)
 
+    def way(self) -> dict[str, Any]:
+        """Return what the script has done on its way, in ``steps()``; nothing before."""
+        return self._registered.way() if self.is_member else {}
+
+    def take_groups(self, way: Mapping[str, Any]) -> None:
+        """Gives optimizers the groups that they were given on this way."""
+        if way:
+            self._registered.take_groups(way)
+
+    def take_way(self, way: Mapping[str, Any]) -> None:
+        """Takes over all else that a script did on this way."""
+        if way and (otherwise := self._registered.take_way(way)) and self.rank == 0:
+            sys.stderr.write(
+                "unicron: run.restore() leaves it to the script which parameters are trained, and the one that saved "
+                f"{otherwise}.\n"
+            )
+
     def named_buffers(self) -> dict[str, Tensor]:
         """All buffers of the model, at rest as well."""
         return named_buffers(self._model) if self._buffers is None else self._buffers.named()

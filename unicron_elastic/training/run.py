@@ -268,6 +268,7 @@ class Run:
             "steps": self._engine.steps_made,
             "random": self._randomness.state_dict(),
             "lineage": self._snapshots.lineage,
+            "way": self._engine.way(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -282,7 +283,10 @@ class Run:
             raise ValueError(f"the state has {sorted(state)}, and here {sorted(here)} are registered")
         if "buffers" in state_dict:  # which what ``save`` wrote has not
             buffers.take(self._model, state_dict["buffers"], state["model"])
+        way = state_dict.get("way", {})
+        self._engine.take_groups(way)
         self._registered.load(state, state_dict.get("hidden", {}))
+        self._engine.take_way(way)
         self._randomness.load_state_dict(state_dict["random"])
         self._engine.state = int(state_dict["steps"])
         self._snapshots.lineage = int(state_dict["lineage"])

@@ -19,6 +19,7 @@ from unicron_elastic.training.snapshot.gate import StateGate
 from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
+from unicron_elastic.training.step.shares import from_ranges
 from unicron_elastic.training.step.trainable import Trainable
 from unicron_elastic.worker.notices import StateTaken
 
@@ -280,6 +281,32 @@ class Handover:
             "yielded": self._randomness.yielded,
             "yielded_groups": self._yielded_groups,
         }
+
+    def way(self) -> dict[str, Any]:
+        """Return what a script does on its way, for one that begins again behind it: it does not do that once more."""
+        groups = [self._groups(optimizer) for optimizer in self._optimizers]
+        return {"model": self._trainable.present(), "values": self._values.state_dict(), "optimizers": groups}
+
+    def take_groups(self, way: Mapping[str, Any]) -> None:
+        """Adds the groups that optimizers were given on the way, if they have all that were there before."""
+        if len(way["optimizers"]) != len(self._optimizers):
+            return
+        for optimizer, groups in zip(self._optimizers, way["optimizers"], strict=True):
+            own = self._groups(optimizer)
+            if groups is not None and own is not None and len(own) < len(groups) and groups[: len(own)] == own:
+                self._regroup(optimizer, groups)
+
+    def take_way(self, way: Mapping[str, Any]) -> str:
+        """Takes over the rest of it, if that is there: what was saved may be read by another script, and has no more.
+
+        Then returns what is trained otherwise here, if anything.
+        """
+        if "model" not in way:
+            self._trainable.look()  # before steps() that is nobody else's look
+            return self._trainable.tell_apart(from_ranges(way["trained"], len(self._trainable.parameters)))
+        self._trainable.load_state_dict(way["model"])
+        self._values.load_state_dict(way["values"])
+        return ""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes all of it over. Raises NotTakenError if it does not fit."""

@@ -160,6 +160,9 @@ class SnapshotManager:
         state = self._run.state_dict()
         for name in ("buffers", "hidden"):
             state.pop(name, None)  # as in torch: what state_dict leaves out is the script's to make
+        # Another script may read it, which trains and freezes as it likes; without its groups no optimizer loads.
+        if way := state["way"]:
+            state["way"] = {"optimizers": way["optimizers"], "trained": way["model"]["trained"]}
         self.storage.save(folder, state, keep=keep, is_replicated=self.is_replicated, rank=rank)
 
     def wait_saved(self) -> None:

@@ -97,6 +97,13 @@ class Trainable:
         in_training = [position for position, is_training in enumerate(self._modes) if is_training]
         return {"trained": self._ranges, "in_training": to_ranges(in_training)}
 
+    def present(self) -> dict[str, Any]:
+        """The same, as it is now."""
+        modules, parameters = walked(self._model)
+        trained = [position for position, parameter in enumerate(parameters) if parameter.requires_grad]
+        in_training = [position for position, module in enumerate(modules) if module.training]
+        return {"trained": to_ranges(trained), "in_training": to_ranges(in_training)}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the model so. Raises ValueError if it has fewer parameters or modules."""
         modules, parameters = walked(self._model)

@@ -1,0 +1,85 @@
+"""What a script changed on its way is there again when all begin again behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from unicron_elastic import Run
+from unicron_elastic.state.layout import Layout, flatten, rebuild
+
+pytestmark = pytest.mark.usefixtures("no_launcher")
+
+
+class Tempered(nn.Linear):
+    """A layer with a plain value of the script's own."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.tau = 1.0
+
+
+def made() -> tuple[nn.Sequential, torch.optim.Optimizer, Run]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5), Tempered())
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[2].parameters(), 0.1, momentum=0.9)
+    return model, optimizer, Run(model=model, optimizer=optimizer)
+
+
+def train(folder: Path | None = None) -> Any:
+    """Trains three steps of four; returns what a snapshot after them has."""
+    model, optimizer, run = made()
+    for step in run.steps(4, 1):
+        if step.number == 3:
+            if folder is not None:
+                run.save(folder, 3)
+                run.wait_saved()
+            layout, tensors = flatten(run.state_dict())
+            state = rebuild(Layout.parse(layout.to_json()), [each.clone() for each in tensors])
+        for _ in step:
+            step.backward(model(torch.ones(4, 3)).sum())
+        optimizer.step()
+        model[2].tau *= 0.5
+        if step.number == 1:
+            model[1].p = 0.25
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.01})
+    return state
+
+
+def groups(optimizer: torch.optim.Optimizer) -> list[tuple[int, float]]:
+    return [(len(group["params"]), group["lr"]) for group in optimizer.param_groups]
+
+
+def test_a_restart_from_memory_has_all_of_it() -> None:
+    model, optimizer, run = made()
+    run.load_state_dict(train())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert (model[1].p, model[2].tau) == (0.25, 0.125)
+    assert groups(optimizer) == [(2, 0.1), (2, 0.01)]
+    assert len(optimizer.state) == 4
+    assert run.step == 3
+
+
+def test_what_was_written_has_the_groups_of_optimizers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path)
+    capfd.readouterr()
+    model, optimizer, run = made()
+    assert run.restore(tmp_path) == 3
+    assert groups(optimizer) == [(2, 0.1), (2, 0.01)]
+    assert not model[0].weight.requires_grad, "another script may read it, which trains what it likes"
+    assert model[1].p == 0.5
+    assert "trains 2 parameters (0.weight, 0.bias) that this rank has frozen.\n" in capfd.readouterr().err
+
+
+def test_groups_of_another_kind_are_no_continuation(tmp_path: Path) -> None:
+    train(tmp_path)
+    model, _, _ = made()
+    optimizer = torch.optim.SGD([{"params": [each]} for each in model[2].parameters()], 0.1, momentum=0.9)
+    with pytest.raises(ValueError, match="parameter group"):
+        Run(model=model, optimizer=optimizer).restore(tmp_path)
