@@ -21,11 +21,11 @@ from unicron_elastic.planning.model.throughput import assumed_flops_per_sample
 from unicron_elastic.recovery.worker_loss import REPLACE_AFTER_S
 from unicron_elastic.simulation.history.events import FaultStruck, History, Method
 from unicron_elastic.simulation.history.ledgers import read_ledgers
-from unicron_elastic.simulation.model.accounting import SeedResult
 from unicron_elastic.simulation.model.durations import DURATIONS, Durations
 from unicron_elastic.simulation.model.published import Figure, Tag
 from unicron_elastic.simulation.model.scenario import Replayed, Scenario
 from unicron_elastic.simulation.model.shape import shape_of
+from unicron_elastic.simulation.model.study_result import SeedResult
 from unicron_elastic.simulation.policies.policies import POLICIES
 from unicron_elastic.simulation.study.run import simulate
 

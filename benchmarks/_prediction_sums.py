@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from unicron_elastic.simulation.model.accounting import CurvePoint
+from unicron_elastic.simulation.model.study_result import CurvePoint
 
 __all__ = ["integral", "seated", "steps_between"]
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from unicron_elastic.base.seal import Seal
 from unicron_elastic.rendezvous.cluster.heartbeat_wire import Nonces, line, read, read_sealed, seal_of, sealed_line
-from unicron_elastic.state.digest import Checksum
+from unicron_elastic.state.checksum import Checksum
 
 SECRET = "5e" * 32
 FAULT = {"fault": {"job": "chat", "round": 3, "reason": "Rank 3 was killed by SIGKILL (exit code -9)."}}

@@ -21,12 +21,13 @@ import numpy as np
 
 from unicron_elastic.planning.coordinate import coordinator
 from unicron_elastic.planning.coordinate.coordinator import CoordinatorState, PublishPlan, handle
-from unicron_elastic.simulation.model.accounting import SeedResult
 from unicron_elastic.simulation.model.scenario import Generated, Scenario
+from unicron_elastic.simulation.model.study_result import SeedResult
 from unicron_elastic.simulation.policies.policies import COMPARED, POLICIES
+from unicron_elastic.simulation.study.job_set import gpt
 from unicron_elastic.simulation.study.report import to_json
 from unicron_elastic.simulation.study.run import Simulation
-from unicron_elastic.simulation.study.scenario_file import gpt, preset_scenario
+from unicron_elastic.simulation.study.scenario_file import preset_scenario
 from unicron_elastic.simulation.study.studies import study
 
 NODE_GPUS = 8

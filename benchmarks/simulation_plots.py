@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unicron_elastic.simulation.history.events import FaultStruck, History, NodeJoins, NodeLeaves
-from unicron_elastic.simulation.model.accounting import LOST_PHASES, SeedResult, StudyResult
+from unicron_elastic.simulation.model.study_result import LOST_PHASES, SeedResult, StudyResult
 from unicron_elastic.simulation.policies.policies import COMPARED, POLICIES
 from unicron_elastic.simulation.study import studies as comparison
+from unicron_elastic.simulation.study.interval import Interval
 from unicron_elastic.simulation.study.scenario_file import preset_scenario
-from unicron_elastic.simulation.study.summary import Interval, PolicySummary, summarise
+from unicron_elastic.simulation.study.summary import PolicySummary, summarise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

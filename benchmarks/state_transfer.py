@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from unicron_elastic.state.layout import flatten
+from unicron_elastic.state.pull.chunks import view_of
 from unicron_elastic.state.pull.client import pull
-from unicron_elastic.state.pull.memory import view_of
 from unicron_elastic.state.pull.server import Held, StateServer
 
 KEY = b"benchmark"

@@ -146,7 +146,7 @@ def unit_tests_called_after_no_module() -> Iterator[str]:
 
 AT_MOST: dict[Rule, int] = {
     class_names_of_more_than_one_class: 0,
-    second_headings: 54,
+    second_headings: 33,
     files_called_otherwise_than_what_they_hold: 124,
     dictionaries_that_are_sent: 20,
     reads_of_the_environment: 94,
@@ -155,7 +155,7 @@ AT_MOST: dict[Rule, int] = {
     decisions_on_words_meant_for_people: 0,
     patches_of_our_own_names: 148,
     docstrings_of_classes_without_a_subject: 190,
-    unit_tests_called_after_no_module: 176,
+    unit_tests_called_after_no_module: 175,
 }
 
 

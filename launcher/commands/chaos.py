@@ -15,8 +15,10 @@ import typer
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.tables import aligned
 from unicron_elastic.launcher.config.answers import fail
-from unicron_elastic.testing.chaos_plan import ChaosPlan, explain, parse
+from unicron_elastic.testing.chaos_plan import ChaosPlan
 from unicron_elastic.testing.chaos_processes import LiveWorker, find_workers, send
+from unicron_elastic.testing.explain_chaos import explain
+from unicron_elastic.testing.parse_chaos import parse
 
 VARIABLE = "UNICRON_CHAOS"  # as in unicron_elastic.testing.chaos
 NOTHING_FOUND, BAD_USAGE = 1, 2

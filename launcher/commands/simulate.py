@@ -14,8 +14,8 @@ import typer
 from unicron_elastic.launcher.config.answers import BAD_USAGE, fail
 
 if TYPE_CHECKING:
-    from unicron_elastic.simulation.model.accounting import StudyResult
     from unicron_elastic.simulation.model.scenario import Scenario
+    from unicron_elastic.simulation.model.study_result import StudyResult
 
 
 def simulate(
@@ -161,7 +161,7 @@ def _bar(total: int) -> Iterator[object]:
 def _show(found: Sequence[StudyResult], baseline: str) -> None:
     from rich.console import Console
 
-    from unicron_elastic.simulation.study.summary import study_table
+    from unicron_elastic.simulation.study.study_table import study_table
 
     console = Console() if sys.stdout.isatty() else Console(width=160)
     for each in found:

@@ -100,7 +100,7 @@ def _seconds(text: str) -> float:
 
 
 def _chaos(text: str) -> str:
-    from unicron_elastic.testing.chaos_plan import parse
+    from unicron_elastic.testing.parse_chaos import parse
 
     if text.strip():
         try:

@@ -49,11 +49,11 @@ from unicron_elastic.simulation.history import replay
 from unicron_elastic.simulation.study import scenario_file as scenario_parse
 from unicron_elastic.state.layout import Layout, flatten
 from unicron_elastic.state.pull import wire as state_wire
-from unicron_elastic.state.pull.transfer import Address
+from unicron_elastic.state.pull.distance import Address
 from unicron_elastic.state.snapshot import exchange as snapshot_exchange
-from unicron_elastic.state.snapshot.file import Header
+from unicron_elastic.state.snapshot.header import Header
 from unicron_elastic.state.storage import manifest as storage_manifest
-from unicron_elastic.testing import chaos_plan as chaos_parse
+from unicron_elastic.testing import parse_chaos
 from unicron_elastic.worker.notices import (
     Broke,
     ControlWanted,
@@ -325,7 +325,7 @@ def _of_sockets() -> Iterator[Parser]:
     yield Parser(
         "state-layout", "unicron_elastic/state/layout.py", lambda data: Layout.parse(_text(data)), (_layout(),)
     )
-    yield Parser("state-address", "unicron_elastic/state/pull/transfer.py", _parse_address, (_json(ADDRESS),))
+    yield Parser("state-address", "unicron_elastic/state/pull/distance.py", _parse_address, (_json(ADDRESS),))
     yield Parser(
         "remote-snapshot", "unicron_elastic/state/snapshot/exchange.py",
         snapshot_exchange.parse_remotes,
@@ -335,7 +335,7 @@ def _of_sockets() -> Iterator[Parser]:
         "snapshot-header", "unicron_elastic/state/snapshot/file.py",
         lambda data: Header.parse(_with_its_checksum(data)), (_json(asdict(HEADER)),),
     )  # fmt: skip
-    yield Parser("snapshot-page", "unicron_elastic/state/snapshot/file.py", Header.parse, (HEADER.pack(),))
+    yield Parser("snapshot-page", "unicron_elastic/state/snapshot/header.py", Header.parse, (HEADER.pack(),))
     yield Parser("worker", "launcher/agent/core/worker_messages.py", _hear, tuple(map(_json, WORKER_MESSAGES)))
     yield Parser("world", "unicron_elastic/base/world.py", World.parse, (_json(WORLD),))
     rank = RankSample(rank=0, step=3, groups=(GroupPosition(name="g", begun=3, ended=2),))
@@ -393,7 +393,7 @@ def _of_files() -> Iterator[Parser]:
 def _of_texts() -> Iterator[Parser]:
     yield Parser("etcd-endpoint", "rendezvous/store/address.py", lambda data: StoreAddress.parse(_text(data)),
                  (b"http://10.0.0.1:2379,[::1]:2379,etcd",))  # fmt: skip
-    yield Parser("chaos-plan", "unicron_elastic/testing/chaos_plan.py", lambda data: chaos_parse.parse(_text(data)),
+    yield Parser("chaos-plan", "unicron_elastic/testing/parse_chaos.py", lambda data: parse_chaos.parse(_text(data)),
                  (b"kill:rank=0,step=3;hang:rank=1,after=2.5",))  # fmt: skip
     yield Parser(
         "plan", "unicron_elastic/planning/allocate/plan.py", Plan.from_json, (_plan().plan.to_json().encode(),)

@@ -40,7 +40,7 @@ ELSEWHERE = {
     "unicron_elastic/state/pull/link.py": "credentials that the kernel tells",
     "unicron_elastic/state/snapshot/offers.py": "a key that was read by snapshot_exchange",
     "unicron_elastic/compat/loaded.py": "what torch says in the same process",
-    "unicron_elastic/testing/chaos_hooks.py": "what the kernel says of a socket",
+    "unicron_elastic/testing/traffic.py": "what the kernel says of a socket",
     "unicron_elastic/simulation/history/ledgers.py": "a ledger, through replay.py",
 }
 

@@ -12,7 +12,7 @@ DEADLINE_S = 60.0
 SCRIPT = """
 import atexit, sys, threading, time
 from unicron_elastic.launcher import main
-from unicron_elastic.state.digest import Checksum
+from unicron_elastic.state.checksum import Checksum
 
 has_begun = threading.Event()
 

@@ -17,8 +17,9 @@ from unicron_elastic.launcher.agent.worlds.neighbour_copies import NeighbourCopi
 from unicron_elastic.launcher.agent.worlds.snapshots import Snapshots
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.state.layout import flatten
-from unicron_elastic.state.snapshot.file import Header, SnapshotFile
-from unicron_elastic.state.snapshot.offers import outdated
+from unicron_elastic.state.snapshot.file import SnapshotFile
+from unicron_elastic.state.snapshot.header import Header
+from unicron_elastic.state.snapshot.newest_common import outdated
 
 DEADLINE_S = 20.0
 HEADER = Header(

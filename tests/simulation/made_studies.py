@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unicron_elastic.simulation.history.events import History
-from unicron_elastic.simulation.model.accounting import (
+from unicron_elastic.simulation.model.study_result import (
     CurvePoint,
     LostIn,
     PolicyResult,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from unicron_elastic.faults import Status
 from unicron_elastic.planning.model.jobs import GivenRates, JobSpec
 from unicron_elastic.simulation.history.events import Event, FaultStruck, History
-from unicron_elastic.simulation.model.accounting import SeedResult
 from unicron_elastic.simulation.model.scenario import Generated, Scenario
+from unicron_elastic.simulation.model.study_result import SeedResult
 from unicron_elastic.simulation.policies.policies import POLICIES
 from unicron_elastic.simulation.study.run import simulate
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from unicron_elastic.faults import Severity, Status
-from unicron_elastic.simulation.model.accounting import Books, CurvePoint, IncidentEntry, Stall
+from unicron_elastic.simulation.model.accounting import Books, IncidentEntry, Stall
+from unicron_elastic.simulation.model.study_result import CurvePoint
 
 
 def entry(node: int = 0) -> IncidentEntry:

@@ -6,7 +6,7 @@ import pytest
 
 from unicron_elastic.faults import SEVERITY_OF, Status, classify
 from unicron_elastic.simulation.history.events import KINDS, Method
-from unicron_elastic.simulation.live.faults import Shows, failure_of, shows
+from unicron_elastic.simulation.live.shows import Shows, failure_of, shows
 
 
 @pytest.mark.parametrize("status", [each for each in KINDS if shows(each) not in (Shows.SILENCE, Shows.HANG)])

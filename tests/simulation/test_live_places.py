@@ -8,7 +8,7 @@ import pytest
 from small_cluster import DAY_S, cluster, fault, linear, ran
 
 from unicron_elastic.faults import Status
-from unicron_elastic.simulation.live.cluster import Places
+from unicron_elastic.simulation.live.places import Places
 
 
 def test_leaving_out_looks_that_do_nothing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.simulation.model.accounting import CurvePoint
+from unicron_elastic.simulation.model.study_result import CurvePoint
 
 sys.path.append(str(Path(__file__).parent.parent.parent / "benchmarks"))
 

@@ -12,15 +12,8 @@ from unicron_elastic.planning.model.jobs import GivenRates, Modelled
 from unicron_elastic.simulation.history.presets import PRESETS
 from unicron_elastic.simulation.model.scenario import Generated, Replayed, Scenario
 from unicron_elastic.simulation.model.shape import shape_of
-from unicron_elastic.simulation.study.scenario_file import (
-    JOB_SETS,
-    default_jobs,
-    gpt,
-    job_set,
-    preset_scenario,
-    read_scenario,
-    replay_scenario,
-)
+from unicron_elastic.simulation.study.job_set import JOB_SETS, default_jobs, gpt, job_set
+from unicron_elastic.simulation.study.scenario_file import preset_scenario, read_scenario, replay_scenario
 
 JOB = {"name": "a", "throughput": {"rates_flops": [0.0, 1e12, 2e12]}}
 TOLD = {

@@ -7,9 +7,9 @@ from small_cluster import DAY_S, TERA, cluster, fault, history, job, linear, ran
 
 from unicron_elastic.faults import Status
 from unicron_elastic.simulation.history.events import JobArrives, JobEnds, NodeJoins, NodeLeaves
-from unicron_elastic.simulation.model.accounting import SeedResult
 from unicron_elastic.simulation.model.durations import DURATIONS
 from unicron_elastic.simulation.model.published import COSTS
+from unicron_elastic.simulation.model.study_result import SeedResult
 from unicron_elastic.simulation.policies.policies import POLICIES
 from unicron_elastic.simulation.study.run import Simulation
 

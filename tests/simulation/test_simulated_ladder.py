@@ -10,13 +10,15 @@ from small_cluster import DAY_S, cluster, fault, linear, ran
 from unicron_elastic.faults import Severity, Status
 from unicron_elastic.recovery.state import Phase
 from unicron_elastic.simulation.history.events import KINDS
-from unicron_elastic.simulation.live.faults import Shows, Strike, shows
+from unicron_elastic.simulation.live.faults import Strike
 from unicron_elastic.simulation.live.recovery import OTHERS, RESTARTS_UNTIL_DRAINED, Ladder
-from unicron_elastic.simulation.model.accounting import Books, IncidentEntry, SimulatedIncident
+from unicron_elastic.simulation.live.shows import Shows, shows
+from unicron_elastic.simulation.model.accounting import Books, IncidentEntry
 from unicron_elastic.simulation.model.durations import DURATIONS, STATE_BYTES
 from unicron_elastic.simulation.model.engine import SimulationEngine
 from unicron_elastic.simulation.model.scenario import Scenario
 from unicron_elastic.simulation.model.shape import STEP_S, shape_of
+from unicron_elastic.simulation.model.study_result import SimulatedIncident
 from unicron_elastic.simulation.model.training import Training
 
 REGROUP_S = DURATIONS.regroup_s(32.0)

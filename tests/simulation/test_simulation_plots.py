@@ -13,7 +13,7 @@ from made_studies import seed_result, study
 from unicron_elastic.faults import Status
 from unicron_elastic.simulation.history.events import FaultStruck, History, NodeJoins, NodeLeaves
 from unicron_elastic.simulation.history.generate import generate
-from unicron_elastic.simulation.model.accounting import PolicyResult
+from unicron_elastic.simulation.model.study_result import PolicyResult
 
 sys.path.append(str(Path(__file__).parent.parent.parent / "benchmarks"))
 from simulation_plots import Point, draw, healthy_nodes, sensitivities

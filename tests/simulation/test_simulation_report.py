@@ -15,9 +15,11 @@ from made_studies import DURATION_S, FLOPS, GPUS, seed_result, study
 from rich.console import Console
 
 from unicron_elastic.simulation.history.generate import generate
-from unicron_elastic.simulation.model.accounting import PolicyResult, StudyResult
+from unicron_elastic.simulation.model.study_result import PolicyResult, StudyResult
+from unicron_elastic.simulation.study.interval import interval
 from unicron_elastic.simulation.study.report import incidents_csv, to_csv, to_json
-from unicron_elastic.simulation.study.summary import interval, study_table, summarise
+from unicron_elastic.simulation.study.study_table import study_table
+from unicron_elastic.simulation.study.summary import summarise
 
 
 def test_the_interval_is_students() -> None:

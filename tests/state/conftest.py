@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from relays import Relay
 
-from unicron_elastic.state.pull.memory import CHUNK_BYTES
+from unicron_elastic.state.pull.chunks import CHUNK_BYTES
 
 DEADLINE_S = 60.0
 SCRIPT = Path(__file__).parent / "state_source.py"

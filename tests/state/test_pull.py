@@ -19,8 +19,8 @@ from state_source import make_state
 from unicron_elastic.state.layout import flatten, rebuild
 from unicron_elastic.state.pull import link as links
 from unicron_elastic.state.pull import transfer
+from unicron_elastic.state.pull.chunks import CHUNK_BYTES
 from unicron_elastic.state.pull.client import Pulled, SourcesLost, pull
-from unicron_elastic.state.pull.memory import CHUNK_BYTES
 from unicron_elastic.state.pull.server import Held, StateServer
 
 Start = Callable[..., Any]

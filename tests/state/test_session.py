@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 
-from unicron_elastic.state.pull.memory import Chunks, Landing, TensorMemory
+from unicron_elastic.state.pull.chunks import Chunks
+from unicron_elastic.state.pull.distance import Address, Distance
+from unicron_elastic.state.pull.landing import Landing
+from unicron_elastic.state.pull.memory import TensorMemory
 from unicron_elastic.state.pull.session import Session
-from unicron_elastic.state.pull.transfer import Address, Distance, Fetch
+from unicron_elastic.state.pull.transfer import Fetch
 
 DEADLINE_S = 20.0
 CHUNK_BYTES = 64

@@ -23,17 +23,10 @@ import torch
 from unicron_elastic.state.layout import flatten, rebuild
 from unicron_elastic.state.snapshot import file as snapshot_file
 from unicron_elastic.state.snapshot.exchange import Servers, SnapshotExchange, copy_of, parse_remotes
-from unicron_elastic.state.snapshot.file import HEADER_BYTES, Header, SnapshotFile, read_header
-from unicron_elastic.state.snapshot.offers import (
-    Local,
-    Offers,
-    Remote,
-    best_for,
-    newest_common,
-    victim,
-    why_back,
-    why_behind,
-)
+from unicron_elastic.state.snapshot.file import SnapshotFile, read_header
+from unicron_elastic.state.snapshot.header import HEADER_BYTES, Header
+from unicron_elastic.state.snapshot.newest_common import best_for, newest_common, victim, why_back, why_behind
+from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
 from unicron_elastic.state.snapshot.writer import SnapshotWriter
 
 DEADLINE_S = 30.0

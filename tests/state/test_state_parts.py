@@ -17,18 +17,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.state.digest import PIECE_BYTES, Checksum
-from unicron_elastic.state.pull.memory import SEGMENTS_MAX, Chunks, TensorMemory
-from unicron_elastic.state.pull.transfer import (
-    Address,
-    Distance,
-    Offer,
-    choose,
-    distance,
-    nearest_first,
-    stripe,
-    why_not,
-)
+from unicron_elastic.state.checksum import PIECE_BYTES, Checksum
+from unicron_elastic.state.pull.chunks import SEGMENTS_MAX, Chunks
+from unicron_elastic.state.pull.distance import Address, Distance, distance, nearest_first, stripe
+from unicron_elastic.state.pull.memory import TensorMemory
+from unicron_elastic.state.pull.offer import Offer, choose, why_not
 from unicron_elastic.state.pull.wire import Gone, PullWireError, Stream, greet_client, greet_server
 
 HERE = Address("a", "boot", 1, ("a", 1), "name", "rack")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unicron_elastic.state.pull.distance import Distance
 from unicron_elastic.state.pull.transfer import (
     Accept,
     ChunkArrived,
     ChunkWrong,
     Command,
-    Distance,
     Event,
     Fail,
     Fetch,

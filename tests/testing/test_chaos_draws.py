@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.testing.chaos_plan import UNDRAWABLE, ChaosKind, RandomFaults, explain, parse
+from unicron_elastic.testing.chaos_plan import UNDRAWABLE, ChaosKind, RandomFaults
+from unicron_elastic.testing.explain_chaos import explain
+from unicron_elastic.testing.parse_chaos import parse
 
 _RANDOMS = st.builds(
     RandomFaults,

@@ -18,9 +18,9 @@ from unicron_elastic.testing.chaos_plan import (
     ChaosPlan,
     How,
     RandomFaults,
-    explain,
-    parse,
 )
+from unicron_elastic.testing.explain_chaos import explain
+from unicron_elastic.testing.parse_chaos import parse
 
 
 def test_a_plan_of_everything() -> None:

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 
 from unicron_elastic.testing import chaos_faults
 from unicron_elastic.testing.chaos_hooks import REDUCTIONS, PhaseWatch, Reductions
-from unicron_elastic.testing.chaos_plan import PROCESS_WIDE, ChaosFault, ChaosKind, ChaosPhase, ChaosPlan, deed, parse
+from unicron_elastic.testing.chaos_plan import PROCESS_WIDE, ChaosFault, ChaosKind, ChaosPhase, ChaosPlan
+from unicron_elastic.testing.explain_chaos import deed
+from unicron_elastic.testing.parse_chaos import parse
 from unicron_elastic.worker.imports import after_import
 from unicron_elastic.worker.pulse import count_steps
 

@@ -13,7 +13,8 @@ import time
 from math import inf
 from typing import NoReturn
 
-from unicron_elastic.testing.chaos_plan import NEEDS_TEST_LIBRARY, ChaosFault, ChaosKind, How
+from unicron_elastic.testing.chaos_plan import ChaosFault, ChaosKind, How
+from unicron_elastic.testing.explain_chaos import NEEDS_TEST_LIBRARY
 
 MEGABYTE = 2**20
 _CHUNK_BYTES = 64 * MEGABYTE

@@ -6,8 +6,10 @@ import threading
 from collections.abc import Collection
 
 from unicron_elastic.state.snapshot.exchange import copy_of
-from unicron_elastic.state.snapshot.file import Header, SnapshotFile
-from unicron_elastic.state.snapshot.offers import Remote, outdated, victim
+from unicron_elastic.state.snapshot.file import SnapshotFile
+from unicron_elastic.state.snapshot.header import Header
+from unicron_elastic.state.snapshot.newest_common import outdated, victim
+from unicron_elastic.state.snapshot.offers import Remote
 
 
 class NeighbourCopies:

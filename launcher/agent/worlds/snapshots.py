@@ -20,8 +20,10 @@ from unicron_elastic.launcher.common.kept_snapshots import SLOTS_MAX, NodeShelf
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.rendezvous.store.own_address import address_towards
 from unicron_elastic.state.snapshot.exchange import Servers, SnapshotExchange
-from unicron_elastic.state.snapshot.file import Header, SnapshotFile
-from unicron_elastic.state.snapshot.offers import Local, Remote, best_for
+from unicron_elastic.state.snapshot.file import SnapshotFile
+from unicron_elastic.state.snapshot.header import Header
+from unicron_elastic.state.snapshot.newest_common import best_for
+from unicron_elastic.state.snapshot.offers import Local, Remote
 from unicron_elastic.worker.channel import ChannelClosed, Message, close_all
 
 SAVE_S = 20.0  # so long the end of a step is waited for, of a job that is to wait for nodes

@@ -41,11 +41,13 @@ from unicron_elastic.recovery.events import (
     WorldChanged,
 )
 from unicron_elastic.recovery.state import Part, Phase, Worker
-from unicron_elastic.simulation.live.faults import Shows, Strike, Surroundings, failure_of, shows
+from unicron_elastic.simulation.live.faults import Strike, Surroundings
+from unicron_elastic.simulation.live.shows import Shows, failure_of, shows
 from unicron_elastic.simulation.live.workers import Crew
 from unicron_elastic.simulation.model.durations import Durations
 from unicron_elastic.simulation.model.engine import SimulationEngine
-from unicron_elastic.simulation.model.training import Training, fetch_s, regroup_s
+from unicron_elastic.simulation.model.regroup import fetch_s, regroup_s
+from unicron_elastic.simulation.model.training import Training
 
 OTHERS = Member(name="others", node="others#1", local_rank=0)
 GONE = Member(name="gone", node="gone#1", local_rank=0)  # the node whose loss a survivor hears of

@@ -20,7 +20,8 @@ from unicron_elastic.recovery.events import (
 )
 from unicron_elastic.recovery.policy import Policy
 from unicron_elastic.recovery.state import JobState, Part, Worker
-from unicron_elastic.simulation.live.faults import Surroundings, failure_of
+from unicron_elastic.simulation.live.faults import Surroundings
+from unicron_elastic.simulation.live.shows import failure_of
 from unicron_elastic.simulation.model.durations import Durations
 from unicron_elastic.simulation.model.engine import SimulationEngine
 from unicron_elastic.simulation.model.training import Training

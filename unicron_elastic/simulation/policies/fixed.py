@@ -13,7 +13,7 @@ from unicron_elastic.simulation.model.accounting import IncidentEntry
 from unicron_elastic.simulation.model.engine import SimulationEngine
 from unicron_elastic.simulation.model.shape import JobShape
 from unicron_elastic.simulation.model.training import Training
-from unicron_elastic.simulation.policies.policies import Jobs, best_division, division
+from unicron_elastic.simulation.policies.division import Jobs, best_division, division
 
 Joins = Callable[[Training, int, IncidentEntry | None], None]
 

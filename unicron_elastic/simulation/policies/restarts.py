@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unicron_elastic.faults import Severity
-from unicron_elastic.simulation.live.faults import Shows, Strike, shows
+from unicron_elastic.simulation.live.faults import Strike
+from unicron_elastic.simulation.live.shows import Shows, shows
 from unicron_elastic.simulation.model.accounting import IncidentEntry
 from unicron_elastic.simulation.model.durations import DURATIONS, STATE_BYTES
 from unicron_elastic.simulation.model.engine import SimulationEngine

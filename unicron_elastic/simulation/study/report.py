@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
-from unicron_elastic.simulation.model.accounting import LOST_PHASES, SeedResult, SimulatedIncident, StudyResult
-from unicron_elastic.simulation.study.summary import Interval, PolicySummary, summarise
+from unicron_elastic.simulation.model.study_result import LOST_PHASES, SeedResult, SimulatedIncident, StudyResult
+from unicron_elastic.simulation.study.interval import Interval
+from unicron_elastic.simulation.study.summary import PolicySummary, summarise
 
 FORMAT = 1  # grows when a field changes its meaning or goes
 

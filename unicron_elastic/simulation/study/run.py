@@ -10,17 +10,21 @@ from unicron_elastic.planning.model.jobs import JobSpec
 from unicron_elastic.planning.model.tasks import Transition
 from unicron_elastic.simulation.history.events import FaultStruck, History, JobArrives, JobEnds, NodeJoins, NodeLeaves
 from unicron_elastic.simulation.live.cluster import LiveCluster
-from unicron_elastic.simulation.live.faults import Shows, Strike, shows
+from unicron_elastic.simulation.live.faults import Strike
 from unicron_elastic.simulation.live.recovery import GONE, OTHERS, Ladder
-from unicron_elastic.simulation.model.accounting import Books, IncidentEntry, SeedResult
+from unicron_elastic.simulation.live.shows import Shows, shows
+from unicron_elastic.simulation.model.accounting import Books, IncidentEntry
 from unicron_elastic.simulation.model.durations import Durations, with_own
 from unicron_elastic.simulation.model.engine import SimulationEngine
 from unicron_elastic.simulation.model.published import COSTS, Figure, Sized
+from unicron_elastic.simulation.model.regroup import fetch_s, joined, regroup_s, settle
 from unicron_elastic.simulation.model.scenario import Scenario
 from unicron_elastic.simulation.model.shape import JobShape, shape_of
-from unicron_elastic.simulation.model.training import Training, fetch_s, joined, regroup_s, settle
+from unicron_elastic.simulation.model.study_result import SeedResult
+from unicron_elastic.simulation.model.training import Training
+from unicron_elastic.simulation.policies.division import best_division, waf_of
 from unicron_elastic.simulation.policies.fixed import FixedCluster, OracleCluster
-from unicron_elastic.simulation.policies.policies import ClusterPolicy, best_division, waf_of
+from unicron_elastic.simulation.policies.policies import ClusterPolicy
 from unicron_elastic.simulation.policies.restarts import Restarts
 
 # A script's own errors would come on any node: no other one is the cure, and the live system does not look for one.

@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from unicron_elastic.base.require import require
 from unicron_elastic.simulation.history.events import History
-from unicron_elastic.simulation.model.accounting import PolicyResult, SeedResult, StudyResult
 from unicron_elastic.simulation.model.scenario import Generated, Scenario
+from unicron_elastic.simulation.model.study_result import PolicyResult, SeedResult, StudyResult
 from unicron_elastic.simulation.policies.policies import POLICIES
 from unicron_elastic.simulation.study.run import simulate
 

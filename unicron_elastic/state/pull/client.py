@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from unicron_elastic.state.layout import Layout, check_tensors, empty_tensors
+from unicron_elastic.state.pull.chunks import Chunks
+from unicron_elastic.state.pull.distance import Address, distance, nearest_first
 from unicron_elastic.state.pull.link import Refused, SourceLink
-from unicron_elastic.state.pull.memory import Chunks, TensorMemory
+from unicron_elastic.state.pull.memory import TensorMemory
+from unicron_elastic.state.pull.offer import Offer, choose, why_not
 from unicron_elastic.state.pull.server import own_address
 from unicron_elastic.state.pull.session import Session, SourceUse
-from unicron_elastic.state.pull.transfer import Address, Offer, choose, distance, nearest_first, why_not
 from unicron_elastic.state.pull.wire import Gone, PullWireError
 
 RELEASE_S = 1.0  # for a source to end its hold

@@ -11,11 +11,13 @@ import struct
 import threading
 import time
 
-from unicron_elastic.state.digest import PIECE_BYTES, SUM_BYTES, Checksum
+from unicron_elastic.state.checksum import PIECE_BYTES, SUM_BYTES, Checksum
 from unicron_elastic.state.layout import Layout
-from unicron_elastic.state.pull.memory import Landing, read_memory
-from unicron_elastic.state.pull.server import F_GET_SEALS, LANES_MAX, SEALS
-from unicron_elastic.state.pull.transfer import Address, Distance, Offer, is_local
+from unicron_elastic.state.pull.distance import Address, Distance, is_local
+from unicron_elastic.state.pull.landing import Landing
+from unicron_elastic.state.pull.offer import Offer
+from unicron_elastic.state.pull.read_memory import read_memory
+from unicron_elastic.state.pull.serving import F_GET_SEALS, LANES_MAX, SEALS
 from unicron_elastic.state.pull.wire import LAYOUT_BYTES_MAX, Gone, PullWireError, Stream, greet_server, number, text
 
 CONNECT_S = 2.0

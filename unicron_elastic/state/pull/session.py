@@ -8,8 +8,9 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from unicron_elastic.state.pull.landing import Landing
 from unicron_elastic.state.pull.link import SourceLink
-from unicron_elastic.state.pull.memory import Landing, TensorMemory
+from unicron_elastic.state.pull.memory import TensorMemory
 from unicron_elastic.state.pull.transfer import (
     Accept,
     ChunkArrived,

@@ -17,9 +17,10 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from unicron_elastic.state.layout import flatten
+from unicron_elastic.state.pull.distance import Address
 from unicron_elastic.state.pull.server import Held, NotAtRest, StateServer
-from unicron_elastic.state.pull.transfer import Address
-from unicron_elastic.state.snapshot.file import Header, SnapshotFile
+from unicron_elastic.state.snapshot.file import SnapshotFile
+from unicron_elastic.state.snapshot.header import Header
 from unicron_elastic.state.snapshot.offers import Remote, pull_into
 
 REMOTES_MAX = 4096  # snapshots that one node tells of: a few for each of its workers, and copies

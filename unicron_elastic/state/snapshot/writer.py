@@ -19,7 +19,7 @@ from torch import Tensor
 from unicron_elastic.state.layout import Layout
 from unicron_elastic.state.snapshot.file import SnapshotFile
 from unicron_elastic.state.snapshot.gpu import GpuCopier
-from unicron_elastic.state.snapshot.offers import victim
+from unicron_elastic.state.snapshot.newest_common import victim
 
 EXIT_TIMEOUT_S = 120.0  # a copy that takes longer waits for a GPU that hangs
 

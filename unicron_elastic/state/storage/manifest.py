@@ -17,7 +17,7 @@ from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
 
-from unicron_elastic.state.digest import Checksum
+from unicron_elastic.state.checksum import Checksum
 
 MANIFEST = "unicron.json"
 Description = dict[str, int | str]

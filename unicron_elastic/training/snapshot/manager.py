@@ -22,7 +22,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unicron_elastic.state.layout import flatten, rebuild
 from unicron_elastic.state.snapshot.gather import gathering, own_rank
-from unicron_elastic.state.snapshot.offers import Local, Offers, Remote, best_for, newest_common, why_back, why_behind
+from unicron_elastic.state.snapshot.newest_common import best_for, newest_common, why_back, why_behind
+from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
 from unicron_elastic.state.snapshot.shards import Shards, map_leaves
 from unicron_elastic.state.snapshot.writer import SnapshotWriter
 from unicron_elastic.worker.channel import ChannelClosed

@@ -1,0 +1,103 @@
+"""Which snapshot all ranks go on from: the newest that everyone has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from unicron_elastic.state.snapshot.header import Header
+
+Key = tuple[int, ...]  # it begins with the step
+
+
+class Found(Protocol):
+    """A snapshot that was found somewhere."""
+
+    @property
+    def header(self) -> Header:
+        """What it is of."""
+
+
+T = TypeVar("T", bound=Found)
+
+
+def newest_common(said: Sequence[Collection[Key]]) -> Key | None:
+    """The newest of the keys that every rank said; None if there is none."""
+    common = set(said[0]).intersection(*said[1:]) if said else set()
+    return max(common, default=None)
+
+
+def why_back(said: Sequence[Collection[Key]], chosen: Key | None) -> str:
+    """One sentence if some ranks have a newer state than the one from which all go on; else empty."""
+    newest = max((max(keys)[0] for keys in said if keys), default=None)
+    step = 0 if chosen is None else chosen[0]
+    if newest is None or newest <= step:
+        return ""
+    behind = [str(rank) for rank, keys in enumerate(said) if not any(key[0] == newest for key in keys)]
+    common = newest_common(said)
+    if common is not None and common[0] == newest:  # all had it, and not all could use it, which they say
+        return f"All ranks go back to step {step}."
+    if not behind:
+        return f"The states of step {newest} are of different runs: all ranks go back to step {step}."
+    who = f"rank {behind[0]} has" if len(behind) == 1 else f"ranks {', '.join(behind)} have"
+    where = f"to step {step}" if chosen is None else f"to step {step}, the newest that everyone has"
+    return f"All ranks go back {where}: {who} no state of step {newest}."
+
+
+def why_behind(said: Sequence[Collection[Key]], chosen: Key | None, reached: Sequence[int], *, is_restart: bool) -> str:
+    """One sentence if the job had come further than any state that is left of it; else empty."""
+    newest = max((max(keys)[0] for keys in said if keys), default=0 if chosen is None else chosen[0])
+    if max(reached, default=0) > newest:
+        return f"The job had come to step {max(reached)}, of which no snapshot was made."
+    if is_restart and chosen is None and not any(said):
+        return "All ranks begin at step 0: no state of the job was kept."
+    return ""
+
+
+def fits(header: Header, rank: int, world_size: int) -> bool:
+    """Whether a rank of a world of this size can go on from a snapshot."""
+    return header.is_replicated or (header.rank == rank and header.world_size == world_size)
+
+
+def best_for(found: Iterable[T], rank: int, world_size: int) -> dict[tuple[int, int], T]:
+    """Return by key the snapshot that a rank takes: its own, or another's of the same; nearer ones come first."""
+    chosen: dict[tuple[int, int], T] = {}
+    for each in found:
+        header = each.header
+        if not fits(header, rank, world_size):
+            continue
+        before = chosen.get(header.key)
+        if before is None or (before.header.rank != rank and header.rank == rank):
+            chosen[header.key] = each
+    return chosen
+
+
+def victim(held: Sequence[Header | None]) -> int:
+    """Which file is written next: one without a snapshot, else the one with the oldest.
+
+    The newest one stays whatever happens, and so does the newest of those that a neighbour copies, if there are more
+    than two files.
+    """
+    for number, header in enumerate(held):
+        if header is None:
+            return number
+    known = [header for header in held if header is not None]
+    spared = {max(header.key for header in known)}
+    if len(held) > 2 and (for_peer := [header.key for header in known if header.is_for_peer]):
+        spared.add(max(for_peer))
+    free = [number for number, header in enumerate(known) if header.key not in spared]
+    return min(free or range(len(known)), key=lambda number: known[number].key)
+
+
+def outdated(copies: Mapping[int, Sequence[Header]], ranks: Collection[int]) -> list[Header]:
+    """Which copies, by rank, nobody will want on the node whose neighbour has these ``ranks`` now.
+
+    Those of other ranks, which are of neighbours before, once two newer ones of each of ``ranks`` are there: by then
+    their own new neighbours have copied theirs. Each is as large as a rank's state, and ranks change with every node
+    that comes or goes.
+    """
+    newest = [sorted((header.key for header in copies.get(rank, ())), reverse=True)[:2] for rank in ranks]
+    if not newest or min(map(len, newest)) < 2:
+        return []
+    bound = min(keys[1] for keys in newest)
+    return [header for rank, held in copies.items() if rank not in ranks for header in held if header.key < bound]
