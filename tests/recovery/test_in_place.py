@@ -7,18 +7,15 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jobs_in_place import InPlace, LateNode
-from scenario import CRASHED, FIRST_RANK, GLOO_CLOSED, HANGS, KILLED, none, only
+from scenario import CRASHED, GLOO_CLOSED, KILLED, none, only
 
 from unicron_elastic.base.world import Member
-from unicron_elastic.faults import HangKind
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     FailJob,
     FinishJob,
     InviteMember,
     KillWorkers,
-    StopWorkers,
-    Tell,
     TellWorld,
     WakeAt,
 )
@@ -89,54 +86,6 @@ def test_whoever_is_lost_is_replaced_or_the_job_is_over(workers: int, happenings
 
 
 ELSEWHERE = Member(name="9.0#1", node="b#1", local_rank=0)
-
-
-# -- who hangs while others are lost ---------------------------------------------------------------------------------
-
-
-def test_who_hung_before_another_was_lost_is_seen_again_and_then_lost_too_with_the_patience_that_is_left() -> None:
-    job = InPlace(hang_patience_s=30.0)
-    job.hung(1, at=200.0, kind=HangKind.AWAITED)
-    job.evidence(1, at=200.4)
-    assert only(job.time(205.0), Tell).reason == f"{HANGS} By now there has been no step for 5.1 s."
-    job.exited(0, KILLED)
-    job.watched_anew()
-    assert none(job.time(500.0), KillWorkers)
-    job.hung(1, at=501.0, since=199.9, kind=HangKind.AWAITED)
-    commands = job.time(501.0)
-    assert only(commands, KillWorkers).local_ranks == (1,)
-    assert none(commands, StopWorkers)
-    assert job.state.hang is None
-
-
-def test_who_goes_on_in_the_new_world_does_not_hang() -> None:
-    job = InPlace()
-    job.hung(1, at=200.0, kind=HangKind.AWAITED)
-    job.evidence(1, at=200.4)
-    job.time(205.0)
-    job.exited(0, KILLED)
-    assert none(job.went_on(2), Tell)
-    assert only(job.went_on(1), Tell).reason == f"rank {FIRST_RANK + 1} goes on in the new world."
-    assert job.state.hang is None
-
-
-def test_who_is_in_doubt_whether_it_hangs_is_stopped_like_the_others() -> None:
-    job = InPlace()
-    job.hung(1, at=200.0, kind=HangKind.AWAITED)
-    job.exited(0, KILLED)
-    assert job.state.hang is not None
-    commands = job.peer_failed()
-    assert none(commands, KillWorkers)
-    assert 1 in only(commands, StopWorkers).local_ranks
-
-
-def test_another_who_hangs_in_the_new_world_is_another_hang() -> None:
-    job = InPlace(hang_patience_s=30.0)
-    job.hung(1, at=200.0, kind=HangKind.AWAITED)
-    job.exited(0, KILLED)
-    job.hung(2, at=400.0, since=199.0, kind=HangKind.AWAITED)
-    assert none(job.time(500.0), KillWorkers)
-    assert only(job.time(700.0), KillWorkers).local_ranks == (2,)
 
 
 # -- a node that comes later -----------------------------------------------------------------------------------------

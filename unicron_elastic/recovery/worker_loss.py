@@ -404,6 +404,9 @@ def _ranks_go(state: JobState, left: int) -> str:
 
 
 def _who_goes_on(state: JobState, lost: tuple[Worker, ...]) -> str:
+    """Return who goes on from the step that failed; where the lost had not trained yet, none did."""
+    if not _are_in(state, lost):
+        return f"{counted(_ranks_left(state, lost), 'rank trains', 'ranks train')} on."
     return _ranks_go(state, _ranks_left(state, lost))
 
 
@@ -442,9 +445,12 @@ def _book(
 
 def _is_missed(state: JobState, lost: tuple[Worker, ...]) -> bool:
     """Whether the others go on in another world without these: they have trained, or wait to be let in."""
+    return _are_in(state, lost) or any(worker.part is Part.NEWCOMER for worker in lost)
+
+
+def _are_in(state: JobState, lost: tuple[Worker, ...]) -> bool:
     assert state.world is not None
-    are_in = any(state.world.rank_of(name_of(state, worker)) is not None for worker in lost)
-    return are_in or any(worker.part is Part.NEWCOMER for worker in lost)
+    return any(state.world.rank_of(name_of(state, worker)) is not None for worker in lost)
 
 
 def _leave_out(state: JobState, lost: tuple[Worker, ...], at: float, reason: str) -> tuple[JobState, list[Command]]:
