@@ -16,7 +16,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import replace
 
-from unicron_elastic.faults import Failure, Fault, classify, left_early, root_cause
+from unicron_elastic.faults import Failure, Fault, Status, classify, left_early, root_cause
 from unicron_elastic.recovery import departure, in_place, joins, node, node_loss, storms, worker_loss
 from unicron_elastic.recovery.commands import (
     AskToLeave,
@@ -528,9 +528,13 @@ def _any(known: Iterable[bool | None]) -> bool | None:
 
 
 def _with_who_left(state: JobState) -> tuple[Fault, ...]:
-    """Return the faults; if all are consequences, with that of the worker that left first while others trained."""
+    """Return the faults; if all are consequences, with that of the worker that left first while others trained.
+
+    Who was told to stop was told by somebody else.
+    """
     left = [worker for worker in state.workers if worker.left_at is not None]
-    if not left or not all(fault.is_consequence for fault in state.faults):
+    are_consequences = all(fault.is_consequence for fault in state.faults)
+    if not left or not are_consequences or all(fault.status is Status.STOPPED_BY_REQUEST for fault in state.faults):
         return state.faults
     first = min(left, key=lambda worker: (worker.left_at or 0.0, worker.rank))
     return (left_early(_failure_of(first, first.left_at or 0.0)), *state.faults)
