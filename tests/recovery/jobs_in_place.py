@@ -217,7 +217,3 @@ class TwoLogs(InPlace):
     def __init__(self, workers: int, **policy: Any) -> None:
         super().__init__(workers, elsewhere=ELSEWHERE, **policy)
         self.hold()
-
-    def member(self, name: str) -> Member:
-        assert self.state.world is not None
-        return next(each for each in self.state.world.members if each.name.startswith(name))
