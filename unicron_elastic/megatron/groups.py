@@ -2,6 +2,11 @@
 
 ``parallel_state`` knows all groups by name (megatron-core 0.16.1: module variables, set by
 ``initialize_model_parallel``). Modules, gradient buffers and optimizers keep groups as attributes when they are built.
+
+Process groups without peers, of torch's ``fake`` back end: they have sizes and ranks, and their collectives return.
+
+A process that takes the place of a lost one makes process groups and its part of the model before it can join the
+others, who train meanwhile. And a spare that was not needed to the end goes on with its script alone.
 """
 
 from __future__ import annotations
@@ -21,12 +26,6 @@ from unicron_elastic.compat.groups import fake_store
 from unicron_elastic.megatron.layout import ReplicaShape
 from unicron_elastic.training.group.regroup import Meeting, given_up_when
 from unicron_elastic.training.step.collective import keep_for_ever
-
-# Process groups without peers, of torch's ``fake`` back end: they have sizes and ranks, and their collectives return.
-#
-# A process that takes the place of a lost one makes process groups and its part of the model before it can join the
-# others, who train meanwhile. And a spare that was not needed to the end goes on with its script alone.
-
 
 _TAKES_PLACE = "UNICRON_TAKES_PLACE"  # set by the agent
 _init_process_group, _new_group = dist.init_process_group, dist.new_group

@@ -3,6 +3,12 @@
 A *seat* is a place in a replica: a tensor-parallel rank of a pipeline stage. A process keeps its seat for life, as that
 decides which part of the model it has. A replica is one process per seat. When one of them is lost, the others of that
 replica cannot go on; they wait as spares until a process with the seat that is missing comes.
+
+Who has which part of the optimizer's state, for Megatron-Core's distributed optimizer, and who sends what: pure.
+
+It cuts each bucket of parameters into as many equal parts as there are replicas (ZeRO-1), and replica k has the
+k-th of each. Its guardian, replica k + 1, has a copy. In terms of parameters a part does not depend on how long the
+buckets are: a range is (parameter, first element, end).
 """
 
 from __future__ import annotations
@@ -120,13 +126,6 @@ def lay_out(shape: ReplicaShape, places: Sequence[FormerPlace]) -> ReplicaLayout
         names=tuple(name for _, name in named),
         spares=tuple(sorted(member for members in left for member in members[more:])),
     )
-
-
-# Who has which part of the optimizer's state, for Megatron-Core's distributed optimizer, and who sends what: pure.
-#
-# It cuts each bucket of parameters into as many equal parts as there are replicas (ZeRO-1), and replica k has the
-# k-th of each. Its guardian, replica k + 1, has a copy. In terms of parameters a part does not depend on how long the
-# buckets are: a range is (parameter, first element, end).
 
 
 Range = tuple[int, int, int]

@@ -2,6 +2,12 @@
 
 The script keeps its objects: ``DistributedDataParallel`` modules are initialised once more around the same model, and
 the ``DistributedOptimizer`` gets the attributes of a new one (both seen in megatron-core 0.16.1).
+
+The memory in which gradients are summed up: Megatron-Core's buffers, or wider ones, so that no order of sums shows.
+
+An fp32 gradient added to an fp64 sum is as good as not rounded: 29 bits are left for what the sum has grown. So the
+sum over all micro-batches, rounded to fp32 once at the end, is the same whoever computed which and in whatever
+order.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from unicron_elastic.megatron.layout import Span
-from unicron_elastic.megatron.state import like
+from unicron_elastic.megatron.state_part import like
 from unicron_elastic.training.step.collective import keep_for_ever
 
 
@@ -86,13 +92,6 @@ def _initialise_again(chunk: Any) -> None:
     type(chunk).__init__(chunk, **settings)
     del chunk.__dict__["_make_backward_post_hook"]
     chunk.grad_accs = accumulators
-
-
-# The memory in which gradients are summed up: Megatron-Core's buffers, or wider ones, so that no order of sums shows.
-#
-# An fp32 gradient added to an fp64 sum is as good as not rounded: 29 bits are left for what the sum has grown. So the
-# sum over all micro-batches, rounded to fp32 once at the end, is the same whoever computed which and in whatever
-# order.
 
 
 class Sums:

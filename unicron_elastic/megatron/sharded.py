@@ -22,7 +22,7 @@ from torch import Tensor
 from unicron_elastic.megatron.layout import Cut, PartTransfer, Range, holders, shard, transfers
 from unicron_elastic.megatron.members import Members
 from unicron_elastic.megatron.rebuilding import find_groups, rebuild, spans_of
-from unicron_elastic.megatron.state import StatePart, like
+from unicron_elastic.megatron.state_part import StatePart, like
 
 
 class Sharded:

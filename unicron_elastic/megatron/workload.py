@@ -110,9 +110,6 @@ def _require_described(config: Any) -> None:
             )
 
 
-# The configuration with which the cluster's plan has this job start.
-
-
 def configuration() -> Configuration | None:
     """DP, TP, PP and the micro-batch that are best on the nodes that the job has; None if nobody has said it.
 

@@ -1,4 +1,9 @@
-"""Workers that hang: first the evidence, then the end of those who hang, as pure functions on the job's state."""
+"""Workers that hang: first the evidence, then the end of those who hang, as pure functions on the job's state.
+
+A worker that is out of step with the others is told and recorded, and nothing is done: from outside, a collective that
+was left out looks like a step of an optimizer beside the training, as torch's own `get_state_dict` makes one. Only
+people who know the script can tell.
+"""
 
 from __future__ import annotations
 
@@ -196,12 +201,6 @@ def observed(state: JobState, fault: Fault) -> tuple[JobState, list[Command]]:
     state = replace(state, incidents=incidents, hang=replace(hang, act_at=None, number=incident.number))
     commands: list[Command] = [] if superseded is None else [RecordIncident(incident=superseded)]
     return replace(state, incident=None), [*commands, RecordIncident(incident=incident)]
-
-
-# A worker that is out of step with the others, as pure functions on the job's state.
-#
-# It is told and recorded, and nothing is done: from outside, a collective that was left out looks like a step of an
-# optimizer beside the training, as torch's own `get_state_dict` makes one. Only people who know the script can tell.
 
 
 DECISION = "Nothing was done: only the script knows whether it was meant."

@@ -1,4 +1,9 @@
-"""A node that is sick: it leaves the job if the job can go on without it, and explains what fails on it if not."""
+"""A node that is sick: it leaves the job if the job can go on without it, and explains what fails on it if not.
+
+Where the others can go on in place, a node that is suspected or broken leaves as one does that is well: it asks, the
+others make a world without its workers, and only then these end: nobody begins again for it. All that sets it apart
+from a node that is recalled is the quarantine.
+"""
 
 from __future__ import annotations
 
@@ -219,12 +224,6 @@ def leave_job(departure: Departure, why: str) -> LeaveJob:
 def _kept(findings: tuple[NodeUnhealthy, ...], at: float) -> tuple[NodeUnhealthy, ...]:
     """Those that may still explain a failure: a hang is judged long after it began."""
     return tuple(each for each in findings if at - each.at <= KEPT_S)
-
-
-# A node that is suspected or broken where the others can go on in place: it leaves as one does that is well.
-#
-# It asks, the others make a world without its workers, and only then these end: nobody begins again for it. All that
-# sets it apart from a node that is recalled is the quarantine.
 
 
 SUPERVISION = "process supervision"

@@ -1,6 +1,10 @@
 """Nodes that are lost to workers which cannot go on without them: all begin again, and the incident names the nodes.
 
 What the workers here raise for it, before or after it is known, is a consequence of it and no failure of theirs.
+
+A node may live although the others took it for lost: its lease had run out, or nobody could reach it for a while.
+They go on in place without it, and count that. So its workers have nobody to train with: they end, and the node
+comes back as any newcomer does, by a meeting of all nodes, after which nobody takes it for lost any more.
 """
 
 from __future__ import annotations
@@ -63,12 +67,6 @@ def ended(state: JobState, at: float, action: str, decision: str) -> tuple[JobSt
         return state, []
     incident = replace(state.incident, stopped_at=at, action=action, decision=decision)
     return replace(state, incident=None if action == "fail" else incident), [RecordIncident(incident=incident)]
-
-
-# A node that lives although the others took it for lost: its lease had run out, or nobody could reach it for a while.
-#
-# They go on in place without it, and count that. So its workers have nobody to train with: they end, and the node
-# comes back as any newcomer does, by a meeting of all nodes, after which nobody takes it for lost any more.
 
 
 ENDS = "The others go on without this node, which they took for lost: its workers end."

@@ -1,4 +1,11 @@
-"""When a job is restarted and when it is not: the accounting of restarts, as pure functions."""
+"""When a job is restarted and when it is not: the accounting of restarts, as pure functions.
+
+The ladder of severities (the Unicron paper, "error handling"): what did not help is not tried for ever.
+
+A SEV3 fault is retried, and after too many retries answered as SEV2; a SEV2 fault restarts its process, and after
+too many restarts is answered as SEV1: the node is isolated. What is counted is this node's root causes within a
+window of time: a worker that fails once a day is no reason to distrust its node.
+"""
 
 from __future__ import annotations
 
@@ -196,13 +203,6 @@ def _is_own_fault(failure: Failure) -> bool:
         return True
     code = failure.exit_code
     return code is not None and (code > 0 or code in _OWN_FAULT_EXIT_CODES)
-
-
-# The ladder of severities (the Unicron paper, "error handling"): what did not help is not tried for ever.
-#
-# A SEV3 fault is retried, and after too many retries answered as SEV2; a SEV2 fault restarts its process, and after
-# too many restarts is answered as SEV1: the node is isolated. What is counted is this node's root causes within a
-# window of time: a worker that fails once a day is no reason to distrust its node.
 
 
 # Of these the script is suspected, not the node: on any other node the same would happen. What the list leaves out may

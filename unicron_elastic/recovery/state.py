@@ -254,9 +254,6 @@ class JobState:
             assert self.incident.generation == self.generation, self
 
 
-# Which workers of a node are members of the world, and what they are called there.
-
-
 def name_of(state: JobState, worker: Worker) -> str:
     """Name the member that a worker is or will be; nobody else in this job has it, as nodes' names differ."""
     return f"{worker.rank}.{worker.takes_place}#{state.node.rpartition('#')[2]}"

@@ -2,6 +2,13 @@
 
 A loss makes the next world without those it took. Where nobody is gone and collectives failed all the same, the same
 members connect anew (SEV3). What cannot be answered so is answered as ever: all workers of the node begin again.
+
+The end of a training in place: what becomes of newcomers when the others have made their last step.
+
+A script may ask for a part once more, as one does that trains in epochs, and one rank may end where others do so. So
+newcomers wait until all workers of this node that have made their last step have ended well: then there is nothing
+left to do, here and on every node, and they end as well. Those who ask once more do so without a rank that has ended.
+Where somebody was lost after that step, who may have had the model to write, all begin again.
 """
 
 from __future__ import annotations
@@ -46,14 +53,6 @@ from unicron_elastic.recovery.state import (
     name_of,
     named,
 )
-
-# The end of a training in place: what becomes of newcomers when the others have made their last step.
-#
-# A script may ask for a part once more, as one does that trains in epochs, and one rank may end where others do so. So
-# newcomers wait until all workers of this node that have made their last step have ended well: then there is nothing
-# left to do, here and on every node, and they end as well. Those who ask once more do so without a rank that has ended.
-# Where somebody was lost after that step, who may have had the model to write, all begin again.
-
 
 OVER = "The training is over: newcomers end."
 

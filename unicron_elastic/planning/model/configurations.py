@@ -144,9 +144,6 @@ def _require_model(workload: Workload) -> None:
         )
 
 
-# A workload from a mapping, as it stands in a JSON or YAML file.
-
-
 NUMBERS = ("flops_per_sample",)
 FLAGS = ("uneven", "recompute", "sequence_parallel")
 

@@ -3,6 +3,16 @@
 The record is what the store keeps of a job: how long steps take on how many nodes, and for how long it stands still
 when its nodes change. It is small however long the job runs, and whoever writes it reads it first, so that nothing that
 another agent wrote is lost.
+
+FLOP/s on numbers of units on which a job never ran, from those that were measured and nothing else.
+
+A step is taken to be a part that all units share and one that more of them do not shorten::
+
+seconds per step = a + b / x FLOP/s = x / (a x + b), times a constant
+
+with the step's samples as they are on one number of units. If each worker has a batch of its own, the same formula
+says that a step takes ``b + a x``: it gets longer with every unit. ``a`` and ``b`` are 0 or more, so the FLOP/s of
+a unit never grow with their number. Where the FLOPs or the batch of a job are known, ``throughput`` knows more.
 """
 
 from __future__ import annotations
@@ -22,17 +32,6 @@ from unicron_elastic.planning.model.configurations import Workload
 from unicron_elastic.planning.model.jobs import GPU_FLOPS, GivenRates, JobSpec, MeasuredSteps, Modelled
 from unicron_elastic.planning.model.tasks import Transition
 from unicron_elastic.planning.model.throughput import ThroughputModel, assumed_flops_per_sample, observed, rates
-
-# FLOP/s on numbers of units on which a job never ran, from those that were measured and nothing else.
-#
-# A step is taken to be a part that all units share and one that more of them do not shorten::
-#
-# seconds per step = a + b / x FLOP/s = x / (a x + b), times a constant
-#
-# with the step's samples as they are on one number of units. If each worker has a batch of its own, the same formula
-# says that a step takes ``b + a x``: it gets longer with every unit. ``a`` and ``b`` are 0 or more, so the FLOP/s of
-# a unit never grow with their number. Where the FLOPs or the batch of a job are known, ``throughput`` knows more.
-
 
 # The part that units do not share has to explain a fifth of itself. Measurements of 7 and of 8 units that differ by
 # noise would give any share otherwise, and those of 4 and of 8 still say what it is.
