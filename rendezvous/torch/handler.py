@@ -314,7 +314,7 @@ class ClusterRendezvous(JobRendezvous):
         departing = 0 if self._round is None else len(self.nodes_departing(self._round)[0])
         if self._spare(nodes) > departing:
             return ""
-        left = nodes - departing
+        left = nodes - departing - (0 if self._round is None else len(self._gone(self._round)))
         return "it is the only node of the job." if left == 1 else f"the job needs all {left} of its nodes."
 
     def take_leave(self, nodes: int) -> str:
