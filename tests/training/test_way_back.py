@@ -11,6 +11,7 @@ from torch import nn
 
 from unicron_elastic import Run
 from unicron_elastic.state.layout import Layout, flatten, rebuild
+from unicron_elastic.training.group.joining import NotTakenError
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
 
@@ -83,3 +84,18 @@ def test_groups_of_another_kind_are_no_continuation(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD([{"params": [each]} for each in model[2].parameters()], 0.1, momentum=0.9)
     with pytest.raises(ValueError, match="parameter group"):
         Run(model=model, optimizer=optimizer).restore(tmp_path)
+
+
+def test_a_newcomer_without_a_function_for_each_group_is_told_before_it_joins() -> None:
+    def of(count: int) -> Run:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD([model.weight], 0.1)
+        for _ in range(count - 1):
+            optimizer.add_param_group({"params": [model.bias]})
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 0.9**step] * count)
+        return Run(model=model, optimizer=optimizer, scheduler=scheduler)
+
+    state = of(2)._engine._registered.state_dict()
+    with pytest.raises(NotTakenError, match=r"LambdaLR has 1 function for 2 groups"):
+        of(1)._engine._registered.load_state_dict(state)
+    of(2)._engine._registered.load_state_dict(state)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from unicron_elastic.compat.tensors import copy_each
 from unicron_elastic.training.group.arrival import Arrival
@@ -86,7 +87,13 @@ class Engine:
         modules = {name: each for name, each in registered.objects.items() if isinstance(each, nn.Module)}
         self._values = ModuleValues(modules)
         self._registered = Handover(
-            state, self._trainable, self._values, self._optimizers, lambda: self.until, randomness=randomness
+            state,
+            self._trainable,
+            self._values,
+            self._optimizers,
+            lambda: self.until,
+            randomness=randomness,
+            schedulers=[each for each in registered.objects.values() if isinstance(each, LRScheduler)],
         )
         self._randomness = randomness
         self._is_reproducible = is_reproducible

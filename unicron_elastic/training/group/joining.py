@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from unicron_elastic.base.text import one_line
+from unicron_elastic.base.text import counted, one_line
 from unicron_elastic.state.layout import Layout, empty_tensors, rebuild
 from unicron_elastic.state.pull.client import Pulled, SourcesLost, pull
 from unicron_elastic.state.pull.server import Held, NotAtRest, StateServer, Unsendable
@@ -253,8 +254,10 @@ class Handover:
         until: Callable[[], int],
         *,
         randomness: Randomness,
+        schedulers: Sequence[LRScheduler] = (),
     ) -> None:
         """``until``: the total of the steps that this process is in."""
+        self._schedulers = schedulers
         self._run = run
         self._randomness = randomness
         self._until = until
@@ -272,8 +275,10 @@ class Handover:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the run, what is trained and how, and which parameters each optimizer has in which group."""
+        run = self._run.state_dict()
+        run.pop("way", None)  # it is here, as it was at the last look
         return {
-            "run": self._run.state_dict(),
+            "run": run,
             "model": self._trainable.state_dict(),
             "values": self._values.state_dict(),
             "optimizers": [self._groups(optimizer) for optimizer in self._optimizers],
@@ -318,6 +323,7 @@ class Handover:
             self._run.load_state_dict(state["run"])
             self._trainable.load_state_dict(state["model"])
             self._values.load_state_dict(state["values"])
+            self._check_schedulers()
         except Exception as error:
             if is_of_script(error) or isinstance(error, _MAY_PASS):
                 raise
@@ -326,6 +332,14 @@ class Handover:
                 "what it registered: a layer, a parameter or a group that comes on the way has to be there before "
                 "run.steps(), frozen until its time (docs/going-on.md)"
             ) from (None if isinstance(error, _OF_TORCH) else error)
+
+    def _check_schedulers(self) -> None:
+        """Raises ValueError for one that would fail in its next step: functions are in no state."""
+        for each in self._schedulers:
+            functions, groups = getattr(each, "lr_lambdas", None), len(each.optimizer.param_groups)
+            if functions is not None and len(functions) != groups:
+                has = counted(len(functions), "function", "functions")
+                raise ValueError(f"{type(each).__name__} has {has} for {groups} groups of its optimizer")
 
     def rewind(self) -> None:
         """Let the script of a newcomer do what the others did in their step before its first micro-batch.
