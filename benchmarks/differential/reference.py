@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -121,7 +122,13 @@ def _forked(target: Path, work: Callable[[Came], None]) -> Came:
     pid = os.fork()
     if pid == 0:
         _child(target, work)
-    _, status = os.waitpid(pid, 0)
+    status = -1
+    try:
+        _, status = os.waitpid(pid, 0)
+    finally:
+        if status < 0:  # whoever waits has been interrupted
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
     if not target.exists():
         return Came(error=f"the process ended with {os.waitstatus_to_exitcode(status)}")
     found: Came = torch.load(target, weights_only=False)
@@ -129,8 +136,7 @@ def _forked(target: Path, work: Callable[[Came], None]) -> Came:
 
 
 def _child(target: Path, work: Callable[[Came], None]) -> None:
-    import signal
-
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends it wherever it hangs; a handler would wait for Python
     signal.alarm(DEADLINE_S)
     for name in _STRANGE:
         os.environ.pop(name, None)
