@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import unicron_elastic
 from unicron_elastic.training.group.membership import AgentMembership
+from unicron_elastic.worker.notices import Parted
 
 folder, node, tell = Path(os.environ["PROBE"]), os.environ["UNICRON_NODE_NAME"], AgentMembership.tell
 
@@ -32,7 +33,7 @@ def until(name):
         time.sleep(0.02)
 
 def tells_late(self, message):
-    if "parted" in message and node == LATE:
+    if isinstance(message, Parted) and node == LATE:
         say("MADE ITS LAST STEP")
         until("tell")
     tell(self, message)
