@@ -66,6 +66,7 @@ from unicron_elastic.worker.notices import (
     Raised,
     Ready,
     Restored,
+    Saving,
     SectionLimits,
     SectionOverdue,
     StateTaken,
@@ -170,6 +171,7 @@ WORKER_MESSAGES: tuple[dict[str, Any], ...] = (
                 first_heartbeat_s=None, heartbeat_s=1.0, out_of_section_s=None, sections_s={"train": 1.5, "save": None}
             ),
             FlopsPerStep(flops=1e15),
+            Saving(will_save=True),
             SectionOverdue(section="save", open_s=3.0, limit_s=2.0),
             ControlWanted(action="restart", description="x"),
             Entered(),

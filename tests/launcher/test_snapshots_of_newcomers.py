@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from unicron_elastic.launcher.agent.worlds.snapshots import Snapshots
+from unicron_elastic.launcher.agent.worlds.snapshots import ANSWER_S, Snapshots
 from unicron_elastic.launcher.common.loop import Loop
 
 DEADLINE_S = 10.0  # less than an agent waits for another one's snapshots
@@ -54,6 +54,20 @@ def test_the_worker_of_a_node_that_joins_others_that_train_on_is_a_newcomer(
     worker = ask(new, 1)
     assert loop.run_until(lambda: bool(worker.told), time.monotonic() + DEADLINE_S)
     assert worker.told[0]["is_replacement"]
+
+
+def test_a_job_that_is_to_wait_does_not_wait_for_workers_that_answer_that_they_save_nothing(loop: Loop) -> None:
+    agent = Snapshots(loop, pytest.fail)
+
+    def answer(message: dict[str, Any]) -> None:
+        assert message == {"save": True}
+        agent.saving(worker, will_save=False)
+
+    worker: Any = SimpleNamespace(local_rank=0, returncode=None, control=SimpleNamespace(send=answer))
+    began = time.monotonic()
+    assert agent.save([worker]).startswith("The job is to wait, and no snapshot of it was made")
+    assert time.monotonic() - began < ANSWER_S
+    agent.close()
 
 
 def test_workers_that_all_begin_are_not(loop: Loop, agents: list[Snapshots]) -> None:

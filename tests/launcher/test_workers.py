@@ -123,7 +123,7 @@ class Node:
             self.heard.append((worker.local_rank, "exception", said.exception))
         else:
             message = said.message() if isinstance(said, Notice) else said
-            what = next(name for name in ("hello", "step", "other") if name in message)
+            what = next(name for name in ("hello", "step", "other", "is") if name in message)
             self.heard.append((worker.local_rank, what, message[what]))
 
     def wait(self, condition: Callable[[], object]) -> None:
@@ -247,6 +247,18 @@ def test_words_that_are_none_of_ours_do_no_harm(make_node: MakeNode) -> None:
     node.start("for word in (b'x', b'i[]', b'f', b'i{\"other\": 7}'): os.write(3, word)\nos._exit(5)")
     assert node.wait_for_exits(1) == {0: 5}
     assert node.said_by(0) == ["hello", "other", "exit"]
+
+
+@pytest.mark.parametrize("word", ['{"is": "Left", "snapshot": {}}', '{"is": "Left"}', '{"hello": 1}'])
+def test_descriptors_that_come_with_what_needs_none_are_closed(make_node: MakeNode, word: str) -> None:
+    node = make_node()
+    node.start(
+        f"import socket; file = open({str(node.folder / 'theirs')!r}, 'w');"
+        f"socket.send_fds(socket.socket(fileno=3), [b'i' + {word.encode()!r}], [file.fileno()]); os._exit(5)"
+    )
+    assert node.wait_for_exits(1) == {0: 5}
+    held = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+    assert str(node.folder / "theirs") not in held
 
 
 def test_without_in_band_parts_nothing_is_attached(make_node: MakeNode) -> None:

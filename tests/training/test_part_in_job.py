@@ -10,7 +10,7 @@ import pytest
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.training.group.membership import AgentMembership
-from unicron_elastic.worker.notices import Broke, Entered, Left, Notice, Ready, heard
+from unicron_elastic.worker.notices import Broke, Entered, Left, Notice, Ready, Saving, heard
 from unicron_elastic.worker.worlds import Link
 
 WORLD = {
@@ -44,6 +44,15 @@ def test_who_is_invited_and_in_a_world_at_once_is_a_newcomer() -> None:
 
 def test_who_is_in_the_first_world_is_none() -> None:
     assert AgentMembership(Agent(WORLD).link).enter() is None
+
+
+@pytest.mark.parametrize("will_save", [True, False, None])
+def test_who_is_to_save_answers_whether_it_will(will_save: bool | None) -> None:
+    agent = Agent()
+    if will_save is not None:
+        agent.link.on_save = lambda: will_save
+    assert agent.link.heard({"save": True})
+    assert list(map(heard, agent.heard)) == [Saving(will_save=bool(will_save))]
 
 
 BEFORE = {**WORLD, "world": {**WORLD["world"], "number": 1}}  # type: ignore[dict-item]

@@ -99,6 +99,13 @@ class Restored(Notice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Saving(Notice):
+    """`Saving` answers the agent that asks for a snapshot: whether one will be made when the present step ends."""
+
+    will_save: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entered(Notice):
     """`Entered` says that the script trains in steps(), as a member of worlds."""
 
@@ -149,7 +156,7 @@ class Odd(Notice):
 
 KINDS: tuple[type[Notice], ...] = (
     *(FirstStep, Ending, Raised, FlopsPerStep, SectionLimits, SectionOverdue, ControlWanted),
-    *(StateTaken, Restored, Entered, Ready, Left, Broke, WentOn, Parted),
+    *(StateTaken, Restored, Saving, Entered, Ready, Left, Broke, WentOn, Parted),
 )
 _BY_NAME: Mapping[str, type[Notice]] = {each.__name__: each for each in KINDS}
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from unicron_elastic.base.world import World
 from unicron_elastic.worker.channel import Control, Message
 from unicron_elastic.worker.collectives import break_collectives, end_if_stuck
+from unicron_elastic.worker.notices import Saving
 
 
 class Link:
@@ -107,7 +108,7 @@ class Link:
         elif "serve" in message:
             self._serve(message)
         elif "save" in message:
-            self._control.send({"saving": self.on_save is not None and self.on_save()})
+            self._control.send(Saving(will_save=self.on_save is not None and self.on_save()).message())
         elif "patience_s" in message:
             self._be_patient(float(message["patience_s"]))
         else:

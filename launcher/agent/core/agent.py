@@ -209,7 +209,7 @@ class Agent(TorchAgent):
         others = store if worker_group.group_world_size > 1 else None
         self._worlds.begin(self._state.generation + 1, context, others, worker_group.group_rank)
         messages.on_serving = self._worlds.serving
-        messages.on_snapshot = self._snapshots.said
+        messages.on_snapshot, messages.on_saving = self._snapshots.said, self._snapshots.saving
         self._snapshots.begin(store, worker_group.group_rank, worker_group.group_world_size, worker_group.master_addr)
         messages.may_enter = self._worlds.may_enter
         messages.on_moved = partial(_state_moved, self._moves, self._reporter, self._teller)

@@ -42,6 +42,7 @@ from unicron_elastic.worker.notices import (
     Raised,
     Ready,
     Restored,
+    Saving,
     SectionLimits,
     SectionOverdue,
     StateTaken,
@@ -78,6 +79,7 @@ class WorkerMessages:
         self.may_enter: Callable[[int], bool] = lambda _local_rank: True  # as a member of a world that may change
         self.on_serving: Callable[[Message], None] = lambda _message: None
         self.on_moved: Callable[[StateMove], None] = lambda _move: None
+        self.on_saving: Callable[[WorkerProcess, bool], None] = lambda _worker, _will_save: None
         self.on_snapshot: Callable[[WorkerProcess, Message], bool] = lambda _worker, _message: False
 
     def exited(self, worker: WorkerProcess, ended: Exit) -> None:
@@ -166,6 +168,8 @@ class WorkerMessages:
                     self._moved(said.took_s, said.bytes_taken, said.sources, now)
             case StateTaken():
                 self._moved(said.took_s, said.bytes_taken, said.sources, now)
+            case Saving(will_save=will_save):
+                self.on_saving(worker, will_save)
             case Raised(is_final=True):
                 reading = worker.reading()
                 event = WorkerRaised(

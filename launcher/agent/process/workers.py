@@ -432,11 +432,11 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             if worker.pid:
                 self._look_at_mute(worker)
             return False
-        if "snapshot" in message:
+        said = heard(message)
+        if said is None and "snapshot" in message:
             message["fds"] = fds  # which belong to whoever takes the message
         else:
             close_all(fds)
-        said = heard(message)
         if isinstance(said, Ending):
             worker.is_leaving = True
             self._on_ending(worker)

@@ -122,18 +122,19 @@ class Snapshots:
         match message:
             case {"snapshot": {"slot": int(slot), "is_for_peer": bool(is_for_peer)}} if 0 <= slot < SLOTS_MAX:
                 self._keep(worker.local_rank, slot, fds, is_for_peer=is_for_peer)
-            case {"saving": bool(is_saving)}:
-                close_all(fds)
-                if is_saving:
-                    self._saving.add(worker.local_rank)
-                self._unheard.discard(worker.local_rank)
             case {"snapshots_wanted": {"rank": int(rank), "world_size": int(world_size)}}:
                 close_all(fds)
                 self._ask(worker, rank, world_size)
             case _:
                 close_all(fds)
-                return not message.keys().isdisjoint(("snapshot", "snapshots_wanted", "saving"))
+                return not message.keys().isdisjoint(("snapshot", "snapshots_wanted"))
         return True
+
+    def saving(self, worker: WorkerProcess, will_save: bool) -> None:
+        """Take a worker's answer whether it makes a snapshot when its step ends."""
+        if will_save:
+            self._saving.add(worker.local_rank)
+        self._unheard.discard(worker.local_rank)
 
     def _keep(self, local_rank: int, slot: int, fds: list[int], *, is_for_peer: bool) -> None:
         if fds:
