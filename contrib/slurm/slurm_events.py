@@ -162,7 +162,7 @@ def _act(action: Action, job: str) -> str:
     """Does it, and says what was done."""
     match action:
         case Drain(node, reason):
-            return _run("unicron", "drain", node, "--reason", reason)
+            return _run("unicron", "drain", node, "--absent", "--reason", reason)
         case Undrain(node):
             return _run("unicron", "undrain", node)
         case GiveBack(node):

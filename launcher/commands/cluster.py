@@ -9,7 +9,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ import typer
 
 from unicron_elastic.base.quarantine import Quarantined, check_node, sentence
 from unicron_elastic.base.text import one_line
+from unicron_elastic.launcher.common.host_ranges import host_ranges
 from unicron_elastic.launcher.config.answers import (
     BAD_USAGE,
     NOTHING_FOUND,
@@ -33,6 +34,7 @@ from unicron_elastic.launcher.view.cluster.members import (
     AgentActivity,
     ClusterView,
     JobListing,
+    NodeListing,
     PlannedJobListing,
     job_status,
     jobs_table,
@@ -63,7 +65,7 @@ TIMEOUT_S = 4.0  # for all that a command asks of etcd
 _REASON_CHARACTERS = 1000
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_Node = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as unicron nodes shows it.")]
+_Nodes = Annotated[list[str], typer.Argument(metavar="NODE...", help="Their names, as unicron nodes shows them.")]
 
 
 class OpenCluster:
@@ -170,7 +172,7 @@ def nodes(
 @cluster_options
 def forget(
     context: typer.Context,
-    node: Annotated[list[str], typer.Argument(metavar="NODE", help="Their names, as unicron nodes shows them.")],
+    node: _Nodes,
     *,
     at: ClusterOptions,
     as_json: AsJson = False,
@@ -179,10 +181,9 @@ def forget(
 
     One that returns all the same belongs to the cluster again.
     """
-    for each in node:
-        _check_node(each)
+    names = _checked_nodes(node)
     with open_cluster(at.over(context.obj)) as cluster:
-        why_not = {each: _forget(cluster, each) for each in dict.fromkeys(node)}
+        why_not = {each: _forget(cluster, each) for each in names}
     if as_json:
         print_json([{"node": each, "was_forgotten": not why} for each, why in why_not.items()])
     else:
@@ -195,57 +196,88 @@ def forget(
 
 @cluster_options
 def drain(
-    node: _Node,
+    node: _Nodes,
     *,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for whoever reads the list.")],
     duration: Annotated[
         str | None, typer.Option("--for", metavar="DURATION", help="30s, 15m, 6h or 2d; else until it is lifted.")
     ] = None,
+    absent: Annotated[
+        bool,
+        typer.Option("--absent", help="Also nodes that the cluster does not know: they are kept out if they come."),
+    ] = False,
     at: ClusterOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Take a node out of all jobs of the cluster.
+    """Take nodes out of all jobs of the cluster.
 
-    It stays in the cluster's quarantine until undrain lifts it, or its time is over. A node that is there already gets
+    They stay in the cluster's quarantine until undrain lifts it, or its time is over. A node that is there already gets
     the new reason, and the later end of the two.
     """
-    _check_node(node)
+    names = _checked_nodes(node)
     text = _reason(reason)
     now = time.time()
     until = None if duration is None else now + duration_s(duration)
-    entry = Quarantined(node=node, reason=text, since=now, until=until, by=operator())
     with open_cluster(at) as cluster:
-        known = [
-            each for each in cluster.read().nodes(now, _agent_states(cluster)) if each.host == node and each.node_id
+        known: dict[str, list[NodeListing]] = {}
+        for each in cluster.read().nodes(now, _agent_states(cluster)):
+            known.setdefault(each.host, []).append(each)
+        entries = [
+            _keep_out(cluster, Quarantined(node=name, reason=text, since=now, until=until, by=operator()))
+            for name in names
+            if absent or name in known
         ]
-        entry = _keep_out(cluster, entry)
     if as_json:
-        print_json(entry.to_json())
-    else:
-        leaves = ", ".join(dict.fromkeys(one_line(each.job) for each in known if each.job))
-        said = sentence(entry, now, local_time)
-        show(f"{said[:-1]}; it leaves {leaves}." if leaves else said)
-    if not known:
-        say(f"No agent of node {node} is in the cluster now; the node is kept out when it comes.")
+        found = [entry.to_json() for entry in entries]
+        print_json(found if len(names) != 1 else found[0] if found else None)
+    for entry in entries:
+        there = known.get(entry.node, [])
+        if not as_json:
+            show(drained_text(entry, there, now))
+        if not any(each.node_id for each in there):
+            say(f"No agent of node {entry.node} is in the cluster now; the node is kept out when it comes.")
+    if unknown := [name for name in names if not absent and name not in known]:
+        fail(NOTHING_FOUND, unknown_text(unknown, known, cluster.where))
+
+
+def drained_text(entry: Quarantined, there: Iterable[NodeListing], now: float) -> str:
+    """Say since when and why a node is kept out, and of what it is asked to leave what is known."""
+    said = sentence(entry, now, local_time)
+    runs = dict.fromkeys(one_line(each.job) for each in there if each.job and each.state != "waiting")
+    waits = dict.fromkeys(one_line(each.job) for each in there if each.job and each.state == "waiting")
+    does = [f"runs {', '.join(runs)}"] * bool(runs) + [f"waits for {', '.join(waits)}"] * bool(waits)
+    if not does:
+        return said
+    return f"{said[:-1]}. It {' and '.join(does)}, and is asked to leave as soon as its job can do without it."
+
+
+def unknown_text(unknown: Sequence[str], known: Collection[str], where: str) -> str:
+    """Say that the cluster has no such nodes, and which it has."""
+    who = f"No node {unknown[0]} is" if len(unknown) == 1 else f"Nodes {', '.join(unknown)} are not"
+    there = f"its nodes are {host_ranges(known)}" if known else "it has no nodes"
+    return f"{who} in the cluster at {where}; {there}. What has not come yet is kept out with --absent."
 
 
 @cluster_options
 def undrain(
-    node: _Node,
+    node: _Nodes,
     *,
     at: ClusterOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Let a node into the cluster's jobs again."""
-    _check_node(node)
+    """Let nodes into the cluster's jobs again."""
+    names = _checked_nodes(node)
     with open_cluster(at) as cluster:
-        was_there = _let_in(cluster, node)
-        if as_json:
-            print_json({"node": node, "was_in_quarantine": was_there})
-        elif was_there:
-            show(f"node {node} is no longer in quarantine.")
-        if not was_there:
-            fail(NOTHING_FOUND, f"Node {node} is not in the quarantine of the cluster at {cluster.where}.")
+        was_there = {name: _let_in(cluster, name) for name in names}
+    if as_json:
+        found = [{"node": name, "was_in_quarantine": was} for name, was in was_there.items()]
+        print_json(found if len(names) != 1 else found[0])
+    else:
+        for name in (name for name, was in was_there.items() if was):
+            show(f"node {name} is no longer in quarantine.")
+    if absent := [name for name, was in was_there.items() if not was]:
+        who = f"Node {absent[0]} is" if len(absent) == 1 else f"Nodes {', '.join(absent)} are"
+        fail(NOTHING_FOUND, f"{who} not in the quarantine of the cluster at {cluster.where}.")
 
 
 @cluster_options
@@ -401,12 +433,16 @@ def _cancel_planned(cluster: OpenCluster, job: str, why: str) -> int | None:
     return sum(state.job == job for state in _agent_states(cluster))
 
 
-def _check_node(node: str) -> None:
-    try:
-        check_node(node)
-        check_key(quarantine_key(node))
-    except ValueError:
-        fail(BAD_USAGE, f"{node[:80]!a} names no node; give a name without blanks, such as gpu-7.")
+def _checked_nodes(nodes: Iterable[str]) -> list[str]:
+    """Return each name once; ends the command for a text that can be no node's name."""
+    names = list(dict.fromkeys(nodes))
+    for node in names:
+        try:
+            check_node(node)
+            check_key(quarantine_key(node))
+        except ValueError:
+            fail(BAD_USAGE, f"{node[:80]!a} names no node; give a name without blanks, such as gpu-7.")
+    return names
 
 
 def check_job(job: str) -> None:

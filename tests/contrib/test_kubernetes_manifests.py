@@ -144,7 +144,7 @@ def test_a_pod_that_is_to_end_leaves_first_and_has_the_time(container: dict[str,
         return
     (script,) = container["lifecycle"]["preStop"]["exec"]["command"][2:]
     drain, _, wait = script.partition("; ")
-    assert drain.startswith('unicron drain "$UNICRON_NODE_NAME" --for 90s --reason ')
+    assert drain.startswith('unicron drain "$UNICRON_NODE_NAME" --absent --for 90s --reason ')
     (spec,) = [spec for document in DOCUMENTS for spec in _pod_specs(document) if container in spec["containers"]]
     assert int(wait.removeprefix("sleep ")) + 30 <= spec["terminationGracePeriodSeconds"]
 

@@ -236,7 +236,7 @@ def test_a_drained_node_leaves_when_it_can_and_is_refused_until_lifted(
     runs = {name: start(name, "1:2") for name in "ab"}
     for run in runs.values():
         run.until_line(r"^GENERATION 0 of 2")
-    assert "it leaves job" in unicron(etcd, "drain", "a", "--reason", "a loud fan").stdout
+    assert "It runs job, and is asked to leave" in unicron(etcd, "drain", "a", "--reason", "a loud fan").stdout
     runs["b"].until_line(r"^GENERATION 0 of 1")  # no restart is counted
     assert runs["a"].wait() == 1
     assert re.search(r"Node a is drained by .*: a loud fan\. It has left the job\.", runs["a"].err), runs["a"].err

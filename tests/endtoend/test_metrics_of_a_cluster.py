@@ -74,7 +74,7 @@ def test_a_cluster_tells_of_itself_its_jobs_and_what_it_loses(launcher: Any, etc
     assert planned["unicron_achieved_waf",] == planned["unicron_job_achieved_waf", "job"]
     assert planned["unicron_lost_nodes_total",] == 0
 
-    drained = launcher.run("drain", "ghost", "--reason", "a test", tool="unicron", env=where)
+    drained = launcher.run("drain", "ghost", "--absent", "--reason", "a test", tool="unicron", env=where)
     assert drained.process.returncode == 0, drained.err
     coordinator = runs["coordinator"]
     coordinator.until(lambda: scraped(ports["coordinator"]).get(("unicron_node_quarantined", "ghost")) == 1, "a drain")

@@ -31,6 +31,7 @@ from unicron_elastic.launcher.view.cluster.members import (
 from unicron_elastic.membership.rounds import JobMember, JobView, Place, Round
 from unicron_elastic.rendezvous.records.cluster import (
     LEADER,
+    QUARANTINE,
     LeaderRecord,
     NodeRecord,
     RosterRecord,
@@ -351,7 +352,7 @@ def test_a_node_is_drained_and_comes_back(store: Store) -> None:
     before = time.time()
     told = _output("drain", "a", "--reason", "Its fan is loud.\nVery.", "--for", "6h")
     assert told.startswith("node a is in quarantine since ")
-    assert told.endswith("; it leaves job1.\n")
+    assert told.endswith(". It runs job1, and is asked to leave as soon as its job can do without it.\n")
     assert told.count("\n") == 1
     entry = _quarantined(store, "a")
     assert entry is not None
@@ -375,9 +376,27 @@ def test_a_node_that_is_drained_already_stays_for_the_longer_time(store: Store) 
     assert _quarantined(store, "a") == replace(first, reason="second")
 
 
-def test_an_unknown_node_is_accepted_and_told(store: Store) -> None:
-    for _ in range(2):
-        result = _unicron("drain", "later", "--reason", "x")
+def test_a_node_that_the_cluster_does_not_know_is_not_drained(store: Store, etcd: EmbeddedEtcd) -> None:
+    told = f"in the cluster at {etcd.endpoint}; "
+    absent = " What has not come yet is kept out with --absent.\n"
+    result = _unicron("drain", "gpu-71", "--reason", "x")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"unicron: No node gpu-71 is {told}it has no nodes.{absent}"
+    _put_job(store, "job1", "c")
+    for number in (7, 8, 9):
+        _put_node(store, f"gpu-{number}", "")
+    result = _unicron("drain", "gpu-71", "--reason", "x", "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (1, None)
+    assert result.stderr == f"unicron: No node gpu-71 is {told}its nodes are gpu-[7-9], c.{absent}"
+    result = _unicron("drain", "gpu-71", "gpu-7", "gpu-72", "gpu-71", "--reason", "x")
+    assert (result.exit_code, result.stdout.partition(" since ")[0]) == (1, "node gpu-7 is in quarantine")
+    assert result.stderr == f"unicron: Nodes gpu-71, gpu-72 are not {told}its nodes are gpu-[7-9], c.{absent}"
+    assert [each.key for each in store.read_prefix(QUARANTINE).entries] == [quarantine_key("gpu-7")]
+
+
+def test_a_node_that_is_to_come_later_is_kept_out_if_that_is_meant(store: Store) -> None:
+    for words in (["--absent"], []):  # it is known then
+        result = _unicron("drain", "later", "--reason", "x", *words)
         assert result.exit_code == 0
         assert result.stdout.startswith("node later is in quarantine since ")
         assert result.stderr == (
@@ -386,8 +405,30 @@ def test_an_unknown_node_is_accepted_and_told(store: Store) -> None:
     assert _quarantined(store, "later") is not None
 
 
+def test_several_nodes_are_drained_and_come_back(store: Store) -> None:
+    _put_job(store, "job1", "a", "b")
+    told = _output("drain", "a", "b", "a", "--reason", "x").splitlines()
+    assert [line.partition("hand. ")[2] for line in told] == [
+        "It runs job1, and is asked to leave as soon as its job can do without it.",
+        "It waits for job1, and is asked to leave as soon as its job can do without it.",
+    ]
+    assert [each["node"] for each in json.loads(_output("drain", "a", "b", "--reason", "x", "--json"))] == ["a", "b"]
+    assert _output("undrain", "a", "b") == "node a is no longer in quarantine.\nnode b is no longer in quarantine.\n"
+    _output("drain", "a", "--reason", "x")
+    result = _unicron("undrain", "a", "b", "c", "--json")
+    assert json.loads(result.stdout) == [
+        {"node": "a", "was_in_quarantine": True},
+        {"node": "b", "was_in_quarantine": False},
+        {"node": "c", "was_in_quarantine": False},
+    ]
+    assert (result.exit_code, result.stderr.partition(" of ")[0]) == (
+        1,
+        "unicron: Nodes b, c are not in the quarantine",
+    )
+
+
 def test_an_entry_that_cannot_be_read_is_replaced_and_lifted(store: Store) -> None:
-    for arguments in (["drain", "a", "--reason", "x"], ["undrain", "a"]):
+    for arguments in (["drain", "a", "--reason", "x", "--absent"], ["undrain", "a"]):
         store.put(quarantine_key("a"), b"junk")
         assert _unicron(*arguments).exit_code == 0
     assert store.read(quarantine_key("a")).entry is None
