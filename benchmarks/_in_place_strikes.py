@@ -115,10 +115,8 @@ class Strikes:
     def install(self) -> None:
         """Wraps what it takes; before the run is made, which gets small buckets."""
         from unicron_elastic.training import engine
-        from unicron_elastic.training.group import assembly, joining
-        from unicron_elastic.training.group import regroup as meeting
-        from unicron_elastic.training.step import gradients, tree_gradients
-        from unicron_elastic.training.step import tree as tree_sum
+        from unicron_elastic.training.group import assembly, meeting, servant
+        from unicron_elastic.training.step import gradients, tree_gradients, tree_sum
 
         for kind in (gradients.Gradients, tree_gradients.TreeGradients):
             kind.__init__.__kwdefaults__["bucket_bytes"] = SEVERAL_BUCKETS_BYTES
@@ -132,8 +130,8 @@ class Strikes:
         self._wrap(importlib.import_module("torch.optim.adam"), "adam", before=self._count_groups())
         self._wrap(meeting, "_wait", before=lambda _store, keys, *_: keys == ["all"] and self.at("meeting"))
         self._wrap(meeting._Interruptible, "set", after=lambda *_: self.at("connecting"))
-        self._wrap(joining, "pull", before=lambda *_: self._soon("newcomer-copies"))
-        self._wrap(joining, "rebuild", before=lambda *_: self.at("newcomer-has-copied"))
+        self._wrap(servant, "pull", before=lambda *_: self._soon("newcomer-copies"))
+        self._wrap(servant, "rebuild", before=lambda *_: self.at("newcomer-has-copied"))
         self._wrap_agree(assembly)
 
     def _wrap(

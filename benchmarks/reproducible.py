@@ -7,7 +7,7 @@ The schemes take turns step by step, in an order drawn for each round, so each i
 CPU time is that of all threads of one rank: where others use the machine, it says more than the time that passes.
 
 - plain: autograd accumulates in fp32, one all-reduce. The bits depend on who computed what.
-- tree: ``unicron_elastic.training.step.tree``.
+- tree: ``unicron_elastic.training.step.tree_sum``.
 - fp64: each gradient is added to a sum in fp64, which is all-reduced and rounded once. Not exact, but nearly always.
 - virtual: one fp32 sum for each rank that the job was launched with, computed in order, and added in order of rank.
 """
@@ -31,7 +31,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import Tensor
 
-from unicron_elastic.training.step.tree import TreeSum, maximal, shares
+from unicron_elastic.training.step.tree import maximal, shares
+from unicron_elastic.training.step.tree_sum import TreeSum
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from train_gpt import GPT

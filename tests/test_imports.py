@@ -138,8 +138,8 @@ DECISIONS = (
     "unicron_elastic.planning",
     "unicron_elastic.recovery",
     "unicron_elastic.testing.chaos_plan",
-    "unicron_elastic.testing.chaos_plan",
-    "unicron_elastic.training.group.speech",
+    "unicron_elastic.training.group.agreement",
+    "unicron_elastic.training.group.said",
     "unicron_elastic.training.step.comparison",
     "unicron_elastic.training.step.shares",
 )

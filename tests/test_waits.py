@@ -92,7 +92,7 @@ ENDS = {
     },
     "unicron_elastic/training/step/collective.py": {"Waiter.wait": COLLECTIVE},
     "unicron_elastic/training/step/gradients.py": {"_wait": COLLECTIVE},
-    "unicron_elastic/training/step/tree.py": {"TreeSum.__init__": COLLECTIVE},
+    "unicron_elastic/training/step/tree_sum.py": {"TreeSum.__init__": COLLECTIVE},
     "unicron_elastic/worker/channel.py": {
         "Channel._send_packet": "the channel's time-out; the keeper and the warm process block until the agent reads",
         "Channel._receive_packet": "the channel's time-out; the keeper and the warm process serve until the agent ends",

@@ -28,7 +28,7 @@ def main() -> None:
 
     from unicron_elastic.base.world import Member, World
     from unicron_elastic.megatron.groups import Groups
-    from unicron_elastic.training.group.regroup import Meeting, connect_store
+    from unicron_elastic.training.group.meeting import Meeting, connect_store
 
     size = dist.get_world_size()
     groups = Groups([*model, optimizer], "gloo", TIMEOUT_S)

@@ -72,7 +72,7 @@ def tell_parts(log: EventLog) -> None:
     """Have the parts of a recovery told in the log."""
     from unicron_elastic.megatron.members import Members
     from unicron_elastic.megatron.run import MegatronRun
-    from unicron_elastic.training.group.regroup import Meeting
+    from unicron_elastic.training.group.meeting import Meeting
     from unicron_elastic.worker.worlds import Link
 
     def told(owner: Any, name: str, kind: str, *, before: bool = False) -> None:

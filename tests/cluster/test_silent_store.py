@@ -13,7 +13,7 @@ from torch.distributed import DistError
 
 from unicron_elastic.base.store_link import SILENT_S
 from unicron_elastic.rendezvous.job import rounds as round_store
-from unicron_elastic.training.group.regroup import connect_store
+from unicron_elastic.training.group.meeting import connect_store
 
 SERVER = """
 import sys, time

@@ -30,7 +30,7 @@ LISTENERS = {
     "launcher/export/web/server.py": "the web page, if asked for",
     "rendezvous/job/bound_store.py": "stores of rounds and worlds",
     "rendezvous/job/rounds.py": "stores of rounds and worlds",
-    "unicron_elastic/training/group/regroup.py": "stores of rounds and worlds",  # a client of them
+    "unicron_elastic/training/group/meeting.py": "stores of rounds and worlds",  # a client of them
 }
 
 

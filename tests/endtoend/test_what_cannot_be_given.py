@@ -12,7 +12,7 @@ SCRIPT = """
 import json, os, sys, time
 from pathlib import Path
 import torch, unicron_elastic
-from unicron_elastic.training.group import joining
+from unicron_elastic.training.group import servant
 
 MODE, LAST = sys.argv[1], int(sys.argv[2])
 FOLDER, RANK = Path(os.environ["PROBE"]), int(os.environ["RANK"])
@@ -49,7 +49,7 @@ def are_all_there():
     return run._engine._membership._link._world.size == 3
 
 if MODE == "in the group":
-    joining.Servant.serve = refuse
+    servant.Servant.serve = refuse
 seen = Seen()
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

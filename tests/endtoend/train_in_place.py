@@ -24,8 +24,7 @@ from torch import nn
 
 import unicron_elastic
 from unicron_elastic.training import engine
-from unicron_elastic.training.group import joining, membership
-from unicron_elastic.training.group import regroup as meeting
+from unicron_elastic.training.group import meeting, membership, servant
 from unicron_elastic.training.step import gradients, tree_gradients
 
 FOLDER = Path(os.environ["PROBE"])
@@ -131,11 +130,11 @@ def arm(strikes: Strikes) -> None:
     wrapped(meeting.Meeting, "connect", lambda *_: strikes.at("connect"), lambda *_: strikes.at("connected"))
     wrapped(meeting._Interruptible, "set", None, lambda *_: strikes.at("published"))
     wrapped(membership.AgentMembership, "is_ready", None, lambda *_: strikes.at("ready"))
-    wrapped(joining.Servant, "serve", lambda *_: strikes.at("serve"), None)
+    wrapped(servant.Servant, "serve", lambda *_: strikes.at("serve"), None)
     wrapped(
         torch.distributed, "all_reduce", None, lambda tensor, **_: strikes.at("even" if tensor.numel() == 1 else "")
     )
-    wrapped(joining, "pull", lambda *_, **__: strikes.at("fetch"), lambda *_, **__: strikes.at("fetched"))
+    wrapped(servant, "pull", lambda *_, **__: strikes.at("fetch"), lambda *_, **__: strikes.at("fetched"))
 
 
 class Net(nn.Module):

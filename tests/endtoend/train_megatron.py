@@ -37,7 +37,7 @@ import unicron_elastic.megatron
 from unicron_elastic.base.world import World
 from unicron_elastic.megatron import buckets, cpu_stand_in, groups, members
 from unicron_elastic.megatron import run as running
-from unicron_elastic.training.group import regroup as meeting
+from unicron_elastic.training.group import meeting
 from unicron_elastic.worker.worlds import link
 
 FOLDER = Path(os.environ["PROBE"])

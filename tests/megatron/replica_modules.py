@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unicron_elastic.megatron import members, run
 from unicron_elastic.megatron.agreement import MemberSaid, ReplicaAgreement, agree
-from unicron_elastic.training.group.speech import NoStateLeft
+from unicron_elastic.training.group.agreement import NoStateLeft
 
 __all__ = ["install"]
 

@@ -23,8 +23,8 @@ from unicron_elastic.recovery.commands import (
 from unicron_elastic.recovery.state import Part
 from unicron_elastic.recovery.storms import FRUITLESS_MAX
 from unicron_elastic.recovery.worker_loss import NO_STATE_LEFT, NOT_TAKEN, REPLACE_AFTER_S
-from unicron_elastic.training.group.joining import NotTakenError
-from unicron_elastic.training.group.speech import NoStateLeft
+from unicron_elastic.training.group.agreement import NoStateLeft
+from unicron_elastic.training.group.handover import NotTakenError
 
 ELSEWHERE = Member(name="0.0#z", node="n2#z", local_rank=0)
 NOT_REPLACED = "2 ranks train on: rank 5 is not replaced any more."

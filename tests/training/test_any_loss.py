@@ -8,10 +8,8 @@ from threads_as_ranks import Changes, Distributed, Job, fetch_state
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.training import engine
-from unicron_elastic.training.group import arrival, assembly
-from unicron_elastic.training.group import regroup as meeting
-from unicron_elastic.training.group import speech as agreement
-from unicron_elastic.training.group.speech import NoStateLeft
+from unicron_elastic.training.group import agreement, arrival, assembly, meeting
+from unicron_elastic.training.group.agreement import NoStateLeft
 from unicron_elastic.training.step import gradients
 
 STEPS, MICRO_BATCHES = 4, 8

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import HashStore
 
+from unicron_elastic.training.group.agreement import Agreement
 from unicron_elastic.training.group.assembly import Assembly
 from unicron_elastic.training.group.membership import FixedMembership
 from unicron_elastic.training.group.reports import Reports
-from unicron_elastic.training.group.speech import Agreement
 from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.training.step.notes import Notes
 

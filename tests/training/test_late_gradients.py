@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from unicron_elastic.training.group.agreement import Agreement
 from unicron_elastic.training.group.assembly import Assembly
 from unicron_elastic.training.group.reports import Reports
-from unicron_elastic.training.group.speech import Agreement
 
 
 def test_what_is_received_again_and_breaks_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed import DistStoreError, HashStore
 
 from unicron_elastic.base.world import Member, World
-from unicron_elastic.training.group.regroup import Meeting, MissingError, Superseded, _Interruptible
+from unicron_elastic.training.group.meeting import Meeting, MissingError, _Interruptible
+from unicron_elastic.training.group.superseded import Superseded
 
 DEADLINE_S = 10.0
 
@@ -21,7 +22,7 @@ DEADLINE_S = 10.0
 MEMBER = """
 import sys, time
 import torch, torch.distributed as dist
-from unicron_elastic.training.group.regroup import Meeting, Superseded
+from unicron_elastic.training.group.meeting import Meeting, Superseded
 from unicron_elastic.base.world import Member, World
 
 rank, path = int(sys.argv[1]), sys.argv[2]

@@ -9,8 +9,8 @@ import pytest
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.training.group.assembly import Assembly, OnRegroupError
-from unicron_elastic.training.group.regroup import Superseded
 from unicron_elastic.training.group.reports import Reports
+from unicron_elastic.training.group.superseded import Superseded
 
 
 def _assembly(error: Exception) -> Assembly:

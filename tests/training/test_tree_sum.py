@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from unicron_elastic.training.step.shares import deal
-from unicron_elastic.training.step.tree import TreeNode, TreeSum, maximal, shares
+from unicron_elastic.training.step.tree import TreeNode, maximal, shares
+from unicron_elastic.training.step.tree_sum import TreeSum
 
 DEADLINE_S = 60.0
 SHAPES = ((5,), (2, 3), (), (0,), (4, 1))
@@ -260,7 +261,7 @@ from datetime import timedelta
 import torch, torch.distributed as dist
 from unicron_elastic.training.step.shares import deal
 from unicron_elastic.training.step.tree import maximal, shares
-from unicron_elastic.training.step.tree import TreeSum
+from unicron_elastic.training.step.tree_sum import TreeSum
 sys.path.insert(0, sys.argv[3])
 from test_tree_sum import SHAPES, compute, parameters
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from unicron_elastic import Run
 from unicron_elastic.state.layout import Layout, flatten, rebuild
-from unicron_elastic.training.group.joining import NotTakenError
+from unicron_elastic.training.group.handover import NotTakenError
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
 

@@ -22,8 +22,8 @@ from torch.distributed import HashStore
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.training.engine import MissedStepError
-from unicron_elastic.training.group.joining import HasState
-from unicron_elastic.training.group.regroup import Superseded
+from unicron_elastic.training.group.sendable import Stateful
+from unicron_elastic.training.group.superseded import Superseded
 from unicron_elastic.training.run import Run
 from unicron_elastic.worker.notices import Left, Notice, Parted
 
@@ -481,7 +481,7 @@ class Fetched:
         self.source.run._engine._gate.release()
 
 
-def fetch_state(run: HasState, _invitation: dict[str, Any]) -> Fetched | None:
+def fetch_state(run: Stateful, _invitation: dict[str, Any]) -> Fetched | None:
     """Copies the state of somebody who lives, tensor by tensor while that one may go on."""
     rank = here.rank
     job = rank.job

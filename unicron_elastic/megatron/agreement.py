@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unicron_elastic.megatron.layout import Cut, FormerPlace, ReplicaLayout, ReplicaShape, lay_out
-from unicron_elastic.training.group.speech import NoStateLeft
+from unicron_elastic.training.group.agreement import NoStateLeft
 from unicron_elastic.training.step.shares import deal
 
 

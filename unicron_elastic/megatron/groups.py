@@ -24,7 +24,8 @@ from megatron.core import parallel_state
 
 from unicron_elastic.compat.groups import fake_store
 from unicron_elastic.megatron.layout import ReplicaShape
-from unicron_elastic.training.group.regroup import Meeting, given_up_when
+from unicron_elastic.training.group.meeting import Meeting
+from unicron_elastic.training.group.superseded import given_up_when
 from unicron_elastic.training.step.collective import keep_for_ever
 
 _TAKES_PLACE = "UNICRON_TAKES_PLACE"  # set by the agent

@@ -17,10 +17,12 @@ from unicron_elastic.base.world import World
 from unicron_elastic.megatron.agreement import MemberSaid, ReplicaAgreement, agree
 from unicron_elastic.megatron.groups import Groups
 from unicron_elastic.megatron.layout import ReplicaLayout
+from unicron_elastic.training.group.agreement import NoStateLeft
 from unicron_elastic.training.group.assembly import BROKEN
+from unicron_elastic.training.group.meeting import Meeting
 from unicron_elastic.training.group.membership import Membership
-from unicron_elastic.training.group.regroup import Meeting, Superseded
-from unicron_elastic.training.group.speech import MismatchError, NoStateLeft
+from unicron_elastic.training.group.said import MismatchError
+from unicron_elastic.training.group.superseded import Superseded
 from unicron_elastic.training.step.collective import AbandonedError, Waiter, count_references, wait_let_go
 from unicron_elastic.training.step.shares import from_ranges, to_ranges
 from unicron_elastic.worker.collectives import break_collectives

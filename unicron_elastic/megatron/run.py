@@ -23,9 +23,9 @@ from unicron_elastic.megatron.buckets import Buckets
 from unicron_elastic.megatron.members import Members
 from unicron_elastic.megatron.sharded import Sharded
 from unicron_elastic.megatron.state import State
+from unicron_elastic.training.group.agreement import NoStateLeft
 from unicron_elastic.training.group.assembly import BROKEN
-from unicron_elastic.training.group.joining import about_taken, give_state, take_state
-from unicron_elastic.training.group.speech import NoStateLeft
+from unicron_elastic.training.group.give_state import about_taken, give_state, take_state
 from unicron_elastic.training.step.collective import AbandonedError, is_of_script
 from unicron_elastic.worker.notices import Parted, WentOn
 from unicron_elastic.worker.pulse import made_before

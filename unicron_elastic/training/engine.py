@@ -17,22 +17,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unicron_elastic.compat.tensors import copy_each
+from unicron_elastic.training.group.agreement import Agreement
 from unicron_elastic.training.group.arrival import Arrival
 from unicron_elastic.training.group.assembly import Assembly, OverError
-from unicron_elastic.training.group.joining import (
-    Handover,
-    HasState,
-    NotGivenError,
-    Servant,
-    about_taken,
-    give_state,
-    receive_state,
-    share_state,
-)
+from unicron_elastic.training.group.give_state import about_taken, give_state, receive_state, share_state
+from unicron_elastic.training.group.handover import Handover
 from unicron_elastic.training.group.membership import membership
 from unicron_elastic.training.group.reports import Reports
-from unicron_elastic.training.group.sendable import check_sendable
-from unicron_elastic.training.group.speech import Agreement, MismatchError, Said
+from unicron_elastic.training.group.said import MismatchError, Said
+from unicron_elastic.training.group.sendable import Stateful, check_sendable
+from unicron_elastic.training.group.servant import NotGivenError, Servant
 from unicron_elastic.training.mean import MeanShare, check_same, few, message
 from unicron_elastic.training.registered import Registered, about_unlike
 from unicron_elastic.training.replicas import Replicas
@@ -40,10 +34,11 @@ from unicron_elastic.training.snapshot.gate import StateGate
 from unicron_elastic.training.step.buffers import Buffers, device_of, named_buffers
 from unicron_elastic.training.step.comparison import ReplicasDifferError, Told, differ, judge, written
 from unicron_elastic.training.step.gradients import Gradients
+from unicron_elastic.training.step.guard import Guard
 from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
 from unicron_elastic.training.step.suitable import check_suitable
-from unicron_elastic.training.step.trainable import Guard, Trainable
+from unicron_elastic.training.step.trainable import Trainable
 from unicron_elastic.training.step.tree import shares
 from unicron_elastic.training.step.tree_gradients import TreeGradients
 from unicron_elastic.worker.notices import Parted, WentOn
@@ -68,7 +63,7 @@ class Engine:
         *,
         model: nn.Module,
         scaler: Any,
-        state: HasState,
+        state: Stateful,
         registered: Registered,
         randomness: Randomness,
         is_reproducible: bool,

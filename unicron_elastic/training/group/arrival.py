@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from unicron_elastic.state.pull.client import Pulled
-from unicron_elastic.training.group.joining import Handover, NotGivenError, about_fetched, fetch_state
+from unicron_elastic.training.group.handover import Handover
 from unicron_elastic.training.group.membership import Membership
-from unicron_elastic.training.group.speech import MismatchError
+from unicron_elastic.training.group.said import MismatchError
+from unicron_elastic.training.group.servant import NotGivenError, about_fetched, fetch_state
 
 ASK_AGAIN_S = 0.1  # after a newcomer found no source of the state, or was too early
 ASK_LATER_S = (1.0, 60.0)  # after the others could not give it, at first and at most: they may be able to some day

@@ -20,20 +20,14 @@ from torch.distributed import DistError, Work
 
 from unicron_elastic.base.text import counted, one_line
 from unicron_elastic.base.world import World
+from unicron_elastic.training.group.agreement import Agreement, agree, reports_to_give
 from unicron_elastic.training.group.collective_order import CollectiveOrder, OutgrownError
+from unicron_elastic.training.group.meeting import Meeting, MissingError
 from unicron_elastic.training.group.membership import Membership
-from unicron_elastic.training.group.regroup import Meeting, MissingError, Superseded
 from unicron_elastic.training.group.reports import Reports
+from unicron_elastic.training.group.said import MismatchError, Said, read, written
 from unicron_elastic.training.group.signs import Effort, Signs
-from unicron_elastic.training.group.speech import (
-    Agreement,
-    MismatchError,
-    Said,
-    agree,
-    read,
-    reports_to_give,
-    written,
-)
+from unicron_elastic.training.group.superseded import Superseded
 from unicron_elastic.training.step.collective import (
     AbandonedError,
     Waiter,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from torch.distributed import Store
 
-from unicron_elastic.training.group.speech import MismatchError
+from unicron_elastic.training.group.said import MismatchError
 from unicron_elastic.training.step.collective import AbandonedError
 
 PATIENCE_S = 1.0

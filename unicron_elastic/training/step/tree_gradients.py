@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.distributed import Work
 
 from unicron_elastic.training.step.gradients import Gradients
-from unicron_elastic.training.step.tree import TreeNode, TreeSum, maximal
+from unicron_elastic.training.step.tree import TreeNode, maximal
+from unicron_elastic.training.step.tree_sum import TreeSum
 
 
 class TreeGradients(Gradients):

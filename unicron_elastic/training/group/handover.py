@@ -1,31 +1,26 @@
-"""How a newcomer gets the state: from the nearest replicas while they compute, or in the group while all wait."""
+"""What a newcomer gets from a member: the state of the run, and what its own script will not have done to the model.
+
+Scripts unfreeze layers and add them to their optimizer in one step alone, which is past when the newcomer begins.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unicron_elastic.base.text import counted, one_line
-from unicron_elastic.state.layout import Layout, empty_tensors, rebuild
-from unicron_elastic.state.pull.client import Pulled, SourcesLost, pull
-from unicron_elastic.state.pull.server import Held, NotAtRest, StateServer, Unsendable
-from unicron_elastic.training.group.sendable import NotSendableError, sendable
-from unicron_elastic.training.snapshot.gate import StateGate
+from unicron_elastic.training.group.sendable import Stateful
 from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
 from unicron_elastic.training.step.shares import from_ranges
 from unicron_elastic.training.step.trainable import Trainable
-from unicron_elastic.worker.notices import StateTaken
 
-REST_TIMEOUT_S = 60.0  # a step may take long, and its end is not at rest
-PULL_TIMEOUT_S = 600.0
 _WHY_CHARACTERS = 500
 _MAY_PASS = (OSError, MemoryError, torch.OutOfMemoryError)  # another try may do better
 _OF_TORCH = (RuntimeError, ValueError)  # which load_state_dict raises for what does not fit: its words say all
@@ -35,219 +30,21 @@ class NotTakenError(RuntimeError):
     """This process has not what the state of the others is for: it cannot train with them."""
 
 
-class NotGivenError(Exception):
-    """Those who train cannot give their state: what is registered there cannot be sent, as the text says."""
-
-
-class HasState(Protocol):
-    """A run."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """All of it."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes it over."""
-
-
-class Servant:
-    """Serves the state of a run, from the first time that it is asked for."""
-
-    def __init__(self, run: HasState, gate: StateGate, where: Callable[[], tuple[int, int]]) -> None:
-        """``where``: the total of the steps that this run is in, and its step."""
-        self._run = run
-        self._gate = gate
-        self._where = where
-        self._server: StateServer | None = None
-        gate.on_expire = self._break_off
-
-    def serve(self, key: str) -> dict[str, Any]:
-        """Begins to serve those who know ``key``, if it does not yet; returns the address, and where this run is.
-
-        Raises OSError.
-        """
-        if self._server is None:
-            self._server = StateServer(self, bytes.fromhex(key))
-        until, step = self._where()
-        return {**self._server.address, "until": until, "step": step}
-
-    def hold(self) -> Held:
-        """Keeps the state as it is. Raises NotAtRest."""
-        try:
-            state = self._gate.hold(REST_TIMEOUT_S)
-        except TimeoutError as error:
-            raise NotAtRest(str(error)) from None
-        try:
-            layout, tensors = sendable(self._run)
-        except NotSendableError as error:
-            self._gate.release()
-            raise Unsendable(str(error)) from None
-        except BaseException:
-            self._gate.release()
-            raise
-        return Held(step=state, layout=layout, tensors=tensors)
-
-    def release(self, held: Held) -> None:  # noqa: ARG002 - one hold is like another
-        """Lets the state go on."""
-        self._gate.release()
-
-    def _break_off(self) -> None:
-        """The state is about to change: whoever has not copied all of it begins again."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
-
-
 def _said(error: Exception) -> str:
     """Return what it says, without torch's heading."""
     said = str(error) if isinstance(error, _OF_TORCH) else f"{type(error).__name__}: {error}"
     return re.sub(r"Error\(s\) in loading state_dict for \w+:\s*", "", said).rstrip(".")
 
 
-def fetch_state(run: HasState, invitation: Mapping[str, Any]) -> Pulled | None:
-    """Copies the state from where the invitation says and takes it over.
-
-    None if all sources were lost on the way. Until the result is released the sources stay in their step. Raises
-    NotGivenError if they cannot send it, and NotTakenError if it does not fit.
-    """
-    try:
-        pulled = pull(invitation["sources"], bytes.fromhex(invitation["key"]), timeout_s=PULL_TIMEOUT_S)
-    except SourcesLost as lost:
-        if lost.refusal:
-            raise NotGivenError(lost.refusal) from None
-        return None
-    except TimeoutError:
-        return None
-    run.load_state_dict(rebuild(pulled.layout, pulled.tensors))
-    return pulled
-
-
-def about_fetched(pulled: Pulled) -> StateTaken:
-    """What the agent is told of it."""
-    sources = tuple(f"{use.name} ({use.way})" for use in pulled.sources)
-    return StateTaken(bytes_taken=pulled.bytes, took_s=pulled.took_s, sources=sources)
-
-
-def about_taken(taken_bytes: int, took_s: float, node: str = "") -> StateTaken:
-    """The same of a state that came by collectives. ``node``: what the giver's is called in the world."""
-    host = node.partition("#")[0].rpartition("/")[0] or "another replica"
-    return StateTaken(bytes_taken=taken_bytes, took_s=took_s, sources=(f"{host} (in the group)",))
-
-
-class Exchange(Protocol):
-    """The members of a world, connected."""
-
-    def send(self, tensor: Tensor, destination: int) -> None:
-        """Send to one member."""
-
-    def receive(self, tensor: Tensor, source: int) -> None:
-        """Receive from one member."""
-
-
-def give_state(run: HasState, members: Exchange, destinations: Sequence[int], device: torch.device) -> None:
-    """Sends these ranks the state, or why it cannot be sent, which ends nothing. Raises what a collective raises."""
-    tensors = list[Tensor]()
-    try:
-        layout, tensors = sendable(run)
-        told, sign = layout.to_json(), 1
-    except NotSendableError as error:
-        told, sign = str(error), -1
-    parts = _parts(told, tensors, sign)
-    for destination in destinations:
-        for part in parts:
-            members.send(part.to(device), destination)
-
-
-def take_state(run: HasState, members: Exchange, source: int, device: torch.device) -> int:
-    """Receives what ``give_state`` sends, and takes it over; its bytes. Raises what ``receive_state`` raises."""
-    state, taken_bytes = receive_state(members, source, device)
-    run.load_state_dict(state)
-    return taken_bytes
-
-
-def receive_state(members: Exchange, source: int, device: torch.device) -> tuple[Any, int]:
-    """Receives what ``give_state`` sends: the state, and its bytes.
-
-    Raises NotGivenError if it is not sent, and what a collective raises.
-    """
-
-    def receive(tensor: Tensor) -> Tensor:
-        target = tensor.to(device)
-        members.receive(target, source)
-        return target
-
-    return _received(receive)
-
-
-class Broadcasts(Protocol):
-    """The members of a world, connected."""
-
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Give all members what ``source`` has."""
-
-
-def share_state(run: HasState, members: Broadcasts, source: int, device: torch.device, *, is_source: bool) -> Any:
-    """Gives all members the state that the ``source`` has, and returns it; None there. All members call it.
-
-    Raises what a collective raises, and NotSendableError.
-    """
-
-    def share(tensor: Tensor) -> Tensor:
-        shared = tensor.to(device)
-        members.broadcast(shared, source)
-        return shared
-
-    if is_source:
-        layout, tensors = sendable(run)
-        for part in _parts(layout.to_json(), tensors):
-            share(part)
-        return None
-    state, _ = _received(share)
-    return state
-
-
-def _parts(told: str, tensors: Sequence[Tensor], sign: int = 1) -> list[Tensor]:
-    """Return what is sent of a state, one part after the other. ``sign`` -1: ``told`` is why it is not."""
-    text = torch.frombuffer(bytearray(told.encode()), dtype=torch.uint8)
-    return [torch.tensor([sign * text.numel()]), text, *(_bytes(tensor) for tensor in tensors if tensor.numel())]
-
-
-def _received(receive: Callable[[Tensor], Tensor]) -> tuple[Any, int]:
-    """Return the state that comes in such parts, and its bytes; ``receive`` gets each, like the tensor it is given.
-
-    Raises NotGivenError if it is not sent.
-    """
-    length = int(receive(torch.empty(1, dtype=torch.int64)))
-    text = bytes(receive(torch.empty(abs(length), dtype=torch.uint8)).cpu().numpy()).decode()
-    if length < 0:
-        raise NotGivenError(text)
-    layout = Layout.parse(text)
-    tensors = empty_tensors(layout, "cpu")
-    for tensor in tensors:
-        if tensor.numel():
-            target = _bytes(tensor)
-            target.copy_(receive(torch.empty_like(target)))
-    return rebuild(layout, tensors), layout.total_bytes
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """View the tensor as bytes, whatever its type: back ends do not take all types."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
-
-
-# What a newcomer gets from a member: the state of the run, and what its own script will not have done to the model.
-#
-# Scripts unfreeze layers and add them to their optimizer in one step alone, which is past when the newcomer begins.
-
-
 Groups = list[list[int]]  # of one optimizer: in each group the positions of its parameters in the model
 
 
 class Handover:
-    """Of one process, to others of its job alone: what is saved has the state of the run and no more."""
+    """`Handover` is what one process gives to others of its job; what is saved has the state of the run and no more."""
 
     def __init__(
         self,
-        run: HasState,
+        run: Stateful,
         trainable: Trainable,
         values: ModuleValues,
         optimizers: Sequence[Optimizer],

@@ -10,72 +10,18 @@ import contextlib
 import math
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, Store, TCPStore
+from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 
 from unicron_elastic.base.store_link import break_when_silent
 from unicron_elastic.base.world import World
-from unicron_elastic.compat.groups import gloo_made_by
+from unicron_elastic.training.group.superseded import Superseded, given_up_when
 from unicron_elastic.training.step.collective import Patience
-
-# Makes gloo's connections so that the making can be given up: gloo itself waits for peers that have died.
-#
-# Who has told its address and dies is waited for by those that listen for it, for many times the time-out; neither
-# the store nor a connection is there to be broken. So a thread of its own makes the connections, and is left to
-# itself when they are not wanted any more.
-
-
-LOOK_S = 0.01
-GRACE_S = 0.1  # for connections that are nearly made
-
-
-class Superseded(Exception):
-    """A newer world has come."""
-
-
-@contextlib.contextmanager
-def given_up_when(
-    is_superseded: Callable[[], bool], *, number: int | None = 0, patience: Patience | None = None
-) -> Iterator[None]:
-    """While this lasts, torch makes gloo's part of a process group so; where it is given up, Superseded is raised.
-
-    ``number``: from which the groups are counted; None: as torch counts. Raises DistNetworkError if the ``patience``
-    with other ranks is over.
-    """
-    with gloo_made_by(lambda construct: _make(construct, is_superseded, patience), number=number):
-        yield
-
-
-def _make(construct: Callable[[], Any], is_superseded: Callable[[], bool], patience: Patience | None) -> Any:
-    made: list[Any] = []
-    errors: list[BaseException] = []
-    has_ended = threading.Event()
-
-    def run() -> None:
-        try:
-            made.append(construct())
-        except BaseException as error:
-            errors.append(error)
-        has_ended.set()
-
-    threading.Thread(target=run, name="unicron-connect", daemon=True).start()
-    if patience is not None:
-        patience.begin()
-    while not has_ended.wait(LOOK_S):
-        if is_superseded() and not has_ended.wait(GRACE_S):
-            raise Superseded
-        if patience is not None and patience.is_over():
-            raise DistNetworkError("members of a new world did not come to connect, and are not known to be at work")
-    if errors:
-        raise errors[0]
-    return made[0]
-
 
 LOOK_MIN_S, LOOK_MAX_S = 0.0005, 0.05  # between two looks, a tenth of the time that has passed
 STORE_TIMEOUT_S = 30.0

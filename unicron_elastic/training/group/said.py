@@ -1,0 +1,136 @@
+"""What a member says of itself in a meeting, and the text that the others read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from unicron_elastic.training.step.shares import from_ranges, to_ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A reduction between two steps: the ``number``-th behind step ``state`` of the call ``until``, of this ``kind``.
+
+    ``lacks`` are the ranks whose share is not in its result.
+    """
+
+    until: int
+    state: int
+    number: int
+    kind: str
+    lacks: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Which it is."""
+        return self.until, self.state, self.number
+
+    @property
+    def label(self) -> str:
+        """The same for people."""
+        where = "before the first step" if self.state < 0 else f"behind step {self.state} of {self.until}"
+        return f"run.mean() number {self.number} {where}, of {self.kind}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What one member says of itself. Step number ``s`` is the one that begins after ``s`` optimizer steps.
+
+    ``state`` is how many optimizer steps its parameters have behind them, and so the number of the step it is in; None:
+    it has no state that others know, and would begin with step number ``start``, or None if it came when others trained
+    already: what it begins with is not what they had. ``held`` are the micro-batches of that
+    step which it has computed or will. ``done`` are the gradient buckets of that step which it has, reduced.
+    ``keeps_last`` says whether it still has the reduced gradients of the step before. ``trained`` are the positions of
+    the parameters that are trained in that step, whose gradients are in so many ``buckets``; if it ``keeps_last``, they
+    are those of the step before, too.
+
+    ``until`` is the total of the ``run.steps()`` in which it is, or was last; ``has_parted``: it has left that with all
+    others. ``is_new``: it was in no world before. ``is_between`` two steps its parameters are not those of ``state``.
+    ``digests`` are those of what is registered, by name: of a newcomer what it has copied, of others what it should be.
+    ``report`` is the latest of which it has the result, ``asks`` the one that it waits for,
+    ``place`` the total and the step behind which it makes others, and ``lost`` are ranks that
+    were lost since shares of those were dealt.
+    """
+
+    state: int | None
+    held: frozenset[int] = frozenset()
+    done: frozenset[int] = frozenset()
+    keeps_last: bool = False
+    start: int | None = None
+    trained: frozenset[int] = frozenset()
+    buckets: int = 1
+    until: int = 0
+    has_parted: bool = False
+    is_new: bool = False
+    is_between: bool = False
+    digests: Mapping[str, int] = field(default_factory=dict)
+    report: Report | None = None
+    asks: Report | None = None
+    place: tuple[int, int] = (-1, -1)
+    lost: frozenset[int] = frozenset()
+
+    @property
+    def has_all(self) -> bool:
+        """Whether it has the reduced gradients of its step."""
+        return len(self.done) == self.buckets
+
+
+class MismatchError(RuntimeError):
+    """The members do not run the same training."""
+
+
+def written(said: Said, terms: str) -> str:
+    """Return what a member says, and the ``terms`` on which it trains, as a text."""
+    message = {
+        "terms": terms,
+        "state": said.state,
+        "held": to_ranges(said.held),
+        "done": to_ranges(said.done),
+        "keeps_last": said.keeps_last,
+        "start": said.start,
+        "trained": to_ranges(said.trained),
+        "buckets": said.buckets,
+        "until": said.until,
+        "is_new": said.is_new,
+        "is_between": said.is_between,
+        "has_parted": said.has_parted,
+        "digests": said.digests,
+        "report": None if said.report is None else asdict(said.report),
+        "asks": None if said.asks is None else asdict(said.asks),
+        "place": said.place,
+        "lost": to_ranges(said.lost),
+    }
+    return json.dumps(message, separators=(",", ":"))
+
+
+def read(text: str, terms: str, micro_batches: int, rank: int) -> Said:
+    """Return what member ``rank`` said in ``written``. Raises MismatchError if it trains something else."""
+    message = json.loads(text)
+    if message["terms"] != terms:
+        raise MismatchError(f"rank {rank} trains something else: it has {message['terms']}, this rank has {terms}")
+    return Said(
+        state=message["state"],
+        held=from_ranges(message["held"], micro_batches),
+        done=from_ranges(message["done"], message["buckets"]),
+        keeps_last=bool(message["keeps_last"]),
+        start=message["start"],
+        trained=from_ranges(message["trained"], sys.maxsize),
+        buckets=message["buckets"],
+        until=message["until"],
+        is_new=bool(message["is_new"]),
+        is_between=bool(message["is_between"]),
+        has_parted=bool(message["has_parted"]),
+        digests=message["digests"],
+        report=_report(message["report"]),
+        asks=_report(message["asks"]),
+        place=tuple(message["place"]),
+        lost=from_ranges(message["lost"], sys.maxsize),
+    )
+
+
+def _report(message: dict[str, Any] | None) -> Report | None:
+    return None if message is None else Report(**{**message, "lacks": tuple(message["lacks"])})
