@@ -303,4 +303,5 @@ def test_the_keeper_loads_little() -> None:
         "unicron_elastic.worker",
         "unicron_elastic.worker.channel",
         "unicron_elastic.worker.linux",
+        "unicron_elastic.worker.message",
     }

@@ -54,24 +54,30 @@ from unicron_elastic.state.snapshot import exchange as snapshot_exchange
 from unicron_elastic.state.snapshot.header import Header
 from unicron_elastic.state.storage import manifest as storage_manifest
 from unicron_elastic.testing import parse_chaos
+from unicron_elastic.worker.message import Odd, heard
 from unicron_elastic.worker.notices import (
+    NOTICES,
     Broke,
     ControlWanted,
     Entered,
     FirstStep,
     FlopsPerStep,
+    GroupCounts,
+    LatestCollectives,
     Left,
-    Odd,
     Parted,
+    Position,
     Raised,
     Ready,
     Restored,
     Saving,
     SectionLimits,
     SectionOverdue,
+    Served,
+    SnapshotMade,
+    SnapshotsWanted,
     StateTaken,
     WentOn,
-    heard,
 )
 from unicron_elastic.worker.rank_monitor.data import FaultToleranceConfig
 
@@ -160,12 +166,19 @@ def _with_its_checksum(data: bytes) -> bytes:
 # -- what workers say ------------------------------------------------------------------------------------------------
 
 WORKER_MESSAGES: tuple[dict[str, Any], ...] = (
-    {"where": 1, "uses_gpu": True, "groups": [{"name": "g", "begun": 3, "ended": 2, "op": "all_reduce"}]},
-    {"arrivals": {"first": 1, "at_us": [1, 2, 3], "ops": ["all_reduce"], "op": [0, 0, 0]}},
-    {"serving": {"tcp": ["a", 1]}, "for": 1},
     *(
         said.message()
         for said in (
+            Position(
+                question=1,
+                groups=(GroupCounts(name="g", begun=3, ended=2, op="all_reduce"),),
+                uses_gpu=True,
+                is_at_prompt=False,
+            ),
+            LatestCollectives(first=1, at_us=(1, 2, 3), ops=("all_reduce",), op=(0, 0, 0)),
+            Served(newcomer=1, address={"tcp": ["a", 1]}),
+            SnapshotMade(slot=1, is_for_peer=True),
+            SnapshotsWanted(rank=0, world_size=2),
             FirstStep(step=1, stack_fd=5),
             SectionLimits(
                 first_heartbeat_s=None, heartbeat_s=1.0, out_of_section_s=None, sections_s={"train": 1.5, "save": None}
@@ -203,7 +216,8 @@ def _agent() -> Iterator[tuple[WorkerMessages, Any]]:
         why_killed=lambda _code, _at: "",  # type: ignore[arg-type]
     )
     worker = MagicMock(local_rank=0, reading=lambda: None)
-    worker.answered.side_effect = whereabouts.parse_groups
+    worker.answered.side_effect = whereabouts.groups_of
+    worker.answered_arrivals.side_effect = whereabouts.arrivals_of
     yield messages, worker
 
 
@@ -216,10 +230,10 @@ def _hear(data: bytes) -> None:
     if not isinstance(message, dict):
         raise ValueError("no message")
     with _agent() as (messages, worker):
-        said = heard(message)
+        said = heard(message, NOTICES)
         if isinstance(said, Odd):
             raise ValueError(said.why)
-        messages.said(worker, message if said is None else said)
+        messages.said(worker, said)
 
 
 # -- lists -----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from unicron_elastic.state.layout import flatten
 from unicron_elastic.state.snapshot.file import SnapshotFile
 from unicron_elastic.state.snapshot.header import Header
 from unicron_elastic.state.snapshot.newest_common import outdated
+from unicron_elastic.worker.notices import SnapshotMade
 
 DEADLINE_S = 20.0
 HEADER = Header(
@@ -69,8 +70,8 @@ class Node:
         layout, tensors = flatten({"weight": torch.full((64,), float(step))})
         more = {"rank": rank, "world_size": world_size, "is_replicated": True, "is_for_peer": True, "lineage": 1}
         self.slots[slot].write(layout, tensors, step=step, **more)
-        fds = [os.dup(self.slots[slot].fd)] if is_new else []
-        self.shelf.said(self.worker, {"snapshot": {"slot": slot, "is_for_peer": True}, "fds": fds})
+        fds = (os.dup(self.slots[slot].fd),) if is_new else ()
+        self.shelf.made(self.worker, SnapshotMade(slot=slot, is_for_peer=True, fds=fds))
 
     def copies(self) -> list[tuple[int, int]]:
         """Rank and step of each that is whole."""
@@ -137,7 +138,7 @@ def test_a_worker_that_asks_is_copied_for_before_it_has_made_a_snapshot(loop: Lo
     old, new, _ = nodes
     store = HashStore()
     new.shelf.begin(store, 0, 2, "127.0.0.1")
-    new.shelf.said(new.worker, {"snapshots_wanted": {"rank": 0, "world_size": 2}})
+    new.shelf.wanted(new.worker, rank=0, world_size=2)
     old.shelf.meet(store, 1, 2, "127.0.0.1")
     old.snapshot(1, 1, 2)
     until(loop, lambda: new.copies() == [(1, 1)])

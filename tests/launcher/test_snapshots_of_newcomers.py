@@ -41,7 +41,7 @@ def agents(loop: Loop) -> Iterator[list[Snapshots]]:
 
 def ask(agent: Snapshots, rank: int) -> Worker:
     worker = Worker()
-    assert agent.said(worker, {"snapshots_wanted": {"rank": rank, "world_size": 2}})  # type: ignore[arg-type]
+    agent.wanted(worker, rank, world_size=2)  # type: ignore[arg-type]
     return worker
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from unicron_elastic.detection.sample import GroupPosition
@@ -12,11 +10,11 @@ from unicron_elastic.launcher.agent.process.whereabouts import (
     ARRIVALS_MAX,
     LIMITS_MAX,
     Whereabouts,
+    arrivals_of,
+    groups_of,
     limits_of,
-    parse_arrivals,
-    parse_groups,
 )
-from unicron_elastic.worker.notices import SectionLimits
+from unicron_elastic.worker.notices import GroupCounts, LatestCollectives, Position, SectionLimits
 
 WORLD = GroupPosition(name="0", begun=12, ended=11)
 LATE = 10.0 + 2 * ANSWER_DEADLINE_S
@@ -78,17 +76,18 @@ def test_the_answer_of_a_worker_without_groups_is_one() -> None:
     assert (where.begun(LATE), where.is_waiting(LATE), where.uses_gpu) == (None, None, True)
 
 
+def position(*groups: GroupCounts) -> Position:
+    return Position(question=1, groups=groups, uses_gpu=False, is_at_prompt=False)
+
+
 def test_an_answer_is_read() -> None:
-    message = {
-        "where": 1,
-        "groups": [{"name": "0", "begun": 12, "ended": 11}, {"name": "x", "begun": 3, "ended": None}],
-    }
-    assert parse_groups(message) == (WORLD, GroupPosition(name="x", begun=3, ended=None))
-    assert parse_groups({"groups": []}) == ()
+    said = position(GroupCounts(name="0", begun=12, ended=11), GroupCounts(name="x", begun=3, ended=None))
+    assert groups_of(said) == (WORLD, GroupPosition(name="x", begun=3, ended=None))
+    assert groups_of(position()) == ()
 
 
 def test_the_operation_is_read_if_it_is_known() -> None:
-    (group,) = parse_groups({"groups": [{"name": "0", "begun": 12, "ended": 11, "op": "all_reduce" * 100}]})
+    (group,) = groups_of(position(GroupCounts(name="0", begun=12, ended=11, op="all_reduce" * 100)))
     assert group.op == ("all_reduce" * 4)
 
 
@@ -98,56 +97,37 @@ def test_whether_a_group_is_waited_in(begun: int, ended: int | None, waits: bool
 
 
 def test_a_long_name_is_cut() -> None:
-    (group,) = parse_groups({"groups": [{"name": "n" * 10_000, "begun": 1, "ended": 1}]})
+    (group,) = groups_of(position(GroupCounts(name="n" * 10_000, begun=1, ended=1)))
     assert len(group.name) == 100
 
 
-@pytest.mark.parametrize(
-    "groups",
-    [
-        None,
-        7,
-        "text",
-        {"name": "0"},
-        [None],
-        [{}],
-        [{"name": "0", "begun": 1}],
-        [{"name": "0", "begun": None, "ended": 1}],
-        [{"name": "0", "begun": "many", "ended": 1}],
-        [{"name": "0", "begun": [1], "ended": 1}],
-        [{"name": "0", "begun": 1, "ended": float("inf")}],
-        [{"name": "0", "begun": float("nan"), "ended": 1}],
-    ],
-)
-def test_what_no_worker_of_ours_says_is_refused(groups: Any) -> None:
-    with pytest.raises(ValueError, match="not an answer about process groups"):
-        parse_groups({"groups": groups})
-
-
-def test_an_answer_without_groups_is_refused() -> None:
-    with pytest.raises(ValueError, match="not an answer"):
-        parse_groups({"where": 1})
-
-
 def test_arrivals_are_seconds_of_one_clock() -> None:
-    told = parse_arrivals({"arrivals": {"first": 7, "at_us": [1_700_000_000_000_000, 20_000, 41_000]}})
+    told = arrivals_of(LatestCollectives(first=7, at_us=(1_700_000_000_000_000, 20_000, 41_000)))
     assert (told.first, told.end) == (7, 10)
     assert told.at_s == pytest.approx((1_700_000_000.0, 1_700_000_000.02, 1_700_000_000.041))
-    assert parse_arrivals({"arrivals": None}).at_s == ()
+    assert arrivals_of(LatestCollectives()).at_s == ()
 
 
 @pytest.mark.parametrize(
-    "told",
-    [{}, [], 3, {"first": 1}, {"first": 1, "at_us": []}, {"first": "x", "at_us": [1]}, {"first": 1, "at_us": [{}]}],
+    ("ops", "op", "expected"),
+    [
+        (("all_reduce", "barrier"), (1, 0, 1), ("barrier", "all_reduce", "barrier")),
+        (("all_reduce",), (), ("all_reduce",) * 3),
+        ((), (), ()),
+        (("all_reduce",), (0, 1, 0), ()),
+        (("all_reduce",), (0, -1, 0), ()),
+        ((), (0, 0, 0), ()),
+    ],
 )
-def test_what_is_no_answer_about_arrivals_is_refused(told: object) -> None:
-    with pytest.raises(ValueError, match="arrivals"):
-        parse_arrivals({"arrivals": told})
+def test_operations_are_read_if_all_of_them_are_named(
+    ops: tuple[str, ...], op: tuple[int, ...], expected: tuple[str, ...]
+) -> None:
+    assert arrivals_of(LatestCollectives(first=1, at_us=(5, 1, 2), ops=ops, op=op)).ops == expected
 
 
 def test_an_answer_about_arrivals_is_bounded() -> None:
-    told = parse_arrivals({"arrivals": {"first": 0, "at_us": [0] * 10**5}})
-    assert len(told.at_s) <= ARRIVALS_MAX + 1
+    told = arrivals_of(LatestCollectives(first=0, at_us=(0,) * 10**5))
+    assert len(told.at_s) == ARRIVALS_MAX
 
 
 def test_limits_of_sections_are_seconds() -> None:

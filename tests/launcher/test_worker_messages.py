@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from unicron_elastic.launcher.agent.core.worker_messages import WorkerMessages
-from unicron_elastic.worker.notices import Odd, Saving, heard
+from unicron_elastic.worker.message import Odd, heard
+from unicron_elastic.worker.notices import Saving
 
 WORKER: Any = SimpleNamespace(local_rank=0)
 
@@ -45,7 +46,7 @@ def test_whether_a_worker_saves_is_told_to_who_waits_for_it(
 def test_an_answer_that_is_neither_yes_nor_no_is_left_out_with_a_sentence(
     messages: WorkerMessages, told: list[object]
 ) -> None:
-    said = heard({"is": "Saving", "will_save": 1})
+    said = heard({"is": "Saving", "will_save": 1}, [Saving])
     assert isinstance(said, Odd)
     messages.said(WORKER, said)
     sentence = "rank 3 said what is no message of ours, which is left out: Saving.will_save is not true or false."

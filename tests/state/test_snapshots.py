@@ -28,6 +28,7 @@ from unicron_elastic.state.snapshot.header import HEADER_BYTES, Header
 from unicron_elastic.state.snapshot.newest_common import best_for, newest_common, victim, why_back, why_behind
 from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
 from unicron_elastic.state.snapshot.writer import SnapshotWriter
+from unicron_elastic.worker.notices import SnapshotMade
 
 DEADLINE_S = 30.0
 ABOUT = {"lineage": 7, "rank": 1, "world_size": 4, "is_replicated": False, "is_for_peer": False}
@@ -185,11 +186,10 @@ class Agent:
         self.files: dict[int, SnapshotFile] = {}
         self.told: list[int] = []
 
-    def tell(self, message: dict[str, Any], fds: Any) -> None:
-        slot = message["snapshot"]["slot"]
-        self.told.append(slot)
-        for fd in fds:
-            self.files[slot] = SnapshotFile(os.dup(fd))
+    def tell(self, made: SnapshotMade) -> None:
+        self.told.append(made.slot)
+        for fd in made.fds:
+            self.files[made.slot] = SnapshotFile(os.dup(fd))
 
     def steps(self) -> list[int]:
         return sorted(header.step for file in self.files.values() if (header := file.header()) is not None)
@@ -284,11 +284,11 @@ def test_a_script_that_ends_while_a_copy_is_made_ends_well_and_has_it(tmp_path: 
         "from unicron_elastic.state.snapshot.writer import SnapshotWriter\n"
         "layout, tensors = flatten({'weight': torch.ones(20_000_000)})\n"
         "writer = SnapshotWriter(files=2)\n"
-        f"writer.begin(layout, tensors, {ABOUT | {'step': 3}}, lambda message, fds: print(message, flush=True))\n"
+        f"writer.begin(layout, tensors, {ABOUT | {'step': 3}}, lambda made: print(made.message(), flush=True))\n"
     )
     ended = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, timeout=DEADLINE_S)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout == "{'snapshot': {'slot': 0, 'is_for_peer': False}}\n"
+    assert ended.stdout == "{'is': 'SnapshotMade', 'slot': 0, 'is_for_peer': False}\n"
 
 
 def test_no_memory_is_said_once_and_ends_nothing(monkeypatch: Any, capfd: Any) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.training.group.membership import AgentMembership
-from unicron_elastic.worker.notices import Broke, Entered, Left, Notice, Ready, Saving, heard
+from unicron_elastic.worker.message import heard
+from unicron_elastic.worker.notices import NOTICES, Broke, Entered, Left, Notice, Ready, Saving
 from unicron_elastic.worker.worlds import Link
 
 WORLD = {
@@ -39,7 +40,7 @@ def test_who_is_invited_and_in_a_world_at_once_is_a_newcomer() -> None:
     membership = AgentMembership(agent.link)
     assert membership.enter() == INVITATION["join"]
     membership.is_ready(0)  # the agent tells of the world once more
-    assert list(map(heard, agent.heard)) == [Entered(), Ready(state=0)]
+    assert [heard(each, NOTICES) for each in agent.heard] == [Entered(), Ready(state=0)]
 
 
 def test_who_is_in_the_first_world_is_none() -> None:
@@ -52,7 +53,7 @@ def test_who_is_to_save_answers_whether_it_will(will_save: bool | None) -> None:
     if will_save is not None:
         agent.link.on_save = lambda: will_save
     assert agent.link.heard({"save": True})
-    assert list(map(heard, agent.heard)) == [Saving(will_save=bool(will_save))]
+    assert [heard(each, NOTICES) for each in agent.heard] == [Saving(will_save=bool(will_save))]
 
 
 BEFORE = {**WORLD, "world": {**WORLD["world"], "number": 1}}  # type: ignore[dict-item]
@@ -69,7 +70,7 @@ class SlowAgent(Agent):
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:  # noqa: ARG002
         """Hears the question."""
-        if isinstance(heard(message), self._question):
+        if isinstance(heard(message, NOTICES), self._question):
             self._timer.start()
         else:
             self.link.heard(INVITATION)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from unicron_elastic.worker.message import heard
+from unicron_elastic.worker.notices import NOTICES, LatestCollectives
 from unicron_elastic.worker.recorder import LATEST, arrivals
 
 # Two ranks; rank 1 is 20 ms late for each of the last five collectives.
@@ -25,9 +27,9 @@ for number in range(30):
     if rank == 1 and number >= 25:
         time.sleep(0.02)
     dist.all_reduce(torch.ones(4))
-print(json.dumps(arrivals()))
+print(json.dumps(arrivals().message()))
 dist.destroy_process_group()
-print(json.dumps(arrivals()))
+print(json.dumps(arrivals().message()))
 """
 
 
@@ -38,13 +40,17 @@ def test_who_is_late_is_seen_in_the_times(tmp_path: Any) -> None:
         for rank in range(2)
     ]
     outputs = [peer.communicate(timeout=60)[0].splitlines() for peer in peers]
-    first, second = (json.loads(lines[0]) for lines in outputs)
-    assert [lines[1] for lines in outputs] == ["null", "null"]
-    count = len(first["at_us"])
-    assert first["first"] == second["first"]
-    assert "all_reduce" in [first["ops"][each] for each in first.get("op", [0])]
-    assert count == len(second["at_us"]) >= 30
-    at = [[told["at_us"][0] + us for us in (0, *told["at_us"][1:])] for told in (first, second)]
+    (first, second), after = (
+        [heard(json.loads(each), NOTICES) for each in lines] for lines in zip(*outputs, strict=True)
+    )
+    assert after == [LatestCollectives()] * 2
+    assert isinstance(first, LatestCollectives)
+    assert isinstance(second, LatestCollectives)
+    count = len(first.at_us)
+    assert first.first == second.first
+    assert "all_reduce" in [first.ops[each] for each in first.op or (0,)]
+    assert count == len(second.at_us) >= 30
+    at = [[told.at_us[0] + us for us in (0, *told.at_us[1:])] for told in (first, second)]
     late = [theirs - ours for ours, theirs in zip(*at, strict=True)]
     assert sorted(late[-5:])[2] > 15_000
     assert sorted(late[:-5])[count // 2] < 10_000
@@ -52,7 +58,7 @@ def test_who_is_late_is_seen_in_the_times(tmp_path: Any) -> None:
 
 def test_a_worker_without_torch_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch.distributed.distributed_c10d", raising=False)
-    assert arrivals() is None
+    assert arrivals() == LatestCollectives()
 
 
 def test_only_the_latest_without_a_gap_are_told() -> None:

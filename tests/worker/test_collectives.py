@@ -33,6 +33,7 @@ from unicron_elastic.faults import Failure, Status, classify
 from unicron_elastic.worker import collectives
 from unicron_elastic.worker.channel import Channel, Control
 from unicron_elastic.worker.collectives import Broken, break_collectives, shut_gloo_connections, watch_groups
+from unicron_elastic.worker.notices import Position
 from unicron_elastic.worker.pulse import PulsePage
 from unicron_elastic.worker.recorder import answer_questions
 
@@ -155,10 +156,18 @@ def reduce_on_the_gpu(rank: int) -> None:
 kept: list[Any] = []
 
 
-def worker(commands: Connection, control_fd: int) -> None:
+def break_when_told(reasons: Connection) -> None:
+    """As the thread that hears of a newer world does; says what was broken."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            reasons.send(break_collectives(reasons.recv()))
+
+
+def worker(commands: Connection, reasons: Connection, control_fd: int) -> None:
     """One worker: does what it is told, and says what came of it and when (monotonic seconds)."""
     gc.freeze()  # as in in_a_fork
     control = Control(control_fd)
+    threading.Thread(target=break_when_told, args=(reasons,), daemon=True).start()
     watch_groups(lambda: answer_questions(control))
     while True:
         action, arguments = commands.recv()
@@ -174,17 +183,20 @@ class Ranks:
 
     def __init__(self, world: int) -> None:
         self.world = world
-        self.commands, self.channels, self.processes = [], [], []
+        self.commands, self.reasons, self.channels, self.processes = [], [], [], []
         fork = get_context("fork")
         for _ in range(world):
             ours, theirs = fork.Pipe()
+            reasons, their_reasons = fork.Pipe()
             channel, far_end = Channel.pair()
             channel.settimeout(DEADLINE_S)
-            process = fork.Process(target=worker, args=(theirs, far_end.fileno()), daemon=True)
+            process = fork.Process(target=worker, args=(theirs, their_reasons, far_end.fileno()), daemon=True)
             process.start()
             far_end.close()
             theirs.close()
+            their_reasons.close()
             self.commands.append(ours)
+            self.reasons.append(reasons)
             self.channels.append(channel)
             self.processes.append(process)
         self.store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
@@ -220,22 +232,25 @@ class Ranks:
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
             self.channels[rank].send({"where": 1})
-            answer, _ = self.channels[rank].receive()
-            if any(group["begun"] >= collectives_begun for group in answer["groups"]):
+            answer = self.channels[rank].hear([Position])
+            assert isinstance(answer, Position)
+            if any(group.begun >= collectives_begun for group in answer.groups):
                 return
             time.sleep(0.002)
         pytest.fail("it does not begin")
 
-    def break_off(self, rank: int) -> dict[str, Any]:
-        self.channels[rank].send({"abort": "a test"})
-        answer, _ = self.channels[rank].receive()
-        return dict(answer["aborted"])
+    def break_off(self, rank: int) -> Broken:
+        self.reasons[rank].send("a test")
+        assert self.reasons[rank].poll(DEADLINE_S)
+        broken = self.reasons[rank].recv()
+        assert isinstance(broken, Broken)
+        return broken
 
     def close(self) -> None:
         for process in self.processes:
             process.kill()
             process.join()
-        for end in (*self.commands, *self.channels):
+        for end in (*self.commands, *self.reasons, *self.channels):
             end.close()
         del self.store  # now, and not when the garbage is collected, in a fork perhaps
 
@@ -274,8 +289,8 @@ def test_who_waits_for_a_stopped_peer_goes_on_and_makes_a_new_group(make: Callab
         ranks.tell(rank, reduce)
         ranks.until_it_waits(rank, 2)
     begun_at = time.monotonic()
-    assert ranks.break_off(0) == {"groups": ["0"], "sockets": 2}
-    assert ranks.break_off(1)["groups"] == ["0"]
+    assert ranks.break_off(0) == Broken(groups=("0",), sockets=2)
+    assert ranks.break_off(1).groups == ("0",)
     for rank in (0, 1):
         assert "Connection closed by peer" in ends_broken(ranks, rank, begun_at)
         assert ranks.do(rank, use_store) == b"all"
@@ -288,7 +303,7 @@ def test_who_waits_for_a_stopped_peer_goes_on_and_makes_a_new_group(make: Callab
     ranks.tell(0, reduce)
     time.sleep(0.05)  # what begins later raises as well
     begun_at = time.monotonic()
-    assert ranks.break_off(0)["sockets"] == 1
+    assert ranks.break_off(0).sockets == 1
     ends_broken(ranks, 0, begun_at)
 
 
@@ -302,7 +317,7 @@ def test_nothing_but_gloos_connections_is_touched(make: Callable[[int], Ranks]) 
     ranks.tell(0, reduce)
     ranks.until_it_waits(0, 1)
     begun_at = time.monotonic()
-    assert ranks.break_off(0) == {"groups": ["0"], "sockets": 1}
+    assert ranks.break_off(0) == Broken(groups=("0",), sockets=1)
     ends_broken(ranks, 0, begun_at)
     assert ranks.all_do(connections_work) == [True, True]
     assert ranks.do(0, listening) == listened
@@ -316,7 +331,7 @@ def test_whatever_waits_for_a_peer_is_broken(make: Callable[[int], Ranks], call:
     ranks.tell(1, call)
     time.sleep(0.05)  # not all are collectives, by which one could tell; what begins later raises as well
     begun_at = time.monotonic()
-    assert ranks.break_off(1)["sockets"] == 1
+    assert ranks.break_off(1).sockets == 1
     ends_broken(ranks, 1, begun_at)
 
 
@@ -332,7 +347,7 @@ def test_every_group_is_broken_however_it_was_made(
     ranks.until_it_waits(0, 2)
     begun_at = time.monotonic()
     broken = ranks.break_off(0)
-    assert (len(broken["groups"]), broken["sockets"]) == (2, 2)
+    assert (len(broken.groups), broken.sockets) == (2, 2)
     ends_broken(ranks, 0, begun_at)
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
         ranks.do(0, reduce)
@@ -340,11 +355,15 @@ def test_every_group_is_broken_however_it_was_made(
 
 def test_the_agent_is_answered_from_the_first_group_on(make: Callable[[int], Ranks]) -> None:
     ranks = make(2)
-    assert ranks.all_do(threads) == [1, 1]
-    ranks.channels[0].send({"abort": "there is nothing yet"})
+    before = ranks.do(0, threads)
+    assert ranks.do(1, threads) == before
+    ranks.channels[0].send({"where": 7})
     for rank in range(2):  # each makes a group of its own: what breaks in one must not meet the other while it connects
         ranks.do(rank, init, ranks.store.port, f"alone {rank}", 0, 1)
-    assert ranks.channels[0].receive()[0] == {"aborted": {"groups": ["0"], "sockets": 0}}  # when it can be heard
+    answer = ranks.channels[0].hear([Position])  # when it can be heard
+    assert isinstance(answer, Position)
+    assert answer.question == 7
+    assert ranks.do(1, threads) > before
     before = ranks.do(1, threads)
     ranks.all_do(dist.destroy_process_group)
     ranks.init("second")
@@ -564,17 +583,14 @@ def test_a_worker_starts_its_thread_with_its_first_group_and_only_once() -> None
     with process:
         assert process.stdin is not None
         assert process.stdout is not None
-        assert channel.receive()[0] == {"hello": process.pid}
         channel.send({"where": 1})
-        assert channel.receive()[0]["where"] == 1  # before any step
-        channel.send({"abort": "a test"})
-        assert channel.receive()[0] == {"aborted": {"groups": ["0"], "sockets": 0}}
+        assert isinstance(channel.hear([Position]), Position)  # before any step
         process.stdin.write("\n")
         process.stdin.flush()
         assert channel.receive()[0]["step"] == 1
         assert process.stdout.readline() == "1 1\n"
         channel.send({"where": 2})
-        assert channel.receive()[0]["where"] == 2
+        assert isinstance(channel.hear([Position]), Position)
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.stdout.readline() == "1\n"
@@ -595,7 +611,7 @@ def test_who_waits_for_the_gpu_goes_on_and_the_next_collective_raises(make: Call
     ranks.tell(0, reduce_on_the_gpu, 0)
     ranks.until_it_waits(0, 2)
     begun_at = time.monotonic()
-    assert ranks.break_off(0)["groups"] == ["0"]
+    assert ranks.break_off(0).groups == ("0",)
     assert ranks.hear(0)[1] - begun_at < BROKEN_WITHIN_S
     with pytest.raises(Exception, match="abort"):
         ranks.do(0, reduce_on_the_gpu, 0)

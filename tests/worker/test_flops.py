@@ -12,7 +12,8 @@ import pytest
 import unicron_elastic
 from unicron_elastic.worker.channel import Channel, Control
 from unicron_elastic.worker.link import AGENT
-from unicron_elastic.worker.notices import FlopsPerStep, Odd, heard
+from unicron_elastic.worker.message import Odd, heard
+from unicron_elastic.worker.notices import FlopsPerStep
 
 
 @pytest.fixture
@@ -32,8 +33,7 @@ def agent() -> Iterator[Channel]:
 @pytest.mark.parametrize("value", [3, 1.5e15, np.float32(2.0), np.int64(7), Fraction(1, 2)])
 def test_the_agent_hears_it(agent: Channel, value: float) -> None:
     unicron_elastic.flops_per_step(value)
-    message, _ = agent.receive()
-    assert heard(message) == FlopsPerStep(flops=float(value))
+    assert agent.hear([FlopsPerStep]) == FlopsPerStep(flops=float(value))
 
 
 @pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, True, "1e15", b"1", None, [], 10**400, 1j])
@@ -55,4 +55,4 @@ def test_an_agent_that_is_gone_is_no_error(agent: Channel) -> None:
 
 @pytest.mark.parametrize("told", [None, math.nan, math.inf, "1", True, 10**400])
 def test_what_no_worker_of_ours_says_is_refused(told: object) -> None:
-    assert heard({"is": "FlopsPerStep", "flops": told}) == Odd("FlopsPerStep.flops is not a number")
+    assert heard({"is": "FlopsPerStep", "flops": told}, [FlopsPerStep]) == Odd("FlopsPerStep.flops is not a number")

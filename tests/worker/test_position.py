@@ -17,10 +17,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from unicron_elastic.launcher.agent.process.whereabouts import parse_groups
 from unicron_elastic.worker import recorder
 from unicron_elastic.worker import recorder as position
 from unicron_elastic.worker.channel import INLINE_BYTES_MAX, Channel, ChannelClosed, Control
+from unicron_elastic.worker.notices import Position
 from unicron_elastic.worker.recorder import GROUPS_MAX, answer_questions
 
 DEADLINE_S = 30.0
@@ -61,28 +61,28 @@ def until_threads(count: int) -> None:
 
 def test_without_torch_distributed_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch.distributed.distributed_c10d")
-    assert position.position() == []
+    assert position.position() == ()
 
 
 def test_without_a_group_there_is_nothing_to_say() -> None:
-    assert position.position() == []
+    assert position.position() == ()
 
 
 @pytest.mark.usefixtures("group")
 def test_each_collective_counts_in_its_group() -> None:
-    assert [(each["begun"], each["ended"]) for each in position.position()] == [(0, 0)]
+    assert [(each.begun, each.ended) for each in position.position()] == [(0, 0)]
     for _ in range(3):
         dist.all_reduce(torch.ones(1))
     recorder.learn()
     (now,) = position.position()
-    assert now["begun"] == 3
-    assert now["begun"] - 2 <= now["ended"] <= now["begun"]  # gloo's threads count these, at times out of order
+    assert now.begun == 3
+    assert now.begun - 2 <= now.ended <= now.begun  # gloo's threads count these, at times out of order
     dist.all_reduce(torch.ones(1), group=dist.new_group([0]))
     recorder.learn()
     first, second = position.position()
-    assert first["name"] == now["name"]
-    assert second["begun"] == 1
-    assert second["ended"] in (0, 1)
+    assert first.name == now.name
+    assert second.begun == 1
+    assert second.ended in (0, 1)
 
 
 @pytest.mark.usefixtures("group")
@@ -90,7 +90,7 @@ def test_a_back_end_without_a_recorder_tells_what_has_begun(monkeypatch: pytest.
     monkeypatch.setattr(position, "_recorded", lambda _names: {})
     dist.all_reduce(torch.ones(1))
     (world,) = position.position()
-    assert (world["begun"] > 0, world["ended"]) == (True, None)
+    assert (world.begun > 0, world.ended) == (True, None)
 
 
 @pytest.mark.usefixtures("group")
@@ -101,9 +101,9 @@ def test_questions_are_answered_while_the_main_thread_waits(ends: tuple[Channel,
     assert set(threading.enumerate()) <= before  # a script that counts its threads does not see it
     for number in (1, 2, 3):
         agents.send({"where": number})
-        answer, _ = agents.receive()
-        assert (answer["where"], answer["uses_gpu"]) == (number, False)
-        assert len(parse_groups(answer)) == 1
+        answer = agents.hear([Position])
+        assert isinstance(answer, Position)
+        assert (answer.question, answer.uses_gpu, len(answer.groups)) == (number, False, 1)
 
 
 def test_what_is_no_question_of_ours_is_not_answered(ends: tuple[Channel, Control]) -> None:
@@ -111,7 +111,7 @@ def test_what_is_no_question_of_ours_is_not_answered(ends: tuple[Channel, Contro
     answer_questions(control)
     agents.send({"hello": "from a newer agent"})
     agents.send({"where": 7})
-    assert agents.receive()[0]["where"] == 7
+    assert agents.hear([Position]) == Position(question=7, groups=(), uses_gpu=False, is_at_prompt=False)
 
 
 def test_who_cannot_say_where_it_is_answers_nevertheless(
@@ -124,7 +124,7 @@ def test_who_cannot_say_where_it_is_answers_nevertheless(
     monkeypatch.setattr(position, "position", fail)
     answer_questions(control)
     agents.send({"where": 1})
-    assert agents.receive()[0] == {"where": 1, "groups": [], "uses_gpu": False}
+    assert agents.hear([Position]) == Position(question=1, groups=(), uses_gpu=False, is_at_prompt=False)
 
 
 def test_the_answer_of_a_worker_with_many_groups_is_bounded(
@@ -139,8 +139,9 @@ def test_the_answer_of_a_worker_with_many_groups_is_bounded(
     packet = agents._sock.recv(1 << 20)
     assert len(packet) <= INLINE_BYTES_MAX  # one packet, no file
     agents.send({"where": 2})
-    found = parse_groups(agents.receive()[0])
-    assert [group.name for group in found] == [group.group_name for group in many[:GROUPS_MAX]]
+    found = agents.hear([Position])
+    assert isinstance(found, Position)
+    assert [group.name for group in found.groups] == [group.group_name for group in many[:GROUPS_MAX]]
 
 
 class Named:
@@ -195,7 +196,7 @@ def test_a_process_that_the_script_forks_does_not_answer(ends: tuple[Channel, Co
     agents, control = ends
     answer_questions(control)
     agents.send({"where": 1})
-    assert agents.receive()[0]["where"] == 1
+    assert isinstance(agents.hear([Position]), Position)
     os.register_at_fork(after_in_child=control.close)  # as the bootstrap does
     child = os.fork()
     if child == 0:

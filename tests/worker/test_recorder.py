@@ -10,7 +10,7 @@ from typing import Any
 
 # Rank 2 is no member of the first of the two groups, so that the second is its number 1 and the number 2 of rank 1.
 PEERS = """
-import json, sys
+import dataclasses, json, sys
 import torch, torch.distributed as dist
 import torch.distributed.nn
 from unicron_elastic.worker import recorder
@@ -22,7 +22,7 @@ def told():
     first = recorder.position()
     if recorder.needs_to_learn():
         recorder.learn()
-    return [first, recorder.position()]
+    return [[dataclasses.asdict(each) for each in told] for told in (first, recorder.position())]
 
 dist.init_process_group("gloo", init_method=f"file://{folder}/first", rank=rank, world_size=3)
 groups = [dist.new_group([0, 1]), dist.new_group([1, 2])]

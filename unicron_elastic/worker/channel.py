@@ -15,6 +15,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from unicron_elastic.worker.message import Kind, Odd, heard
+
 Message = dict[str, Any]
 
 INLINE_BYTES_MAX = 32 * 1024  # well under the default socket buffer (net.core.wmem_default, 208 KiB)
@@ -104,6 +106,20 @@ class Channel:
             close_all(fds)
             raise ValueError(f"not a message: {error}") from None
         return message, fds
+
+    def hear(self, kinds: Sequence[type[Kind]]) -> Kind | Odd:
+        """Returns the next message, which is `Odd` if it is none of these ``kinds``.
+
+        Its descriptors are the caller's, and are not inheritable. Raises as ``receive``, but for ValueError.
+        """
+        try:
+            body, fds = self.receive()
+        except ValueError as error:
+            return Odd(str(error))
+        said = heard(body, kinds, fds)
+        if not said.fds:
+            close_all(fds)
+        return said
 
     def _send_packet(self, packet: bytes, fds: Sequence[int]) -> None:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []

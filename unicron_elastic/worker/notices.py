@@ -1,25 +1,15 @@
-"""What a worker tells its agent, one class a message, as JSON on the channel between them.
-
-The script may write to that channel as well: ``heard`` takes nothing that a worker of ours cannot have said.
-"""
+"""What a worker tells its agent, one class a message: see `message`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-_KIND = "is"
-_PARTS_MAX = 1024  # of a list or a table
+from unicron_elastic.worker.message import Descriptors, Message
 
 
-class Notice:
+class Notice(Message):
     """`Notice` is anything that a worker tells."""
-
-    def message(self) -> dict[str, Any]:
-        """Return it as it is sent."""
-        return {_KIND: type(self).__name__, **{each.name: getattr(self, each.name) for each in fields(self)}}  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,83 +137,68 @@ class Parted(Notice):
     world: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Odd(Notice):
-    """`Odd` is what no worker of ours says; ``why`` names the field that is wrong."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served(Notice):
+    """`Served` says at which ``address`` a newcomer finds this replica's state; None: it cannot serve it."""
 
-    why: str
+    newcomer: int
+    address: dict[str, Any] | None
 
 
-KINDS: tuple[type[Notice], ...] = (
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotMade(Notice):
+    """`SnapshotMade` says that a snapshot is whole in the file of this ``slot``, which comes along when it is new."""
+
+    slot: int
+    is_for_peer: bool
+    fds: Descriptors = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotsWanted(Notice):
+    """`SnapshotsWanted` asks for the snapshots from which this rank could go on."""
+
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCounts:
+    """`GroupCounts` are the collectives of one process group; ``ended`` is None where its back end does not count."""
+
+    name: str
+    begun: int
+    ended: int | None
+    op: str = ""  # what the main thread waits in there, if that is known: "all_reduce"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position(Notice):
+    """`Position` answers a ``question``: how far this worker has come in each process group, the whole job's first."""
+
+    question: int
+    groups: tuple[GroupCounts, ...]
+    uses_gpu: bool
+    is_at_prompt: bool  # of a debugger or a console
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatestCollectives(Notice):
+    """`LatestCollectives` answers when this worker began its collectives: number ``first`` and those after it.
+
+    Times are microseconds of CLOCK_REALTIME, which all workers of a host share: the first is absolute, the others count
+    from it; none where nothing is recorded. ``ops`` are the operations' names, and ``op`` says which of them each
+    collective was, unless there is only one.
+    """
+
+    first: int = 0
+    at_us: tuple[int, ...] = ()
+    ops: tuple[str, ...] = ()
+    op: tuple[int, ...] = ()
+
+
+NOTICES: tuple[type[Notice], ...] = (
     *(FirstStep, Ending, Raised, FlopsPerStep, SectionLimits, SectionOverdue, ControlWanted),
-    *(StateTaken, Restored, Saving, Entered, Ready, Left, Broke, WentOn, Parted),
+    *(StateTaken, Restored, Saving, Entered, Ready, Left, Broke, WentOn, Parted, Served),
+    *(SnapshotMade, SnapshotsWanted, Position, LatestCollectives),
 )
-_BY_NAME: Mapping[str, type[Notice]] = {each.__name__: each for each in KINDS}
-
-
-def heard(message: Mapping[str, Any]) -> Notice | None:
-    """Return what was said; None for what is none of these."""
-    name = message.get(_KIND)
-    kind = _BY_NAME.get(name) if isinstance(name, str) else None
-    try:
-        return None if kind is None else _read(kind, message)
-    except ValueError as error:
-        return Odd(str(error))
-
-
-def _read(kind: type[Notice], message: Mapping[str, Any]) -> Notice:
-    name, values = kind.__name__, {}
-    for each in fields(kind):  # type: ignore[arg-type]
-        if each.name in message:
-            values[each.name] = _checked(str(each.type), message[each.name], f"{name}.{each.name}")
-        elif each.default is MISSING and each.default_factory is MISSING:
-            raise ValueError(f"{name}.{each.name} is missing")
-    return kind(**values)
-
-
-def _checked(type_: str, value: Any, what: str) -> Any:
-    is_right, meaning, made = _TYPES[type_]
-    if not is_right(value):
-        raise ValueError(f"{what} is not {meaning}")
-    return made(value)
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and abs(value) < 2**63
-
-
-def _is_number(value: Any) -> bool:
-    return _is_whole(value) or (type(value) is float and math.isfinite(value))
-
-
-def _is_text(value: Any) -> bool:
-    return type(value) is str
-
-
-def _or_none(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or is_right(value)
-
-
-def _is_table(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: type(value) is dict and len(value) <= _PARTS_MAX and all(map(is_right, value.values()))
-
-
-def _is_list(value: Any) -> bool:
-    return type(value) in (list, tuple) and len(value) <= _PARTS_MAX and all(map(_is_text, value))
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-_TYPES: Mapping[str, tuple[Callable[[Any], bool], str, Callable[[Any], Any]]] = {
-    "int": (_is_whole, "a whole number", _same),
-    "int | None": (_or_none(_is_whole), "a whole number or null", _same),
-    "float": (_is_number, "a number", float),
-    "float | None": (_or_none(_is_number), "a number or null", _same),
-    "str": (_is_text, "a text", _same),
-    "bool": (lambda value: type(value) is bool, "true or false", _same),
-    "tuple[str, ...]": (_is_list, "a list of texts", tuple),
-    "dict[str, str | None]": (_is_table(_or_none(_is_text)), "a table of texts", _same),
-    "dict[str, float | None]": (_is_table(_or_none(_is_number)), "a table of numbers", _same),
-}

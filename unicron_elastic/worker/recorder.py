@@ -12,6 +12,7 @@ import _thread
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from unicron_elastic.compat.loaded import (
@@ -23,8 +24,9 @@ from unicron_elastic.compat.loaded import (
     recorders,
     sequence_number,
 )
-from unicron_elastic.worker.channel import ChannelClosed, Control, Message
-from unicron_elastic.worker.collectives import break_collectives, free_to_stop, groups_made
+from unicron_elastic.worker.channel import ChannelClosed, Control
+from unicron_elastic.worker.collectives import free_to_stop, groups_made
+from unicron_elastic.worker.notices import GroupCounts, LatestCollectives, Position
 from unicron_elastic.worker.worlds import hear
 
 
@@ -93,24 +95,23 @@ def _begun_and_ended(status: dict[str, Any]) -> tuple[int, int]:
 LATEST = 2000  # collectives that are told of: as many as torch records
 
 
-def arrivals() -> Message | None:
-    """The number of the first collective told of, in the group of the whole job, and the times of it and the next ones.
-
-    Times are microseconds of CLOCK_REALTIME, which all workers of a host share; the first is absolute, the others count
-    from it. ``ops`` are the operations' names, and ``op`` says which of them each collective was, unless there is only
-    one. None if nothing is recorded. Raises what torch raises.
-    """
+def arrivals() -> LatestCollectives:
+    """Return when this worker began its latest collectives in the group of the whole job. Raises what torch raises."""
     group = default_group()
     if group is None:
-        return None
+        return LatestCollectives()
     runs = [_latest_run(_begun(entries, str(group.group_name))) for entries in collectives()]
     found = max(runs, key=len, default=[])  # of the back end that does the work
     if not found:
-        return None
+        return LatestCollectives()
     times, names = [at for _, at, _ in found], [name for _, _, name in found]
     ops = sorted(set(names))
-    told: Message = {"first": found[0][0], "at_us": [times[0], *(at - times[0] for at in times[1:])], "ops": ops}
-    return told if len(ops) == 1 else {**told, "op": [ops.index(name) for name in names]}
+    return LatestCollectives(
+        first=found[0][0],
+        at_us=(times[0], *(at - times[0] for at in times[1:])),
+        ops=tuple(ops),
+        op=() if len(ops) == 1 else tuple(ops.index(name) for name in names),
+    )
 
 
 def _begun(entries: Sequence[Mapping[str, Any]], group: str) -> list[tuple[int, int, str]]:
@@ -141,7 +142,7 @@ def _latest_run(begun: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]
 
 # Tells the agent, when it asks, how far this worker has come in the collectives of its process groups.
 #
-# On the agent's word it breaks them, too. A thread of its own answers, so that a main thread that waits in a
+# On the agent's word they are broken, too. A thread of its own answers, so that a main thread that waits in a
 # collective or in a system call need not. It sleeps in the kernel until it is asked, and is no ``threading.Thread``,
 # so that a script which counts its threads does not see it. A worker that does not answer holds the interpreter, or
 # was stopped: that is an answer, too.
@@ -166,18 +167,18 @@ def _answer(control: Control) -> None:
         try:
             question = control.wait()
             if "where" in question:
-                answer = {"where": question["where"], "groups": _position_or_nothing(), "uses_gpu": _uses_gpu()}
-                if is_at_prompt():
-                    answer["prompt"] = True
-                control.send(answer)
+                answer = Position(
+                    question=int(question["where"]),
+                    groups=_position_or_nothing(),
+                    uses_gpu=_uses_gpu(),
+                    is_at_prompt=is_at_prompt(),
+                )
+                control.send(answer.message())
                 _learn_groups()
             elif "arrivals" in question:
-                control.send({"arrivals": _arrivals_or_nothing()})
+                control.send(_arrivals_or_nothing().message())
             elif "stopping" in question:
                 free_to_stop(str(question["stopping"]))
-            elif "abort" in question:
-                broken = break_collectives(str(question["abort"]))
-                control.send({"aborted": {"groups": broken.groups[:GROUPS_MAX], "sockets": broken.sockets}})
             else:
                 hear(question)
         except TimeoutError:
@@ -186,22 +187,22 @@ def _answer(control: Control) -> None:
             return  # the agent is gone, or the script closed our descriptor: to ask again could go on for ever
 
 
-def _position_or_nothing() -> list[Message]:
+def _position_or_nothing() -> tuple[GroupCounts, ...]:
     """An answer in any case: who gives none is taken for a worker whose interpreter does not run."""
     try:
         return position()
     except Exception:  # the main thread makes or destroys groups meanwhile
-        return []
+        return ()
 
 
-def _arrivals_or_nothing() -> Message | None:
+def _arrivals_or_nothing() -> LatestCollectives:
     try:
         return arrivals()
     except Exception:  # another torch, which records otherwise
-        return None
+        return LatestCollectives()
 
 
-def position() -> list[Message]:
+def position() -> tuple[GroupCounts, ...]:
     """Return each process group, the whole job's first: its name and how many collectives it has begun and ended.
 
     The numbers are those of torch's flight recorder, which counts for all back ends; ``ended`` is None without it. If
@@ -209,19 +210,19 @@ def position() -> list[Message]:
     """
     groups = {str(group.group_name): group for group in all_groups()[:GROUPS_MAX]}
     recorded = _recorded(list(groups))
-    found: list[Message] = []
+    found: list[GroupCounts] = []
     for name, group in groups.items():
         if name in recorded:
             begun, ended = recorded[name]
-            found.append({"name": name, "begun": begun, "ended": ended})
+            found.append(GroupCounts(name=name, begun=begun, ended=ended))
         else:
             with contextlib.suppress(Exception):  # a back end that counts nothing
                 begun = sequence_number(group)
-                found.append({"name": name, "begun": begun, "ended": None if begun else 0})
-    waiting = [each for each in found if each["ended"] is not None and each["begun"] > each["ended"]]
-    if len(waiting) == 1 and (op := _operation()):
-        waiting[0]["op"] = op
-    return found
+                found.append(GroupCounts(name=name, begun=begun, ended=None if begun else 0))
+    waiting = [place for place, each in enumerate(found) if each.ended is not None and each.begun > each.ended]
+    if len(waiting) == 1:
+        found[waiting[0]] = replace(found[waiting[0]], op=_operation())
+    return tuple(found)
 
 
 def _operation() -> str:

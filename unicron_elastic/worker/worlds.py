@@ -7,14 +7,15 @@ loop looks here whenever it may change.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from unicron_elastic.base.world import World
 from unicron_elastic.worker.channel import Control, Message
 from unicron_elastic.worker.collectives import break_collectives, end_if_stuck
-from unicron_elastic.worker.notices import Saving
+from unicron_elastic.worker.notices import Notice, Saving, Served
 
 
 class Link:
@@ -38,15 +39,15 @@ class Link:
 
     # -- from the training loop ---------------------------------------------------------------------------------------
 
-    def say(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Tells the agent, with copies of ``fds``. Raises ChannelClosed, TimeoutError or OSError if it cannot hear."""
+    def say(self, said: Notice) -> None:
+        """Tells the agent. Raises ChannelClosed, TimeoutError or OSError if it cannot hear."""
         self._listen()
-        self._control.send(message, fds)
+        self._control.send(said.message(), said.fds)
 
     def ask(
-        self, message: Message, answers: tuple[str, ...], timeout_s: float, *, is_agreed_on: bool = False
+        self, said: Notice, answers: tuple[str, ...], timeout_s: float, *, is_agreed_on: bool = False
     ) -> tuple[str, Message]:
-        """Says ``message`` and waits for one of the ``answers``: its key and content.
+        """Says this and waits for one of the ``answers``: its key and content.
 
         ``is_agreed_on``: by all agents, for which this one may need its patience. Raises TimeoutError, and what ``say``
         raises.
@@ -54,7 +55,7 @@ class Link:
         with self._changed:
             for key in answers:
                 self._words.pop(key, None)
-        self.say(message)
+        self.say(said)
         asked_at = time.monotonic()
         with self._changed:
             while True:
@@ -144,13 +145,11 @@ class Link:
             self._changed.notify_all()
 
     def _serve(self, message: Message) -> None:
-        answer: Message = {"serving": None, "for": message["serve"]}
+        address = None
         if self.on_serve is not None:
-            try:
-                answer["serving"] = self.on_serve(str(message["key"]))
-            except Exception as error:  # another replica may serve
-                answer["why_not"] = f"{type(error).__name__}: {error}"
-        self._control.send(answer)
+            with contextlib.suppress(Exception):  # another replica may serve
+                address = self.on_serve(str(message["key"]))
+        self._control.send(Served(newcomer=int(message["serve"]), address=address).message())
 
 
 _links: list[Link] = []

@@ -208,8 +208,9 @@ class Agent(TorchAgent):
         store = self._store if self._nodes.has_store_of_each_round else None
         others = store if worker_group.group_world_size > 1 else None
         self._worlds.begin(self._state.generation + 1, context, others, worker_group.group_rank)
-        messages.on_serving = self._worlds.serving
-        messages.on_snapshot, messages.on_saving = self._snapshots.said, self._snapshots.saving
+        messages.on_served = self._worlds.served
+        messages.on_snapshot, messages.on_saving = self._snapshots.made, self._snapshots.saving
+        messages.on_snapshots_wanted = self._snapshots.wanted
         self._snapshots.begin(store, worker_group.group_rank, worker_group.group_world_size, worker_group.master_addr)
         messages.may_enter = self._worlds.may_enter
         messages.on_moved = partial(_state_moved, self._moves, self._reporter, self._teller)

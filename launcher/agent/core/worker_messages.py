@@ -6,13 +6,14 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.compat.agent import RunResult, WorkerGroup, WorkerState
 from unicron_elastic.faults import Failure
 from unicron_elastic.launcher.agent.core import failures
 from unicron_elastic.launcher.agent.process.processes import Exit
-from unicron_elastic.launcher.agent.process.whereabouts import FLOPS_MAX, limits_of, parse_arrivals
+from unicron_elastic.launcher.agent.process.whereabouts import FLOPS_MAX, limits_of
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess
 from unicron_elastic.launcher.view.incidents.state_moves import StateMove, state_move
 from unicron_elastic.recovery.events import (
@@ -28,23 +29,28 @@ from unicron_elastic.recovery.events import (
     WorkerRaised,
     WorldBroke,
 )
-from unicron_elastic.worker.channel import Message
+from unicron_elastic.worker.channel import close_all
+from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.notices import (
     Broke,
     ControlWanted,
     Entered,
     FirstStep,
     FlopsPerStep,
+    LatestCollectives,
     Left,
     Notice,
-    Odd,
     Parted,
+    Position,
     Raised,
     Ready,
     Restored,
     Saving,
     SectionLimits,
     SectionOverdue,
+    Served,
+    SnapshotMade,
+    SnapshotsWanted,
     StateTaken,
     WentOn,
 )
@@ -77,10 +83,11 @@ class WorkerMessages:
         self._why_killed = why_killed
         self.error_files: Mapping[int, str] = {}  # where torchrun has them, by local rank
         self.may_enter: Callable[[int], bool] = lambda _local_rank: True  # as a member of a world that may change
-        self.on_serving: Callable[[Message], None] = lambda _message: None
+        self.on_served: Callable[[int, Mapping[str, Any] | None], None] = lambda _newcomer, _address: None
         self.on_moved: Callable[[StateMove], None] = lambda _move: None
         self.on_saving: Callable[[WorkerProcess, bool], None] = lambda _worker, _will_save: None
-        self.on_snapshot: Callable[[WorkerProcess, Message], bool] = lambda _worker, _message: False
+        self.on_snapshot: Callable[[WorkerProcess, SnapshotMade], None] = lambda _worker, made: close_all(made.fds)
+        self.on_snapshots_wanted: Callable[[WorkerProcess, int, int], None] = lambda _worker, _rank, _size: None
 
     def exited(self, worker: WorkerProcess, ended: Exit) -> None:
         """A worker process ended."""
@@ -112,30 +119,24 @@ class WorkerMessages:
             "Steps, exceptions and hangs of such a worker are not seen; its end is.",
         )
 
-    def said(self, worker: WorkerProcess, said: Notice | Message) -> None:
-        """A worker said something; what is not ours is ignored, for the script may write to our socket."""
+    def said(self, worker: WorkerProcess, said: Notice | Odd) -> None:
+        """Take what a worker said; what is odd is told once, for the script may write to our socket."""
         now = time.monotonic()
-        if not isinstance(said, Notice):
-            self._heard_untyped(worker, said)
+        if isinstance(said, Odd):
+            rank = self._rank(worker)
+            self._say_once(
+                "odd", f"rank {rank} said what is no message of ours, which is left out: {one_line(said.why)}."
+            )
         elif not self._about_world(worker, said, now) and not self._about_script(worker, said):
             self._about_state(worker, said, now)
 
-    def _heard_untyped(self, worker: WorkerProcess, message: Message) -> None:
-        if self.on_snapshot(worker, message):  # first, as descriptors that came with it are its to close
-            return
-        if "where" in message:
-            with contextlib.suppress(ValueError):
-                worker.answered(message)
-        elif "arrivals" in message:
-            worker.owes_arrivals = False
-            with contextlib.suppress(ValueError):
-                worker.arrivals = parse_arrivals(message)
-        elif "serving" in message:
-            self.on_serving(message)
-
     def _about_script(self, worker: WorkerProcess, said: Notice) -> bool:
-        """Take what a script says of itself; whether it was that."""
+        """Take what a script says of itself, and where it is; whether it was that."""
         match said:
+            case Position():
+                worker.answered(said)
+            case LatestCollectives():
+                worker.answered_arrivals(said)
             case SectionLimits():
                 worker.phase_limits_s = limits_of(said)
             case FlopsPerStep(flops=flops) if 0.0 < flops <= FLOPS_MAX:
@@ -146,11 +147,6 @@ class WorkerMessages:
                 wish = one_line(action, _NAME_CHARACTERS)
                 self._say(
                     f"rank {self._rank(worker)} asks for {wish} through its RankMonitorClient: that is not done here."
-                )
-            case Odd(why=why):
-                rank = self._rank(worker)
-                self._say_once(
-                    "odd", f"rank {rank} said what is no message of ours, which is left out: {one_line(why)}."
                 )
             case _:
                 return False
@@ -170,6 +166,10 @@ class WorkerMessages:
                 self._moved(said.took_s, said.bytes_taken, said.sources, now)
             case Saving(will_save=will_save):
                 self.on_saving(worker, will_save)
+            case SnapshotMade():
+                self.on_snapshot(worker, said)
+            case SnapshotsWanted(rank=rank, world_size=world_size):
+                self.on_snapshots_wanted(worker, rank, world_size)
             case Raised(is_final=True):
                 reading = worker.reading()
                 event = WorkerRaised(
@@ -211,6 +211,8 @@ class WorkerMessages:
                     generation=generation,
                 )
                 self._post(went_on)
+            case Served(newcomer=newcomer, address=address):
+                self.on_served(newcomer, address)
             case Parted(world=None):
                 self._post(MemberParted(at=now, local_rank=local_rank, generation=generation))
             case Parted(world=int(world)):

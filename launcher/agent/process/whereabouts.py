@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from unicron_elastic.detection.arrivals import Arrivals
 from unicron_elastic.detection.sample import GroupPosition, waits
-from unicron_elastic.worker.notices import SectionLimits
+from unicron_elastic.worker.notices import LatestCollectives, Position, SectionLimits
 
 LIMITS_MAX = 256
 ARRIVALS_MAX = 2000  # as many as torch records
 FLOPS_MAX = 1e26  # of a step: no cluster computes that in a day
 OPS_MAX = 100  # kinds of collectives
 OP_CHARACTERS = 40
+NAME_CHARACTERS = 100  # of a group
 ANSWER_DEADLINE_S = 0.02  # an answer takes 0.1 ms and a turn on a CPU
 
 
@@ -55,22 +54,14 @@ class Whereabouts:
         return None if self.begun(at) is None else waits(self.groups)
 
 
-def parse_arrivals(message: Mapping[str, Any]) -> Arrivals:
-    """When a worker began its latest collectives, of which there are none if it records nothing.
-
-    Raises ValueError for what no worker of ours says.
-    """
-    told = message["arrivals"]
-    if told is None:
-        return Arrivals(first=0, at_s=())
-    try:
-        first, (at_us, *offsets_us) = int(told["first"]), told["at_us"]
-        at_s = tuple((at_us + each) / 1e6 for each in (0, *offsets_us[: ARRIVALS_MAX - 1]))
-        names = [str(name)[:OP_CHARACTERS] for name in told.get("ops", ())[:OPS_MAX]]
-        which = told.get("op", [0] * len(at_s) if names else [])[: len(at_s)]
-        return Arrivals(first=first, at_s=at_s, ops=tuple(names[each] for each in which))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"not an answer about arrivals: {error!r}") from None
+def arrivals_of(said: LatestCollectives) -> Arrivals:
+    """Return when a worker began its latest collectives; what is said of operations that are not named is left out."""
+    at_us, offsets_us = said.at_us[:1], said.at_us[1:ARRIVALS_MAX]
+    at_s = tuple((at_us[0] + each) / 1e6 for each in (0, *offsets_us)) if at_us else ()
+    names = [name[:OP_CHARACTERS] for name in said.ops[:OPS_MAX]]
+    which = said.op[: len(at_s)] or (0,) * len(at_s)
+    are_named = all(0 <= each < len(names) for each in which)
+    return Arrivals(first=said.first, at_s=at_s, ops=tuple(names[each] for each in which) if are_named else ())
 
 
 def limits_of(said: SectionLimits) -> dict[str, float]:
@@ -79,17 +70,11 @@ def limits_of(said: SectionLimits) -> dict[str, float]:
     return {name: float(limit_s) for name, limit_s in told if limit_s is not None and limit_s > 0}
 
 
-def parse_groups(message: Mapping[str, Any]) -> tuple[GroupPosition, ...]:
-    """The groups of an answer. Raises ValueError for what no worker of ours says."""
-    try:
-        return tuple(
-            GroupPosition(
-                name=str(group["name"])[:100],
-                begun=int(group["begun"]),
-                ended=None if group["ended"] is None else int(group["ended"]),
-                op=str(group.get("op", ""))[:OP_CHARACTERS],
-            )
-            for group in message["groups"]
+def groups_of(said: Position) -> tuple[GroupPosition, ...]:
+    """Return how far a worker has come in each of its groups."""
+    return tuple(
+        GroupPosition(
+            name=group.name[:NAME_CHARACTERS], begun=group.begun, ended=group.ended, op=group.op[:OP_CHARACTERS]
         )
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"not an answer about process groups: {error!r}") from None
+        for group in said.groups
+    )

@@ -27,11 +27,12 @@ from unicron_elastic.launcher.agent.process.activity import is_ending, maps_file
 from unicron_elastic.launcher.agent.process.processes import Exit, KeeperLost
 from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.agent.process.warm import WarmProcess, injected
-from unicron_elastic.launcher.agent.process.whereabouts import Whereabouts, parse_groups
+from unicron_elastic.launcher.agent.process.whereabouts import Whereabouts, arrivals_of, groups_of
 from unicron_elastic.launcher.common.open_streams import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
-from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
-from unicron_elastic.worker.notices import Ending, Notice, Raised, heard
+from unicron_elastic.worker.channel import Channel, ChannelClosed
+from unicron_elastic.worker.message import Odd
+from unicron_elastic.worker.notices import NOTICES, Ending, LatestCollectives, Notice, Position, Raised
 from unicron_elastic.worker.pulse import PAGE_PATH, PulsePage, PulseReading, page_name
 from unicron_elastic.worker.start import bootstrap
 
@@ -118,12 +119,11 @@ class WorkerProcess:
             self.control.send({"where": self.whereabouts.questions + 1})
             self.whereabouts = self.whereabouts.asked(time.monotonic())
 
-    def answered(self, message: Message) -> None:
-        """Its answer. Raises ValueError if it is none."""
-        groups = parse_groups(message)
-        if message.get("where") == self.whereabouts.questions:
+    def answered(self, said: Position) -> None:
+        """Takes its answer, if it is the one to the latest question."""
+        if said.question == self.whereabouts.questions:
             self.whereabouts = self.whereabouts.answered(
-                groups, uses_gpu=bool(message.get("uses_gpu")), is_at_prompt=bool(message.get("prompt"))
+                groups_of(said), uses_gpu=said.uses_gpu, is_at_prompt=said.is_at_prompt
             )
 
     def ask_arrivals(self) -> None:
@@ -133,6 +133,11 @@ class WorkerProcess:
             with contextlib.suppress(ChannelClosed, OSError):
                 self.control.send({"arrivals": True})
                 self.owes_arrivals = True
+
+    def answered_arrivals(self, said: LatestCollectives) -> None:
+        """Takes its answer."""
+        self.owes_arrivals = False
+        self.arrivals = arrivals_of(said)
 
     def runs_another_program(self) -> bool:
         """Whether it was told apart from its page without a word, while it lives: only exec does that."""
@@ -180,7 +185,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         self,
         runtime: Runtime,
         on_exit: Callable[[WorkerProcess, Exit], None],
-        on_message: Callable[[WorkerProcess, Notice | Message], None],
+        on_message: Callable[[WorkerProcess, Notice | Odd], None],
         on_ending: Callable[[WorkerProcess], None],
         on_replaced: Callable[[WorkerProcess], None],
         **arguments: Any,
@@ -422,26 +427,19 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         """Reads one message; false when there is none."""
         assert worker.control is not None
         try:
-            message, fds = worker.control.receive()
+            said = worker.control.hear(NOTICES)
         except (BlockingIOError, TimeoutError):
             return False
-        except ValueError:
-            return True  # not a message of ours: the script wrote to our socket; the worker is watched all the same
         except (ChannelClosed, OSError):
             worker.hang_up()
             if worker.pid:
                 self._look_at_mute(worker)
             return False
-        said = heard(message)
-        if said is None and "snapshot" in message:
-            message["fds"] = fds  # which belong to whoever takes the message
-        else:
-            close_all(fds)
         if isinstance(said, Ending):
             worker.is_leaving = True
             self._on_ending(worker)
             return True
         if isinstance(said, Raised):
             self._tell_who_ends(but=worker)
-        self._on_message(worker, message if said is None else said)
+        self._on_message(worker, said)
         return True

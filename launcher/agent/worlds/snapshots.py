@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -24,7 +24,8 @@ from unicron_elastic.state.snapshot.file import SnapshotFile
 from unicron_elastic.state.snapshot.header import Header
 from unicron_elastic.state.snapshot.newest_common import best_for
 from unicron_elastic.state.snapshot.offers import Local, Remote
-from unicron_elastic.worker.channel import ChannelClosed, Message, close_all
+from unicron_elastic.worker.channel import ChannelClosed, close_all
+from unicron_elastic.worker.notices import SnapshotMade
 
 SAVE_S = 20.0  # so long the end of a step is waited for, of a job that is to wait for nodes
 ANSWER_S = 2.0  # ... and a worker's word that it will make a snapshot then
@@ -116,19 +117,12 @@ class Snapshots:
 
     # -- what workers say ---------------------------------------------------------------------------------------------
 
-    def said(self, worker: WorkerProcess, message: Message) -> bool:
-        """Takes what a worker said, if it is about snapshots; all is checked, for the script may write it."""
-        fds = message.get("fds", [])
-        match message:
-            case {"snapshot": {"slot": int(slot), "is_for_peer": bool(is_for_peer)}} if 0 <= slot < SLOTS_MAX:
-                self._keep(worker.local_rank, slot, fds, is_for_peer=is_for_peer)
-            case {"snapshots_wanted": {"rank": int(rank), "world_size": int(world_size)}}:
-                close_all(fds)
-                self._ask(worker, rank, world_size)
-            case _:
-                close_all(fds)
-                return not message.keys().isdisjoint(("snapshot", "snapshots_wanted"))
-        return True
+    def made(self, worker: WorkerProcess, said: SnapshotMade) -> None:
+        """Keep what a worker has written; a script may say so, too, and of any file."""
+        if 0 <= said.slot < SLOTS_MAX:
+            self._keep(worker.local_rank, said.slot, said.fds, is_for_peer=said.is_for_peer)
+        else:
+            close_all(said.fds)
 
     def saving(self, worker: WorkerProcess, will_save: bool) -> None:
         """Take a worker's answer whether it makes a snapshot when its step ends."""
@@ -136,7 +130,7 @@ class Snapshots:
             self._saving.add(worker.local_rank)
         self._unheard.discard(worker.local_rank)
 
-    def _keep(self, local_rank: int, slot: int, fds: list[int], *, is_for_peer: bool) -> None:
+    def _keep(self, local_rank: int, slot: int, fds: Sequence[int], *, is_for_peer: bool) -> None:
         if fds:
             close_all(fds[1:])
             if not self._hold(local_rank, slot, fds[0]):
@@ -243,7 +237,8 @@ class Snapshots:
 
     # -- after a restart ----------------------------------------------------------------------------------------------
 
-    def _ask(self, worker: WorkerProcess, rank: int, world_size: int) -> None:
+    def wanted(self, worker: WorkerProcess, rank: int, world_size: int) -> None:
+        """Tell a worker of the snapshots from which this rank could go on, once the other nodes have told of theirs."""
         self._askers.append((worker, rank, world_size))
         if self._exchange is not None:  # its neighbour may be lost before this worker has made a snapshot itself
             self._copy_neighbour(self._exchange)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -223,16 +223,15 @@ class Worlds:
             self._watch.want()
         return not self._is_fixed
 
-    def serving(self, message: Message) -> None:
-        """A member serves its state to a newcomer, or cannot."""
-        newcomer = message.get("for")
-        if not isinstance(newcomer, int) or newcomer not in self._asked:
+    def served(self, newcomer: int, address: Mapping[str, Any] | None) -> None:
+        """Tell a newcomer where a member serves its state, or ask the next member if this one cannot."""
+        if newcomer not in self._asked:
             return
         del self._asked[newcomer]
-        if isinstance(message["serving"], dict):
-            self._send(newcomer, {"join": {"sources": [message["serving"]], "key": self._key}})
-        else:
+        if address is None:
             self._ask_next(newcomer)
+        else:
+            self._send(newcomer, {"join": {"sources": [address], "key": self._key}})
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

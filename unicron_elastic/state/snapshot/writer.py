@@ -9,7 +9,7 @@ import atexit
 import queue
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +20,11 @@ from unicron_elastic.state.layout import Layout
 from unicron_elastic.state.snapshot.file import SnapshotFile
 from unicron_elastic.state.snapshot.gpu import GpuCopier
 from unicron_elastic.state.snapshot.newest_common import victim
+from unicron_elastic.worker.notices import SnapshotMade
 
 EXIT_TIMEOUT_S = 120.0  # a copy that takes longer waits for a GPU that hangs
 
-Tell = Callable[[dict[str, Any], Sequence[int]], None]
+Tell = Callable[[SnapshotMade], None]
 
 
 @dataclass(frozen=True)
@@ -159,9 +160,9 @@ class SnapshotWriter:
         if header is None:
             self._be_careful(job)
             return
-        fds = [] if number in self._given else [self._files[number].fd]
+        fds = () if number in self._given else (self._files[number].fd,)
         try:
-            tell({"snapshot": {"slot": number, "is_for_peer": header.is_for_peer}}, fds)
+            tell(SnapshotMade(slot=number, is_for_peer=header.is_for_peer, fds=fds))
         except OSError:
             return  # the agent was stopped, and hears of it with the next one
         self._given.add(number)

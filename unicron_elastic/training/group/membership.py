@@ -157,14 +157,14 @@ class AgentMembership:
     def enter(self) -> Invitation | None:
         """Asks the agent. Raises TimeoutError if it does not answer."""
         answers = ("join", "world", "fixed")  # who is invited is a newcomer, also if it is in a world already
-        key, message = self._link.ask(Entered().message(), answers, self._answer_timeout_s, is_agreed_on=True)
+        key, message = self._link.ask(Entered(), answers, self._answer_timeout_s, is_agreed_on=True)
         if key == "fixed":
             self._fixed = FixedMembership()
         return Invitation(message["join"]) if key == "join" else None
 
     def is_ready(self, state: int) -> None:
         """Raises TimeoutError if no world comes."""
-        self._link.ask(Ready(state=state).message(), ("world",), self._answer_timeout_s, is_agreed_on=True)
+        self._link.ask(Ready(state=state), ("world",), self._answer_timeout_s, is_agreed_on=True)
 
     def is_newer(self) -> bool:
         """Whether the agent told of one."""
@@ -220,7 +220,7 @@ class AgentMembership:
     def tell(self, said: Notice) -> None:
         """Says something to the agent; that it cannot hear shows elsewhere."""
         try:
-            self._link.say(said.message())
+            self._link.say(said)
         except (ChannelClosed, OSError):
             pass
 

@@ -27,7 +27,7 @@ from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
 from unicron_elastic.state.snapshot.shards import Shards, map_leaves
 from unicron_elastic.state.snapshot.writer import SnapshotWriter
 from unicron_elastic.worker.channel import ChannelClosed
-from unicron_elastic.worker.notices import Restored
+from unicron_elastic.worker.notices import Restored, SnapshotMade, SnapshotsWanted
 from unicron_elastic.worker.worlds import link
 
 if TYPE_CHECKING:
@@ -147,11 +147,11 @@ class SnapshotManager:
                 map_leaves(state, learn)
         return found
 
-    def _tell_agent(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+    def _tell_agent(self, made: SnapshotMade) -> None:
         to_agent = link()
         if to_agent is not None:
             with contextlib.suppress(ChannelClosed):
-                to_agent.say(message, fds)
+                to_agent.say(made)
 
     # -- to storage ---------------------------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class SnapshotManager:
             return Offers.nothing()
         self._restores, to_agent.on_save = True, self._save_asked
         rank, world_size = own_rank()
-        wish = {"snapshots_wanted": {"rank": rank, "world_size": world_size}}
+        wish = SnapshotsWanted(rank=rank, world_size=world_size)
         _, told = to_agent.ask(wish, ("snapshots",), ANSWER_TIMEOUT_S)
         return Offers.parse(told["snapshots"], told.get("fds", []))
 
@@ -299,7 +299,7 @@ class SnapshotManager:
         if to_agent is None:
             _say(restored.sentence)
         else:
-            to_agent.say(restored.message())
+            to_agent.say(restored)
 
 
 @dataclass(frozen=True)

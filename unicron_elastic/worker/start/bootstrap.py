@@ -81,7 +81,6 @@ def _open_control(fd: int | None) -> Control | None:
     if fd is None:
         return None
     control = Control(fd)
-    control.send({"hello": os.getpid()})
     # A child forked by the script is not this worker: it must not speak in its name.
     os.register_at_fork(after_in_child=control.close)
     atexit.register(control.say_goodbye, Ending().message())
