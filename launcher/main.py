@@ -22,6 +22,7 @@ from unicron_elastic.compat.command_line import TorchMissing
 from unicron_elastic.launcher import stepping_aside
 from unicron_elastic.launcher.agent.process.processes import KeeperLost
 from unicron_elastic.launcher.agent.process.runtime import Runtime
+from unicron_elastic.launcher.common.collector_paused import collector_paused
 from unicron_elastic.launcher.common.kept_snapshots import take_shelf
 from unicron_elastic.launcher.common.open_streams import hold_closed
 from unicron_elastic.launcher.config import arguments, options
@@ -199,6 +200,8 @@ def _runtime_for(args: argparse.Namespace, chosen: options.Options) -> Runtime:
 
 
 def _tell_odd_variables() -> None:
+    if AGENT_VARIABLE in os.environ:
+        return  # who submitted it was told
     if any(name.startswith("UNICRON_") for name in os.environ):  # else there is no time for it
         from unicron_elastic.launcher.config.odd_variables import odd_variables
 
@@ -289,7 +292,7 @@ def interrupts_held() -> Iterator[None]:
 
 
 def _run_job(args: argparse.Namespace, runtime: Runtime) -> int:
-    with interrupts_held():
+    with interrupts_held(), collector_paused():
         from torch.distributed import DistError
 
         from unicron_elastic.compat import launch  # noqa: F401

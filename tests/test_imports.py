@@ -17,7 +17,6 @@ MAY_IMPORT = {
     "base": "",
     "compat": "",
     "launcher.agent": "",
-    "launcher.export": "",
     "launcher.view": "",
     "membership": "",
     "planning": "",
@@ -70,11 +69,12 @@ MAY_IMPORT = {
     ),
     "training": "base compat state training.group training.snapshot training.step worker",
     ".": "training worker",
+    "launcher.export": "launcher.common launcher.config",
     "launcher.export.metrics": (
-        "base compat launcher.common launcher.config launcher.view.job metrics recovery rendezvous.cluster"
+        "base compat launcher.common launcher.export launcher.view.job metrics recovery rendezvous.cluster"
     ),
     "launcher.export.web": (
-        "launcher.common launcher.config launcher.view.cluster metrics rendezvous.cluster rendezvous.records "
+        "launcher.common launcher.export launcher.view.cluster metrics rendezvous.cluster rendezvous.records "
         "rendezvous.store"
     ),
     "rendezvous.torch": (
@@ -102,7 +102,7 @@ MAY_IMPORT = {
         "rendezvous.records worker"
     ),
     "launcher.commands": (
-        "base compat launcher.agent.core launcher.common launcher.config launcher.export.metrics "
+        "base compat launcher.agent.core launcher.common launcher.config launcher.export launcher.export.metrics "
         "launcher.export.web launcher.node launcher.view.cluster planning.coordinate planning.model "
         "rendezvous.cluster rendezvous.plan rendezvous.records rendezvous.store simulation.history "
         "simulation.model simulation.policies simulation.study testing"

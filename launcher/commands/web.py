@@ -13,7 +13,8 @@ from unicron_elastic.launcher.config.answers import (
     show,
 )
 from unicron_elastic.launcher.config.cluster_options import ClusterOptions, cluster_options
-from unicron_elastic.launcher.export.web.place import CoordinatorPlace, ListenAddress
+from unicron_elastic.launcher.export.listen_address import ListenAddress
+from unicron_elastic.launcher.export.web.place import CoordinatorPlace
 from unicron_elastic.launcher.export.web.sign_in import password
 from unicron_elastic.rendezvous.records.cluster import LEADER, SECRET, parse_leader, web_key
 

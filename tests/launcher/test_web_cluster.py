@@ -20,11 +20,12 @@ from unicron_elastic.launcher.commands import web as web_cli
 from unicron_elastic.launcher.commands.cluster import OpenCluster
 from unicron_elastic.launcher.common.http import LOOPBACK
 from unicron_elastic.launcher.config.cluster_options import ClusterOptions
+from unicron_elastic.launcher.export.listen_address import ListenAddress
 from unicron_elastic.launcher.export.web import server as web_server
 from unicron_elastic.launcher.export.web import sign_in as web_sign_in
 from unicron_elastic.launcher.export.web import source as web_source
 from unicron_elastic.launcher.export.web import watcher as web_watcher
-from unicron_elastic.launcher.export.web.place import CoordinatorPlace, ListenAddress
+from unicron_elastic.launcher.export.web.place import CoordinatorPlace
 from unicron_elastic.launcher.export.web.serve_web import serve_web, web_place
 from unicron_elastic.launcher.export.web.source import ClusterSource, read_state
 from unicron_elastic.launcher.export.web.waf_history import SPANS

@@ -13,7 +13,8 @@ from web_browser import WHY_NOT, Browser
 from web_lab import HOSTILE, SECRET, Shown, cluster, hostile_cluster
 
 from unicron_elastic.launcher.common.http import LOOPBACK
-from unicron_elastic.launcher.export.web.place import CoordinatorPlace, ListenAddress
+from unicron_elastic.launcher.export.listen_address import ListenAddress
+from unicron_elastic.launcher.export.web.place import CoordinatorPlace
 from unicron_elastic.launcher.export.web.server import WebServer
 from unicron_elastic.launcher.export.web.sign_in import password
 

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unicron_elastic.launcher.export.listen_address import ListenAddress
 from unicron_elastic.launcher.export.web import sign_in as web_sign_in
 from unicron_elastic.launcher.export.web import waf_history
 from unicron_elastic.launcher.export.web import watcher as web_watcher
-from unicron_elastic.launcher.export.web.place import CoordinatorPlace, ListenAddress
+from unicron_elastic.launcher.export.web.place import CoordinatorPlace
 from unicron_elastic.launcher.export.web.sign_in import (
     ADDRESSES_MOST,
     GUESS_AGAIN_S,

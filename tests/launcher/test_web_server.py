@@ -17,8 +17,9 @@ import pytest
 
 from unicron_elastic.launcher.common import http as bounded_http
 from unicron_elastic.launcher.common.http import LOOPBACK
+from unicron_elastic.launcher.export.listen_address import ListenAddress
 from unicron_elastic.launcher.export.web import server as web_server
-from unicron_elastic.launcher.export.web.place import CoordinatorPlace, ListenAddress
+from unicron_elastic.launcher.export.web.place import CoordinatorPlace
 from unicron_elastic.launcher.export.web.server import FORM_BYTES_MAX, REQUESTS_MOST, PageSource, WebServer
 from unicron_elastic.launcher.export.web.sign_in import GUESSES_MOST, password
 from unicron_elastic.launcher.export.web.watcher import Body, body

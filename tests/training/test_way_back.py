@@ -11,7 +11,7 @@ from torch import nn
 
 from unicron_elastic import Run
 from unicron_elastic.state.layout import Layout, flatten, rebuild
-from unicron_elastic.training.group.handover import NotTakenError
+from unicron_elastic.training.group.handover import Handover, NotTakenError
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
 
@@ -86,16 +86,26 @@ def test_groups_of_another_kind_are_no_continuation(tmp_path: Path) -> None:
         Run(model=model, optimizer=optimizer).restore(tmp_path)
 
 
-def test_a_newcomer_without_a_function_for_each_group_is_told_before_it_joins() -> None:
-    def of(count: int) -> Run:
-        model = nn.Linear(2, 1)
-        optimizer = torch.optim.SGD([model.weight], 0.1)
-        for _ in range(count - 1):
-            optimizer.add_param_group({"params": [model.bias]})
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 0.9**step] * count)
-        return Run(model=model, optimizer=optimizer, scheduler=scheduler)
+def of_groups(count: int) -> tuple[Handover, torch.optim.Optimizer]:
+    """Return what is handed over of a run whose optimizer has so many groups, and that optimizer."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD([model.weight], 0.1)
+    for _ in range(count - 1):
+        optimizer.add_param_group({"params": [model.bias]})
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 0.9**step] * count)
+    return Run(model=model, optimizer=optimizer, scheduler=scheduler)._engine._registered, optimizer
 
-    state = of(2)._engine._registered.state_dict()
+
+def test_a_newcomer_without_a_function_for_each_group_is_told_before_it_joins() -> None:
+    state = of_groups(2)[0].state_dict()
     with pytest.raises(NotTakenError, match=r"LambdaLR has 1 function for 2 groups"):
-        of(1)._engine._registered.load_state_dict(state)
-    of(2)._engine._registered.load_state_dict(state)
+        of_groups(1)[0].load_state_dict(state)
+    of_groups(2)[0].load_state_dict(state)
+
+
+def test_a_newcomer_may_join_in_the_step_in_which_a_group_and_its_function_are_added() -> None:
+    state = {**of_groups(2)[0].state_dict(), "yielded_groups": [1]}
+    newcomer, optimizer = of_groups(1)
+    newcomer.load_state_dict(state)
+    newcomer.rewind()
+    assert len(optimizer.param_groups) == 1, "its script adds the other"

@@ -64,12 +64,9 @@ def idle(
         return _waiting(standing, suspected, allowed, sample, nodes)
     if not whole_job and not suspected.clause and (suspected.ranks or not sample.remote_ranks):
         doing = f"{who(standing)} {verb(standing, 'waits', 'wait')} for what is not on this node"
+        reason = sentence(f"{doing}: {_no_step(allowed, at)}, and nobody is at work here")
         return Waiting(
-            at=at,
-            ranks=standing,
-            standing_s=at - allowed.since,
-            expected_s=allowed.expected_s,
-            reason=sentence(f"{doing}: {_no_step(allowed, at)}, and nobody is at work here"),
+            at=at, ranks=standing, standing_s=at - allowed.since, expected_s=allowed.expected_s, reason=reason
         )
     if not suspected.ranks:
         clause = "all wait in the same collective, and nobody is missing from it"

@@ -449,10 +449,10 @@ class Engine:
 
     def take_way(self, way: Mapping[str, Any]) -> None:
         """Takes over all else that a script did on this way."""
-        if way and (otherwise := self._registered.take_way(way)) and self.rank == 0:
-            sys.stderr.write(
-                "unicron: run.restore() leaves it to the script which parameters are trained, and the one that saved "
-                f"{otherwise}.\n"
+        if way and (otherwise := self._registered.take_way(way)):
+            self._tell_people(
+                "run.restore() leaves it to the script which parameters are trained, and the one that saved "
+                f"{otherwise}"
             )
 
     def named_buffers(self) -> dict[str, Tensor]:

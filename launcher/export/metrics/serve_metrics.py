@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unicron_elastic.launcher.common.http import LOOPBACK
-from unicron_elastic.launcher.config.answers import BAD_USAGE, fail
-from unicron_elastic.launcher.config.options import port
+from unicron_elastic.launcher.export.listen_address import asked_address
 from unicron_elastic.launcher.export.metrics.server import Answers, MetricsServer, open_server
 
 MetricsPort = Annotated[
@@ -41,11 +39,5 @@ def serve_metrics(
 
     A port that is none ends the command with one sentence.
     """
-    source = "--metrics-port" if given_port is not None else "UNICRON_METRICS_PORT"
-    text = environ.get("UNICRON_METRICS_PORT", "0") if given_port is None else given_port
-    try:
-        number = port(text)
-    except ValueError as error:
-        fail(BAD_USAGE, f"{source}: {text!r} is not valid; give {error}.")
-    address = given_address if given_address is not None else environ.get("UNICRON_METRICS_ADDRESS", LOOPBACK)
-    return open_server(address, number, answers, say) if number else None
+    place = asked_address("metrics", given_port, given_address, environ)
+    return open_server(place.address, place.port, answers, say) if place is not None else None

@@ -2,49 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 
-_TEXT_CHARACTERS = 300
-
-
-@dataclass(frozen=True, slots=True)
-class ListenAddress:
-    """Where a process listens. ``address`` is the host's own where it listens to others, else a loopback address."""
-
-    address: str
-    port: int
-
-    @property
-    def is_local(self) -> bool:
-        """Whether only its own host reaches it."""
-        try:
-            return ipaddress.ip_address(self.address.partition("%")[0]).is_loopback
-        except ValueError:
-            return self.address == "localhost"
-
-    @property
-    def text(self) -> str:
-        """ADDRESS:PORT, as the store has it."""
-        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
-
-    @property
-    def url(self) -> str:
-        """For a browser."""
-        return f"http://{self.text}/"
-
-    @classmethod
-    def parse(cls, text: str) -> ListenAddress:
-        """What ``text`` gives. Raises ValueError for what is none."""
-        address, _, port = text[:_TEXT_CHARACTERS].rpartition(":")
-        address = address.removeprefix("[").removesuffix("]")
-        is_number = port.isascii() and port.isdecimal() and len(port) <= 5
-        if not is_number or not 0 < int(port) < 65536 or not address or not set(address) <= _ADDRESS:
-            raise ValueError(f"{text[:80]!a} is no ADDRESS:PORT")
-        return cls(address, int(port))
-
-
-_ADDRESS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:%")
+from unicron_elastic.launcher.export.listen_address import ListenAddress
 
 
 @dataclass(frozen=True, slots=True)

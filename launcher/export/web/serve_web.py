@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unicron_elastic.launcher.common.http import LOOPBACK
-from unicron_elastic.launcher.config.answers import BAD_USAGE, fail
-from unicron_elastic.launcher.config.options import port
-from unicron_elastic.launcher.export.web.place import ListenAddress
+from unicron_elastic.launcher.export.listen_address import ListenAddress, asked_address
 from unicron_elastic.launcher.export.web.source import ClusterSource
 from unicron_elastic.metrics.figures import PlanFigures
 from unicron_elastic.rendezvous.cluster.presence import ClusterPresence
@@ -48,14 +45,7 @@ def web_place(
     given_port: str | None, given_address: str | None, environ: Mapping[str, str] = os.environ
 ) -> ListenAddress | None:
     """Where to listen; None if no page was asked for. A port that is none ends the command with one sentence."""
-    source = "--web-port" if given_port is not None else "UNICRON_WEB_PORT"
-    text = environ.get("UNICRON_WEB_PORT", "0") if given_port is None else given_port
-    try:
-        number = port(text)
-    except ValueError as error:
-        fail(BAD_USAGE, f"{source}: {text!r} is not valid; give {error}.")
-    address = given_address if given_address is not None else environ.get("UNICRON_WEB_ADDRESS", LOOPBACK)
-    return ListenAddress(address, number) if number else None
+    return asked_address("web", given_port, given_address, environ)
 
 
 def serve_web(

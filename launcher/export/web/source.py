@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from unicron_elastic.launcher.export.web.place import CoordinatorPlace, ListenAddress
+from unicron_elastic.launcher.export.listen_address import ListenAddress
+from unicron_elastic.launcher.export.web.place import CoordinatorPlace
 from unicron_elastic.launcher.export.web.server import PageSource
 from unicron_elastic.launcher.export.web.watcher import Body, Watcher
 from unicron_elastic.metrics.figures import PlanFigures

@@ -77,8 +77,7 @@ class Handover:
         return {
             "run": run,
             "model": self._trainable.state_dict(),
-            "values": self._values.state_dict(),
-            "optimizers": [self._groups(optimizer) for optimizer in self._optimizers],
+            **self._values_and_groups(),
             "until": self._until(),
             "yielded": self._randomness.yielded,
             "yielded_groups": self._yielded_groups,
@@ -86,8 +85,7 @@ class Handover:
 
     def way(self) -> dict[str, Any]:
         """Return what a script does on its way, for one that begins again behind it: it does not do that once more."""
-        groups = [self._groups(optimizer) for optimizer in self._optimizers]
-        return {"model": self._trainable.present(), "values": self._values.state_dict(), "optimizers": groups}
+        return {"model": self._trainable.present(), **self._values_and_groups()}
 
     def take_groups(self, way: Mapping[str, Any]) -> None:
         """Adds the groups that optimizers were given on the way, if they have all that were there before."""
@@ -106,8 +104,7 @@ class Handover:
         if "model" not in way:
             self._trainable.look()  # before steps() that is nobody else's look
             return self._trainable.tell_apart(from_ranges(way["trained"], len(self._trainable.parameters)))
-        self._trainable.load_state_dict(way["model"])
-        self._values.load_state_dict(way["values"])
+        self._take_trained(way)
         return ""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -118,9 +115,8 @@ class Handover:
                 if groups is not None and groups != self._groups(optimizer):
                     self._regroup(optimizer, groups)
             self._run.load_state_dict(state["run"])
-            self._trainable.load_state_dict(state["model"])
-            self._values.load_state_dict(state["values"])
-            self._check_schedulers()
+            self._take_trained(state)
+            self._check_schedulers(state["yielded_groups"])
         except Exception as error:
             if is_of_script(error) or isinstance(error, _MAY_PASS):
                 raise
@@ -130,11 +126,23 @@ class Handover:
                 "run.steps(), frozen until its time (docs/going-on.md)"
             ) from (None if isinstance(error, _OF_TORCH) else error)
 
-    def _check_schedulers(self) -> None:
-        """Raises ValueError for one that would fail in its next step: functions are in no state."""
+    def _take_trained(self, state: Mapping[str, Any]) -> None:
+        self._trainable.load_state_dict(state["model"])
+        self._values.load_state_dict(state["values"])
+
+    def _values_and_groups(self) -> dict[str, Any]:
+        groups = [self._groups(optimizer) for optimizer in self._optimizers]
+        return {"values": self._values.state_dict(), "optimizers": groups}
+
+    def _check_schedulers(self, yielded_groups: Sequence[int]) -> None:
+        """Raises ValueError for one that would fail in its next step: functions are in no state.
+
+        The script may be about to add a group and its function, as the others did in this step: ``yielded_groups``.
+        """
+        yielded = {id(one): count for one, count in zip(self._optimizers, yielded_groups, strict=True)}
         for each in self._schedulers:
             functions, groups = getattr(each, "lr_lambdas", None), len(each.optimizer.param_groups)
-            if functions is not None and len(functions) != groups:
+            if functions is not None and len(functions) not in {groups, yielded.get(id(each.optimizer))}:
                 has = counted(len(functions), "function", "functions")
                 raise ValueError(f"{type(each).__name__} has {has} for {groups} groups of its optimizer")
 

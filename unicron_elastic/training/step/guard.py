@@ -135,20 +135,22 @@ class Guard:
 
     def is_reduced(self, trained: Sequence[Tensor]) -> None:
         """Note that the gradients of these parameters wait for an optimizer."""
-        self._has_stepped, self._changes = False, sum(map(changes_of, trained))
+        self._has_stepped = False
+        if self._may_tell_dropped():
+            self._changes = sum(map(changes_of, trained))
 
     def drop(self, step: int, trained: Sequence[Tensor]) -> None:
-        """Tell once if no optimizer has made ``step``, whose gradients are about to be dropped.
-
-        A GradScaler may have left that step out; without a registered optimizer nobody knows.
-        """
-        is_known = self._optimizers and self._scaler is None and not self._is_dropped_told
-        if is_known and not self._has_stepped and sum(map(changes_of, trained)) == self._changes:
+        """Tell once if no optimizer has made ``step``, whose gradients are about to be dropped."""
+        if not self._has_stepped and self._may_tell_dropped() and sum(map(changes_of, trained)) == self._changes:
             self._is_dropped_told = True
             self._tell(
                 f"step {step} ended without an optimizer.step(): its gradients are dropped, as the next step begins "
                 "with zeros. To accumulate more, have more micro-batches in a step"
             )
+
+    def _may_tell_dropped(self) -> bool:
+        """Return False with a GradScaler, which may leave a step out, and without a registered optimizer."""
+        return bool(self._optimizers) and self._scaler is None and not self._is_dropped_told
 
     def leave(self, step: int, taken: int) -> None:
         """The script has left the micro-batches of ``step`` after it was given so many: they never come to an end."""
