@@ -230,7 +230,7 @@ def do(kind: str) -> None:
         case "hang":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "sever":
-            from unicron_elastic.worker.collectives import shut_gloo_connections
+            from unicron_elastic.worker.collectives.gloo_connections import shut_gloo_connections
 
             shut_gloo_connections()
         case _:

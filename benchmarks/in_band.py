@@ -22,7 +22,8 @@ from _report import confidence
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizer_module
 
-from unicron_elastic.worker.pulse import Pulse, PulsePage, count_steps
+from unicron_elastic.worker.pulse import Pulse, PulsePage
+from unicron_elastic.worker.step_count import count_steps
 
 
 def main() -> None:

@@ -31,7 +31,8 @@ from unicron_elastic.launcher.config.checks import STDIN, BadArgument, check
 from unicron_elastic.launcher.config.forwarded import AGENT_VARIABLE, shared_arguments
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, BadConfig, located
 from unicron_elastic.launcher.export.metrics.link import take_teller
-from unicron_elastic.worker.linux import die_with_parent, ignore_instead, ignored_signals
+from unicron_elastic.worker.process.ignored_signals import ignore_instead, ignored_signals
+from unicron_elastic.worker.process.prctl import die_with_parent
 
 if TYPE_CHECKING:
     config_from_args: Any

@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "planning": "",
     "simulation": "",
     "state": "",
+    "worker.process": "",
     "faults": "base",
     "health.gpu": "base",
     "health.host": "base",
@@ -29,7 +30,8 @@ MAY_IMPORT = {
     "rendezvous.store": "base",
     "state.pull": "base state",
     "training.step": "compat state",
-    "worker": "base compat",
+    "worker.collectives": "compat worker.process",
+    "worker": "base compat worker.collectives worker.process",
     "launcher.common": "base worker",
     "detection": "base faults",
     "health": "base health.gpu health.host",
@@ -40,13 +42,13 @@ MAY_IMPORT = {
     "recovery": "base faults planning.model",
     "simulation.history": "base faults",
     "state.snapshot": "state state.pull worker",
-    "testing": "compat rendezvous.store worker",
+    "testing": "compat rendezvous.store worker worker.process",
     "worker.rank_monitor": "worker",
-    "launcher.config": "base compat recovery rendezvous.store testing worker",
+    "launcher.config": "base compat recovery rendezvous.store testing worker.process",
     "planning.coordinate": "base planning.allocate planning.model",
     "simulation.model": "base faults planning.model simulation.history",
     "state.storage": "state state.snapshot",
-    "worker.start": "compat testing worker worker.rank_monitor",
+    "worker.start": "compat testing worker worker.collectives worker.process worker.rank_monitor",
     "rendezvous.records": "base membership planning.coordinate planning.model rendezvous.store",
     "simulation.live": "base faults planning.coordinate planning.model recovery simulation.history simulation.model",
     "training.snapshot": "state state.snapshot state.storage worker",
@@ -56,12 +58,14 @@ MAY_IMPORT = {
         "base metrics planning.allocate planning.coordinate planning.model rendezvous.records rendezvous.store"
     ),
     "simulation.policies": "faults planning.allocate planning.model simulation.live simulation.model",
-    "training.group": "base compat state state.pull training.snapshot training.step worker",
+    "training.group": "base compat state state.pull training.snapshot training.step worker worker.collectives",
     "launcher.view.cluster": (
         "base launcher.common membership metrics planning.coordinate planning.model rendezvous.plan "
         "rendezvous.records rendezvous.store"
     ),
-    "megatron": "base compat faults planning.model state.storage training.group training.step worker",
+    "megatron": (
+        "base compat faults planning.model state.storage training.group training.step worker worker.collectives"
+    ),
     "rendezvous.cluster": "base membership metrics rendezvous.plan rendezvous.records rendezvous.store",
     "simulation.study": (
         "base faults planning.coordinate planning.model simulation.history simulation.live simulation.model "
@@ -81,8 +85,8 @@ MAY_IMPORT = {
         "base compat membership metrics rendezvous.cluster rendezvous.job rendezvous.records rendezvous.store"
     ),
     "launcher.agent.process": (
-        "compat detection health.gpu health.host launcher.common launcher.config launcher.export.metrics "
-        "worker worker.inject worker.start"
+        "compat detection health.gpu health.host launcher.common launcher.config launcher.export.metrics worker "
+        "worker.inject worker.process worker.start"
     ),
     "launcher.node": (
         "base compat launcher.common launcher.config launcher.export.metrics launcher.view.cluster metrics "
@@ -97,9 +101,8 @@ MAY_IMPORT = {
     ),
     "launcher.agent.core": (
         "base compat faults health health.gpu health.host launcher.agent.hangs launcher.agent.process "
-        "launcher.agent.worlds launcher.common launcher.config launcher.export.metrics "
-        "launcher.view.incidents launcher.view.job metrics planning.model recovery rendezvous.job "
-        "rendezvous.records worker"
+        "launcher.agent.worlds launcher.common launcher.config launcher.export.metrics launcher.view.incidents "
+        "launcher.view.job metrics planning.model recovery rendezvous.job rendezvous.records worker worker.process"
     ),
     "launcher.commands": (
         "base compat launcher.agent.core launcher.common launcher.config launcher.export launcher.export.metrics "
@@ -108,9 +111,8 @@ MAY_IMPORT = {
         "simulation.model simulation.policies simulation.study testing"
     ),
     "launcher": (
-        "base compat launcher.agent.core launcher.agent.process launcher.commands launcher.common "
-        "launcher.config launcher.export.metrics launcher.node launcher.view.incidents rendezvous.torch "
-        "worker"
+        "base compat launcher.agent.core launcher.agent.process launcher.commands launcher.common launcher.config "
+        "launcher.export.metrics launcher.node launcher.view.incidents rendezvous.torch worker.process"
     ),
 }
 FILES_MAX = 16
@@ -302,6 +304,9 @@ def test_the_keeper_loads_little() -> None:
         "unicron_elastic.launcher.agent.process.sweeping",
         "unicron_elastic.worker",
         "unicron_elastic.worker.channel",
-        "unicron_elastic.worker.linux",
         "unicron_elastic.worker.message",
+        "unicron_elastic.worker.process",
+        "unicron_elastic.worker.process.ignored_signals",
+        "unicron_elastic.worker.process.mark",
+        "unicron_elastic.worker.process.prctl",
     }

@@ -6,7 +6,7 @@ Importing this package costs milliseconds: it imports neither torch nor anything
 TYPE_CHECKING = False  # to import typing would take longer than all of this
 if TYPE_CHECKING:
     from unicron_elastic.training.run import Run
-    from unicron_elastic.worker.link import flops_per_step
+    from unicron_elastic.worker.flops_per_step import flops_per_step
     from unicron_elastic.worker.phases import phase
 
 __all__ = ["Run", "__version__", "flops_per_step", "phase"]
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> object:
 
         return phase
     if name == "flops_per_step":
-        from unicron_elastic.worker.link import flops_per_step
+        from unicron_elastic.worker.flops_per_step import flops_per_step
 
         return flops_per_step
     if name == "Run":

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 
-from unicron_elastic.worker.linux import MARK
+from unicron_elastic.worker.process.mark import MARK
 
 AGENT_VARIABLE = "UNICRON_AGENT_PID"  # of the cluster's agent that started this unicron-run, and ends it
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY")

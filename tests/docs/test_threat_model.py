@@ -48,7 +48,7 @@ def test_what_unpickles_is_on_the_page() -> None:
     assert found == {
         "unicron_elastic/compat/loaded.py",  # of what torch has pickled in the same process
         "unicron_elastic/compat/meeting_state.py",  # by an unpickler that finds six names
-        "unicron_elastic/worker/rank_monitor/sections.py",
+        "unicron_elastic/worker/rank_monitor/measured.py",
         "unicron_elastic/megatron/checkpoint.py",
         *(path for path in found if "ctypes.py_object(" in SOURCES[path]),
     }

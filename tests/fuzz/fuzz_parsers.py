@@ -79,7 +79,7 @@ from unicron_elastic.worker.notices import (
     StateTaken,
     WentOn,
 )
-from unicron_elastic.worker.rank_monitor.data import FaultToleranceConfig
+from unicron_elastic.worker.rank_monitor.config import FaultToleranceConfig
 
 __all__ = ["PARSERS", "Parser"]
 
@@ -399,7 +399,7 @@ def _of_files() -> Iterator[Parser]:
         (_json({"message": {"message": "E: text", "extraInfo": {"py_callstack": "s", "timestamp": "1"}}}),), (),
     )  # fmt: skip
     yield Parser(
-        "ft-launcher-yaml", "unicron_elastic/worker/rank_monitor/data.py",
+        "ft-launcher-yaml", "unicron_elastic/worker/rank_monitor/config.py",
         _in_file(lambda path: FaultToleranceConfig.from_yaml_file(str(path)), "ft.yaml"),
         (b"fault_tolerance:\n  initial_rank_heartbeat_timeout: 10\n  safety_factor: 3.0\n",),
         took_max_s=60.0,  # PyYAML takes the square of the depth; the file is the user's own

@@ -20,11 +20,11 @@ from unicron_elastic.detection.sample import GroupPosition
 from unicron_elastic.launcher.agent.hangs import evidence, py_spy, stacks
 from unicron_elastic.launcher.agent.hangs.evidence import Evidence, Subject, gather
 from unicron_elastic.recovery.policy import Policy
-from unicron_elastic.worker.exceptions import STACK_SIGNAL
+from unicron_elastic.worker.stacks import STACK_SIGNAL
 
 DEADLINE_S = 30.0
 REASON = "rank 1 hangs: no step for 3 s."
-OFFER = "from unicron_elastic.worker.exceptions import offer_stacks\nimport os, time\nfd = offer_stacks()\n"
+OFFER = "from unicron_elastic.worker.stacks import offer_stacks\nimport os, time\nfd = offer_stacks()\n"
 SLEEP = OFFER + "def in_the_script():\n    print(fd, flush=True)\n    time.sleep(600)\nin_the_script()\n"
 
 
@@ -167,9 +167,9 @@ def test_a_worker_that_ends_meanwhile_is_no_obstacle(start: Start) -> None:
         "os.close(fd)",
         "os.dup2(os.open('/dev/null', os.O_RDONLY), fd)",
         "os.dup2(os.open(os.environ['PATH'] + '/unicron-stacks', os.O_RDWR | os.O_CREAT), fd)",
-        "import faulthandler as f; from unicron_elastic.worker.exceptions import STACK_SIGNAL as s; f.unregister(s)",
-        "import signal as g; from unicron_elastic.worker.exceptions import STACK_SIGNAL as s; g.signal(s, g.SIG_DFL)",
-        "import signal as g; from unicron_elastic.worker.exceptions import STACK_SIGNAL as s; g.signal(s, g.SIG_IGN)",
+        "import faulthandler as f; from unicron_elastic.worker.stacks import STACK_SIGNAL as s; f.unregister(s)",
+        "import signal as g; from unicron_elastic.worker.stacks import STACK_SIGNAL as s; g.signal(s, g.SIG_DFL)",
+        "import signal as g; from unicron_elastic.worker.stacks import STACK_SIGNAL as s; g.signal(s, g.SIG_IGN)",
     ],
 )
 def test_a_script_that_takes_our_file_or_handler_away_is_not_signalled(start: Start, closing: str) -> None:

@@ -18,7 +18,7 @@ from unicron_elastic.launcher.config import forwarded as lending
 from unicron_elastic.launcher.config.options import Options
 from unicron_elastic.launcher.node.spare import Claim, Spare
 from unicron_elastic.rendezvous.records.cluster import UnplannedJobSpec
-from unicron_elastic.worker.linux import MARK
+from unicron_elastic.worker.process.mark import MARK
 
 SECRETS = {
     "UNICRON_ETCD_PASSWORD": "hunter2",

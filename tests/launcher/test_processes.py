@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from unicron_elastic.launcher.agent.process.processes import KeeperLost
-from unicron_elastic.worker.linux import MARK, token_of
+from unicron_elastic.worker.process.mark import MARK, token_of
 
 if TYPE_CHECKING:
     from conftest import Lab

@@ -9,7 +9,7 @@ import pytest
 from fake_agent import Agent, Clock
 
 from unicron_elastic.worker.rank_monitor import client as client_module
-from unicron_elastic.worker.rank_monitor.data import CONFIG_PATHS
+from unicron_elastic.worker.rank_monitor.config import CONFIG_PATHS
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from fake_agent import Agent
 from unicron_elastic import phase
 from unicron_elastic.worker.link import AGENT, HEARTBEATS_WAITED_FOR
 from unicron_elastic.worker.notices import FirstStep
-from unicron_elastic.worker.pulse import TRAIN, count_steps
+from unicron_elastic.worker.pulse import TRAIN
+from unicron_elastic.worker.step_count import count_steps
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed
 
 from unicron_elastic.worker.rank_monitor.data import HeartbeatTimeouts, SectionTimeouts
-from unicron_elastic.worker.rank_monitor.sections import Measured
+from unicron_elastic.worker.rank_monitor.measured import Measured
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from unicron_elastic.worker.notices import FirstStep
 from unicron_elastic.worker.phases import announce_phases
 from unicron_elastic.worker.pulse import Pulse
 from unicron_elastic.worker.rank_monitor.finder import offer_rank_monitor
-from unicron_elastic.worker.pulse import count_steps
+from unicron_elastic.worker.step_count import count_steps
 control, pulse = Control(int(sys.argv[1])), Pulse(int(sys.argv[2]))
 count_steps(pulse, lambda step: AGENT.say(FirstStep(step=step)))
 announce_phases(pulse)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.worker.imports import after_import
+from unicron_elastic.worker.process.after_import import after_import
 
 
 class Modules:

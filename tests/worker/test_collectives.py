@@ -30,9 +30,9 @@ from torch.distributed import distributed_c10d
 
 from unicron_elastic.compat import loaded
 from unicron_elastic.faults import Failure, Status, classify
-from unicron_elastic.worker import collectives
 from unicron_elastic.worker.channel import Channel, Control
-from unicron_elastic.worker.collectives import Broken, break_collectives, shut_gloo_connections, watch_groups
+from unicron_elastic.worker.collectives.broken import Broken, break_collectives, watch_groups
+from unicron_elastic.worker.collectives.gloo_connections import shut_gloo_connections
 from unicron_elastic.worker.notices import Position
 from unicron_elastic.worker.pulse import PulsePage
 from unicron_elastic.worker.recorder import answer_questions
@@ -380,9 +380,8 @@ def test_without_torch_distributed_nothing_happens(monkeypatch: pytest.MonkeyPat
     assert "torch.distributed.distributed_c10d" not in sys.modules
 
 
-def test_without_a_group_nothing_happens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(collectives, "shut_gloo_connections", lambda: pytest.fail("there is no group"))
-    assert break_collectives("a test") == Broken()
+def test_without_a_group_nothing_happens(capsys: pytest.CaptureFixture[str]) -> None:
+    assert break_collectives("a test", shut_connections=lambda: pytest.fail("there is no group")) == Broken()
     assert capsys.readouterr().err == ""
 
 
@@ -472,9 +471,8 @@ def test_it_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("anything")
 
     with_groups(monkeypatch, Aborted("0", "gloo", fail))
-    monkeypatch.setattr(collectives, "shut_gloo_connections", fail)
     monkeypatch.setattr(sys, "stderr", None)
-    assert break_collectives("a test").groups == ("0",)
+    assert break_collectives("a test", shut_connections=fail).groups == ("0",)
 
 
 REGISTERING = str(loaded.first_registering(distributed_c10d))

@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from unicron_elastic.training.step import collective
-from unicron_elastic.worker.collectives import Glance, is_stuck
+from unicron_elastic.worker.collectives.stuck import Glance, is_stuck
 
 HERE = Glance(frame=7, instruction=40, file="/lib/torch/distributed/distributed_c10d.py", cpu_s=3.0)
 
@@ -53,7 +53,7 @@ def test_who_waits_in_our_own_collectives_is_stuck() -> None:
 
 SCRIPT = """
 import sys, time
-from unicron_elastic.worker import collectives as stuck
+from unicron_elastic.worker.collectives import stuck
 stuck.STUCK_S, stuck.LOOK_S = 0.5, 0.05
 code = compile("import time\\ndef wait(seconds):\\n    time.sleep(seconds)\\n", sys.argv[1], "exec")
 names = {}

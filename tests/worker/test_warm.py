@@ -16,7 +16,7 @@ import pytest
 
 from unicron_elastic.launcher.agent.process.warm import WarmProcess
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
-from unicron_elastic.worker.linux import MARK, token_of
+from unicron_elastic.worker.process.mark import MARK, token_of
 from unicron_elastic.worker.pulse import PulsePage
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from unicron_elastic.megatron.state import load_into
 from unicron_elastic.state.storage import manifest
 from unicron_elastic.state.storage.folder import cause_of, why_not_written
 from unicron_elastic.worker.phases import phase
-from unicron_elastic.worker.pulse import made_before
+from unicron_elastic.worker.step_count import made_before
 
 UNFINISHED = ".unfinished"
 _PLAN = "__{rank}.plan"  # what a rank has written, for the one that writes the metadata

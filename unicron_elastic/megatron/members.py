@@ -25,7 +25,7 @@ from unicron_elastic.training.group.said import MismatchError
 from unicron_elastic.training.group.superseded import Superseded
 from unicron_elastic.training.step.collective import AbandonedError, Waiter, count_references, wait_let_go
 from unicron_elastic.training.step.shares import from_ranges, to_ranges
-from unicron_elastic.worker.collectives import break_collectives
+from unicron_elastic.worker.collectives.broken import break_collectives
 from unicron_elastic.worker.notices import Notice
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import MEET, SPARE

@@ -28,7 +28,7 @@ from unicron_elastic.training.group.assembly import BROKEN
 from unicron_elastic.training.group.give_state import about_taken, give_state, take_state
 from unicron_elastic.training.step.collective import AbandonedError, is_of_script
 from unicron_elastic.worker.notices import Parted, WentOn
-from unicron_elastic.worker.pulse import made_before
+from unicron_elastic.worker.step_count import made_before
 
 Call = Callable[[list[int]], tuple[list[Any], int]]  # passes for these micro-batches: what they gave, and their tokens
 

@@ -16,8 +16,8 @@ from unicron_elastic.testing.chaos_hooks import REDUCTIONS, PhaseWatch, Reductio
 from unicron_elastic.testing.chaos_plan import PROCESS_WIDE, ChaosFault, ChaosKind, ChaosPhase, ChaosPlan
 from unicron_elastic.testing.explain_chaos import deed
 from unicron_elastic.testing.parse_chaos import parse
-from unicron_elastic.worker.imports import after_import
-from unicron_elastic.worker.pulse import count_steps
+from unicron_elastic.worker.process.after_import import after_import
+from unicron_elastic.worker.step_count import count_steps
 
 VARIABLE = "UNICRON_CHAOS"
 

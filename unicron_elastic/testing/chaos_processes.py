@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from unicron_elastic.worker.linux import MARK, token_of
+from unicron_elastic.worker.process.mark import MARK, token_of
 
 _RANK, _LOCAL_RANK, _RUN_ID = "RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"
 _PAGE = re.compile(r"/memfd:unicron-pulse:(\d+):(\d+):(\S*)")  # as worker.pulse.page_name has it

@@ -42,7 +42,7 @@ from unicron_elastic.training.step.trainable import Trainable
 from unicron_elastic.training.step.tree import shares
 from unicron_elastic.training.step.tree_gradients import TreeGradients
 from unicron_elastic.worker.notices import Parted, WentOn
-from unicron_elastic.worker.pulse import count_as_step, made_before
+from unicron_elastic.worker.step_count import count_as_step, made_before
 
 DIFFERENT_GOES_S = 120.0  # so long a rank whose state is wrong has to end
 

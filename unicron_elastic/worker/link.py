@@ -6,17 +6,17 @@ Under another launcher, and in a process that the script forked, it tells nobody
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, SupportsFloat
+from typing import Any
 
 from unicron_elastic.worker.channel import ChannelClosed, Control
-from unicron_elastic.worker.imports import after_import
-from unicron_elastic.worker.notices import FirstStep, FlopsPerStep, Notice
+from unicron_elastic.worker.notices import FirstStep, Notice
 from unicron_elastic.worker.phases import phase
-from unicron_elastic.worker.pulse import TRAIN, Beating
+from unicron_elastic.worker.process.after_import import after_import
+from unicron_elastic.worker.pulse import TRAIN
+from unicron_elastic.worker.step_count import Beating
 
 # Scripts send their first before an optimizer has stepped: NVIDIA's own example in its loop, Lightning in its trial
 # evaluation. NVIDIA too leaves so many iterations out of account (``num_warmup_iterations``).
@@ -106,26 +106,3 @@ class _Agent:
 
 
 AGENT = _Agent()
-
-
-# The script's word on how much a step computes: ``unicron_elastic.flops_per_step(...)``.
-
-
-def flops_per_step(value: SupportsFloat) -> None:
-    """Tells the agent the model FLOPs of one optimizer step of the whole job, of all ranks together.
-
-    Once is enough, on any rank; again when the global batch has changed. Forward and backward count, what is computed
-    a second time to save memory does not (docs/throughput.md). Under another launcher it does nothing. Raises
-    ValueError for what is no positive number.
-    """
-    AGENT.say(FlopsPerStep(flops=_positive(value)))
-
-
-def _positive(value: SupportsFloat) -> float:
-    try:
-        number = math.nan if isinstance(value, str | bytes | bool) else float(value)
-    except Exception:  # whatever an object of the script's does when it is asked for a number
-        number = math.nan
-    if not (math.isfinite(number) and number > 0.0):
-        raise ValueError(f"flops_per_step must be a positive number, such as 6 * parameters * tokens, got {value!r}")
-    return number

@@ -15,7 +15,7 @@ from contextlib import ContextDecorator
 from types import ModuleType
 from typing import Any
 
-from unicron_elastic.worker.imports import after_import
+from unicron_elastic.worker.process.after_import import after_import
 from unicron_elastic.worker.pulse import TRAIN, Pulse
 
 # Who does what: {module: {function: phase}}. The names are those that users would choose.

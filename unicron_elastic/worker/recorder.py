@@ -25,7 +25,7 @@ from unicron_elastic.compat.loaded import (
     sequence_number,
 )
 from unicron_elastic.worker.channel import ChannelClosed, Control
-from unicron_elastic.worker.collectives import free_to_stop, groups_made
+from unicron_elastic.worker.collectives.broken import free_to_stop, groups_made
 from unicron_elastic.worker.notices import GroupCounts, LatestCollectives, Position
 from unicron_elastic.worker.worlds import hear
 

@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 from unicron_elastic.base.world import World
 from unicron_elastic.worker.channel import Control, Message
-from unicron_elastic.worker.collectives import break_collectives, end_if_stuck
+from unicron_elastic.worker.collectives.broken import break_collectives
+from unicron_elastic.worker.collectives.stuck import end_if_stuck
 from unicron_elastic.worker.notices import Notice, Saving, Served
 
 

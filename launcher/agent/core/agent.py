@@ -73,7 +73,7 @@ from unicron_elastic.rendezvous.job.agree_on_restarts import agree_on_restarts
 from unicron_elastic.rendezvous.job.job_rendezvous import job_rendezvous
 from unicron_elastic.rendezvous.job.round_watch import RoundListener
 from unicron_elastic.worker.channel import ChannelClosed
-from unicron_elastic.worker.linux import MARK
+from unicron_elastic.worker.process.mark import MARK
 
 KILL_NOW_TIMEOUT_S = 5
 PEERS_TIMEOUT_S = 1.0

@@ -12,7 +12,7 @@ from unicron_elastic.health.host.files import read
 from unicron_elastic.launcher.agent.hangs.py_spy import dump, dump_native
 from unicron_elastic.launcher.agent.process.activity import activity
 from unicron_elastic.launcher.agent.process.kernel_lines import is_in_io
-from unicron_elastic.worker.exceptions import FILE_NAME, STACK_SIGNAL
+from unicron_elastic.worker.stacks import FILE_NAME, STACK_SIGNAL
 
 PY_SPY_DEADLINE_S = 1.5
 FAULTHANDLER_DEADLINE_S = 1.0

@@ -18,7 +18,8 @@ from unicron_elastic.launcher.agent.process.sweeping import kill_carriers
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
-from unicron_elastic.worker.linux import MARK, ignored_signals, mark_of
+from unicron_elastic.worker.process.ignored_signals import ignored_signals
+from unicron_elastic.worker.process.mark import MARK, mark_of
 
 # A keeper that is given up takes the workers along. It is silent while it starts, and while a disk gives a program.
 KEEPER_PATIENCE = HelperPatience(given_up_s=30.0)

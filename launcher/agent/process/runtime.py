@@ -15,7 +15,7 @@ from unicron_elastic.launcher.common.open_streams import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.launcher.config.options import Options
 from unicron_elastic.launcher.export.metrics.link import Teller
-from unicron_elastic.worker.linux import ignored_signals
+from unicron_elastic.worker.process.ignored_signals import ignored_signals
 
 
 class Runtime:

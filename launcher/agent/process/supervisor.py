@@ -19,7 +19,8 @@ from typing import Any
 
 from unicron_elastic.launcher.agent.process.sweeping import PAUSE_S, Sweep, descendants, kill_carriers, left_by
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
-from unicron_elastic.worker.linux import become_subreaper, die_with_parent, inherit, set_thread_name
+from unicron_elastic.worker.process.ignored_signals import inherit
+from unicron_elastic.worker.process.prctl import become_subreaper, die_with_parent, set_thread_name
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTOU)
 

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from unicron_elastic.worker.linux import MARK, token_of
+from unicron_elastic.worker.process.mark import MARK, token_of
 
 START_GRACE_S = 0.1  # a process that is just replacing its program has no command line by which it is known
 SWEEP_DEADLINE_S = 5.0  # a process in uninterruptible sleep cannot be waited for longer than this

@@ -21,7 +21,7 @@ from unicron_elastic.launcher.agent.process.processes import KeeperLost, Process
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.worker import inject as inject_package
 from unicron_elastic.worker.channel import Channel, ChannelClosed
-from unicron_elastic.worker.linux import MARK, mark_of
+from unicron_elastic.worker.process.mark import MARK, mark_of
 from unicron_elastic.worker.start import bootstrap, warm
 
 WARM_PATIENCE = HelperPatience()

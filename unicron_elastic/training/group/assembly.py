@@ -37,7 +37,7 @@ from unicron_elastic.training.step.collective import (
     wait_let_go,
 )
 from unicron_elastic.training.step.gradients import Gradients
-from unicron_elastic.worker.collectives import break_collectives, has_met_others
+from unicron_elastic.worker.collectives.broken import break_collectives, has_met_others
 from unicron_elastic.worker.notices import Left
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import MEET, SPARE

@@ -15,7 +15,7 @@ from unicron_elastic.base.world import Member, World
 from unicron_elastic.training.group.meeting import connect_store
 from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.worker.channel import ChannelClosed
-from unicron_elastic.worker.collectives import break_collectives
+from unicron_elastic.worker.collectives.broken import break_collectives
 from unicron_elastic.worker.notices import Broke, Entered, Notice, Ready
 from unicron_elastic.worker.worlds import Link, link
 

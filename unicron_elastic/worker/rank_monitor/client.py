@@ -9,14 +9,15 @@ from typing import Any
 
 from unicron_elastic.worker.link import AGENT
 from unicron_elastic.worker.notices import ControlWanted, SectionLimits
+from unicron_elastic.worker.rank_monitor.config import FaultToleranceConfig
 from unicron_elastic.worker.rank_monitor.data import (
-    FaultToleranceConfig,
     HeartbeatTimeouts,
     RankMonitorClientError,
     SectionTimeouts,
     WorkloadControlRequest,
 )
-from unicron_elastic.worker.rank_monitor.sections import Measured, Sections
+from unicron_elastic.worker.rank_monitor.measured import Measured
+from unicron_elastic.worker.rank_monitor.sections import Sections
 
 # NVIDIA's Lightning callback insists on finding just these in the configuration. No limit: detection has its own.
 _EXPECTED_SECTIONS = {"setup": None, "step": None, "checkpointing": None}

@@ -17,7 +17,7 @@ from typing import Any
 
 from unicron_elastic.worker.channel import Control
 from unicron_elastic.worker.link import AGENT
-from unicron_elastic.worker.pulse import Beating
+from unicron_elastic.worker.step_count import Beating
 
 PACKAGE = "nvidia_resiliency_ext"
 FACADE = f"{PACKAGE}.fault_tolerance"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from unicron_elastic.worker.rank_monitor.client import RankMonitorClient
+from unicron_elastic.worker.rank_monitor.config import FaultToleranceConfig
 from unicron_elastic.worker.rank_monitor.data import (
-    FaultToleranceConfig,
     HeartbeatTimeouts,
     RankMonitorClientError,
     SectionTimeouts,

@@ -14,14 +14,16 @@ from typing import TypeVar
 
 from unicron_elastic.worker import recorder
 from unicron_elastic.worker.channel import ChannelClosed, Control
-from unicron_elastic.worker.collectives import watch_groups
-from unicron_elastic.worker.exceptions import offer_stacks, propagate
+from unicron_elastic.worker.collectives.broken import watch_groups
+from unicron_elastic.worker.exceptions import propagate
 from unicron_elastic.worker.notices import Ending, FirstStep
 from unicron_elastic.worker.phases import announce_phases
-from unicron_elastic.worker.pulse import Pulse, count_steps
+from unicron_elastic.worker.pulse import Pulse
 from unicron_elastic.worker.rank_monitor.finder import offer_rank_monitor
 from unicron_elastic.worker.recorder import answer_questions
-from unicron_elastic.worker.start.late import show_hidden
+from unicron_elastic.worker.stacks import offer_stacks
+from unicron_elastic.worker.start.hidden_modules import show_hidden
+from unicron_elastic.worker.step_count import count_steps
 from unicron_elastic.worker.worlds import offer
 
 # Set by the agent, removed here: the script's environment is torchrun's.

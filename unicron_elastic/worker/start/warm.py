@@ -22,15 +22,11 @@ from typing import NoReturn
 
 from unicron_elastic.compat.loaded import DYNAMO, forbids_cuda
 from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
-from unicron_elastic.worker.linux import (
-    MARK,
-    die_with_parent,
-    ignore_instead,
-    ignored_signals,
-    set_thread_name,
-    show_mark,
-)
-from unicron_elastic.worker.start.late import hidden_modules, hold_back, script_folder
+from unicron_elastic.worker.process.ignored_signals import ignore_instead, ignored_signals
+from unicron_elastic.worker.process.mark import MARK, show_mark
+from unicron_elastic.worker.process.prctl import die_with_parent, set_thread_name
+from unicron_elastic.worker.start.hidden_modules import hidden_modules, script_folder
+from unicron_elastic.worker.start.late import hold_back
 from unicron_elastic.worker.start.likeness import arguments_at, how_different
 from unicron_elastic.worker.start.renewal import Renewal
 from unicron_elastic.worker.start.variables import ImportedVariables

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from unicron_elastic import Run
-from unicron_elastic.worker.pulse import Pulse, PulsePage, count_as_step, count_steps, made_before
+from unicron_elastic.worker.pulse import Pulse, PulsePage
+from unicron_elastic.worker.step_count import count_as_step, count_steps, made_before
 
 
 class Counting:
@@ -163,7 +164,7 @@ def test_the_hook_goes_in_when_torch_is_imported_later() -> None:
     code = """
 import json, os, sys
 from unicron_elastic.worker.pulse import Pulse, PulsePage
-from unicron_elastic.worker.pulse import count_steps
+from unicron_elastic.worker.step_count import count_steps
 before = list(sys.meta_path)
 page, first = PulsePage(), []
 count_steps(Pulse(os.dup(page.fd)), first.append)

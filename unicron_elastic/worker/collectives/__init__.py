@@ -1,0 +1,1 @@
+"""How the collectives of a worker are broken off when the agent says so."""

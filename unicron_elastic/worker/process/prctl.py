@@ -1,0 +1,37 @@
+"""The few Linux calls that Python's standard library lacks."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+# From Linux's include/uapi/linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, argument: int | bytes) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    pointer = ctypes.c_char_p(argument) if isinstance(argument, bytes) else ctypes.c_ulong(argument)
+    if libc.prctl(option, pointer, 0, 0, 0) != 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, os.strerror(errno))
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """The kernel kills this process when its parent dies; exits at once if the parent is dead already."""
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent_pid:
+        os._exit(128 + signal.SIGKILL)
+
+
+def become_subreaper() -> None:
+    """Orphans among this process's descendants become its children, so that none escapes."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_thread_name(name: str) -> None:
+    """What ``ps -o comm`` and ``top`` show for this thread; at most 15 bytes."""
+    _prctl(_PR_SET_NAME, name.encode()[:15])
