@@ -421,7 +421,7 @@ def _cancel_planned(cluster: OpenCluster, job: str, why: str) -> int | None:
         except ValueError:  # the new one takes its place
             record = None
         if record is not None and record.phase in (JobPhase.FINISHED, JobPhase.CANCELLED):
-            fail(NOTHING_FOUND, f"The job {job!a} is {record.phase.value}: {one_line(record.reason).rstrip('.')}.")
+            fail(NOTHING_FOUND, f"The job {job!a} is over: {one_line(record.reason).rstrip('.')}.")
         cancelled = PhaseRecord(phase=JobPhase.CANCELLED, reason=why)
         if record is not None:
             cancelled = replace(cancelled, start=record.start, submission=record.submission)

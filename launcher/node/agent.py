@@ -281,6 +281,7 @@ class ClusterAgent:
                 at_unix_s=time.time(),
                 exit_code=child.exit_code,
                 verdict=verdict,
+                why_failed=child.why_failed,
                 why=child.why,
                 is_kept_out=bool(self._node.why_kept_out()),
             )

@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
+from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.node.output_sender import OutputSender
 from unicron_elastic.rendezvous.records.plan_keys import VERDICT_VARIABLE
 
 GRACE_S = 2.0  # for what a child's own children write after its end
+_VERDICT_BYTES = 8192
 
 
 class Child:
@@ -33,6 +35,7 @@ class Child:
         self.exit_code: int | None = None
         self.why = ""  # it could not be seen to its end
         self.verdict = ""  # how the job has ended, as the child says: well, failed, or "" if it goes on
+        self.why_failed = ""  # as a sentence, if the child says that
         self._command, self._directory, self._env = command, directory, env
         self._on_end = on_end
         self._process: subprocess.Popen[bytes] | None = None
@@ -114,11 +117,12 @@ class Child:
         self.exit_code = self._process.wait()
         self._output.finish(GRACE_S)
         self._output.join(GRACE_S)
-        self.verdict = self._read_verdict()
+        self.verdict, self.why_failed = self._read_verdict()
         self._on_end(self)
 
-    def _read_verdict(self) -> str:
+    def _read_verdict(self) -> tuple[str, str]:
+        """How the job has ended, and why it has failed; both "" if the child said nothing."""
         assert self._verdict is not None
         with self._verdict as file:
-            told = file.read(16).decode(errors="replace")
-        return told if told in ("well", "failed") else ""
+            word, _, why = file.read(_VERDICT_BYTES).decode(errors="replace").partition(" ")
+        return (word, one_line(why)) if word in ("well", "failed") else ("", "")

@@ -22,6 +22,7 @@ _STATIC = "static"  # torch's name for nodes that are counted beforehand
 class JobRendezvous(RendezvousHandler):  # type: ignore[misc]
     """`JobRendezvous` meets the nodes of one job; the answers here are those of one that can do what torch's can."""
 
+    why_failed = ""  # set before it is shut down for a job that has failed: why, as a sentence
     trains_on = False  # set while the agent meets the others and its workers train on: it does not leave from there
 
     # What it is.

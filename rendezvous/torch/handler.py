@@ -17,7 +17,7 @@ from dataclasses import replace
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from unicron_elastic.base.quarantine import Quarantined
-from unicron_elastic.base.text import one_line
+from unicron_elastic.base.text import failed_text, one_line
 from unicron_elastic.compat.errors import ChildFailedError, SignalException
 from unicron_elastic.compat.rendezvous import (
     RendezvousClosedError,
@@ -286,9 +286,13 @@ class ClusterRendezvous(JobRendezvous):
         """
         error = sys.exc_info()[1]
         if not self._has_left and (error is None or isinstance(error, ChildFailedError)):
-            how = "has ended well" if error is None else "has failed"
-            _tell_verdict("well" if error is None else "failed")
-            self._presence.close_job(f"It {how} on {self._member.host}.", has_failed=error is not None)
+            if error is None:
+                _tell_verdict("well")
+                self._presence.close_job(f"It has ended well on {self._member.host}.")
+            else:
+                _tell_verdict("failed", self.why_failed)
+                why = failed_text(self._run_id, self._member.host, self.why_failed)
+                self._presence.close_job(why, has_failed=True)
             self._has_left = True
             self._go()
         else:
@@ -599,9 +603,9 @@ class ClusterRendezvous(JobRendezvous):
         return view.round is None or view.round != found or bool(lost(view)) or bool(view.closed)
 
 
-def _tell_verdict(word: str) -> None:
+def _tell_verdict(word: str, why: str = "") -> None:
     """Tell the agent that runs this one for a planned job, if one does."""
     path = os.environ.get(VERDICT_VARIABLE)
     if path:
         with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
-            file.write(word)
+            file.write(f"{word} {one_line(why)}".rstrip())

@@ -227,7 +227,7 @@ def test_output_and_exit_code_come_to_who_submitted(lab: Lab, submit: Submit, la
     assert "fail.py FAILED" in bad.err
     assert re.search(r"exitcode  : 3 \(pid: \d+\)", bad.err)
     assert "Traceback" not in bad.err
-    assert "bad has failed" in bad.err
+    assert re.search(r"bad has failed, as \w+ says: rank 0 exited with code 3", bad.err), bad.err
     assert bad.out == ""
 
 

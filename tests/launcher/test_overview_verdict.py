@@ -51,6 +51,7 @@ UNWELL = [
     (DEGRADED, "chat trains on 1 of 2 nodes, 1 on the way.", {"jobs": (job(nodes=1, joining_nodes=1),)}),
     (DEGRADED, "chat achieves 49% of what the plan promises.", {"jobs": (job(of_expected=0.49),)}),
     (DEGRADED, "chat has failed: exit code 1.", {"jobs": (job(state="failed", why="exit code 1"),)}),
+    (DEGRADED, "chat has failed.", {"jobs": (job(state="failed"),)}),
     (DEGRADED, "chat has no restart left", {"jobs": (job(restarts_used=3, max_restarts=3),)}),
     (DEGRADED, "n2 is kept out: XID 79.", {"nodes": (node("n1"), node("n2", health="broken", reason="XID 79"))}),
     (DEGRADED, "n2 is lost: its process has ended, 90 s ago.", {"nodes": (node("n1"), lost("n2", NOW - 90.0))}),
@@ -152,3 +153,9 @@ def test_places_in_the_list_of_levels_are_the_exit_codes():
 def test_reasons_that_others_wrote_stay_on_one_line():
     reason = overview(jobs=(job(state="failed", why="a\x1b[2Jb\nc"),)).verdict.reason
     assert reason.isprintable()
+
+
+def test_a_job_that_has_failed_says_so_once() -> None:
+    why = "chat has failed, as n1 says: rank 1 raised ValueError: bad data."
+    (problem,) = overview(jobs=(job(state="failed", why=why),)).verdict.problems
+    assert problem.sentence == why

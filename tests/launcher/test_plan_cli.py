@@ -508,7 +508,7 @@ def test_a_planned_job_is_cancelled(planned: Store) -> None:
     assert "     cancelled by ada: Wrong data.\n" in _output("jobs")
     result = _unicron("cancel", "code")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "unicron: The job 'code' is cancelled: cancelled by ada: Wrong data.\n"
+    assert result.stderr == "unicron: The job 'code' is over: cancelled by ada: Wrong data.\n"
 
 
 def test_what_is_known_of_a_cancelled_job_goes_after_a_day(planned: Store) -> None:

@@ -257,6 +257,25 @@ def test_a_child_is_seen_to_its_end_and_told_of_signals(tmp_path: Path) -> None:
     assert ended.empty()
 
 
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        ("well", ("well", "")),
+        ("failed rank 1 raised x.", ("failed", "rank 1 raised x.")),
+        ("failed", ("failed", "")),
+        ("", ("", "")),
+        ("bad luck", ("", "")),
+    ],
+)
+def test_a_child_says_how_its_job_has_ended_and_why(tmp_path: Path, said: str, heard: tuple[str, str]) -> None:
+    ended: queue.SimpleQueue[Child] = queue.SimpleQueue()
+    words = ["sh", "-c", f'printf "{said}" > "$UNICRON_VERDICT"']
+    child = Child("what", words, str(tmp_path), dict(os.environ), on_end=ended.put)
+    child.start("", "", "host", lambda _words: None)
+    assert ended.get(timeout=30.0) is child
+    assert (child.verdict, child.why_failed) == heard
+
+
 def test_a_child_whose_output_cannot_be_read_is_not_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_values: object, **_named: object) -> None:
         raise OSError(24, "Too many open files")

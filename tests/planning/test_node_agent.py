@@ -211,6 +211,12 @@ def test_the_end_of_a_job_is_written_before_the_node_offers_itself(code: int, ve
     assert node.at == (IDLE, "", "")
 
 
+def test_why_a_job_has_failed_is_said_once() -> None:
+    end = working().ends(1, "failed", why_failed="rank 1 raised ValueError: bad data. No restart: there is none.")[0]
+    assert isinstance(end, EndJob)
+    assert end.reason == "a has failed, as h says: rank 1 raised ValueError: bad data. No restart: there is none."
+
+
 def _joining() -> Node:
     node = Node()
     node.order("a")

@@ -53,6 +53,12 @@ def counted(number: int, one: str, several: str) -> str:
     return f"{number} {one if number == 1 else several}"
 
 
+def failed_text(job: str, host: str, why: str) -> str:
+    """Say that a job has failed, as the node ``host`` tells, and why if it does so: one reason, once."""
+    told = one_line(why).rstrip(".")
+    return f"{job} has failed, as {host} says{f': {told}' if told else ''}."
+
+
 def shown(value: object, limit: int = 80) -> str:
     """What somebody else wrote, for a sentence: on one line, at most `limit` characters, texts in quotes.
 

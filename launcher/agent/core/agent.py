@@ -633,6 +633,8 @@ class Agent(TorchAgent):
             if not command.is_drained:
                 self._finish(WorkerState.SUCCEEDED, self._succeeded())
                 return
+        if isinstance(command, commands.FailJob):
+            self._nodes.why_failed = command.reason
         if isinstance(command, commands.LeaveJob):
             isolation.leave(self._nodes, self._state.host, command, self._reporter.say)
         cause = None if isinstance(command, commands.DepartWell) else command.cause

@@ -307,7 +307,7 @@ def job_status(run_id: str, snapshot: Snapshot, odd: list[str]) -> JobListing | 
         view=mirror.view(),
         spec=specs[0] if specs else None,
         cancelled=reason,
-        failed="" if failed is None else one_line(failed.value) or "The job has failed.",
+        failed="" if failed is None else one_line(failed.value) or f"{run_id} has failed.",
     )
 
 

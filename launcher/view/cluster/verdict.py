@@ -115,7 +115,9 @@ def _slow(overview: Overview) -> Iterator[Problem]:
 def _failed(overview: Overview) -> Iterator[Problem]:
     for job in overview.jobs:
         if job.state == "failed":
-            yield _about(job, DEGRADED, "failed", f"{job.job} has failed: {_sentence(job.why)}")
+            said = f"{job.job} has failed"
+            why = job.why if said in job.why else f"{said}: {job.why}" if job.why else said
+            yield _about(job, DEGRADED, "failed", _sentence(why))
 
 
 def _without_restarts(overview: Overview) -> Iterator[Problem]:

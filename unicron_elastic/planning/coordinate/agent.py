@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from signal import SIGKILL, SIGTERM
 
+from unicron_elastic.base.text import failed_text
 from unicron_elastic.planning.coordinate.node_status import REFUSED_S, NodeState, NodeStatus, Refusal, is_within
 from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.planning.model.jobs import JobSpec
@@ -74,13 +75,14 @@ class ChildWorks:
 class ChildEnded:
     """The child is gone, or could not be started: ``exit_code`` None, and ``why``. ``verdict``: how the job ended.
 
-    ``verdict`` is "" while the job goes on, else "well" or "failed". ``is_kept_out``: the node is drained, or in
-    quarantine, which is why it left.
+    ``verdict`` is "" while the job goes on, else "well" or "failed", and ``why_failed`` a sentence or "".
+    ``is_kept_out``: the node is drained, or in quarantine, which is why it left.
     """
 
     at_unix_s: float
     exit_code: int | None
     verdict: str = ""
+    why_failed: str = ""
     why: str = ""
     is_kept_out: bool = False
 
@@ -297,9 +299,11 @@ def _child_ended(state: AgentState, event: ChildEnded) -> Outcome:
             status = _refusing(status, job, event.at_unix_s)
     elif event.verdict or (code == 0 and not was_leaving):
         failed = event.verdict == "failed"
-        how = "has failed" if failed else "has ended well"
+        reason = f"{job} has ended well, as {status.host} says."
+        if failed:
+            reason = failed_text(job, status.host, event.why_failed)
         exit_code = 0 if not failed else code if code is not None and code > 0 else 1  # < 0: by a signal
-        commands.append(EndJob(job, start, exit_code, f"{job} {how}, as {status.host} says."))
+        commands.append(EndJob(job, start, exit_code, reason))
     elif not was_leaving and not (state.seen is not None and state.seen.phase is JobPhase.FINISHED):
         status = status if event.is_kept_out else _refusing(status, job, event.at_unix_s)
         why = event.why or f"its part of it ended with {_code_of(event)} while the job goes on"
