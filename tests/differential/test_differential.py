@@ -18,7 +18,7 @@ from differential.launch import Launched, Log
 from differential.reference import Came, alone, plain, restored
 from differential.trace import departures
 from differential.trial import Trials
-from differential.verdict import apart, tolerance
+from differential.verdict import apart, judge, tolerance
 
 
 def killed(place: str, step: int, phase: str = "forward") -> dict[str, Any]:
@@ -176,3 +176,19 @@ def test_the_verdict_names_the_first_step_at_which_a_rank_departs_and_in_what() 
         "departs: a1 at step 4 in learning rates: [0.2] and not [0.1]",
         "departs: a1 at step 4 from a0 in parameter",
     ]
+
+
+@pytest.mark.parametrize(
+    ("types", "found"),
+    [
+        (["RuntimeError", "NoStateLeft"], []),
+        (["NoStateLeft"], ["refused: with NoStateLeft"]),
+        (["RuntimeError", "KeyError"], ["refused: with KeyError"]),
+    ],
+    ids=["a-newcomer-lost-all-others", "nobody-says-why", "another-kind"],
+)
+def test_a_refusal_has_a_sentence_of_who_is_refused(types: list[str], found: list[str]) -> None:
+    raised = [{"what": "raised", "type": each, "text": "why", "ours": True} for each in types]
+    logs = [Log(f"a{number}", number, [line]) for number, line in enumerate(raised)]
+    launched = Launched(codes={"a": [1]}, logs=logs)
+    assert judge(Case(loop="caught-and-left"), launched, Came(), None, None) == found
