@@ -41,14 +41,9 @@ from unicron_elastic.rendezvous.cluster.heartbeat_wire import (
     welcome,
 )
 
-BEAT_S = 0.1
-BEATS_PER_S_MAX = 1000  # of all links of one coordinator together
-GREETING_S = 2.0  # so long a connection may take until both sides have proven who they are
 PROBE_S = 0.2  # so long a host may take to answer, or three times as long as it took before
 PROBE_S_MAX = 2.0
 _PROBE_TRIES = 3  # at once: a single packet may get lost
-_GREETING_MAX = 256  # connections that have not proven anything yet
-_OUT_BYTES_MAX = 1024 * 1024  # that a link may wait to send
 _READ_BYTES = 65536
 _WAITING = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -56,6 +51,17 @@ _NONE_YET = Nonces("", "")
 _Where = tuple[socket.AddressFamily, socket.SocketKind, int, Any]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLimits:
+    """`LinkLimits` bound what the links of one agent take."""
+
+    beat_s: float = 0.1
+    beats_per_s: float = 1000  # of all links of one coordinator together
+    greeting_s: float = 2.0  # so long a connection may take until both sides have proven who they are
+    greetings: int = 256  # connections that have not proven anything yet
+    out_bytes: int = 1024 * 1024  # that a link may wait to send
 
 
 @dataclass(eq=False)
@@ -99,12 +105,14 @@ class Links:
         on_lost: Callable[[str], None],
         on_probed: Callable[[str, Answer], None],
         on_message: Callable[[str, str, Mapping[str, Any]], None],
+        limits: LinkLimits = LinkLimits(),
     ) -> None:
         """Listens on ``host``, "" for all addresses. Raises OSError.
 
         ``on_message`` gets who says it, of which job, and what.
         """
         self._hello = hello
+        self._limits = limits
         self._on_opened, self._on_lost, self._on_probed, self._on_message = on_opened, on_lost, on_probed, on_message
         self._listener = listen(host)
         self._selector = selectors.DefaultSelector()
@@ -116,7 +124,7 @@ class Links:
         self._probes: set[_Probe] = set()
         self._rtt_s: dict[str, float] = {}
         self._beat_at = 0.0
-        self._beat_s = BEAT_S  # as the coordinator wants it
+        self._beat_s = limits.beat_s  # as the coordinator wants it
         self.secret = ""  # of the cluster; "": not known yet, and nobody is let in
         self.leads = False
         self._closed = Seldom()  # of connections that are closed for what came over them: strangers may try for ever
@@ -148,7 +156,7 @@ class Links:
         """Opens the link to the coordinator, unless one is about to open; a former one goes without a word."""
         former = [link for link in self._links if not link.comes_in]
         if any(link.node_id == node_id and link.is_connected and not link.is_open for link in former):
-            return  # GREETING_S bounds it
+            return  # limits.greeting_s bounds it
         for link in former:
             self._close(link)
         try:
@@ -252,7 +260,7 @@ class Links:
             sock.close()  # that it was accepted is the answer to a probe
             return
         silent = [link for link in self._links if link.comes_in and not link.is_open]
-        if len(silent) >= _GREETING_MAX:
+        if len(silent) >= self._limits.greetings:
             self._close(min(silent, key=lambda link: link.since))  # strangers keep no agent out by silence
         watched(sock)
         link = _Link(sock, comes_in=True, since=time.monotonic())
@@ -323,11 +331,11 @@ class Links:
 
     def _tell(self, link: _Link, told: Mapping[str, Any]) -> None:
         """Says something that has effects, if there is room: what is sealed has to be sent, as seals are numbered."""
-        if link.seal is not None and len(link.out) <= _OUT_BYTES_MAX - LINE_BYTES_MAX:
+        if link.seal is not None and len(link.out) <= self._limits.out_bytes - LINE_BYTES_MAX:
             self._send(link, sealed_line(told, link.seal))
 
     def _send(self, link: _Link, data: bytes) -> None:
-        if len(link.out) + len(data) > _OUT_BYTES_MAX:
+        if len(link.out) + len(data) > self._limits.out_bytes:
             return  # the other process does not read; its lease will tell
         link.out += data
         self._flush(link)
@@ -346,12 +354,12 @@ class Links:
             if link.is_open and not link.out:
                 link.out += BEAT
             self._flush(link)
-            if not link.is_open and now - link.since > GREETING_S:
+            if not link.is_open and now - link.since > self._limits.greeting_s:
                 self._lose(link)
         self._beat_at = now + (self._interval_s() if self.leads else self._beat_s)
 
     def _interval_s(self) -> float:
-        return max(BEAT_S, len(self._links) / BEATS_PER_S_MAX)
+        return max(self._limits.beat_s, len(self._links) / self._limits.beats_per_s)
 
     def _lose(self, link: _Link) -> None:
         if link not in self._links:

@@ -59,7 +59,7 @@ def test_what_unpickles_is_on_the_page() -> None:
 def test_bounds_are_those_of_the_code() -> None:
     assert (heartbeat_wire.LINE_BYTES_MAX, wire.FRAME_BYTES_MAX) == (16 * 1024, 16 * 1024)
     assert output_receiver.FRAME_BYTES_MAX == 64 * 1024
-    assert (links.GREETING_S, server.GREETING_S, server.CONNECTIONS_MAX) == (2.0, 5.0, 64)
+    assert (links.LinkLimits().greeting_s, server.GREETING_S, server.CONNECTIONS_MAX) == (2.0, 5.0, 64)
     assert (channel.BODY_BYTES_MAX, channel.FDS_MAX) == (16 * 1024 * 1024, 16)
     assert (metrics_server.REQUESTS_MOST, metrics_server.REQUEST_S) == (8, 5.0)
     assert cluster_records.SPEC_MAX_BYTES == 256 * 1024

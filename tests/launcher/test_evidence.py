@@ -12,13 +12,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from unicron_elastic.detection.sample import GroupPosition
-from unicron_elastic.launcher.agent.hangs import evidence, py_spy, stacks
-from unicron_elastic.launcher.agent.hangs.evidence import Evidence, Subject, gather
+from unicron_elastic.launcher.agent.hangs.evidence import Evidence, EvidenceLimits, Subject, gather
+from unicron_elastic.launcher.agent.hangs.stacks import StackReader
 from unicron_elastic.recovery.policy import Policy
 from unicron_elastic.worker.stacks import STACK_SIGNAL
 
@@ -83,7 +85,6 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "sleep").symlink_to(shutil.which("sleep") or "/bin/sleep")
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(py_spy, "BESIDE", str(folder))
     return folder
 
 
@@ -92,9 +93,16 @@ def make_py_spy(tools: Path, script: str) -> None:
     (tools / "py-spy").chmod(0o755)
 
 
-def gathered(*subjects: Subject) -> Evidence:
+def find_on_path() -> str | None:
+    return shutil.which("py-spy")  # and not one that is installed beside the interpreter
+
+
+READER, LIMITS = StackReader(find=find_on_path), EvidenceLimits()
+
+
+def gathered(*subjects: Subject, limits: EvidenceLimits = LIMITS, reader: StackReader = READER) -> Evidence:
     done: queue.SimpleQueue[Evidence] = queue.SimpleQueue()
-    gather(subjects, REASON, done.put)
+    gather(subjects, REASON, done.put, limits=limits, reader=reader)
     found = done.get(timeout=DEADLINE_S)
     assert done.empty()
     return found
@@ -192,11 +200,10 @@ def test_a_worker_that_became_another_program_is_not_signalled(start: Start) -> 
     assert worker.process.poll() is None
 
 
-def test_a_worker_that_blocks_the_signal_costs_only_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "FAULTHANDLER_DEADLINE_S", 0.05)
+def test_a_worker_that_blocks_the_signal_costs_only_time(start: Start) -> None:
     code = f"import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [{int(STACK_SIGNAL)}])\n"
     worker = start(OFFER + code + "print(fd, flush=True)\ntime.sleep(600)")
-    assert gathered(worker.subject()).stacks == ()
+    assert gathered(worker.subject(), reader=replace(READER, faulthandler_s=0.05)).stacks == ()
 
 
 def test_a_busy_worker_is_read_completely(start: Start) -> None:
@@ -209,9 +216,8 @@ def test_a_busy_worker_is_read_completely(start: Start) -> None:
     assert stack.splitlines()[-1].endswith("in <module>")  # the main thread comes last
 
 
-def test_of_too_much_the_end_is_kept(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "STACK_BYTES_MAX", 60)
-    ((_, stack),) = gathered(start().subject()).stacks
+def test_of_too_much_the_end_is_kept(start: Start) -> None:
+    ((_, stack),) = gathered(start().subject(), reader=replace(READER, bytes_max=60)).stacks
     assert len(stack) <= 60
     assert stack.endswith("in <module>")
 
@@ -250,75 +256,70 @@ def test_a_py_spy_that_cannot_be_run_is_none(start: Start, tools: Path) -> None:
     assert "in in_the_script" in gathered(start().subject()).text
 
 
-def test_a_py_spy_that_does_not_end_is_ended(
-    start: Start, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stacks, "PY_SPY_DEADLINE_S", 0.1)
+def test_a_py_spy_that_does_not_end_is_ended(start: Start, tools: Path, tmp_path: Path) -> None:
     make_py_spy(tools, f'echo $$ > "{tmp_path}/pid"\nexec sleep 600')
-    assert "in in_the_script" in gathered(start().subject()).text
+    assert "in in_the_script" in gathered(start().subject(), reader=replace(READER, py_spy_s=0.1)).text
     pid = (tmp_path / "pid").read_text().strip() if (tmp_path / "pid").exists() else ""
     assert not pid or not os.path.exists(f"/proc/{pid}")
 
 
-def test_what_does_not_come_in_time_is_left_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_come_in_time_is_left_out(start: Start) -> None:
     ever = threading.Event()
     slow, quick = start(), start()
-    by_faulthandler = stacks.by_faulthandler
 
-    def wait(pid: int, stack_fd: int | None) -> str:
-        if pid == slow.pid:
-            ever.wait(DEADLINE_S)
-        return by_faulthandler(pid, stack_fd)
+    class Slow(StackReader):
+        def python(self, pid: int, stack_fd: int | None) -> str:
+            if pid == slow.pid:
+                ever.wait(DEADLINE_S)
+            return StackReader.python(self, pid, stack_fd)
 
-    monkeypatch.setattr(stacks, "by_faulthandler", wait)
-    monkeypatch.setattr(evidence, "STACKS_DEADLINE_S", 1.0)
-    found = gathered(slow.subject(0), quick.subject(1))
+    found = gathered(
+        slow.subject(0), quick.subject(1), limits=EvidenceLimits(stacks_s=1.0), reader=Slow(find=find_on_path)
+    )
     ever.set()
     assert [local_rank for local_rank, _ in found.stacks] == [1]
 
 
-def test_many_workers_are_read_a_few_at_a_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "AT_ONCE_MAX", 2)
+def test_many_workers_are_read_a_few_at_a_time(start: Start) -> None:
     worker = start()
-    running: list[int] = []
+    running: list[int | None] = []
     most: list[int] = []
 
-    def read(subject: Subject) -> str:
-        running.append(subject.rank)
-        most.append(len(running))
-        time.sleep(0.002)
-        running.remove(subject.rank)
-        return f"stack of {subject.rank}"
+    class Counted(StackReader):
+        def python(self, pid: int, stack_fd: int | None) -> str:  # noqa: ARG002
+            running.append(stack_fd)
+            most.append(len(running))
+            time.sleep(0.002)
+            running.remove(stack_fd)
+            return f"stack of {stack_fd}"
 
-    monkeypatch.setattr(evidence, "_stack", read)
-    found = gathered(*(worker.subject(rank) for rank in range(20)))
+    subjects = [replace(worker.subject(rank), stack_fd=rank) for rank in range(20)]
+    found = gathered(*subjects, limits=EvidenceLimits(at_once=2), reader=Counted())
     assert found.stacks == tuple((rank, f"stack of {rank}") for rank in range(20))
     assert max(most) <= 2
 
 
-def test_an_error_of_ours_is_a_report_too(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_subject: object) -> list[str]:
-        raise RuntimeError("from the report")
+def test_an_error_of_ours_is_a_report_too(start: Start) -> None:
+    class Failing(StackReader):
+        def python(self, pid: int, stack_fd: int | None) -> str:
+            raise RuntimeError(f"of {pid} and {stack_fd}")
 
-    monkeypatch.setattr(evidence, "_of_worker", fail)
-    found = gathered(start().subject())
+    no_group: Any = object()
+    found = gathered(start().subject(groups=[no_group]))
     assert found.text.startswith(REASON)
-    assert "from the report" in found.text
-    monkeypatch.undo()
-    monkeypatch.setattr(evidence, "_stack", fail)
-    assert "No stack could be read." in gathered(start().subject()).text
+    assert "has no attribute 'ended'" in found.text
+    assert "No stack could be read." in gathered(start().subject(), reader=Failing()).text
 
 
 def test_the_gpus_come_after_the_host(start: Start) -> None:
     done: queue.SimpleQueue[Evidence] = queue.SimpleQueue()
-    gather([start().subject()], REASON, done.put, lambda: ["GPU 0", "GPU 1"])
+    gather([start().subject()], REASON, done.put, lambda: ["GPU 0", "GPU 1"], reader=READER)
     host, _, worker = done.get(timeout=DEADLINE_S).text.partition("\n\nGPU 0\nGPU 1\n\n== rank 0")
     assert "load of the host" in host
     assert "in in_the_script" in worker
 
 
-def test_gpus_that_cannot_be_asked_are_no_obstacle(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "REPORT_DEADLINE_S", 0.5)
+def test_gpus_that_cannot_be_asked_are_no_obstacle(start: Start) -> None:
     ever = threading.Event()
     done: queue.SimpleQueue[Evidence] = queue.SimpleQueue()
 
@@ -330,7 +331,7 @@ def test_gpus_that_cannot_be_asked_are_no_obstacle(start: Start, monkeypatch: py
         raise RuntimeError
 
     for lines in (wait, fail):
-        gather([start().subject()], REASON, done.put, lines)
+        gather([start().subject()], REASON, done.put, lines, limits=EvidenceLimits(report_s=0.5), reader=READER)
         found = done.get(timeout=DEADLINE_S)
         assert "Nothing could be found out about the GPUs." in found.text
         assert len(found.stacks) == 1
@@ -342,9 +343,9 @@ def test_of_nobody_there_is_a_report() -> None:
 
 
 def test_it_is_there_before_nobody_waits_for_it_any_more() -> None:
-    assert stacks.PY_SPY_DEADLINE_S + stacks.FAULTHANDLER_DEADLINE_S < evidence.STACKS_DEADLINE_S
-    assert evidence.STACKS_DEADLINE_S < evidence.NATIVE_DEADLINE_S < evidence.REPORT_DEADLINE_S
-    assert Policy(max_restarts=0, stop_timeout_s=30.0).evidence_timeout_s > evidence.REPORT_DEADLINE_S
+    reader, limits = StackReader(), EvidenceLimits()
+    assert reader.py_spy_s + reader.faulthandler_s < limits.stacks_s < limits.native_s < limits.report_s
+    assert limits.report_s < Policy(max_restarts=0, stop_timeout_s=30.0).evidence_timeout_s
 
 
 def test_the_end_of_the_process_does_not_wait_and_leaves_no_py_spy(tools: Path, tmp_path: Path, start: Start) -> None:
@@ -354,10 +355,10 @@ def test_the_end_of_the_process_does_not_wait_and_leaves_no_py_spy(tools: Path, 
     worker = start()
     code = (
         "from unicron_elastic.launcher.agent.hangs import evidence, stacks\n"
-        "import sys\nstacks.PY_SPY_DEADLINE_S = 600.0\n"
+        "import sys\nreader = stacks.StackReader(py_spy_s=600.0)\n"
         f"subject = evidence.Subject(rank=0, local_rank=0, pid={worker.pid}, doing='', "
         "is_silent=False, groups=(), stack_fd=None)\n"
-        f"evidence.gather([subject], 'why', print)\nsys.stdout.write(open({str(fifo)!r}).read())\n"
+        f"evidence.gather([subject], 'why', print, reader=reader)\nsys.stdout.write(open({str(fifo)!r}).read())\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -12,7 +12,6 @@ import pytest
 from unicron_elastic.detection.sample import GroupPosition
 from unicron_elastic.detection.telling import Degraded, Hung, Recovered, Slow, Verdict, Waiting
 from unicron_elastic.faults import HangKind
-from unicron_elastic.launcher.agent.hangs import watch as hangs
 from unicron_elastic.launcher.agent.hangs.evidence import Evidence, Subject
 from unicron_elastic.launcher.agent.hangs.watch import HangWatch
 from unicron_elastic.launcher.agent.process.whereabouts import Whereabouts
@@ -67,17 +66,27 @@ class FakeWorker:
 class Watch:
     """The watch over hangs, and all that came of it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(hangs, "ProgressWatch", FakeProgress)
-        monkeypatch.setattr(hangs, "gather", self._gather)
+    def __init__(self) -> None:
         self.loop = Loop()
         self.said: list[str] = []
         self.kept: list[str] = []
         self.path: str | None = "/logs/evidence.txt"
         self.events: list[Event] = []
         self.asked: queue.SimpleQueue[tuple[Sequence[Subject], str, Callable[[Evidence], None]]] = queue.SimpleQueue()
-        self.hangs = HangWatch(self.loop, self.said.append, self._keep, self.events.append)
+        self.watch_with(list)
         self.workers = {4: FakeWorker(0), 5: FakeWorker(1)}
+
+    def watch_with(self, gpu_lines: Callable[[], Sequence[str]]) -> None:
+        make_progress: Any = FakeProgress
+        self.hangs = HangWatch(
+            self.loop,
+            self.said.append,
+            self._keep,
+            self.events.append,
+            gpu_lines,
+            progress=make_progress,
+            gather=self._gather,
+        )
 
     @property
     def progress(self) -> FakeProgress:
@@ -113,8 +122,8 @@ class Watch:
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    made = Watch(monkeypatch)
+def watch() -> Iterator[Watch]:
+    made = Watch()
     yield made
     made.loop.close()
 
@@ -286,7 +295,7 @@ def test_how_the_gpus_are_is_asked_for_the_report(watch: Watch) -> None:
     watch.start()
     watch.gather(0)
     assert watch.gpu_lines() == []
-    watch.hangs = HangWatch(watch.loop, watch.said.append, watch._keep, watch.events.append, lambda: ["GPU 0"])
+    watch.watch_with(lambda: ["GPU 0"])
     watch.start()
     watch.gather(0)
     assert watch.gpu_lines() == ["GPU 0"]

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.launcher.agent.hangs import evidence, py_spy
-from unicron_elastic.launcher.agent.hangs.evidence import Evidence, Subject, gather
-from unicron_elastic.launcher.agent.hangs.stacks import native_stack
+from unicron_elastic.launcher.agent.hangs import py_spy
+from unicron_elastic.launcher.agent.hangs.evidence import Evidence, EvidenceLimits, Subject, gather
+from unicron_elastic.launcher.agent.hangs.stacks import StackReader
 from unicron_elastic.launcher.agent.process.activity import activity
 
 DEADLINE_S = 30.0
@@ -112,7 +112,6 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if (found := shutil.which(name)) is not None:
             (programs / name).symlink_to(found)
     monkeypatch.setenv("PATH", f"{folder}:{programs}")
-    monkeypatch.setattr(py_spy, "BESIDE", str(folder))
     return folder
 
 
@@ -121,9 +120,17 @@ def make_py_spy(folder: Path, script: str) -> None:
     (folder / "py-spy").chmod(0o755)
 
 
-def gathered(*subjects: Subject) -> Evidence:
+def find_on_path() -> str | None:
+    return shutil.which("py-spy")  # and not one that is installed beside the interpreter
+
+
+READER, LIMITS = StackReader(find=find_on_path), EvidenceLimits()
+native_stack = READER.native
+
+
+def gathered(*subjects: Subject, limits: EvidenceLimits = LIMITS) -> Evidence:
     done: queue.SimpleQueue[Evidence] = queue.SimpleQueue()
-    gather(subjects, REASON, done.put)
+    gather(subjects, REASON, done.put, limits=limits, reader=READER)
     return done.get(timeout=DEADLINE_S)
 
 
@@ -153,7 +160,7 @@ def test_without_py_spy_nothing_is_said_of_native_stacks(start: Start, tools: Pa
 def test_py_spy_is_also_found_beside_the_interpreter(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_py_spy(tools, BOTH)
     monkeypatch.setenv("PATH", str(tools.parent / "programs"))
-    assert py_spy.find_py_spy() == str(tools / "py-spy")
+    assert py_spy.find_py_spy(beside=str(tools)) == str(tools / "py-spy")
 
 
 @pytest.mark.parametrize(
@@ -180,15 +187,12 @@ def test_a_py_spy_that_cannot_be_run_is_no_obstacle(start: Start, tools: Path) -
     assert "No native stack: py-spy cannot be run: No such file" in gathered(start().subject()).text
 
 
-def test_the_report_does_not_wait_for_native_stacks_longer_than_it_may(
-    start: Start, tools: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(evidence, "NATIVE_DEADLINE_S", 0.6)
-    monkeypatch.setattr(evidence, "REPORT_DEADLINE_S", 0.7)
+def test_the_report_does_not_wait_for_native_stacks_longer_than_it_may(start: Start, tools: Path) -> None:
     make_py_spy(tools, 'case "$2" in --native) exec sleep 600;; *) echo "python of $4";; esac')
     workers = [start() for _ in range(6)]
     began = time.monotonic()
-    found = gathered(*(worker.subject(rank) for rank, worker in enumerate(workers)))
+    subjects = [worker.subject(rank) for rank, worker in enumerate(workers)]
+    found = gathered(*subjects, limits=EvidenceLimits(native_s=0.6, report_s=0.7))
     assert time.monotonic() - began < DEADLINE_S / 2
     assert len(found.stacks) == 6
     assert found.text.count("No native stack") == 6
@@ -199,14 +203,14 @@ def test_the_report_does_not_wait_for_native_stacks_longer_than_it_may(
 def test_a_reader_that_is_ended_while_it_stops_a_process_does_not_leave_it_stopped(start: Start, tools: Path) -> None:
     make_py_spy(tools, 'kill -STOP "$4"\nexec sleep 600')
     worker = start()
-    assert "took longer" in py_spy.dump_native(worker.pid, 0.3).problem
+    assert "took longer" in py_spy.dump_native(find_on_path(), worker.pid, 0.3).problem
     assert worker.answers()
 
 
 def test_nor_does_one_that_fails_by_itself(start: Start, tools: Path) -> None:
     make_py_spy(tools, 'kill -STOP "$4"\nexit 101')
     worker = start()
-    assert "exit code 101" in py_spy.dump_native(worker.pid, DEADLINE_S).problem
+    assert "exit code 101" in py_spy.dump_native(find_on_path(), worker.pid, DEADLINE_S).problem
     assert worker.answers()
 
 
@@ -227,7 +231,7 @@ def test_a_stop_that_has_not_come_yet_is_taken_back(start: Start, tools: Path, v
     worker = start(vforks)
     assert worker.line() == "begins"
     worker.wait_for(lambda states: states == "D")
-    assert py_spy.dump_native(worker.pid, 0.3).problem
+    assert py_spy.dump_native(find_on_path(), worker.pid, 0.3).problem
     assert worker.states() == "D"
     assert worker.process.stdin is not None
     worker.process.stdin.write(b"\n")
@@ -258,7 +262,7 @@ def test_a_process_that_has_ended_has_none(start: Start, tools: Path) -> None:
     worker.process.kill()
     worker.process.wait()
     assert "has ended" in native_stack(worker.pid, time.monotonic() + DEADLINE_S)
-    assert "has ended" in py_spy.dump_native(worker.pid, DEADLINE_S).problem
+    assert "has ended" in py_spy.dump_native(find_on_path(), worker.pid, DEADLINE_S).problem
 
 
 def test_without_time_none_is_begun(start: Start, tools: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.launcher.agent.hangs import newcomer_watch
 from unicron_elastic.launcher.agent.hangs.newcomer_watch import NewcomerWatch
 from unicron_elastic.launcher.agent.process.activity import state
 from unicron_elastic.launcher.common.loop import Loop
@@ -46,10 +45,14 @@ class Watched:
         self.loop = Loop()
         self.stopped: list[tuple[int, int, float]] = []
         self.going_on: list[int] = []
+        self.seen = 0
         self.watch = NewcomerWatch(
             self.loop,
             lambda rank, worker, lasted_s: self.stopped.append((rank, worker.pid, lasted_s)),
             self.going_on.append,
+            look_s=0.01,
+            stopped_s=0.2,
+            state=self._state,
         )
 
     def are(self, **workers: Any) -> None:
@@ -58,11 +61,14 @@ class Watched:
     def until(self, is_so: Callable[[], bool]) -> None:
         assert self.loop.run_until(is_so, time.monotonic() + DEADLINE_S)
 
-    def looks(self, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def looks(self, count: int) -> None:
         """Runs until it has looked so often."""
-        seen: list[int] = []
-        monkeypatch.setattr(newcomer_watch, "state", lambda pid: (seen.append(pid), state(pid))[1])
-        self.until(lambda: len(seen) >= count)
+        enough = self.seen + count
+        self.until(lambda: self.seen >= enough)
+
+    def _state(self, pid: int) -> str:
+        self.seen += 1
+        return state(pid)
 
 
 @pytest.fixture
@@ -73,28 +79,24 @@ def newcomer() -> Iterator[Newcomer]:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    monkeypatch.setattr(newcomer_watch, "LOOK_S", 0.01)
-    monkeypatch.setattr(newcomer_watch, "STOPPED_S", 0.2)
+def watched() -> Iterator[Watched]:
     found = Watched()
     yield found
     found.loop.close()
 
 
-def test_one_that_is_stopped_is_told_once_and_so_is_that_it_goes_on(
-    watched: Watched, newcomer: Newcomer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_stopped_is_told_once_and_so_is_that_it_goes_on(watched: Watched, newcomer: Newcomer) -> None:
     newcomer.stop()
     watched.are(r3=newcomer)
     watched.until(lambda: bool(watched.stopped))
     ((rank, pid, lasted_s),) = watched.stopped
     assert (rank, pid) == (3, newcomer.pid)
     assert lasted_s >= 0.2
-    watched.looks(5, monkeypatch)
+    watched.looks(5)
     assert len(watched.stopped) == 1
     newcomer.process.send_signal(signal.SIGCONT)
     watched.until(lambda: bool(watched.going_on))
-    watched.looks(5, monkeypatch)
+    watched.looks(5)
     assert watched.going_on == [3]
     newcomer.stop()  # once more
     watched.until(lambda: len(watched.stopped) == 2)
@@ -109,18 +111,14 @@ def test_one_that_goes_on_as_a_member_is_told_to_go_on(watched: Watched, newcome
     watched.until(lambda: bool(watched.going_on))
 
 
-def test_one_that_only_takes_its_time_is_left_alone(
-    watched: Watched, newcomer: Newcomer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_only_takes_its_time_is_left_alone(watched: Watched, newcomer: Newcomer) -> None:
     watched.are(r3=newcomer)
-    watched.looks(40, monkeypatch)
+    watched.looks(40)
     assert not watched.stopped
     assert not watched.going_on
 
 
-def test_nobody_is_looked_at_any_more_when_all_have_joined_or_ended(
-    watched: Watched, newcomer: Newcomer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_is_looked_at_any_more_when_all_have_joined_or_ended(watched: Watched, newcomer: Newcomer) -> None:
     newcomer.stop()
     watched.are(r3=newcomer)
     watched.until(lambda: bool(watched.stopped))
@@ -130,7 +128,7 @@ def test_nobody_is_looked_at_any_more_when_all_have_joined_or_ended(
     following = Newcomer()
     try:
         watched.are(r3=following)  # in its place
-        watched.looks(3, monkeypatch)
+        watched.looks(3)
         watched.are()
         watched.until(lambda: not watched.watch._is_looking)
     finally:

@@ -17,8 +17,7 @@ from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.sample import GroupPosition, RankSample, RemoteRank
 from unicron_elastic.detection.telling import Hung, Recovered, Verdict, Waiting
 from unicron_elastic.faults import HangKind
-from unicron_elastic.launcher.agent.hangs import progress
-from unicron_elastic.launcher.agent.hangs.progress import ProgressWatch, is_silent
+from unicron_elastic.launcher.agent.hangs.progress import HostSight, ProgressWatch, is_silent
 from unicron_elastic.launcher.agent.process.activity import Activity
 from unicron_elastic.launcher.agent.process.whereabouts import Whereabouts
 from unicron_elastic.worker.pulse import PulseReading
@@ -120,13 +119,22 @@ class Job:
     def __init__(self) -> None:
         self.loop = FakeLoop()
         self.verdicts: list[Verdict] = []
-        self.watch = ProgressWatch(self.loop, self.verdicts.append)  # type: ignore[arg-type]
+        self.watch = ProgressWatch(self.loop, self.verdicts.append, self.sight())  # type: ignore[arg-type]
         self.workers: dict[int, FakeWorker] = {}
 
     def start(self, *, whole_job: bool = True, remote_ranks: Any = None, is_first_world: bool = True) -> None:
         self.workers = {rank: FakeWorker(self.loop, rank) for rank in range(2)}
         workers: Any = self.workers
         self.watch.start(workers, whole_job=whole_job, remote_ranks=remote_ranks, is_first_world=is_first_world)
+
+    def sight(self) -> HostSight:
+        return HostSight(
+            monotonic=lambda: self.loop.now,
+            realtime=lambda: self.loop.now,
+            activity=lambda pid: self.of(pid).doing,
+            cpu_time_s=lambda _pid: 1.0,
+            state=self.state,
+        )
 
     def of(self, pid: int) -> FakeWorker:
         return self.workers[pid - 100]
@@ -145,12 +153,8 @@ class Job:
 
 
 @pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+def job() -> Iterator[Job]:
     made = Job()
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: made.loop.now, time=lambda: made.loop.now))
-    monkeypatch.setattr(progress, "activity", lambda pid: made.of(pid).doing)
-    monkeypatch.setattr(progress, "cpu_time_s", lambda _pid: 1.0)
-    monkeypatch.setattr(progress, "state", made.state)
     yield made
     made.watch.stop()
 
@@ -291,8 +295,8 @@ def test_before_its_first_step_nobody_owes_an_answer() -> None:
     loop = FakeLoop()
     worker: Any = FakeWorker(loop, 0)
     worker.whereabouts = Whereabouts().asked(0.0)
-    assert not progress.is_silent(worker, PulseReading(step=0), 10.0)
-    assert progress.is_silent(worker, PulseReading(step=1), 10.0)
+    assert not is_silent(worker, PulseReading(step=0), 10.0)
+    assert is_silent(worker, PulseReading(step=1), 10.0)
 
 
 def test_positions_of_an_earlier_standstill_are_forgotten(job: Job) -> None:
@@ -493,7 +497,7 @@ def test_who_watches_may_stop_it_at_a_verdict(job: Job) -> None:
         job.verdicts.append(verdict)
         job.watch.stop()
 
-    job.watch = ProgressWatch(job.loop, judged)  # type: ignore[arg-type]
+    job.watch = ProgressWatch(job.loop, judged, job.sight())  # type: ignore[arg-type]
     job.start()
     job.loop.run(WARM_S)
     job.hang()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from unicron_elastic.detection.policy import PacePolicy
 from unicron_elastic.detection.remote_ranks import FRESH_S
 from unicron_elastic.detection.sample import GroupPosition, RankSample
 from unicron_elastic.launcher.agent.core.peers import PeerWatch, tell_peers
-from unicron_elastic.launcher.agent.hangs import remote_ranks
 from unicron_elastic.launcher.agent.hangs.remote_ranks import NEWS_KEY, ROUND_S, WISH_S, RemoteRanks, question_in
 
 DEADLINE_S = 30.0
@@ -37,7 +35,7 @@ class Counting:
 class Agent:
     """One agent with two ranks; it answers at once."""
 
-    def __init__(self, store: Store, number: int, size: int = 2) -> None:
+    def __init__(self, store: Store, number: int, size: int = 2, clock: Callable[[], float] = time.monotonic) -> None:
         self.store = Counting(store)
         self.number = number
         self.ranks = (_rank(2 * number), _rank(2 * number + 1))
@@ -50,6 +48,7 @@ class Agent:
             size=size,
             members=2 * size,
             host=f"node-{number}",
+            clock=clock,
         )
         self.remote_ranks.on_question = self._answer
         self.remote_ranks.on_note = self.notes.append
@@ -78,7 +77,7 @@ class Job:
     def __init__(self, size: int = 2) -> None:
         self.now = 1000.0
         self.store: Store = HashStore()
-        self.agents = [Agent(self.store, number, size) for number in range(size)]
+        self.agents = [Agent(self.store, number, size, lambda: self.now) for number in range(size)]
 
     def run(self, seconds: float, *, wishes: tuple[int, ...] = ()) -> None:
         end = self.now + seconds
@@ -91,10 +90,8 @@ class Job:
 
 
 @pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Job:
-    made = Job()
-    monkeypatch.setattr(remote_ranks, "time", SimpleNamespace(monotonic=lambda: made.now))
-    return made
+def job() -> Job:
+    return Job()
 
 
 def test_while_nobody_wishes_to_know_nothing_is_asked_of_the_store(job: Job) -> None:
@@ -149,11 +146,8 @@ def test_an_agent_that_does_not_answer_is_asked_again_and_nothing_is_known(job: 
 
 
 @pytest.mark.parametrize("has_answered", [False, True])
-def test_without_a_lost_agent_the_others_know_all_who_train(
-    monkeypatch: pytest.MonkeyPatch, has_answered: bool
-) -> None:
+def test_without_a_lost_agent_the_others_know_all_who_train(has_answered: bool) -> None:
     job = Job(size=3)
-    monkeypatch.setattr(remote_ranks, "time", SimpleNamespace(monotonic=lambda: job.now))
     if has_answered:
         job.run(0.5, wishes=(0, 1, 2))
         assert [len(agent.known()) for agent in job.agents] == [4, 4, 4]
@@ -169,9 +163,8 @@ def test_without_a_lost_agent_the_others_know_all_who_train(
     assert all(agent.known() for agent in job.agents)
 
 
-def test_many_agents_are_read_at_once_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_agents_are_read_at_once_and_not_too_often() -> None:
     job = Job(size=40)
-    monkeypatch.setattr(remote_ranks, "time", SimpleNamespace(monotonic=lambda: job.now))
     job.run(10.0, wishes=tuple(range(40)))
     assert all(len(agent.known()) == 78 for agent in job.agents)
     for agent in job.agents:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
 
 from unicron_elastic.detection.telling import Degraded
-from unicron_elastic.launcher.agent.hangs import watch as slowness
 from unicron_elastic.launcher.agent.hangs.slowness import FORGET_S, MILD_FACTOR, PATIENCE_MAX_S, PATIENCE_S, Slowness
 from unicron_elastic.launcher.common.loop import Loop
 
@@ -24,16 +22,15 @@ class Timers(Loop):
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> tuple[Slowness, Timers, list[str]]:
-    monkeypatch.setattr(slowness.time, "monotonic", lambda: NOW[0])
+def told() -> tuple[Slowness, Timers, list[str]]:
     NOW[0] = 10_000.0
     said: list[str] = []
     timers = Timers()
-    return Slowness(timers, said.append), timers, said
+    return Slowness(timers, said.append, lambda: NOW[0]), timers, said
 
 
 def slow(factor: float) -> Degraded:
-    return Degraded(at=time.monotonic(), ranks=(1,), factor=factor, usual_s=0.02, reason=f"{factor}x.")
+    return Degraded(at=NOW[0], ranks=(1,), factor=factor, usual_s=0.02, reason=f"{factor}x.")
 
 
 def test_large_slowness_is_told_at_once(told: tuple[Slowness, Timers, list[str]]) -> None:

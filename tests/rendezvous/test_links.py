@@ -17,18 +17,26 @@ import pytest
 from unicron_elastic.base.seal import Seal
 from unicron_elastic.base.seldom import EVERY_S, Seldom
 from unicron_elastic.membership.coordination import Answer
-from unicron_elastic.rendezvous.cluster import links as links_module
 from unicron_elastic.rendezvous.cluster.heartbeat_wire import LINE_BYTES_MAX, Hello, line, read, seal_of, sealed_line
-from unicron_elastic.rendezvous.cluster.links import Links
+from unicron_elastic.rendezvous.cluster.links import PROBE_S, LinkLimits, Links
 
 DEADLINE_S = 20.0
 SECRET = "5e" * 32
+LIMITS = LinkLimits()
 
 
 class End:
     """One agent's connections, and all that was heard of them."""
 
-    def __init__(self, name: str, job: str = "job", *, leads: bool = False, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        name: str,
+        job: str = "job",
+        *,
+        leads: bool = False,
+        host: str = "127.0.0.1",
+        limits: LinkLimits = LIMITS,
+    ) -> None:
         self.name = f"{name}/1"
         self.opened: list[str] = []
         self.lost: list[str] = []
@@ -41,6 +49,7 @@ class End:
             on_lost=self.lost.append,
             on_probed=lambda node, answer: self.probed.append((node, answer)),
             on_message=lambda node, job, told: self.heard.append((node, job, told)),
+            limits=limits,
         )
         self.links.secret, self.links.leads = SECRET, leads
         self.address = f"127.0.0.1:{self.links.port}"
@@ -77,10 +86,10 @@ def turn_for(ends: tuple[End, ...], seconds: float) -> None:
     turn(ends, lambda: time.monotonic() >= end)
 
 
-def linked(make: Make, *names: str) -> tuple[End, ...]:
+def linked(make: Make, *names: str, limits: LinkLimits = LIMITS) -> tuple[End, ...]:
     """A coordinator, ``boss``, and agents that are connected to it."""
-    boss = make("boss", leads=True)
-    others = tuple(make(name) for name in names)
+    boss = make("boss", leads=True, limits=limits)
+    others = tuple(make(name, limits=limits) for name in names)
     for other in others:
         other.links.connect(boss.name, boss.address)
     turn((boss, *others), lambda: all(other.opened for other in others) and len(boss.opened) == len(others))
@@ -121,9 +130,8 @@ def test_both_sides_prove_who_they_are(make: Make) -> None:
     assert (boss.lost, one.lost) == ([], [])
 
 
-def test_beats_go_both_ways_and_nothing_piles_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "BEAT_S", 0.01)
-    boss, one, two = ends = linked(make, "one", "two")
+def test_beats_go_both_ways_and_nothing_piles_up(make: Make) -> None:
+    boss, one, two = ends = linked(make, "one", "two", limits=LinkLimits(beat_s=0.01))
     before = open_fds()
     turn_for(ends, 1.0)
     assert (boss.lost, one.lost, two.lost, boss.heard, open_fds()) == ([], [], [], [], before)
@@ -197,9 +205,8 @@ def test_an_address_that_is_none_is_a_lost_link(make: Make, address: str) -> Non
     assert one.lost == ["boss/1"]
 
 
-def test_a_coordinator_that_says_nothing_is_given_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "GREETING_S", 0.3)
-    one = make("one")
+def test_a_coordinator_that_says_nothing_is_given_up(make: Make) -> None:
+    one = make("one", limits=LinkLimits(greeting_s=0.3))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         one.links.connect("boss/1", f"127.0.0.1:{silent.getsockname()[1]}")
         assert 0.3 <= turn((one,), lambda: one.lost) < 2.0
@@ -221,22 +228,19 @@ def test_a_greeting_that_takes_its_time_is_not_begun_anew(make: Make) -> None:
 # -- strangers ---------------------------------------------------------------------------------------------------------
 
 
-def test_strangers_keep_no_agent_out_by_silence(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "_GREETING_MAX", 8)
-    boss, one = ends = linked(make, "one")
+def test_strangers_keep_no_agent_out_by_silence(make: Make) -> None:
+    boss, one = ends = linked(make, "one", limits=LinkLimits(greetings=8))
     with contextlib.ExitStack() as opened:
         silent = [opened.enter_context(stranger(boss)) for _ in range(20)]
         turn(ends, lambda: sum(is_closed(boss, each) for each in silent) == 12)
         two = make("two")
         two.links.connect(boss.name, boss.address)
-        assert turn((*ends, two), lambda: two.opened) < links_module.GREETING_S / 2
+        assert turn((*ends, two), lambda: two.opened) < LIMITS.greeting_s / 2
     assert (boss.lost, one.lost) == ([], [])
 
 
-def test_who_says_nothing_is_dropped_and_they_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "GREETING_S", 0.5)
-    monkeypatch.setattr(links_module, "_GREETING_MAX", 8)
-    boss, one = ends = linked(make, "one")
+def test_who_says_nothing_is_dropped_and_they_are_bounded(make: Make) -> None:
+    boss, one = ends = linked(make, "one", limits=LinkLimits(greeting_s=0.5, greetings=8))
     with contextlib.ExitStack() as opened:
         silent = [opened.enter_context(stranger(boss)) for _ in range(20)]
         turn(ends, lambda: sum(is_closed(boss, each) for each in silent) == 12)
@@ -262,9 +266,8 @@ STRANGE = [
 
 
 @pytest.mark.parametrize("said", STRANGE, ids=lambda said: repr(said[:30]))
-def test_whatever_a_stranger_says_harms_nobody(make: Make, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
-    monkeypatch.setattr(links_module, "GREETING_S", 0.3)
-    boss, one = ends = linked(make, "one")
+def test_whatever_a_stranger_says_harms_nobody(make: Make, said: bytes) -> None:
+    boss, one = ends = linked(make, "one", limits=LinkLimits(greeting_s=0.3))
     with stranger(boss) as odd:
         odd.setblocking(False)
         odd.send(said)
@@ -330,9 +333,8 @@ def greeted(boss: End, job: str = "job") -> tuple[socket.socket, Seal]:
     return peer, seal_of(SECRET, nonces, is_coordinator=False)
 
 
-def test_a_peer_that_never_reads_holds_a_bounded_amount(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "_OUT_BYTES_MAX", 100_000)
-    boss = make("boss", leads=True)
+def test_a_peer_that_never_reads_holds_a_bounded_amount(make: Make) -> None:
+    boss = make("boss", leads=True, limits=LinkLimits(out_bytes=100_000))
     with greeted(boss)[0]:
         (link,) = boss.links._links
         for _ in range(2_000):
@@ -341,9 +343,8 @@ def test_a_peer_that_never_reads_holds_a_bounded_amount(make: Make, monkeypatch:
         assert 0 < len(link.out) <= 100_000
 
 
-def test_a_link_that_waited_gets_what_was_said_whole(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "_OUT_BYTES_MAX", 100_000)
-    boss = make("boss", leads=True)
+def test_a_link_that_waited_gets_what_was_said_whole(make: Make) -> None:
+    boss = make("boss", leads=True, limits=LinkLimits(out_bytes=100_000))
     peer, _ = greeted(boss)
     with peer:
         for number in range(2_000):
@@ -435,7 +436,7 @@ def test_a_probe_of_who_is_silent(make: Make) -> None:
         began = time.monotonic()
         one.links.probe("two/1", f"127.0.0.1:{listener.getsockname()[1]}")
         turn((one,), lambda: one.probed)
-        assert links_module.PROBE_S <= time.monotonic() - began < links_module.PROBE_S + 0.3
+        assert PROBE_S <= time.monotonic() - began < PROBE_S + 0.3
     assert one.probed == [("two/1", Answer.SILENT)]
 
 
@@ -455,7 +456,7 @@ def test_a_name_that_is_found_late_costs_nobody_the_time_to_answer(make: Make, m
 
     def slow(*given: Any, **named: Any) -> Any:
         asked.append(given)
-        time.sleep(links_module.PROBE_S + 0.05)
+        time.sleep(PROBE_S + 0.05)
         return find(*given, **named)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
@@ -463,7 +464,7 @@ def test_a_name_that_is_found_late_costs_nobody_the_time_to_answer(make: Make, m
     now = time.monotonic()
     ends_at += [probe.ends_at for probe in one.links._probes]
     assert len(asked) == 1, "its name is looked up once"
-    assert ends_at[0] - now > 0.8 * links_module.PROBE_S
+    assert ends_at[0] - now > 0.8 * PROBE_S
 
 
 def test_who_listens_on_all_addresses_is_found_by_each_of_its_names(make: Make) -> None:

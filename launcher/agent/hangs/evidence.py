@@ -18,19 +18,24 @@ from typing import TypeVar
 
 from unicron_elastic.detection.sample import GroupPosition
 from unicron_elastic.launcher.agent.hangs.host_lines import host_lines
-from unicron_elastic.launcher.agent.hangs.py_spy import find_py_spy
-from unicron_elastic.launcher.agent.hangs.stacks import native_stack, python_stack
+from unicron_elastic.launcher.agent.hangs.stacks import STACK_READER, StackReader
 from unicron_elastic.launcher.agent.process.kernel_lines import kernel_lines, summary_lines
-
-# Since the beginning, and less than recovery's Policy.evidence_timeout_s, after which nobody waits for a report.
-STACKS_DEADLINE_S = 2.6
-NATIVE_DEADLINE_S = 2.7  # then readers are ended
-REPORT_DEADLINE_S = 2.8
 
 _Found = TypeVar("_Found")
 _Pair = tuple[int, _Found | None]
 
-AT_ONCE_MAX = 16  # workers whose stacks are read at the same time
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceLimits:
+    """`EvidenceLimits` bound the gathering, in seconds since it began, and how many workers are read at a time.
+
+    All are less than recovery's Policy.evidence_timeout_s, after which nobody waits for a report.
+    """
+
+    stacks_s: float = 2.6
+    native_s: float = 2.7  # then readers are ended
+    report_s: float = 2.8
+    at_once: int = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,9 @@ def gather(
     reason: str,
     on_done: Callable[[Evidence], None],
     gpu_lines: Callable[[], Sequence[str]] = list,
+    *,
+    limits: EvidenceLimits = EvidenceLimits(),
+    reader: StackReader = STACK_READER,
 ) -> None:
     """Gathers in the background and calls ``on_done`` once, from another thread.
 
@@ -68,7 +76,7 @@ def gather(
 
     def work() -> None:
         try:
-            found = _gather(subjects, reason, gpu_lines)
+            found = _Gathering(limits, reader).report(subjects, reason, gpu_lines)
         except Exception as error:
             found = Evidence(text=f"{reason}\n\nThere is no more: {error!r}\n", stacks=())
         on_done(found)
@@ -81,39 +89,57 @@ def _in_background(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="unicron-evidence", daemon=True).start()
 
 
-def _gather(subjects: Sequence[Subject], reason: str, gpu_lines: Callable[[], Sequence[str]]) -> Evidence:
-    began = time.monotonic()
-    gpus = _begin([0], lambda _: list(gpu_lines()), 1)
-    about = {subject.local_rank: _of_worker(subject) for subject in subjects}
-    by_rank = {subject.local_rank: subject for subject in subjects}
-    stacks = _collect(
-        _begin(by_rank, lambda local_rank: _stack(by_rank[local_rank]), AT_ONCE_MAX),
-        len(subjects),
-        began + STACKS_DEADLINE_S,
-    )
-    native = _native([subject for subject in subjects if subject.hangs], began)
-    parts = [reason, "", *host_lines()]
-    if told := _collect(gpus, 1, began + REPORT_DEADLINE_S).get(0, ["Nothing could be found out about the GPUs."]):
-        parts += ["", *told]
-    for subject in subjects:
-        rank = subject.local_rank
-        parts += ["", *about[rank], "", stacks.get(rank) or "No stack could be read."]
-        if rank in native:
-            parts += ["", "With the frames of C and C++:", native[rank]]
-    found = tuple((local_rank, stack) for local_rank, stack in sorted(stacks.items()) if stack)
-    return Evidence(text="\n".join(parts) + "\n", stacks=found)
+class _Gathering:
+    """`_Gathering` is one report in the making, which began when this was made."""
 
+    def __init__(self, limits: EvidenceLimits, reader: StackReader) -> None:
+        self._limits = limits
+        self._reader = reader
+        self._began = time.monotonic()
 
-def _native(hanging: Sequence[Subject], began: float) -> dict[int, str]:
-    """The native stacks, or why there are none, of those who hang. Each takes half a second of a CPU."""
-    if not hanging or find_py_spy() is None:
-        return {}
-    pids = {subject.local_rank: subject.pid for subject in hanging}
-    deadline = began + NATIVE_DEADLINE_S
-    at_once = min(AT_ONCE_MAX, len(os.sched_getaffinity(0)))
-    reading = _begin(pids, lambda local_rank: native_stack(pids[local_rank], deadline), at_once)
-    late = dict.fromkeys(pids, "No native stack came in time.")
-    return late | _collect(reading, len(pids), began + REPORT_DEADLINE_S)
+    def report(self, subjects: Sequence[Subject], reason: str, gpu_lines: Callable[[], Sequence[str]]) -> Evidence:
+        """Return what can be known of these workers in the time that there is."""
+        gpus = _begin([0], lambda _: list(gpu_lines()), 1)
+        about = {subject.local_rank: _of_worker(subject) for subject in subjects}
+        stacks = self._stacks(subjects)
+        native = self._native([subject for subject in subjects if subject.hangs])
+        parts = [reason, "", *host_lines()]
+        if told := self._by(gpus, 1, self._limits.report_s).get(0, ["Nothing could be found out about the GPUs."]):
+            parts += ["", *told]
+        for subject in subjects:
+            rank = subject.local_rank
+            parts += ["", *about[rank], "", stacks.get(rank) or "No stack could be read."]
+            if rank in native:
+                parts += ["", "With the frames of C and C++:", native[rank]]
+        found = tuple((local_rank, stack) for local_rank, stack in sorted(stacks.items()) if stack)
+        return Evidence(text="\n".join(parts) + "\n", stacks=found)
+
+    def _stacks(self, subjects: Sequence[Subject]) -> dict[int, str]:
+        """Return Python's stacks by local rank."""
+        of = {subject.local_rank: subject for subject in subjects}
+        reading = _begin(of, lambda rank: self._reader.python(of[rank].pid, of[rank].stack_fd), self._limits.at_once)
+        return self._by(reading, len(of), self._limits.stacks_s)
+
+    def _native(self, hanging: Sequence[Subject]) -> dict[int, str]:
+        """Return the native stacks, or why there are none, of those who hang. Each takes half a second of a CPU."""
+        if not hanging or self._reader.find() is None:
+            return {}
+        pids = {subject.local_rank: subject.pid for subject in hanging}
+        deadline = self._began + self._limits.native_s
+        at_once = min(self._limits.at_once, len(os.sched_getaffinity(0)))
+        reading = _begin(pids, lambda local_rank: self._reader.native(pids[local_rank], deadline), at_once)
+        late = dict.fromkeys(pids, "No native stack came in time.")
+        return late | self._by(reading, len(pids), self._limits.report_s)
+
+    def _by(self, done: queue.SimpleQueue[_Pair[_Found]], count: int, limit_s: float) -> dict[int, _Found]:
+        """Return what has come of ``count`` questions within ``limit_s`` of the beginning."""
+        found: dict[int, _Found] = {}
+        with contextlib.suppress(queue.Empty):
+            for _ in range(count):
+                key, each = done.get(timeout=max(0.0, self._began + limit_s - time.monotonic()))
+                if each is not None:
+                    found[key] = each
+        return found
 
 
 def _begin(keys: Collection[int], find_out: Callable[[int], _Found], at_once: int) -> queue.SimpleQueue[_Pair[_Found]]:
@@ -137,17 +163,6 @@ def _begin(keys: Collection[int], find_out: Callable[[int], _Found], at_once: in
     return done
 
 
-def _collect(done: queue.SimpleQueue[_Pair[_Found]], count: int, end: float) -> dict[int, _Found]:
-    """What has come of ``count`` questions by ``end`` (monotonic)."""
-    found: dict[int, _Found] = {}
-    with contextlib.suppress(queue.Empty):
-        for _ in range(count):
-            key, each = done.get(timeout=max(0.0, end - time.monotonic()))
-            if each is not None:
-                found[key] = each
-    return found
-
-
 def _of_worker(subject: Subject) -> list[str]:
     lines = [f"== rank {subject.rank}, pid {subject.pid}: {subject.doing}"]
     if subject.is_silent:
@@ -156,7 +171,3 @@ def _of_worker(subject: Subject) -> list[str]:
         ended = "" if group.ended is None else f", {group.ended} ended"
         lines.append(f"process group {group.name}: {group.begun} collectives begun{ended}")
     return [*lines, *summary_lines(subject.pid), *(kernel_lines(subject.pid) if subject.hangs else [])]
-
-
-def _stack(subject: Subject) -> str:
-    return python_stack(subject.pid, subject.stack_fd)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from unicron_elastic.detection.arrivals import Beats
@@ -26,7 +26,7 @@ from unicron_elastic.detection.watch import (
     observe,
 )
 from unicron_elastic.launcher.agent.hangs.remote_ranks import RemoteRanks
-from unicron_elastic.launcher.agent.process.activity import activity, cpu_time_s, state
+from unicron_elastic.launcher.agent.process.activity import Activity, activity, cpu_time_s, state
 from unicron_elastic.launcher.agent.process.kernel_lines import reads_terminal
 from unicron_elastic.launcher.agent.process.whereabouts import ANSWER_DEADLINE_S
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess
@@ -38,11 +38,33 @@ _CLOCK_STEP_S = 0.001  # more is no drift between two clocks that are discipline
 _ANSWERS_S = ANSWER_DEADLINE_S + 0.005  # after which it is known who does not answer
 
 
+@dataclass(frozen=True, slots=True)
+class HostSight:
+    """`HostSight` is what is looked at beside the workers' own words: the clocks, and what /proc says of a process."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    realtime: Callable[[], float] = time.time
+    activity: Callable[[int], Activity | None] = activity
+    cpu_time_s: Callable[[int], float | None] = cpu_time_s
+    state: Callable[[int], str] = state
+
+    def realtime_ahead(self) -> tuple[float, float]:
+        """(seconds, how long it took to read both clocks, which is what that may be wrong by)."""
+        begin = self.monotonic()
+        now = self.realtime()
+        end = self.monotonic()
+        return now - (begin + end) / 2, end - begin
+
+
+HOST_SIGHT = HostSight()
+
+
 class ProgressWatch:
     """One job's progress on this node. What is usual stays known from one generation to the next."""
 
-    def __init__(self, loop: Loop, on_verdict: Callable[[Verdict], None]) -> None:
+    def __init__(self, loop: Loop, on_verdict: Callable[[Verdict], None], sight: HostSight = HOST_SIGHT) -> None:
         self._loop = loop
+        self._sight = sight
         self._on_verdict = on_verdict
         self._state = PaceState()
         self._workers: dict[int, WorkerProcess] = {}
@@ -75,8 +97,8 @@ class ProgressWatch:
             if remote_ranks is not None:
                 remote_ranks.on_question = partial(self._asked, self._starts)
             self._state = replace(forget(self._state), whole_job=whole_job, asks_remote_ranks=remote_ranks is not None)
-            self._ahead_s = min((_realtime_ahead() for _ in range(3)), key=lambda each: each[1])[0]
-            self._look_at(time.monotonic())
+            self._ahead_s = min((self._sight.realtime_ahead() for _ in range(3)), key=lambda each: each[1])[0]
+            self._look_at(self._sight.monotonic())
 
     def look_now(self) -> None:
         """Looks once more, before something is done about what was seen; the next looks follow from that."""
@@ -110,7 +132,9 @@ class ProgressWatch:
         remote_ranks: tuple[RemoteRank, ...] = ()
         if self._remote_ranks is not None and needs_remote_ranks(self._state):
             remote_ranks = self._remote_ranks.ranks(seen, self._state.policy)
-        self._state, verdicts = observe(self._state, Sample(at=time.monotonic(), ranks=seen, remote_ranks=remote_ranks))
+        self._state, verdicts = observe(
+            self._state, Sample(at=self._sight.monotonic(), ranks=seen, remote_ranks=remote_ranks)
+        )
         if needs_evidence(self._state):
             self._ask_workers(was_late=was_late)
         if self._remote_ranks is not None and needs_remote_ranks(self._state):
@@ -123,17 +147,55 @@ class ProgressWatch:
     def _seen(self, *, is_late: bool) -> tuple[RankSample, ...]:
         """Those who have not ended; nothing if one of them cannot be seen."""
         living = {rank: worker for rank, worker in self._workers.items() if worker.returncode is None}
-        unlikely_s = self._state.policy.stopped_s
-        may_start = self._is_first_world
-        ranks = [_sample(rank, worker, is_late, unlikely_s, may_start) for rank, worker in living.items()]
+        ranks = [self._sample(rank, worker, is_late=is_late) for rank, worker in living.items()]
         if needs_arrivals(self._state):
             ahead_s = self._realtime_ahead_s()
             ranks = [rank and _with_arrivals(rank, living[rank.rank], ahead_s) for rank in ranks]
         return () if None in ranks else tuple(rank for rank in ranks if rank is not None)
 
+    def _sample(self, rank: int, worker: WorkerProcess, *, is_late: bool) -> RankSample | None:
+        """Return what is seen of a rank; of one that is long without a step also whether it is stopped, late or not.
+
+        In the first world it may take as long as it likes for the first step.
+        """
+        reading = worker.reading()
+        if reading is None:
+            return None
+        now = self._sight.monotonic()
+        since = max(reading.at or (now if self._is_first_world else 0.0), reading.phase_since or 0.0)
+        is_unlikely = not is_late and now - since >= self._state.policy.stopped_s
+        seen = RankSample(
+            rank=rank,
+            step=reading.step,
+            step_at=reading.at,
+            step_time_s=reading.step_time_s,
+            phase=reading.phase,
+            phase_since=reading.phase_since,
+            phase_limit_s=worker.phase_limits_s.get(reading.phase),
+            cpu_time_s=self._sight.cpu_time_s(worker.pid),
+            stopped=is_unlikely and self._sight.state(worker.pid) == "T",
+        )
+        doing = self._sight.activity(worker.pid) if is_late else None
+        if doing is None:
+            return seen
+        where = worker.whereabouts
+        silent = is_silent(worker, reading, now)
+        return replace(
+            seen,
+            stopped=doing.stopped,
+            runnable=doing.runnable,
+            in_io=doing.in_io,
+            silent=silent,
+            person=_person(worker),
+            collective=where.begun(now),
+            waiting=where.is_waiting(now),
+            uses_gpu=where.uses_gpu,
+            groups=() if where.is_silent(now) else where.groups,
+        )
+
     def _realtime_ahead_s(self) -> float | None:
         """How far CLOCK_REALTIME, by which torch dates collectives, is ahead of ours; None once it was set anew."""
-        found = min((_realtime_ahead() for _ in range(3)), key=lambda each: each[1])[0]
+        found = min((self._sight.realtime_ahead() for _ in range(3)), key=lambda each: each[1])[0]
         if self._ahead_s is None or abs(found - self._ahead_s) > _CLOCK_STEP_S:
             return None
         return self._ahead_s
@@ -145,7 +207,7 @@ class ProgressWatch:
             worker.ask_whereabouts()
 
     def _ask_arrivals(self) -> None:
-        now, since = time.monotonic(), arrivals_since(self._state)
+        now, since = self._sight.monotonic(), arrivals_since(self._state)
         if since is not None and (since != self._arrivals_since or now >= self._may_ask_arrivals_at):
             self._may_ask_arrivals_at = now + _ARRIVALS_PAUSE_S
             for worker in self._workers.values():
@@ -158,7 +220,7 @@ class ProgressWatch:
         def ask() -> None:
             if starts == self._starts:
                 self._ask_workers(was_late=needs_evidence(self._state))
-                self._loop.call_at(time.monotonic() + _ANSWERS_S, heard)
+                self._loop.call_at(self._sight.monotonic() + _ANSWERS_S, heard)
 
         def heard() -> None:
             self._loop.call_soon(answer)  # what has come by now is read first
@@ -193,57 +255,9 @@ def _is_unread(worker: WorkerProcess) -> bool:
     return bool(waiting.poll(0))
 
 
-def _realtime_ahead() -> tuple[float, float]:
-    """(seconds, how long it took to read both clocks, which is what that may be wrong by)."""
-    begin = time.monotonic()
-    now = time.time()
-    end = time.monotonic()
-    return now - (begin + end) / 2, end - begin
-
-
 def _with_arrivals(rank: RankSample, worker: WorkerProcess, ahead_s: float | None) -> RankSample:
     beats = None
     if worker.page is not None and worker.arrivals is not None and ahead_s is not None:
         first, at_s = worker.page.beats()
         beats = Beats(first=first, at_s=tuple(at + ahead_s for at in at_s))
     return replace(rank, arrivals=worker.arrivals, beats=beats)
-
-
-def _sample(rank: int, worker: WorkerProcess, is_late: bool, unlikely_s: float, may_start: bool) -> RankSample | None:
-    """What is seen of a rank; after ``unlikely_s`` without a step also whether it is stopped, though not late yet.
-
-    ``may_start``: for the first step it may take as long as it likes.
-    """
-    reading = worker.reading()
-    if reading is None:
-        return None
-    now = time.monotonic()
-    since = max(reading.at or (now if may_start else 0.0), reading.phase_since or 0.0)
-    seen = RankSample(
-        rank=rank,
-        step=reading.step,
-        step_at=reading.at,
-        step_time_s=reading.step_time_s,
-        phase=reading.phase,
-        phase_since=reading.phase_since,
-        phase_limit_s=worker.phase_limits_s.get(reading.phase),
-        cpu_time_s=cpu_time_s(worker.pid),
-        stopped=not is_late and now - since >= unlikely_s and state(worker.pid) == "T",
-    )
-    doing = activity(worker.pid) if is_late else None
-    if doing is None:
-        return seen
-    where = worker.whereabouts
-    silent = is_silent(worker, reading, now)
-    return replace(
-        seen,
-        stopped=doing.stopped,
-        runnable=doing.runnable,
-        in_io=doing.in_io,
-        silent=silent,
-        person=_person(worker),
-        collective=where.begun(now),
-        waiting=where.is_waiting(now),
-        uses_gpu=where.uses_gpu,
-        groups=() if where.is_silent(now) else where.groups,
-    )

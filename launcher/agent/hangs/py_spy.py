@@ -39,17 +39,17 @@ class Dump:
     problem: str = ""
 
 
-def find_py_spy() -> str | None:
-    """The program, from PATH or from beside the interpreter."""
-    return shutil.which("py-spy") or shutil.which("py-spy", path=BESIDE)
+def find_py_spy(beside: str = BESIDE) -> str | None:
+    """The program, from PATH or from ``beside`` the interpreter."""
+    return shutil.which("py-spy") or shutil.which("py-spy", path=beside)
 
 
-def dump(pid: int, timeout_s: float) -> Dump:
-    """The Python stacks of a process, which is not held up and may be stopped."""
-    return _run(["--nonblocking", "--pid", str(pid)], timeout_s)
+def dump(program: str | None, pid: int, timeout_s: float) -> Dump:
+    """The Python stacks of a process, which is not held up and may be stopped. ``program``: what was found, if any."""
+    return _run(program, ["--nonblocking", "--pid", str(pid)], timeout_s)
 
 
-def dump_native(pid: int, timeout_s: float) -> Dump:
+def dump_native(program: str | None, pid: int, timeout_s: float) -> Dump:
     """The stacks with their frames of C and C++. The process is held meanwhile, and goes on whatever becomes of py-spy.
 
     It must not be stopped by a signal. If py-spy fails, SIGCONT is sent, which no process notices that was not stopped
@@ -65,7 +65,7 @@ def dump_native(pid: int, timeout_s: float) -> Dump:
         opened.callback(os.close, pidfd)
         found = Dump(problem="py-spy failed")
         try:
-            found = _run(["--native", "--pid", str(pid)], timeout_s)
+            found = _run(program, ["--native", "--pid", str(pid)], timeout_s)
         finally:
             if found.problem:
                 with contextlib.suppress(OSError):
@@ -73,8 +73,7 @@ def dump_native(pid: int, timeout_s: float) -> Dump:
         return found
 
 
-def _run(options: list[str], timeout_s: float) -> Dump:
-    program = find_py_spy()
+def _run(program: str | None, options: list[str], timeout_s: float) -> Dump:
     if program is None:
         return Dump(problem="py-spy is not installed")
     try:

@@ -45,8 +45,18 @@ class RemoteRanks:
     ``rank`` and ``size`` count agents, ``members`` the workers that train, at present.
     """
 
-    def __init__(self, store: Store, *, rank: int, size: int, members: int, host: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        size: int,
+        members: int,
+        host: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
+        self._clock = clock
         self._rank = rank
         self._others = [each for each in range(size) if each != rank]
         self.members = members
@@ -67,7 +77,7 @@ class RemoteRanks:
 
     def wish(self) -> None:
         """Wishes to know of the ranks elsewhere; to be said again as long as it is so."""
-        now = time.monotonic()
+        now = self._clock()
         was_wished = self._is_wished(now)
         if not was_wished:
             self._wishes_since = now
@@ -77,19 +87,19 @@ class RemoteRanks:
 
     def answer(self, question: int, ranks: tuple[RankSample, ...]) -> None:
         """Where the workers here are."""
-        report = NodeReport(asked=question, node=self._host, at=time.monotonic(), ranks=ranks)
+        report = NodeReport(asked=question, node=self._host, at=self._clock(), ranks=ranks)
         self._answers.append(report_text(report))
         self.wake()
 
     def ranks(self, here: Collection[RankSample], policy: PacePolicy) -> tuple[RemoteRank, ...]:
         """All members but those ``here``, as they were a moment ago; nothing if some are not known."""
-        return self._heard.ranks(here, self.members, time.monotonic(), policy)
+        return self._heard.ranks(here, self.members, self._clock(), policy)
 
     # -- from the thread that watches the other nodes -----------------------------------------------------------------
 
     def pause_s(self, usual_s: float) -> float:
         """When to look at the store again, which is usually done every ``usual_s`` seconds."""
-        now = time.monotonic()
+        now = self._clock()
         if not self._is_wished(now):
             return usual_s
         if self._heard.has_all(self._others):
@@ -111,7 +121,7 @@ class RemoteRanks:
             self.on_note(f"The other nodes cannot be asked where their ranks are: {error}")
 
     def _exchange(self, news: bytes | None) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._hear_question(news, now)
         while self._answers:
             self._store.set(f"{_KEY}/{self._rank}", self._answers.popleft())
@@ -157,7 +167,7 @@ class RemoteRanks:
         missing = [each for each in self._others if each not in self._there]
         if missing and self._store.check([f"{_KEY}/{each}" for each in missing]):
             self._there.update(missing)
-        elif missing and time.monotonic() - self._heard.latest_at > ROUND_S / 2:
+        elif missing and self._clock() - self._heard.latest_at > ROUND_S / 2:
             self._there.update(each for each in missing if self._store.check([f"{_KEY}/{each}"]))
 
     def _is_wished(self, now: float) -> bool:

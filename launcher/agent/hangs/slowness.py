@@ -21,8 +21,9 @@ FORGET_S = 3600.0  # without a word: then the next slowness is news again
 class Slowness:
     """What has been said of the present slowness, if there is any."""
 
-    def __init__(self, loop: Loop, say: Callable[[str], None]) -> None:
+    def __init__(self, loop: Loop, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._loop = loop
+        self._clock = clock
         self._say = say
         self._untold: Degraded | None = None  # it does not last yet
         self._patience_s = 0.0  # doubles each time, so that a host that is always busy tells less and less
@@ -30,7 +31,7 @@ class Slowness:
 
     def begins(self, verdict: Degraded) -> None:
         """Says so, now or later."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._told_at > FORGET_S:
             self._patience_s = 0.0
         patience_s = max(self._patience_s, 0.0 if verdict.factor >= MILD_FACTOR else PATIENCE_S)
@@ -54,6 +55,6 @@ class Slowness:
         if self._untold is not verdict:
             return
         self._untold = None
-        self._told_at = time.monotonic()
+        self._told_at = self._clock()
         self._patience_s = min(max(2 * self._patience_s, PATIENCE_S), PATIENCE_MAX_S)
         self._say(verdict.reason)

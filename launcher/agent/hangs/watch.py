@@ -36,17 +36,22 @@ class HangWatch:
         keep: Callable[[str], str | None],
         post: Callable[[Event], None],
         gpu_lines: Callable[[], Sequence[str]] = list,
+        *,
+        progress: Callable[[Loop, Callable[[Verdict], None]], ProgressWatch] = ProgressWatch,
+        gather: Callable[..., None] = gather,
     ) -> None:
         """``say`` tells people a sentence, ``keep`` writes a report and returns its path, ``post`` takes events.
 
         ``gpu_lines`` says how the GPUs are, in lines for the report; it is called in a thread of its own.
+        ``progress`` makes what watches the workers' pace, and ``gather`` gathers evidence.
         """
         self._loop = loop
         self._say = say
         self._keep = keep
         self._post = post
         self._gpu_lines = gpu_lines
-        self._progress = ProgressWatch(loop, self._judged)
+        self._gather = gather
+        self._progress = progress(loop, self._judged)
         self._newcomers = NewcomerWatch(loop, self._newcomer_stopped, self._newcomer_goes_on)
         self._slowness = Slowness(loop, say)
         self._waiting: Waiting | None = None  # not told yet
@@ -110,7 +115,7 @@ class HangWatch:
         def found(evidence: Evidence) -> None:
             self._loop.call_soon(lambda: self._gathered(evidence, generation))
 
-        gather(subjects, command.reason, found, self._gpu_lines)
+        self._gather(subjects, command.reason, found, self._gpu_lines)
 
     def _gathered(self, evidence: Evidence, generation: int) -> None:
         report = self._keep(evidence.text)
