@@ -98,7 +98,6 @@ ENDS = {
         "Channel._receive_packet": "the channel's time-out; the keeper and the warm process serve until the agent ends",
         "Control.wait": "the agent's word or its end; in the answering thread, which nobody waits for",
     },
-    "unicron_elastic/worker/recorder.py": {"_answer": "the agent's word or its end; a daemon thread of its own"},
     "unicron_elastic/worker/start/warm.py": {
         "_wait": "it has ended, or was killed at its limit",
         "_fork_worker": "the process in between, which only forks; the agent gives a silent warm process up",

@@ -16,6 +16,7 @@ import yaml
 from doc_pages import REPOSITORY, Page, pages, tool
 
 from unicron_elastic.launcher.config.arguments import get_args_parser
+from unicron_elastic.worker.instructions import INSTRUCTIONS
 from unicron_elastic.worker.notices import NOTICES
 
 REFERENCE = tool("reference")
@@ -222,8 +223,8 @@ def test_every_message_of_the_control_channel_is_described() -> None:
     files = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
     sources = [text for path in files if re.search(r"(?:send|say|tell)\([^)]*{", text := path.read_text("utf-8"))]
     said = {name for text in sources for name in _messages(text)}
-    said |= {each.__name__ for each in NOTICES}
-    assert {"world", "WentOn"} <= said
+    said |= {each.__name__ for each in (*NOTICES, *INSTRUCTIONS)}
+    assert {"NewWorld", "WentOn"} <= said
     assert sorted(name for name in said if f"`{name}`" not in page) == []
 
 

@@ -86,7 +86,7 @@ def test_the_thread_that_answers_us_does_not(start: Start) -> None:
     # It asks for the interpreter's lock all the time while another thread does not give it back.
     code = (
         "from unicron_elastic.worker import recorder\n"
-        "class Asked:\n def wait(self):\n  print(flush=True)\n  while True: pass\n"
+        "class Asked:\n def wait(self, kinds):\n  print(flush=True)\n  while True: pass\n"
         "recorder.answer_questions(Asked())\nimport time; time.sleep(600)"
     )
     process = start(code, "-c")

@@ -58,7 +58,7 @@ class Node:
 
     def __init__(self, loop: Loop) -> None:
         self.shelf = Snapshots(loop, pytest.fail)
-        self.worker: Any = SimpleNamespace(local_rank=0, control=None)
+        self.worker: Any = SimpleNamespace(local_rank=0, tell=lambda _order: False)
         self.slots: dict[int, SnapshotFile] = {}
 
     def snapshot(self, step: int, rank: int, world_size: int) -> None:

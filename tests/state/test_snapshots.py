@@ -28,6 +28,7 @@ from unicron_elastic.state.snapshot.header import HEADER_BYTES, Header
 from unicron_elastic.state.snapshot.newest_common import best_for, newest_common, victim, why_back, why_behind
 from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
 from unicron_elastic.state.snapshot.writer import SnapshotWriter
+from unicron_elastic.worker.instructions import RemoteSnapshot, SnapshotOffers
 from unicron_elastic.worker.notices import SnapshotMade
 
 DEADLINE_S = 30.0
@@ -527,10 +528,12 @@ def test_an_agent_copies_what_the_next_one_offers(file: SnapshotFile, servers: S
 def test_offers_of_the_agent_are_looked_at(file: SnapshotFile) -> None:
     write(file, 3)
     other = os.memfd_create("unsealed", os.MFD_CLOEXEC)
-    far = {"header": {}, "address": {}, "key": ""}
-    offers = Offers.parse({"slots": [0, None], "remote": [far], "is_replacement": False}, [os.dup(file.fd), other])
+    beyond = os.memfd_create("of no slot", os.MFD_CLOEXEC)
+    far = RemoteSnapshot(header={}, address={}, key="")
+    offers = Offers.of(SnapshotOffers(slots=(0, None), remote=(far,), fds=(os.dup(file.fd), other, beyond)))
     assert list(offers.own) == [0]
     assert [type(each) for each in offers.found] == [Local]
     assert offers.found[0].header == file.header()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(other)
+    for closed in (other, beyond):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(closed)

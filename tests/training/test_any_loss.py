@@ -11,6 +11,7 @@ from unicron_elastic.training import engine
 from unicron_elastic.training.group import agreement, arrival, assembly, meeting
 from unicron_elastic.training.group.agreement import NoStateLeft
 from unicron_elastic.training.step import gradients
+from unicron_elastic.worker.instructions import Invitation
 
 STEPS, MICRO_BATCHES = 4, 8
 
@@ -185,7 +186,7 @@ def test_a_newcomer_that_is_left_alone_without_the_state_does_not_begin_anew(mon
     job = Job(0, ranks=1, deaths=0, newcomers=False, steps=STEPS, micro_batches=MICRO_BATCHES)
     job.ranks[0].name, job.ranks[0].dies_at = "0'", None
     job.newest = World(number=2, members=(Member(name="0'", node="n", local_rank=0),), store="h:1")
-    job.ranks[0].enter = lambda: {"sources": [{}]}  # type: ignore[method-assign]
+    job.ranks[0].enter = lambda: Invitation(sources=({},))  # type: ignore[method-assign]
     job.ranks[0].is_ready = lambda _state: None  # type: ignore[method-assign]
     with pytest.raises(AssertionError, match="rank 0'") as caught:
         job.finish()

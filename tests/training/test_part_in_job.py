@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.training.group.membership import AgentMembership
+from unicron_elastic.worker.instructions import (
+    BePatient,
+    Instruction,
+    Invitation,
+    MakeSnapshot,
+    NewWorld,
+    SnapshotOffers,
+)
 from unicron_elastic.worker.message import heard
-from unicron_elastic.worker.notices import NOTICES, Broke, Entered, Left, Notice, Ready, Saving
+from unicron_elastic.worker.notices import NOTICES, Broke, Entered, Left, Notice, Ready, Saving, SnapshotsWanted
 from unicron_elastic.worker.worlds import Link
 
-WORLD = {
-    "world": World(number=2, members=(Member(name="1.0#n", node="n", local_rank=0),), store="h:1").to_message(),
-    "you": "1.0#n",
-}
-INVITATION = {"join": {"sources": [], "key": "00"}}
+FIRST = World(number=1, members=(Member(name="1.0#n", node="n", local_rank=0),), store="h:1")
+BEFORE, WORLD = (NewWorld(world=replace(FIRST, number=number), name="1.0#n") for number in (1, 2))
+INVITATION = Invitation(sources=(), key="00")
+PATIENCE = BePatient(patience_s=30.0)
 
 
 class Agent:
     """Answers at once, and with more than one word: the process that waits may wake after the last of them."""
 
-    def __init__(self, *words: dict[str, Any]) -> None:
+    def __init__(self, *words: Instruction) -> None:
         self.words = words
         self.heard: list[dict[str, Any]] = []
         self.link = Link(self, lambda: None)  # type: ignore[arg-type]
@@ -32,13 +41,13 @@ class Agent:
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:  # noqa: ARG002
         self.heard.append(message)
         for word in self.words:
-            assert self.link.heard(word)
+            self.link.heard(word)
 
 
 def test_who_is_invited_and_in_a_world_at_once_is_a_newcomer() -> None:
     agent = Agent(INVITATION, WORLD)
     membership = AgentMembership(agent.link)
-    assert membership.enter() == INVITATION["join"]
+    assert membership.enter() == INVITATION
     membership.is_ready(0)  # the agent tells of the world once more
     assert [heard(each, NOTICES) for each in agent.heard] == [Entered(), Ready(state=0)]
 
@@ -52,18 +61,14 @@ def test_who_is_to_save_answers_whether_it_will(will_save: bool | None) -> None:
     agent = Agent()
     if will_save is not None:
         agent.link.on_save = lambda: will_save
-    assert agent.link.heard({"save": True})
+    agent.link.heard(MakeSnapshot())
     assert [heard(each, NOTICES) for each in agent.heard] == [Saving(will_save=bool(will_save))]
-
-
-BEFORE = {**WORLD, "world": {**WORLD["world"], "number": 1}}  # type: ignore[dict-item]
-PATIENCE = {"patience_s": 30.0}
 
 
 class SlowAgent(Agent):
     """Answers one question when it has agreed with the others, for longer than workers wait by themselves."""
 
-    def __init__(self, question: type[Notice], *words: dict[str, Any]) -> None:
+    def __init__(self, question: type[Notice], *words: Instruction) -> None:
         super().__init__(*words)
         self._question = question
         self._timer = threading.Timer(0.6, lambda: self.link.heard(WORLD))
@@ -109,7 +114,7 @@ def test_workers_wait_as_long_as_the_agent_does(
 ) -> None:
     agent = SlowAgent(question)
     if is_told:
-        assert agent.link.heard(PATIENCE)
+        agent.link.heard(PATIENCE)
     membership = AgentMembership(agent.link, answer_timeout_s=0.1, next_world_timeout_s=0.1)
     if is_told:
         wait(membership)
@@ -122,3 +127,15 @@ def test_an_agent_tells_its_patience_while_it_is_waited_for() -> None:
     agent = SlowAgent(Entered)
     threading.Timer(0.05, lambda: agent.link.heard(PATIENCE)).start()
     AgentMembership(agent.link, answer_timeout_s=0.3).enter()
+
+
+def test_files_that_nobody_has_taken_are_closed_when_others_come() -> None:
+    agent = Agent()
+    (_, first), (_, second) = os.pipe(), os.pipe()
+    agent.link.heard(SnapshotOffers(fds=(first,)))
+    agent.words = (SnapshotOffers(fds=(second,)),)
+    answer = agent.link.ask(SnapshotsWanted(rank=0, world_size=1), (SnapshotOffers,), 1.0)
+    assert answer.fds == (second,)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(first)
+    os.fstat(second)

@@ -20,6 +20,7 @@ from unicron_elastic.training.group.said import Said
 from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
 from unicron_elastic.training.step.trainable import Trainable
+from unicron_elastic.worker.instructions import Invitation
 
 MICRO_BATCHES = 4
 STEPS = 8
@@ -199,8 +200,8 @@ class Newcomer:
 
     is_fixed = False
 
-    def enter(self) -> dict[str, Any]:
-        return {"sources": [{"until": 4, "step": 4}]}
+    def enter(self) -> Invitation:
+        return Invitation(sources=({"until": 4, "step": 4},))
 
     def is_ready(self, _state: int) -> None: ...
 

@@ -25,6 +25,7 @@ from unicron_elastic.training.engine import MissedStepError
 from unicron_elastic.training.group.sendable import Stateful
 from unicron_elastic.training.group.superseded import Superseded
 from unicron_elastic.training.run import Run
+from unicron_elastic.worker.instructions import Invitation
 from unicron_elastic.worker.notices import Left, Notice, Parted
 
 DEADLINE_S = 30.0
@@ -121,11 +122,11 @@ class Rank:
 
     # -- membership ---------------------------------------------------------------------------------------------------
 
-    def enter(self) -> dict[str, Any] | None:
+    def enter(self) -> Invitation | None:
         with self.job.changed:
             self.live()
             self.job.over.discard(self.name)
-            return None if self.job.newest.rank_of(self.name) is not None else {"sources": [{}]}
+            return None if self.job.newest.rank_of(self.name) is not None else Invitation(sources=({},))
 
     def live(self) -> None:
         """Raises Died if the agent has ended this process."""
@@ -481,7 +482,7 @@ class Fetched:
         self.source.run._engine._gate.release()
 
 
-def fetch_state(run: Stateful, _invitation: dict[str, Any]) -> Fetched | None:
+def fetch_state(run: Stateful, _invitation: Invitation) -> Fetched | None:
     """Copies the state of somebody who lives, tensor by tensor while that one may go on."""
     rank = here.rank
     job = rank.job

@@ -33,6 +33,7 @@ from unicron_elastic.faults import Failure, Status, classify
 from unicron_elastic.worker.channel import Channel, Control
 from unicron_elastic.worker.collectives.broken import Broken, break_collectives, watch_groups
 from unicron_elastic.worker.collectives.gloo_connections import shut_gloo_connections
+from unicron_elastic.worker.instructions import AskPosition
 from unicron_elastic.worker.notices import Position
 from unicron_elastic.worker.pulse import PulsePage
 from unicron_elastic.worker.recorder import answer_questions
@@ -231,7 +232,7 @@ class Ranks:
         """Until the worker is in its next collective, as it says itself."""
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
-            self.channels[rank].send({"where": 1})
+            self.channels[rank].send(AskPosition(question=1).message())
             answer = self.channels[rank].hear([Position])
             assert isinstance(answer, Position)
             if any(group.begun >= collectives_begun for group in answer.groups):
@@ -357,7 +358,7 @@ def test_the_agent_is_answered_from_the_first_group_on(make: Callable[[int], Ran
     ranks = make(2)
     before = ranks.do(0, threads)
     assert ranks.do(1, threads) == before
-    ranks.channels[0].send({"where": 7})
+    ranks.channels[0].send(AskPosition(question=7).message())
     for rank in range(2):  # each makes a group of its own: what breaks in one must not meet the other while it connects
         ranks.do(rank, init, ranks.store.port, f"alone {rank}", 0, 1)
     answer = ranks.channels[0].hear([Position])  # when it can be heard
@@ -581,13 +582,13 @@ def test_a_worker_starts_its_thread_with_its_first_group_and_only_once() -> None
     with process:
         assert process.stdin is not None
         assert process.stdout is not None
-        channel.send({"where": 1})
+        channel.send(AskPosition(question=1).message())
         assert isinstance(channel.hear([Position]), Position)  # before any step
         process.stdin.write("\n")
         process.stdin.flush()
         assert channel.receive()[0]["step"] == 1
         assert process.stdout.readline() == "1 1\n"
-        channel.send({"where": 2})
+        channel.send(AskPosition(question=2).message())
         assert isinstance(channel.hear([Position]), Position)
         process.stdin.write("\n")
         process.stdin.flush()

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from unicron_elastic.worker.channel import SEND_TIMEOUT_S, Channel, ChannelClosed, Control
+from unicron_elastic.worker.instructions import INSTRUCTIONS, AskPosition
+from unicron_elastic.worker.message import Odd
+from unicron_elastic.worker.notices import Left
 
 
 @pytest.fixture
@@ -26,20 +29,20 @@ def fd_of(control: Control) -> int:
 
 def test_it_speaks_to_the_agent(ends: tuple[Channel, Control]) -> None:
     agents, control = ends
-    control.send({"hello": 1})
-    assert agents.receive() == ({"hello": 1}, [])
+    control.send(Left().message())
+    assert agents.hear([Left]) == Left()
     control.close()
     with pytest.raises(ChannelClosed):
         agents.receive()
     with pytest.raises(ChannelClosed, match="closed the control channel"):
-        control.send({"hello": 2})
+        control.send(Left().message())
 
 
 def test_a_closed_descriptor_is_not_spoken_to(ends: tuple[Channel, Control]) -> None:
     _, control = ends
     os.close(fd_of(control))
     with pytest.raises(ChannelClosed, match="closed the control channel"):
-        control.send({"hello": 1})
+        control.send(Left().message())
     control.close()
 
 
@@ -52,7 +55,7 @@ def test_a_file_of_the_scripts_under_the_same_number_is_left_alone(
     with open(path, "wb") as file:
         os.dup2(file.fileno(), number)
         with pytest.raises(ChannelClosed):
-            control.send({"hello": 1})
+            control.send(Left().message())
         control.close()
         os.write(number, b"still open")
         os.close(number)
@@ -66,26 +69,28 @@ def test_a_descriptor_that_is_no_socket_is_refused(tmp_path: Path) -> None:
 
 def test_it_waits_for_what_the_agent_says(ends: tuple[Channel, Control]) -> None:
     agents, control = ends
-    later = threading.Timer(SEND_TIMEOUT_S + 0.1, lambda: agents.send({"where": 1}))  # it has no deadline of its own
+    later = threading.Timer(
+        SEND_TIMEOUT_S + 0.1, lambda: agents.send(AskPosition(question=1).message())
+    )  # it has no deadline of its own
     later.start()
-    assert control.wait() == {"where": 1}
+    assert control.wait(INSTRUCTIONS) == AskPosition(question=1)
     later.join()
 
 
 def test_what_was_said_before_is_there_at_once_and_in_order(ends: tuple[Channel, Control]) -> None:
     agents, control = ends
     for number in range(3):
-        agents.send({"where": number})
-    assert [control.wait()["where"] for _ in range(3)] == [0, 1, 2]
+        agents.send(AskPosition(question=number).message())
+    assert [control.wait(INSTRUCTIONS) for _ in range(3)] == [AskPosition(question=number) for number in range(3)]
 
 
 def test_descriptors_that_come_with_it_are_closed(ends: tuple[Channel, Control]) -> None:
     agents, control = ends
     before = os.listdir("/proc/self/fd")
     read, write = os.pipe()
-    agents.send({"where": 1}, [write])
+    agents.send(AskPosition(question=1).message(), [write])
     os.close(write)
-    control.wait()
+    control.wait(INSTRUCTIONS)
     assert os.read(read, 1) == b""  # no copy is open
     os.close(read)
     assert os.listdir("/proc/self/fd") == before
@@ -96,17 +101,18 @@ def test_the_end_of_the_agent_ends_the_wait(ends: tuple[Channel, Control]) -> No
     later = threading.Timer(0.05, agents.close)
     later.start()
     with pytest.raises(ChannelClosed):
-        control.wait()
+        control.wait(INSTRUCTIONS)
     later.join()
 
 
 def test_what_is_no_message_is_told_and_the_next_one_heard(ends: tuple[Channel, Control]) -> None:
     agents, control = ends
     agents._sock.send(b"i[")
-    agents.send({"where": 1})
-    with pytest.raises(ValueError, match="not a message"):
-        control.wait()
-    assert control.wait() == {"where": 1}
+    agents.send(AskPosition(question=1).message())
+    said = control.wait(INSTRUCTIONS)
+    assert isinstance(said, Odd)
+    assert said.why.startswith("not a message")
+    assert control.wait(INSTRUCTIONS) == AskPosition(question=1)
 
 
 def test_a_script_that_closes_the_descriptor_meanwhile_is_not_disturbed(
@@ -119,12 +125,12 @@ def test_a_script_that_closes_the_descriptor_meanwhile_is_not_disturbed(
 
         def reuse() -> None:
             os.dup2(file.fileno(), number)
-            agents.send({"where": 1})
+            agents.send(AskPosition(question=1).message())
 
         later = threading.Timer(0.05, reuse)
         later.start()
         with pytest.raises(ChannelClosed):
-            control.wait()
+            control.wait(INSTRUCTIONS)
         later.join()
         os.write(number, b"still open")
         os.close(number)

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.worker import notices
+from unicron_elastic.base.world import Member, World
+from unicron_elastic.worker import instructions, notices
+from unicron_elastic.worker.instructions import INSTRUCTIONS, Instruction
 from unicron_elastic.worker.message import Descriptors, Message, Odd, heard
 from unicron_elastic.worker.notices import NOTICES, FlopsPerStep, Notice, Parted, Position, SnapshotMade, WentOn
 
@@ -24,7 +26,13 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     Any: st.none() | TEXT | st.integers(0, 9),
 }
-KINDS: tuple[type[Message], ...] = (*NOTICES,)
+KINDS: tuple[type[Message], ...] = (*NOTICES, *INSTRUCTIONS)
+WORLDS = st.builds(
+    World,
+    number=st.integers(1, 99),
+    members=st.just((Member(name="a", node="n1", local_rank=0),)),
+    store=st.just("10.0.0.1:4711"),
+)
 
 
 def values(type_: Any) -> st.SearchStrategy[Any]:
@@ -39,7 +47,7 @@ def values(type_: Any) -> st.SearchStrategy[Any]:
     if get_origin(type_) is tuple:
         is_row = inside[1:] != (...,)
         return st.tuples(*map(values, inside)) if is_row else st.lists(values(inside[0]), max_size=3).map(tuple)
-    return messages(type_)
+    return WORLDS if type_ is World else messages(type_)
 
 
 def messages(kind: Any) -> st.SearchStrategy[Any]:
@@ -114,7 +122,9 @@ def test_a_field_that_cannot_be_sent_fails_where_it_is_written(type_: Any) -> No
         heard({"is": "Wrong", "field": 1}, [kind])
 
 
-@pytest.mark.parametrize(("module", "base", "kinds"), [(notices, Notice, NOTICES)])
+@pytest.mark.parametrize(
+    ("module", "base", "kinds"), [(notices, Notice, NOTICES), (instructions, Instruction, INSTRUCTIONS)]
+)
 def test_every_class_can_be_heard(module: Any, base: type[Message], kinds: tuple[type[Message], ...]) -> None:
     found = {each for each in vars(module).values() if isinstance(each, type) and issubclass(each, base)}
     assert found == {*kinds, base}

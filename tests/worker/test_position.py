@@ -17,9 +17,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from unicron_elastic.worker import recorder
+from unicron_elastic.worker import recorder, worlds
 from unicron_elastic.worker import recorder as position
 from unicron_elastic.worker.channel import INLINE_BYTES_MAX, Channel, ChannelClosed, Control
+from unicron_elastic.worker.instructions import AskPosition, MakeSnapshot, SnapshotOffers
 from unicron_elastic.worker.notices import Position
 from unicron_elastic.worker.recorder import GROUPS_MAX, answer_questions
 
@@ -100,18 +101,69 @@ def test_questions_are_answered_while_the_main_thread_waits(ends: tuple[Channel,
     answer_questions(control)
     assert set(threading.enumerate()) <= before  # a script that counts its threads does not see it
     for number in (1, 2, 3):
-        agents.send({"where": number})
+        agents.send(AskPosition(question=number).message())
         answer = agents.hear([Position])
         assert isinstance(answer, Position)
         assert (answer.question, answer.uses_gpu, len(answer.groups)) == (number, False, 1)
 
 
-def test_what_is_no_question_of_ours_is_not_answered(ends: tuple[Channel, Control]) -> None:
+@pytest.mark.parametrize(
+    ("packet", "why"),
+    [
+        (b'i{"is": "AskPosition", "question": "x"}', "AskPosition.question is not a whole number"),
+        (b'i{"is": "ServeState", "newcomer": 1}', "ServeState.key is missing"),
+        (b'i{"is": "NewWorld", "world": {"number": 0}, "name": "a"}', "NewWorld.world: a world's number must be 1"),
+        (b'i{"is": "BePatient"}', "BePatient.patience_s is missing"),
+        (b'i{"is": "SnapshotOffers", "slots": [{}]}', "SnapshotOffers.slots[0] is not a whole number"),
+        (b'i{"hello": "from another agent"}', "it is of no kind that is known here"),
+        (b"i[", "not a message"),
+    ],
+)
+def test_what_is_no_order_of_ours_is_told_once_and_the_next_one_is_carried_out(
+    ends: tuple[Channel, Control], capsys: pytest.CaptureFixture[str], packet: bytes, why: str
+) -> None:
     agents, control = ends
     answer_questions(control)
-    agents.send({"hello": "from a newer agent"})
-    agents.send({"where": 7})
-    assert agents.hear([Position]) == Position(question=7, groups=(), uses_gpu=False, is_at_prompt=False)
+    for number in (7, 8):
+        agents._sock.send(packet)
+        agents.send(AskPosition(question=number).message())
+        assert agents.hear([Position]) == Position(question=number, groups=(), uses_gpu=False, is_at_prompt=False)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"unicron: what the agent said is left out: {why}")
+    assert line.endswith(".")
+
+
+def test_an_order_that_cannot_be_carried_out_is_told_once_and_the_next_one_is(
+    ends: tuple[Channel, Control], capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    def fail() -> bool:
+        raise RuntimeError("can't start new thread")
+
+    agents, control = ends
+    worlds.offer(control, lambda: None)
+    to_agent = worlds.link()
+    assert to_agent is not None
+    request.addfinalizer(worlds._links.clear)
+    to_agent.on_save = fail
+    answer_questions(control)
+    for number in (7, 8):
+        agents.send(MakeSnapshot().message())
+        agents.send(AskPosition(question=number).message())
+        assert isinstance(agents.hear([Position]), Position)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "unicron: what the agent wants is not done: RuntimeError: can't start new thread."
+
+
+def test_descriptors_that_come_for_a_script_that_asks_for_none_are_closed(ends: tuple[Channel, Control]) -> None:
+    agents, control = ends
+    answer_questions(control)
+    read, write = os.pipe()
+    agents.send(SnapshotOffers().message(), [write])
+    os.close(write)
+    agents.send(AskPosition(question=1).message())
+    assert isinstance(agents.hear([Position]), Position)
+    assert os.read(read, 1) == b""  # no copy is open
+    os.close(read)
 
 
 def test_who_cannot_say_where_it_is_answers_nevertheless(
@@ -123,7 +175,7 @@ def test_who_cannot_say_where_it_is_answers_nevertheless(
     agents, control = ends
     monkeypatch.setattr(position, "position", fail)
     answer_questions(control)
-    agents.send({"where": 1})
+    agents.send(AskPosition(question=1).message())
     assert agents.hear([Position]) == Position(question=1, groups=(), uses_gpu=False, is_at_prompt=False)
 
 
@@ -135,10 +187,10 @@ def test_the_answer_of_a_worker_with_many_groups_is_bounded(
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", world)
     agents, control = ends
     answer_questions(control)
-    agents.send({"where": 1})
+    agents.send(AskPosition(question=1).message())
     packet = agents._sock.recv(1 << 20)
     assert len(packet) <= INLINE_BYTES_MAX  # one packet, no file
-    agents.send({"where": 2})
+    agents.send(AskPosition(question=2).message())
     found = agents.hear([Position])
     assert isinstance(found, Position)
     assert [group.name for group in found.groups] == [group.group_name for group in many[:GROUPS_MAX]]
@@ -171,7 +223,7 @@ def test_it_ends_with_the_channel(how: str, tmp_path: Path) -> None:
             os.dup2(file.fileno(), number)
         if how != "the agent is gone":
             with contextlib.suppress(ChannelClosed):  # the thread had not begun to wait
-                agents.send({"where": 1})
+                agents.send(AskPosition(question=1).message())
         agents.close()
         until_threads(before)
         if how == "it was reused":
@@ -195,7 +247,7 @@ def test_a_closed_channel_is_no_reason_to_spin() -> None:
 def test_a_process_that_the_script_forks_does_not_answer(ends: tuple[Channel, Control]) -> None:
     agents, control = ends
     answer_questions(control)
-    agents.send({"where": 1})
+    agents.send(AskPosition(question=1).message())
     assert isinstance(agents.hear([Position]), Position)
     os.register_at_fork(after_in_child=control.close)  # as the bootstrap does
     child = os.fork()
@@ -205,7 +257,7 @@ def test_a_process_that_the_script_forks_does_not_answer(ends: tuple[Channel, Co
     try:
         control.close()  # the worker itself says no more
         with contextlib.suppress(ChannelClosed):  # wakes the thread, if it still has the closed socket in its hand
-            agents.send({"where": 2})
+            agents.send(AskPosition(question=2).message())
         with pytest.raises(ChannelClosed):
             agents.receive()
     finally:

@@ -201,21 +201,17 @@ class Control:
             raise ChannelClosed("the script closed the control channel")
         self._channel.send(message, fds)
 
-    def wait(self) -> Message:
-        """The next thing the agent says; sleeps until there is one. Raises ChannelClosed and ValueError as Channel."""
-        if not self._is_ours():
+    def wait(self, kinds: Sequence[type[Kind]]) -> Kind | Odd:
+        """Returns the next thing the agent says, as ``Channel.hear``; sleeps until there is one."""
+        fd = self._channel.fileno() if self._is_ours() else -1
+        if fd < 0:
             raise ChannelClosed("the control channel is closed")
         watched = select.poll()
-        watched.register(self._channel.fileno(), select.POLLIN)
+        watched.register(fd, select.POLLIN)
         watched.poll()
         if not self._is_ours():
             raise ChannelClosed("the script closed the control channel")
-        message, fds = self._channel.receive()
-        if "snapshots" in message:
-            message["fds"] = fds  # which belong to whoever takes the message
-        else:
-            close_all(fds)
-        return message
+        return self._channel.hear(kinds)
 
     def close(self) -> None:
         """Says no more; the number stays open if it is the script's by now."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,8 @@ from unicron_elastic.compat.loaded import (
 )
 from unicron_elastic.worker.channel import ChannelClosed, Control
 from unicron_elastic.worker.collectives.broken import free_to_stop, groups_made
+from unicron_elastic.worker.instructions import INSTRUCTIONS, AskCollectives, AskPosition, FreeToStop, Instruction
+from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.notices import GroupCounts, LatestCollectives, Position
 from unicron_elastic.worker.worlds import hear
 
@@ -163,28 +165,58 @@ def answer_questions(control: Control) -> None:
 def _answer(control: Control) -> None:
     with contextlib.suppress(OSError), open("/proc/thread-self/comm", "w") as name:
         name.write(THREAD_NAME)
+    tell_odd = _once(lambda why: _say(f"what the agent said is left out: {why}."))
+    tell_failed = _once(lambda why: _say(f"what the agent wants is not done: {why}."))
     while True:
         try:
-            question = control.wait()
-            if "where" in question:
-                answer = Position(
-                    question=int(question["where"]),
-                    groups=_position_or_nothing(),
-                    uses_gpu=_uses_gpu(),
-                    is_at_prompt=is_at_prompt(),
-                )
-                control.send(answer.message())
-                _learn_groups()
-            elif "arrivals" in question:
-                control.send(_arrivals_or_nothing().message())
-            elif "stopping" in question:
-                free_to_stop(str(question["stopping"]))
+            instruction = control.wait(INSTRUCTIONS)
+            if isinstance(instruction, Odd):
+                tell_odd(instruction.why)
             else:
-                hear(question)
+                _do(control, instruction)
         except TimeoutError:
             continue  # the agent was stopped, and its questions come when it goes on
-        except (ChannelClosed, OSError, ValueError):
+        except (ChannelClosed, OSError):
             return  # the agent is gone, or the script closed our descriptor: to ask again could go on for ever
+        except Exception as error:
+            tell_failed(f"{type(error).__name__}: {error}")
+
+
+def _do(control: Control, instruction: Instruction) -> None:
+    """Answer a question of the agent, or do what it wants. Raises ChannelClosed and OSError as ``Control``."""
+    match instruction:
+        case AskPosition(question=question):
+            answer = Position(
+                question=question,
+                groups=_position_or_nothing(),
+                uses_gpu=_uses_gpu(),
+                is_at_prompt=is_at_prompt(),
+            )
+            control.send(answer.message())
+            _learn_groups()
+        case AskCollectives():
+            control.send(_arrivals_or_nothing().message())
+        case FreeToStop(reason=reason):
+            free_to_stop(reason)
+        case _:
+            hear(instruction)
+
+
+def _once(tell: Callable[[str], object]) -> Callable[[str], None]:
+    """Return what tells the first thing that it is given, and nothing after that."""
+    told: list[str] = []
+
+    def tell_first(what: str) -> None:
+        if not told:
+            told.append(what)
+            tell(what)
+
+    return tell_first
+
+
+def _say(sentence: str) -> None:
+    with contextlib.suppress(Exception):  # the script may have closed or replaced its stderr
+        sys.stderr.write(f"unicron: {sentence}\n")
 
 
 def _position_or_nothing() -> tuple[GroupCounts, ...]:

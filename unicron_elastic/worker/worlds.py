@@ -10,13 +10,26 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from unicron_elastic.base.world import World
-from unicron_elastic.worker.channel import Control, Message
+from unicron_elastic.worker.channel import Control, close_all
 from unicron_elastic.worker.collectives.broken import break_collectives
 from unicron_elastic.worker.collectives.stuck import end_if_stuck
+from unicron_elastic.worker.instructions import (
+    BePatient,
+    FixedWorld,
+    Instruction,
+    Invitation,
+    MakeSnapshot,
+    NewWorld,
+    ServeState,
+    SnapshotOffers,
+)
 from unicron_elastic.worker.notices import Notice, Saving, Served
+
+Answer = TypeVar("Answer", bound=Instruction)
 
 
 class Link:
@@ -28,8 +41,10 @@ class Link:
         self._changed = threading.Condition()
         self._world: World | None = None
         self._adopted: World | None = None
-        self._words: dict[str, Message] = {}
-        self.on_serve: Callable[[str], Message] | None = None  # begins to serve this replica's state; returns where
+        self._words: dict[type[Instruction], Instruction] = {}
+        self.on_serve: Callable[[str], dict[str, Any]] | None = (
+            None  # begins to serve this replica's state; returns where
+        )
         self.on_save: Callable[[], bool] | None = (
             None  # whether a snapshot will be made when the present step has ended
         )
@@ -46,24 +61,24 @@ class Link:
         self._control.send(said.message(), said.fds)
 
     def ask(
-        self, said: Notice, answers: tuple[str, ...], timeout_s: float, *, is_agreed_on: bool = False
-    ) -> tuple[str, Message]:
-        """Says this and waits for one of the ``answers``: its key and content.
+        self, said: Notice, answers: Sequence[type[Answer]], timeout_s: float, *, is_agreed_on: bool = False
+    ) -> Answer:
+        """Says this and waits for one of these ``answers``.
 
         ``is_agreed_on``: by all agents, for which this one may need its patience. Raises TimeoutError, and what ``say``
         raises.
         """
         with self._changed:
-            for key in answers:
-                self._words.pop(key, None)
+            for kind in answers:
+                self._drop(kind)
         self.say(said)
         asked_at = time.monotonic()
         with self._changed:
             while True:
                 patience_s = max(timeout_s, self.patience_s) if is_agreed_on else timeout_s
-                for key in answers:
-                    if key in self._words:
-                        return key, self._words.pop(key)
+                for kind in answers:
+                    if isinstance(answer := self._words.pop(kind, None), kind):
+                        return answer
                 if not self._changed.wait(asked_at + patience_s - time.monotonic()):
                     raise TimeoutError(f"the agent did not answer within {patience_s:g} s")
 
@@ -99,33 +114,29 @@ class Link:
 
     # -- from the thread that hears the agent -------------------------------------------------------------------------
 
-    def heard(self, message: Message) -> bool:
-        """Takes what the agent said, if it is about worlds."""
-        if "world" in message:
-            self._hear_world(World.from_message(message["world"]), str(message["you"]))
-        elif "join" in message or "fixed" in message:
-            self._keep("join" if "join" in message else "fixed", message)
-        elif "snapshots" in message:
-            self._keep("snapshots", message)
-        elif "serve" in message:
-            self._serve(message)
-        elif "save" in message:
-            self._control.send(Saving(will_save=self.on_save is not None and self.on_save()).message())
-        elif "patience_s" in message:
-            self._be_patient(float(message["patience_s"]))
-        else:
-            return False
-        return True
+    def heard(self, instruction: Instruction) -> None:
+        """Takes what the agent said. Raises ChannelClosed or OSError if it does not hear the answer."""
+        match instruction:
+            case NewWorld():
+                self._hear_world(instruction)
+            case Invitation() | FixedWorld() | SnapshotOffers():
+                self._keep(instruction)
+            case ServeState():
+                self._serve(instruction)
+            case MakeSnapshot():
+                self._control.send(Saving(will_save=self.on_save is not None and self.on_save()).message())
+            case BePatient(patience_s=patience_s):
+                self._be_patient(patience_s)
 
-    def _hear_world(self, world: World, name: str) -> None:
+    def _hear_world(self, instruction: NewWorld) -> None:
+        world = instruction.world
         with self._changed:
             if not self.is_newer(world.number - 1):  # else it is told once more
-                self._world, self.name = world, name
+                self._world, self.name = world, instruction.name
                 if self._adopted is not None and self.must_break(world):
                     break_collectives(world.reason, is_quiet=True)
                     end_if_stuck(lambda: self._has_adopted(world), world.reason)
-            self._words["world"] = {}
-            self._changed.notify_all()
+            self._keep(instruction)
 
     def _ends_adopted(self, world: World) -> bool:
         if self._adopted is None:
@@ -140,17 +151,23 @@ class Link:
             self.patience_s = patience_s
             self._changed.notify_all()
 
-    def _keep(self, key: str, message: Message) -> None:
+    def _keep(self, instruction: Instruction) -> None:
         with self._changed:
-            self._words[key] = message
+            self._drop(type(instruction))
+            self._words[type(instruction)] = instruction
             self._changed.notify_all()
 
-    def _serve(self, message: Message) -> None:
+    def _drop(self, kind: type[Instruction]) -> None:
+        """Forget the latest word of this kind, if nobody has taken it."""
+        if (word := self._words.pop(kind, None)) is not None:
+            close_all(word.fds)
+
+    def _serve(self, instruction: ServeState) -> None:
         address = None
         if self.on_serve is not None:
             with contextlib.suppress(Exception):  # another replica may serve
-                address = self.on_serve(str(message["key"]))
-        self._control.send(Served(newcomer=int(message["serve"]), address=address).message())
+                address = self.on_serve(instruction.key)
+        self._control.send(Served(newcomer=instruction.newcomer, address=address).message())
 
 
 _links: list[Link] = []
@@ -166,7 +183,9 @@ def link() -> Link | None:
     return _links[0] if _links else None
 
 
-def hear(message: Message) -> bool:
-    """Whether this was about worlds. Raises ValueError for what is malformed, ChannelClosed or OSError."""
-    found = link()
-    return found is not None and found.heard(message)
+def hear(instruction: Instruction) -> None:
+    """Takes what the agent said to the training loop. Raises ChannelClosed or OSError as ``Link.heard``."""
+    if (found := link()) is not None:
+        found.heard(instruction)
+    else:
+        close_all(instruction.fds)

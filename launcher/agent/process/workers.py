@@ -31,6 +31,7 @@ from unicron_elastic.launcher.agent.process.whereabouts import Whereabouts, arri
 from unicron_elastic.launcher.common.open_streams import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.worker.channel import Channel, ChannelClosed
+from unicron_elastic.worker.instructions import AskCollectives, AskPosition, FreeToStop, Instruction
 from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.notices import NOTICES, Ending, LatestCollectives, Notice, Position, Raised
 from unicron_elastic.worker.pulse import PAGE_PATH, PulsePage, PulseReading, page_name
@@ -95,9 +96,18 @@ class WorkerProcess:
     def stop(self, why_free: str | None) -> None:
         """Asks it to end (SIGTERM), and to leave a collective in which it would wait in vain, if there is a reason."""
         self.close(signal.SIGTERM)
-        if self.control is not None and why_free is not None:
-            with contextlib.suppress(ChannelClosed, OSError):
-                self.control.send({"stopping": why_free})
+        if why_free is not None:
+            self.tell(FreeToStop(reason=why_free))
+
+    def tell(self, instruction: Instruction) -> bool:
+        """Tells it; whether that could be done: it may have ended, or read nothing."""
+        if self.control is None:
+            return False
+        try:
+            self.control.send(instruction.message(), instruction.fds)
+        except (ChannelClosed, OSError):
+            return False
+        return True
 
     def clear(self) -> None:
         """End all that it started, now that it has ended itself; ``wait_until_clear`` waits for that."""
@@ -113,10 +123,9 @@ class WorkerProcess:
 
     def ask_whereabouts(self) -> None:
         """Asks how far it has come in its collectives, unless it still owes an answer."""
-        if self.control is None or self.whereabouts.asked_at is not None:
+        if self.whereabouts.asked_at is not None:
             return
-        with contextlib.suppress(ChannelClosed, OSError):  # it has ended, or reads nothing
-            self.control.send({"where": self.whereabouts.questions + 1})
+        if self.tell(AskPosition(question=self.whereabouts.questions + 1)):
             self.whereabouts = self.whereabouts.asked(time.monotonic())
 
     def answered(self, said: Position) -> None:
@@ -129,10 +138,7 @@ class WorkerProcess:
     def ask_arrivals(self) -> None:
         """Asks when it has begun its latest collectives; until it answers that is not known."""
         self.arrivals = None
-        if self.control is not None:
-            with contextlib.suppress(ChannelClosed, OSError):
-                self.control.send({"arrivals": True})
-                self.owes_arrivals = True
+        self.owes_arrivals |= self.tell(AskCollectives())
 
     def answered_arrivals(self, said: LatestCollectives) -> None:
         """Takes its answer."""

@@ -24,7 +24,8 @@ from unicron_elastic.state.snapshot.file import SnapshotFile
 from unicron_elastic.state.snapshot.header import Header
 from unicron_elastic.state.snapshot.newest_common import best_for
 from unicron_elastic.state.snapshot.offers import Local, Remote
-from unicron_elastic.worker.channel import ChannelClosed, close_all
+from unicron_elastic.worker.channel import close_all
+from unicron_elastic.worker.instructions import MakeSnapshot, RemoteSnapshot, SnapshotOffers
 from unicron_elastic.worker.notices import SnapshotMade
 
 SAVE_S = 20.0  # so long the end of a step is waited for, of a job that is to wait for nodes
@@ -172,9 +173,7 @@ class Snapshots:
         asked = [worker for worker in workers if worker.returncode is None and worker.control is not None]
         self._unheard = {worker.local_rank for worker in asked}
         for worker in asked:
-            assert worker.control is not None
-            with contextlib.suppress(ChannelClosed, OSError):
-                worker.control.send({"save": True})
+            worker.tell(MakeSnapshot())
 
         def is_over() -> bool:
             return self._kept_now or all(worker.returncode is not None for worker in asked)
@@ -289,15 +288,14 @@ class Snapshots:
         there = best_for(remotes, rank, world_size)
         far = sorted(there, reverse=True)[:OTHERS_MAX]
         files = [*own.values(), *(here[key].file for key in near)]
-        told = {
-            "slots": [*own, *(None for _ in near)],
-            "remote": [_told(there[key]) for key in far],
-            "is_restart": self._generations > 1,
-            "is_replacement": self._does_round_go_on or worker.local_rank in self._replaced,
-        }
-        if worker.control is not None:
-            with contextlib.suppress(ChannelClosed, OSError):
-                worker.control.send({"snapshots": told}, [file.fd for file in files])
+        kept = SnapshotOffers(
+            slots=(*own, *(None for _ in near)),
+            remote=tuple(_told(there[key]) for key in far),
+            is_restart=self._generations > 1,
+            is_replacement=self._does_round_go_on or worker.local_rank in self._replaced,
+            fds=tuple(file.fd for file in files),
+        )
+        worker.tell(kept)
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:
@@ -305,8 +303,8 @@ class Snapshots:
             self._say(sentence)
 
 
-def _told(remote: Remote) -> dict[str, Any]:
-    return {"header": asdict(remote.header), "address": dict(remote.address), "key": remote.key}
+def _told(remote: Remote) -> RemoteSnapshot:
+    return RemoteSnapshot(header=asdict(remote.header), address=dict(remote.address), key=remote.key)
 
 
 def _own_host(master: str | None) -> str:

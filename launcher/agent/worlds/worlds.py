@@ -22,7 +22,7 @@ from unicron_elastic.recovery.commands import ChangeWorld, InviteMember, TellWor
 from unicron_elastic.recovery.events import Event, WorldChanged
 from unicron_elastic.rendezvous.job.bound_store import bound_store
 from unicron_elastic.rendezvous.store.own_address import address_towards
-from unicron_elastic.worker.channel import ChannelClosed, Message
+from unicron_elastic.worker.instructions import BePatient, FixedWorld, Instruction, Invitation, NewWorld, ServeState
 
 STORE_TIMEOUT_S = 300.0  # torch's own
 # Of each agent, in the round's store: of the world from before, and who may come to be the first members.
@@ -216,9 +216,9 @@ class Worlds:
 
     def may_enter(self, local_rank: int) -> bool:
         """Whether a worker may be a member; where agents cannot agree it is told that the world is fixed."""
-        self._send(local_rank, {"patience_s": self._patience_s})
+        self._send(local_rank, BePatient(patience_s=self._patience_s))
         if self._is_fixed:
-            self._send(local_rank, {"fixed": True})
+            self._send(local_rank, FixedWorld())
         elif self._watch is not None:
             self._watch.want()
         return not self._is_fixed
@@ -231,7 +231,7 @@ class Worlds:
         if address is None:
             self._ask_next(newcomer)
         else:
-            self._send(newcomer, {"join": {"sources": [address], "key": self._key}})
+            self._send(newcomer, Invitation(sources=(dict(address),), key=self._key))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class Worlds:
         assert self._round is not None
         for member in self._world.members:
             if (member.node, member.local_rank) == (self._round.node, local_rank):
-                self._send(local_rank, {"world": self._world.to_message(), "you": member.name})
+                self._send(local_rank, NewWorld(world=self._world, name=member.name))
 
     def _ask_next(self, newcomer: int) -> None:
         """Asks the next source; a newcomer that hears of none asks again."""
@@ -336,19 +336,18 @@ class Worlds:
             sources.pop(0)
         if sources:
             self._asked[newcomer] = sources.pop(0)
-            self._send(self._asked[newcomer], {"serve": newcomer, "key": self._key})
+            self._send(self._asked[newcomer], ServeState(newcomer=newcomer, key=self._key))
         else:
-            self._send(newcomer, {"join": {"sources": [], "key": self._key}})
+            self._send(newcomer, Invitation(key=self._key))
 
     def _is_up(self, local_rank: int) -> bool:
         worker = self._workers().get(local_rank)
         return worker is not None and worker.returncode is None and worker.control is not None
 
-    def _send(self, local_rank: int, message: Message) -> None:
+    def _send(self, local_rank: int, instruction: Instruction) -> None:
         worker = self._workers().get(local_rank)
-        if worker is not None and worker.control is not None:
-            with contextlib.suppress(ChannelClosed, OSError):
-                worker.control.send(message)
+        if worker is not None:
+            worker.tell(instruction)
 
     def _workers(self) -> dict[int, WorkerProcess]:
         return self._context.workers if self._context is not None else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from unicron_elastic.state.pull.client import SourcesLost, pull
 from unicron_elastic.state.snapshot.file import SnapshotFile, read_header
 from unicron_elastic.state.snapshot.header import Header
 from unicron_elastic.worker.channel import close_all
+from unicron_elastic.worker.instructions import SnapshotOffers
 
 PULL_TIMEOUT_S = 300.0
 
@@ -97,24 +98,23 @@ class Offers:
         return cls({}, [])
 
     @classmethod
-    def parse(cls, told: Mapping[str, Any], fds: Sequence[int]) -> Offers:
-        """What the agent said, with the descriptors that came with it, which belong to the result."""
-        offers = cls({}, [], bool(told.get("is_replacement")), bool(told.get("is_restart")))
-        slots = told["slots"]
-        for fd, slot in zip(fds, slots, strict=False):
+    def of(cls, told: SnapshotOffers) -> Offers:
+        """Return what the agent said, with the descriptors that came with it."""
+        offers = cls({}, [], told.is_replacement, told.is_restart)
+        close_all(told.fds[len(told.slots) :])
+        for fd, slot in zip(told.fds, told.slots, strict=False):
             try:
                 file = SnapshotFile(fd)
             except ValueError:
                 close_all([fd])
                 continue
             if slot is not None:
-                offers.own[int(slot)] = file
+                offers.own[slot] = file
             with suppress(ValueError):
                 offers.found.append(Local(read_header(fd), file))
-        for each in told["remote"]:
+        for each in told.remote:
             try:
-                header = Header.from_message(each["header"])
-                offers.found.append(Remote(header, dict(each["address"]), str(each["key"])))
-            except (KeyError, TypeError, ValueError) as error:
+                offers.found.append(Remote(Header.from_message(each.header), each.address, each.key))
+            except ValueError as error:
                 logger.warning("A snapshot that another node offers is left out: %s.", error)
         return offers

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from unicron_elastic.state.pull.client import Pulled
 from unicron_elastic.training.group.handover import Handover
 from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.group.said import MismatchError
 from unicron_elastic.training.group.servant import NotGivenError, about_fetched, fetch_state
+from unicron_elastic.worker.instructions import Invitation
 
 ASK_AGAIN_S = 0.1  # after a newcomer found no source of the state, or was too early
 ASK_LATER_S = (1.0, 60.0)  # after the others could not give it, at first and at most: they may be able to some day
@@ -101,7 +101,7 @@ class Arrival:
             where = _told(invitation)
             if where is not None and where[0] != until:
                 return where
-            if not invitation["sources"] or self._fetches >= FETCHES_MAX:
+            if not invitation.sources or self._fetches >= FETCHES_MAX:
                 return self._join(newcomer, None)
             try:
                 fetched = fetch_state(self._registered, invitation)
@@ -142,7 +142,7 @@ class Arrival:
             )
 
 
-def _told(invitation: Mapping[str, Any]) -> tuple[int, int] | None:
+def _told(invitation: Invitation) -> tuple[int, int] | None:
     """Where the source of the state is; None if that is not known."""
-    found = [(each["until"], each["step"]) for each in invitation["sources"] if each.get("until")]
+    found = [(each["until"], each["step"]) for each in invitation.sources if each.get("until")]
     return found[0] if found else None

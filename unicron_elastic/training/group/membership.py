@@ -16,14 +16,13 @@ from unicron_elastic.training.group.meeting import connect_store
 from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.collectives.broken import break_collectives
+from unicron_elastic.worker.instructions import FixedWorld, Instruction, Invitation, NewWorld
 from unicron_elastic.worker.notices import Broke, Entered, Notice, Ready
 from unicron_elastic.worker.worlds import Link, link
 
 ANSWER_TIMEOUT_S = 60.0
 # After a collective failed, at least: the agent decides within milliseconds, unless it waits for the store.
 NEXT_WORLD_TIMEOUT_S = 120.0
-
-Invitation = dict[str, Any]  # where a newcomer gets the state: {"sources": [address, ...], "key": hex}
 
 
 class Membership(Protocol):
@@ -156,15 +155,16 @@ class AgentMembership:
 
     def enter(self) -> Invitation | None:
         """Asks the agent. Raises TimeoutError if it does not answer."""
-        answers = ("join", "world", "fixed")  # who is invited is a newcomer, also if it is in a world already
-        key, message = self._link.ask(Entered(), answers, self._answer_timeout_s, is_agreed_on=True)
-        if key == "fixed":
+        # Who is invited is a newcomer, also if it is in a world already.
+        answers: tuple[type[Instruction], ...] = (Invitation, NewWorld, FixedWorld)
+        answer = self._link.ask(Entered(), answers, self._answer_timeout_s, is_agreed_on=True)
+        if isinstance(answer, FixedWorld):
             self._fixed = FixedMembership()
-        return Invitation(message["join"]) if key == "join" else None
+        return answer if isinstance(answer, Invitation) else None
 
     def is_ready(self, state: int) -> None:
         """Raises TimeoutError if no world comes."""
-        self._link.ask(Ready(state=state), ("world",), self._answer_timeout_s, is_agreed_on=True)
+        self._link.ask(Ready(state=state), (NewWorld,), self._answer_timeout_s, is_agreed_on=True)
 
     def is_newer(self) -> bool:
         """Whether the agent told of one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from unicron_elastic.state.layout import rebuild
@@ -10,6 +10,7 @@ from unicron_elastic.state.pull.client import Pulled, SourcesLost, pull
 from unicron_elastic.state.pull.server import Held, NotAtRest, StateServer, Unsendable
 from unicron_elastic.training.group.sendable import NotSendableError, Stateful, sendable
 from unicron_elastic.training.snapshot.gate import StateGate
+from unicron_elastic.worker.instructions import Invitation
 from unicron_elastic.worker.notices import StateTaken
 
 REST_TIMEOUT_S = 60.0  # a step may take long, and its end is not at rest
@@ -68,14 +69,14 @@ class Servant:
             server.close()
 
 
-def fetch_state(run: Stateful, invitation: Mapping[str, Any]) -> Pulled | None:
+def fetch_state(run: Stateful, invitation: Invitation) -> Pulled | None:
     """Copies the state from where the invitation says and takes it over.
 
     None if all sources were lost on the way. Until the result is released the sources stay in their step. Raises
     NotGivenError if they cannot send it, and NotTakenError if it does not fit.
     """
     try:
-        pulled = pull(invitation["sources"], bytes.fromhex(invitation["key"]), timeout_s=PULL_TIMEOUT_S)
+        pulled = pull(invitation.sources, bytes.fromhex(invitation.key), timeout_s=PULL_TIMEOUT_S)
     except SourcesLost as lost:
         if lost.refusal:
             raise NotGivenError(lost.refusal) from None

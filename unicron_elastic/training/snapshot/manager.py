@@ -27,6 +27,7 @@ from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
 from unicron_elastic.state.snapshot.shards import Shards, map_leaves
 from unicron_elastic.state.snapshot.writer import SnapshotWriter
 from unicron_elastic.worker.channel import ChannelClosed
+from unicron_elastic.worker.instructions import SnapshotOffers
 from unicron_elastic.worker.notices import Restored, SnapshotMade, SnapshotsWanted
 from unicron_elastic.worker.worlds import link
 
@@ -246,8 +247,7 @@ class SnapshotManager:
         self._restores, to_agent.on_save = True, self._save_asked
         rank, world_size = own_rank()
         wish = SnapshotsWanted(rank=rank, world_size=world_size)
-        _, told = to_agent.ask(wish, ("snapshots",), ANSWER_TIMEOUT_S)
-        return Offers.parse(told["snapshots"], told.get("fds", []))
+        return Offers.of(to_agent.ask(wish, (SnapshotOffers,), ANSWER_TIMEOUT_S))
 
     def _read(self, source: Any, key: Key) -> tuple[_Loaded | None, str]:
         """The state from a source, and what is wrong with it."""
