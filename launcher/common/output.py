@@ -20,7 +20,7 @@ from unicron_elastic.base.text import set_apart
 
 PANEL_MIN_ROWS = 12  # of a terminal; below this a panel would take more than half of the screen
 _MOST_KEPT_BYTES = 1 << 20
-_PATIENCE_S = 0.05  # once per stall, so that what others write to the same place comes after what we wrote first
+PATIENCE_S = 0.05  # once per stall, so that what others write to the same place comes after what we wrote first
 _PATIENCE_AT_CLOSE_S = 1.0
 
 
@@ -40,8 +40,9 @@ class StampedFormatter(logging.Formatter):
 class Output:
     """A text stream that never blocks for long, never raises and may be used from any thread and signal handler."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, patience_s: float = PATIENCE_S) -> None:
         self._stream = stream
+        self._patience_s = patience_s
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self._fd = _own_descriptor(stream)  # None: a stream without one, such as StringIO
         self._kept: deque[bytes] = deque()  # the first is being written
@@ -98,7 +99,7 @@ class Output:
             self._thread.start()
         self._changed.notify_all()
         if not self._is_stalled:
-            self._is_stalled = not self._changed.wait_for(lambda: not self._kept, _PATIENCE_S)
+            self._is_stalled = not self._changed.wait_for(lambda: not self._kept, self._patience_s)
 
     def _write_kept(self) -> None:
         """The thread: writes what is kept until ``close``."""

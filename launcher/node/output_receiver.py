@@ -27,7 +27,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -52,8 +52,8 @@ COUNT = struct.Struct("!Q")  # bytes of this connection that have been written
 GONE_AFTER_S = 10.0  # without the kernel of the other host saying that it got what was sent
 
 _BEAT_S = 1.0
-_GREETING_S = 5.0  # so long a connection may take until both sides have proven who they are
-_GREETING_MAX = 64  # connections that have not proven anything yet
+GREETING_S = 5.0  # so long a connection may take until both sides have proven who they are
+GREETINGS_MAX = 64  # connections that have not proven anything yet
 _PEERS_MAX = 1024  # in all, so that memory has a bound as well
 _CLOSE_S = 1.0  # for the writing thread, which the terminal may hold up
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -119,7 +119,16 @@ class OutputReceiver:
     """Listens in a thread of its own, and writes in another, until ``close``. All methods are for any thread."""
 
     def __init__(
-        self, secret: str, stdout: BinaryIO, stderr: BinaryIO, *, host: str = "", beat_s: float = _BEAT_S
+        self,
+        secret: str,
+        stdout: BinaryIO,
+        stderr: BinaryIO,
+        *,
+        host: str = "",
+        listen: Callable[[str], socket.socket] = listen,
+        beat_s: float = _BEAT_S,
+        greeting_s: float = GREETING_S,
+        greetings_max: int = GREETINGS_MAX,
     ) -> None:
         """Listens on ``host``, "" for all addresses. ``beat_s``: how often senders are told that somebody is here.
 
@@ -127,6 +136,7 @@ class OutputReceiver:
         """
         self._key = key_for_output(secret)
         self._beat_s = beat_s
+        self._greeting_s, self._greetings_max = greeting_s, greetings_max
         self._listener = listen(host)
         self.port: int = self._listener.getsockname()[1]
         self._sinks = dict(zip(STREAMS, (Sink(stdout), Sink(stderr)), strict=True))
@@ -223,7 +233,7 @@ class OutputReceiver:
         if len(self._peers) - len(silent) >= _PEERS_MAX:
             sock.close()
             return
-        if len(silent) >= _GREETING_MAX:
+        if len(silent) >= self._greetings_max:
             self._close(min(silent, key=lambda peer: peer.since))  # strangers keep no node out by silence
         sock.setblocking(False)
         said, nonce = challenge()
@@ -332,7 +342,7 @@ class OutputReceiver:
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
             self._is_listening = True
         for peer in list(self._peers):
-            if not peer.is_open and now - peer.since > _GREETING_S:
+            if not peer.is_open and now - peer.since > self._greeting_s:
                 self._close(peer)
             elif peer.out:
                 self._send(peer, b"")

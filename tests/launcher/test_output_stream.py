@@ -13,12 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
 from unicron_elastic.base.seal import SEAL_BYTES, Seal
-from unicron_elastic.launcher.node import output_receiver
 from unicron_elastic.launcher.node.output_receiver import (
     COUNT,
     END,
@@ -106,11 +105,13 @@ class Screen:
 class Terminal:
     """A receiver and what it shows."""
 
-    def __init__(self, opened: contextlib.ExitStack, *, host: str = "127.0.0.1", reads: bool = True) -> None:
+    def __init__(
+        self, opened: contextlib.ExitStack, *, host: str = "127.0.0.1", reads: bool = True, **given: Any
+    ) -> None:
         self.out, self.err = Screen(reads), Screen()
         opened.callback(self.out.close)
         opened.callback(self.err.close)
-        self.receiver = OutputReceiver(SECRET, self.out.file, self.err.file, host=host, beat_s=0.05)
+        self.receiver = OutputReceiver(SECRET, self.out.file, self.err.file, host=host, beat_s=0.05, **given)
         opened.callback(self.receiver.close)
         self.address = self.receiver.address_for("127.0.0.1")
 
@@ -399,16 +400,13 @@ def test_a_terminal_that_is_slow_is_waited_for(opened: contextlib.ExitStack) -> 
     assert part.said == []
 
 
-def test_it_goes_back_to_sending_when_somebody_is_there_again(
-    opened: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_goes_back_to_sending_when_somebody_is_there_again(opened: contextlib.ExitStack) -> None:
     port = free_port()
     part = Part(opened, f"127.0.0.1:{port}", LINES_UNTIL_TOLD)
     part.out.wait(lambda shown: shown.count(b"\n") > 20)
     listener = socket.create_server(("127.0.0.1", port))
     listener.setblocking(False)
-    monkeypatch.setattr(output_receiver, "listen", lambda _: listener)
-    here = Terminal(opened)
+    here = Terminal(opened, listen=lambda _: listener)
     here.out.wait(lambda shown: shown.count(b"\n") > 20)
     part.tell_to_end()
     part.end()
@@ -684,12 +682,8 @@ def test_a_stranger_is_dropped(opened: contextlib.ExitStack, said: bytes) -> Non
     assert here.receiver.drain(DEADLINE_S)
 
 
-def test_strangers_take_a_bounded_place_for_a_bounded_time(
-    opened: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output_receiver, "_GREETING_MAX", 4)
-    monkeypatch.setattr(output_receiver, "_GREETING_S", 0.3)
-    here = Terminal(opened)
+def test_strangers_take_a_bounded_place_for_a_bounded_time(opened: contextlib.ExitStack) -> None:
+    here = Terminal(opened, greetings_max=4, greeting_s=0.3)
     where = ("127.0.0.1", here.receiver.port)
     strangers = [opened.enter_context(socket.create_connection(where, DEADLINE_S)) for _ in range(4)]
     assert all(sock.recv(4096) for sock in strangers)

@@ -14,7 +14,6 @@ from typing import Any, cast
 import pytest
 
 from unicron_elastic.base.world import Member, World
-from unicron_elastic.launcher.agent.core import pace_report
 from unicron_elastic.launcher.agent.core.pace import (
     OVERDUE_MIN_S,
     STEPS_KEPT,
@@ -345,14 +344,15 @@ class Handler:
 class Agent:
     """The part of an agent that reports."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.trainer = Trainer()
         self.loop = FakeLoop(self.trainer)
         self.handler = Handler()
-        clock = SimpleNamespace(monotonic=lambda: self.trainer.now, time=lambda: self.trainer.now + UNIX_S)
-        monkeypatch.setattr(pace_report, "time", clock)
+        self.report = self.make_report()
+
+    def make_report(self) -> PaceReport:
         loop: Any = self.loop
-        self.report = PaceReport(loop, self.handler)
+        return PaceReport(loop, self.handler, lambda: self.trainer.now)
 
     def see(self) -> PaceObservation:
         job = self.trainer
@@ -370,7 +370,7 @@ class Agent:
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     monkeypatch.setenv(PLANNED_JOB, "chat")
-    made = Agent(monkeypatch)
+    made = Agent()
     yield made
     made.report.close()
 
@@ -421,8 +421,7 @@ def test_what_goes_wrong_in_the_store_is_nobodys_concern(agent: Agent) -> None:
         raise OSError("no route")
 
     agent.handler.keep_measured = fail  # type: ignore[method-assign,assignment]
-    loop: Any = agent.loop
-    agent.report = PaceReport(loop, agent.handler)
+    agent.report = agent.make_report()
     agent.report.start(agent.see)
     agent.loop.run(1.0)
     assert seen.wait(DEADLINE_S)

@@ -6,12 +6,12 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from dataclasses import replace
 
 import pytest
 from emulated_terminal import MARK, Terminal
 
-from unicron_elastic.launcher.common import output
 from unicron_elastic.launcher.view.job.panel import RESTORE_SEQUENCE, PanelConsole, panel_lines
 from unicron_elastic.launcher.view.job.view import LocalJobView, WorkerView
 
@@ -21,6 +21,7 @@ def _worker(rank, state="running", step=1200, step_time_s=0.25):
 
 
 PANEL_ROWS = 5
+DEADLINE_S = 30.0
 VIEW = LocalJobView(
     job="train.py",
     run_id="0b3c",
@@ -39,7 +40,6 @@ VIEW = LocalJobView(
 def terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr(output, "_PATIENCE_S", 30.0)  # what was shown has been written, also on a busy machine
     terminal = Terminal()
     yield terminal
     terminal.close()
@@ -47,7 +47,7 @@ def terminal(monkeypatch):
 
 @pytest.fixture
 def console(terminal):
-    console = PanelConsole(terminal.stream)
+    console = PanelConsole(terminal.stream, patience_s=30.0)  # what was shown has been written, on a busy machine too
     yield console
     console.close()
 
@@ -245,10 +245,9 @@ def test_lines_of_other_processes_are_never_broken(terminal, console):
     assert _is_panel(terminal.rows()[-PANEL_ROWS:])
 
 
-def test_a_terminal_stopped_with_ctrl_s_blocks_nobody(terminal, console, monkeypatch):
-    console.show(VIEW)
-    terminal.update()
-    monkeypatch.setattr(output, "_PATIENCE_S", 0.01)
+def test_a_terminal_stopped_with_ctrl_s_blocks_nobody(terminal):
+    console = PanelConsole(terminal.stream, patience_s=0.01)
+    show_in_time(console, terminal, 2)
     termios.tcflow(terminal.stream.fileno(), termios.TCOOFF)
     console.say("One.")
     console.show(replace(VIEW, generation=7))
@@ -257,11 +256,17 @@ def test_a_terminal_stopped_with_ctrl_s_blocks_nobody(terminal, console, monkeyp
     while "Two." not in terminal.rows()[1]:  # its writer needs a moment to wake up
         pass
     assert terminal.rows()[-PANEL_ROWS + 1].startswith("generation 2 ")  # stale frames do not queue up
-    monkeypatch.setattr(output, "_PATIENCE_S", 30.0)
-    console.show(replace(VIEW, generation=8))
-    rows = terminal.rows()
-    assert rows[0].endswith("One.")
-    assert rows[-PANEL_ROWS + 1].startswith("generation 8 ")
+    show_in_time(console, terminal, 8)
+    assert terminal.rows()[0].endswith("One.")
+    console.close()
+
+
+def show_in_time(console, terminal, generation):
+    """Shows it again until the terminal has it, as what waits for a terminal is not shown."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not terminal.rows()[-PANEL_ROWS + 1].startswith(f"generation {generation} "):
+        assert time.monotonic() < deadline
+        console.show(replace(VIEW, generation=generation))
 
 
 def test_a_terminal_that_went_away_is_no_error():

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from unicron_elastic.base.quarantine import Quarantined
-from unicron_elastic.launcher.agent.core import quarantine_file as quarantine_quarantine_file
 from unicron_elastic.launcher.agent.core.quarantine_file import QuarantineFileError, add, default_path, find, lift, read
 
 ENTRY = Quarantined(node="gpu-7", reason="GPU 3 fell off the bus.", since=1000.0, until=2000.0, by="unicron-run")
@@ -30,15 +29,14 @@ DEADLINE_S = 30.0
 ADDER = """
 import sys
 from pathlib import Path
-from unicron_elastic.launcher.agent.core import quarantine_file as quarantine
 from unicron_elastic.launcher.agent.core.quarantine_file import add
 from unicron_elastic.base.quarantine import Quarantined
-quarantine.LOCK_TIMEOUT_S = 60.0  # whatever the disk of this machine takes
 print("ready", flush=True)
 sys.stdin.read()
 for number in range(int(sys.argv[3])):
     node = f"node-{sys.argv[2]}-{number}"
-    add(Path(sys.argv[1]), Quarantined(node=node, reason="Lost.", since=1.0, until=None, by="test"))
+    entry = Quarantined(node=node, reason="Lost.", since=1.0, until=None, by="test")
+    add(Path(sys.argv[1]), entry, wait_s=60.0)  # whatever the disk of this machine takes
 """
 # Adds a node and stops for good before, or after, the call named second.
 STOPPER = """
@@ -252,12 +250,11 @@ def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new_one_and_no_lock(
     assert [entry.node for entry in read(path)] == ["gpu-7", *["gpu-8"][:is_new], "gpu-9"]
 
 
-def test_a_lock_that_is_never_let_go_is_not_waited_for_without_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine_quarantine_file, "LOCK_TIMEOUT_S", 0.05)
+def test_a_lock_that_is_never_let_go_is_not_waited_for_without_end(path: Path) -> None:
     add(path, ENTRY)
     with open(f"{path}.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for change in (lambda: add(path, OTHER), lambda: lift(path, "gpu-7")):
+        for change in (lambda: add(path, OTHER, wait_s=0.05), lambda: lift(path, "gpu-7", wait_s=0.05)):
             with pytest.raises(QuarantineFileError) as caught:
                 change()
             words = f"another process has held the lock {path}.lock for 0.05 s"
@@ -296,8 +293,7 @@ def test_a_fork_does_not_keep_the_lock(path: Path, monkeypatch: pytest.MonkeyPat
     try:
         add(path, OTHER)
         monkeypatch.setattr(os, "replace", real)
-        monkeypatch.setattr(quarantine_quarantine_file, "LOCK_TIMEOUT_S", 0.05)
-        assert lift(path, "gpu-7")
+        assert lift(path, "gpu-7", wait_s=0.05)
     finally:
         os.close(end_w)
         os.close(end_r)

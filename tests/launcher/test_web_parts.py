@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 
 from unicron_elastic.launcher.export.listen_address import ListenAddress
 from unicron_elastic.launcher.export.web import sign_in as web_sign_in
-from unicron_elastic.launcher.export.web import waf_history
 from unicron_elastic.launcher.export.web import watcher as web_watcher
 from unicron_elastic.launcher.export.web.place import CoordinatorPlace
 from unicron_elastic.launcher.export.web.sign_in import (
@@ -39,6 +39,7 @@ from unicron_elastic.testing.memory_store import MemoryServer, MemoryStore
 
 SECRET, OTHER = "5e" * 32, "ab" * 32
 DEADLINE_S = 20.0
+EVERY_S = 0.1
 
 
 # -- sign-in -----------------------------------------------------------------------------------------------------------
@@ -184,6 +185,7 @@ class Looks:
         self.at: list[float] = []
         self.trouble: Exception | None = None
         self.opened = 0
+        self.costs_s = 0.0  # of a CPU
         self.is_hanging = threading.Event()
         self.may_go_on = threading.Event()
         self.may_go_on.set()
@@ -194,6 +196,9 @@ class Looks:
 
     def read(self, _store: Store) -> Mapping[str, Any]:
         self.at.append(time.monotonic())
+        began_s = time.thread_time()
+        while time.thread_time() - began_s < self.costs_s:
+            pass
         if not self.may_go_on.is_set():
             self.is_hanging.set()
             assert self.may_go_on.wait(DEADLINE_S)
@@ -218,14 +223,27 @@ def told(watcher: Watcher) -> Any:
     return json.loads(watcher.state().plain)
 
 
+Watch = Callable[..., Watcher]
+
+
 @pytest.fixture
-def watcher(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(web_watcher, "EVERY_S", 0.1)
-    opened = Watcher(looks.open_store, looks.read, lambda: figures(2.0, 1.0))
-    opened.start()
-    yield opened
-    looks.may_go_on.set()
-    opened.close()
+def watch(looks: Looks) -> Iterator[Watch]:
+    """Starts a watcher of ``looks``."""
+    with contextlib.ExitStack() as opened:
+
+        def start(**limits: float) -> Watcher:
+            made = Watcher(looks.open_store, looks.read, lambda: figures(2.0, 1.0), **{"every_s": EVERY_S, **limits})
+            made.start()
+            opened.callback(made.close)
+            return made
+
+        yield start
+        looks.may_go_on.set()
+
+
+@pytest.fixture
+def watcher(watch: Watch) -> Watcher:
+    return watch()
 
 
 def test_nobody_asks_nothing_is_read(watcher: Watcher, looks: Looks) -> None:
@@ -242,22 +260,14 @@ def test_the_store_is_read_at_most_once_a_period_whoever_asks(watcher: Watcher, 
     for thread in threads:
         thread.join()
     until(lambda: watcher.state() and len(looks.at) >= 4)
-    assert len(looks.at) <= 1 + (time.monotonic() - began_at) / web_watcher.EVERY_S
-    assert min(b - a for a, b in pairwise(looks.at)) >= web_watcher.EVERY_S * 0.99
+    assert len(looks.at) <= 1 + (time.monotonic() - began_at) / EVERY_S
+    assert min(b - a for a, b in pairwise(looks.at)) >= EVERY_S * 0.99
     assert looks.opened == 1
 
 
-def test_dear_looks_are_made_less_often(watcher: Watcher, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_watcher, "EVERY_S", 0.01)
-
-    def dear(_store: Store) -> Mapping[str, Any]:
-        looks.at.append(time.monotonic())
-        began_s = time.thread_time()
-        while time.thread_time() - began_s < 0.02:
-            pass
-        return {}
-
-    monkeypatch.setattr(watcher, "_read", dear)
+def test_dear_looks_are_made_less_often(watch: Watch, looks: Looks) -> None:
+    looks.costs_s = 0.02
+    watcher = watch(every_s=0.01)
     until(lambda: watcher.state() and len(looks.at) >= 3)
     assert min(b - a for a, b in pairwise(looks.at)) >= 0.02 / web_watcher.BUSY_SHARE
 
@@ -288,10 +298,9 @@ def test_trouble_is_told_beside_the_last_state_and_goes_again(
     assert looks.opened == 2  # another object after the store's trouble
 
 
-def test_the_store_is_closed_once_nobody_looks(watcher: Watcher, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waf_history, "SAMPLE_S", 0.02)
+def test_the_store_is_closed_once_nobody_looks(watch: Watch, looks: Looks) -> None:
+    watcher = watch(sample_s=0.02, idle_s=0.05)
     watcher.state()
-    monkeypatch.setattr(web_watcher, "IDLE_S", 0.05)
     until(lambda: watcher._store is None)
     assert told(watcher)["state"]["look"] == len(looks.at)  # read anew, and waited for
     assert looks.opened == 2

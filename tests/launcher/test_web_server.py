@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.launcher.common import http as bounded_http
 from unicron_elastic.launcher.common.http import LOOPBACK
 from unicron_elastic.launcher.export.listen_address import ListenAddress
 from unicron_elastic.launcher.export.web import server as web_server
@@ -35,6 +34,7 @@ class Told(PageSource):
         self.known = SECRET
         self.place = CoordinatorPlace(leads=True)
         self.asked: list[str] = []
+        self.trouble: Exception | None = None
 
     def secret(self) -> str:
         return self.known
@@ -44,6 +44,8 @@ class Told(PageSource):
 
     def state(self) -> Body:
         self.asked.append("state")
+        if self.trouble is not None:
+            raise self.trouble
         return body(LONG)
 
     def waf(self, span: str) -> Body:
@@ -306,13 +308,10 @@ def test_who_does_not_coordinate_says_who_does(
 
 
 def test_an_error_in_telling_is_logged_and_not_told(
-    client: Client, told: Told, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: Client, told: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail() -> Body:
-        raise RuntimeError("a bug with a path /home/me")
-
     client.sign_in()
-    monkeypatch.setattr(told, "state", fail)
+    told.trouble = RuntimeError("a bug with a path /home/me")
     assert client.get("/state") == (500, {"error": "An error, which this process has logged."})
     assert "a bug with a path" in caplog.text
 
@@ -342,10 +341,8 @@ def test_odd_requests_get_a_short_answer_that_repeats_nothing(server: WebServer,
     assert client.ask("GET", "/")[0] == 200
 
 
-def test_who_sends_a_byte_now_and_then_is_cut_off(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_server, "REQUEST_S", 0.3)
-    monkeypatch.setattr(bounded_http, "LOOK_S", 0.05)
-    opened = WebServer(LOOPBACK, 0, told)
+def test_who_sends_a_byte_now_and_then_is_cut_off(told: Told) -> None:
+    opened = WebServer(LOOPBACK, 0, told, request_s=0.3)
     try:
         with socket.create_connection((LOOPBACK, opened.port), timeout=20) as slow:
             began_at = time.monotonic()

@@ -16,7 +16,6 @@ from metric_values import CLOSED, DECIDED, every_sample
 
 from unicron_elastic.base.ledger import Ledger
 from unicron_elastic.launcher.common.loop import Loop
-from unicron_elastic.launcher.export.metrics import job as job_metrics
 from unicron_elastic.launcher.export.metrics.job import JobMetrics
 from unicron_elastic.launcher.export.metrics.link import VARIABLE, ChildMetrics, Teller, take_teller
 from unicron_elastic.launcher.view.job.view import LocalJobView, WorkerView
@@ -46,7 +45,15 @@ class Job:
         self.loop = Loop()
         self.ledger = folder / "incidents.jsonl"
         self.view = VIEW
-        self.metrics = JobMetrics(self.loop, lambda: self.view, "n1", lambda: self.ledger)
+        self.later_s = 0.0  # by which the clock of what is tested is ahead
+        self.metrics = JobMetrics(
+            self.loop,
+            lambda: self.view,
+            "n1",
+            lambda: self.ledger,
+            look_s=0.01,
+            clock=lambda: time.monotonic() + self.later_s,
+        )
 
     def start(self) -> None:
         assert self.metrics.start(server=lambda _answers: Served(), teller=None)  # type: ignore[arg-type]
@@ -66,8 +73,7 @@ class Served:
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    monkeypatch.setattr(job_metrics, "LOOK_S", 0.01)
+def job(tmp_path: Path) -> Iterator[Job]:
     made = Job(tmp_path)
     yield made
     made.metrics.close()
@@ -159,19 +165,16 @@ def test_it_is_ready_while_workers_run(job: Job) -> None:
         assert (job.metrics.why_not_ready() == "") == (phase is Phase.RUNNING)
 
 
-def test_a_loop_that_stands_is_unwell_unless_it_waits_for_nodes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_stands_is_unwell_unless_it_waits_for_nodes(job: Job) -> None:
     job.start()
     assert job.metrics.why_unwell() == ""
-    now = time.monotonic()
-    monkeypatch.setattr(job_metrics.time, "monotonic", lambda: now + 100.0)
+    job.later_s = 100.0
     assert job.metrics.why_unwell() == "The agent's loop has not gone round for 100 s."
     job.metrics.is_meeting = True
     assert job.metrics.why_unwell() == ""
     job.metrics.is_meeting = False
-    monkeypatch.undo()
     job.view = replace(VIEW, phase="idle")
     job.metrics.phase_is("idle")
-    monkeypatch.setattr(job_metrics.time, "monotonic", lambda: now + 100.0)
     assert job.metrics.why_unwell() == ""
 
 

@@ -15,7 +15,6 @@ from metric_values import ODD, every_sample
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from unicron_elastic.launcher.common import http as bounded_http
 from unicron_elastic.launcher.common.http import LOOPBACK
 from unicron_elastic.launcher.export.metrics import server as metrics_server
 from unicron_elastic.launcher.export.metrics.server import REQUESTS_MOST, Answers, MetricsServer, open_server
@@ -177,7 +176,6 @@ def test_a_descriptor_that_is_wanting_does_not_stop_it(server: MetricsServer, mo
         tried.set()
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(bounded_http, "PAUSE_S", 0.001)
     monkeypatch.setattr(socket.socket, "accept", fail)
     with socket.create_connection((LOOPBACK, server.port)):
         assert tried.wait(20)

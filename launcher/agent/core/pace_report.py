@@ -35,9 +35,10 @@ _Merge = Callable[[bytes | None], bytes]
 class PaceReport:
     """Of one agent. Does nothing unless the job was planned and its rendezvous can keep what is told."""
 
-    def __init__(self, loop: Loop, handler: JobRendezvous) -> None:
+    def __init__(self, loop: Loop, handler: JobRendezvous, clock: Callable[[], float] = time.monotonic) -> None:
         """``handler`` is the job's rendezvous."""
         self._loop = loop
+        self._clock = clock
         job = os.environ.get(PLANNED_JOB, "")
         self._writer = _Writer(partial(handler.keep_measured, job)) if job else None
         self._see: Callable[[], PaceObservation] | None = None
@@ -88,7 +89,7 @@ class PaceReport:
     def _look_on(self, start: int) -> None:
         if start == self._starts:
             self.look()
-            self._loop.call_at(time.monotonic() + LOOK_S, lambda: self._look_on(start))
+            self._loop.call_at(self._clock() + LOOK_S, lambda: self._look_on(start))
 
 
 class _Writer:

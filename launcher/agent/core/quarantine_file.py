@@ -61,23 +61,35 @@ def find(path: Path, node: str, now: float) -> Quarantined | None:
     return quarantine.find(read(path), node, now)
 
 
-def add(path: Path, entry: Quarantined, say: Callable[[str], None] = lambda _sentence: None) -> Quarantined:
+def add(
+    path: Path,
+    entry: Quarantined,
+    say: Callable[[str], None] = lambda _sentence: None,
+    *,
+    wait_s: float = LOCK_TIMEOUT_S,
+) -> Quarantined:
     """Puts a node into quarantine and returns its entry, which may be older or longer: see ``quarantine.add``.
 
-    Waits for others that change the file, at most LOCK_TIMEOUT_S. ``say`` hears of a file system without locks.
+    Waits for others that change the file, at most ``wait_s``. ``say`` hears of a file system without locks.
     Raises QuarantineFileError.
     """
-    with _change(path, say) as file:
+    with _change(path, say, wait_s) as file:
         entries = quarantine.add(read(file), entry)
         _write(file, entries)
     return next(each for each in entries if each.node == entry.node)
 
 
-def lift(path: Path, node: str, say: Callable[[str], None] = lambda _sentence: None) -> bool:
+def lift(
+    path: Path,
+    node: str,
+    say: Callable[[str], None] = lambda _sentence: None,
+    *,
+    wait_s: float = LOCK_TIMEOUT_S,
+) -> bool:
     """Takes a node out of the file; False if it was not there. Waits and raises as ``add`` does."""
     if not _has(read(path), node):
         return False  # neither waits nor creates a lock where there is nothing to do
-    with _change(path, say) as file:
+    with _change(path, say, wait_s) as file:
         entries = read(file)
         if not _has(entries, node):
             return False
@@ -103,25 +115,25 @@ def _content(path: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def _change(path: Path, say: Callable[[str], None]) -> Iterator[Path]:
+def _change(path: Path, say: Callable[[str], None], wait_s: float) -> Iterator[Path]:
     """Holds the lock, and gives the file itself: a link to it has to stay one. Raises QuarantineFileError."""
     file = Path(os.path.realpath(path))
     try:
         hold_own(path, make=True)
         file.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(file.with_name(f"{file.name}.lock"), say):
+        with _locked(file.with_name(f"{file.name}.lock"), say, wait_s):
             yield file
     except OSError as error:
         raise QuarantineFileError(f"{path} cannot be changed: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
-def _locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
+def _locked(path: Path, say: Callable[[str], None], wait_s: float) -> Iterator[None]:
     """Holds a lock on a file that is never removed: who waits for it would get a lock that others do not see."""
     fd = _open_lock(path)
     try:
         try:
-            _wait_for_lock(fd, path)
+            _wait_for_lock(fd, path, wait_s)
         except TimeoutError:
             raise
         except OSError as error:  # such as NFS without locks: what is replaced is whole all the same
@@ -143,16 +155,16 @@ def _open_lock(path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # made by another user
 
 
-def _wait_for_lock(fd: int, path: Path) -> None:
+def _wait_for_lock(fd: int, path: Path, wait_s: float) -> None:
     """Raises TimeoutError if others hold the lock for too long, and other OSErrors if there are no locks here."""
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    deadline = time.monotonic() + wait_s
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                what = f"another process has held the lock {path} for {LOCK_TIMEOUT_S:g} s"
+                what = f"another process has held the lock {path} for {wait_s:g} s"
                 raise TimeoutError(errno.ETIMEDOUT, what) from None
         time.sleep(_LOCK_RETRY_S)
 

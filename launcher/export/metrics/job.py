@@ -40,9 +40,20 @@ logger = logging.getLogger(__name__)
 class JobMetrics(Answers):
     """Of one agent, from ``start`` to ``close``. All but what it answers belongs to the loop's thread."""
 
-    def __init__(self, loop: Loop, view: Callable[[], LocalJobView], node: str, ledger: Callable[[], Path]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        view: Callable[[], LocalJobView],
+        node: str,
+        ledger: Callable[[], Path],
+        *,
+        look_s: float = LOOK_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``ledger`` tells where incidents are recorded, once workers have started."""
         self._loop = loop
+        self._look_s = look_s
+        self._clock = clock
         self._view = view
         self._node = node
         self._ledger = ledger
@@ -54,7 +65,7 @@ class JobMetrics(Answers):
         self._last_step_unix_s: float | None = None
         self._samples: tuple[MetricSample, ...] = ()
         self._phase = Phase.IDLE.value
-        self._turned_at = time.monotonic()  # when the loop last went round
+        self._turned_at = self._clock()  # when the loop last went round
         self.is_meeting = False  # the loop stands while nodes meet
         self.cluster_samples: Callable[[], Iterable[MetricSample]] = tuple  # of an agent that takes part in a cluster
         self._teller: Teller | None = None
@@ -96,9 +107,9 @@ class JobMetrics(Answers):
 
     def _look_on(self) -> None:
         if not self._is_over:
-            self._turned_at = time.monotonic()
+            self._turned_at = self._clock()
             self._look()
-            self._loop.call_at(time.monotonic() + LOOK_S, self._look_on)
+            self._loop.call_at(self._clock() + self._look_s, self._look_on)
 
     def _look(self) -> None:
         try:
@@ -118,7 +129,7 @@ class JobMetrics(Answers):
     def _figures(self, view: LocalJobView) -> JobFigures:
         if view.last_step_at is not None and view.last_step_at > self._last_step_at:
             self._last_step_at = view.last_step_at
-            self._last_step_unix_s = time.time() - time.monotonic() + view.last_step_at
+            self._last_step_unix_s = time.time() - self._clock() + view.last_step_at
         return JobFigures(
             run_id=view.run_id,
             script=view.job,
@@ -183,7 +194,7 @@ class JobMetrics(Answers):
         """The loop stands, though it has work."""
         if self.is_meeting or self._phase not in _LOOPS_IN:
             return ""
-        stood_s = time.monotonic() - self._turned_at
+        stood_s = self._clock() - self._turned_at
         return f"The agent's loop has not gone round for {stood_s:.0f} s." if stood_s > UNWELL_S else ""
 
     def why_not_ready(self) -> str:

@@ -68,9 +68,9 @@ class PageSource:
 class WebServer:
     """From its making to ``close``."""
 
-    def __init__(self, address: str, port: int, source: PageSource) -> None:
+    def __init__(self, address: str, port: int, source: PageSource, *, request_s: float = REQUEST_S) -> None:
         """Port 0 is one of the system's choice. Raises OSError if it cannot be listened on."""
-        self._server = _Server(address, port, source)
+        self._server = _Server(address, port, source, request_s)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve, name="unicron-web", daemon=True)
         self._thread.start()
@@ -84,14 +84,14 @@ class WebServer:
 class _Server(BoundedServer):
     """What its handlers need."""
 
-    def __init__(self, address: str, port: int, source: PageSource) -> None:
+    def __init__(self, address: str, port: int, source: PageSource, request_s: float) -> None:
         """Raises OSError."""
         folder = resources.files("unicron_elastic.launcher.export.web") / "page"
         self.files = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
         self.source = source
         self.guesses = sign_in.Guesses()
         self.guessing = threading.Lock()
-        super().__init__(address, port, _Handler, requests_most=REQUESTS_MOST, request_s=REQUEST_S)
+        super().__init__(address, port, _Handler, requests_most=REQUESTS_MOST, request_s=request_s)
 
 
 class _Handler(BaseHTTPRequestHandler):

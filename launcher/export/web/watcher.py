@@ -62,15 +62,20 @@ class Watcher:
         open_store: Callable[[], Store],
         read: Callable[[Store], Mapping[str, Any]],
         figures: Callable[[], PlanFigures | None],
+        *,
+        every_s: float = EVERY_S,
+        sample_s: float = SAMPLE_S,
+        idle_s: float = IDLE_S,
     ) -> None:
         """``read`` makes what is shown of the store, and raises StoreError; ``figures`` has it at hand."""
         self._open_store, self._read, self._figures = open_store, read, figures
+        self._every_s, self._sample_s, self._idle_s = every_s, sample_s, idle_s
         self._changed = threading.Condition()
         self._store: Store | None = None
         self._seen = _Seen()
         self._told = body({"state": None, "trouble": "The cluster is being read."})
         self._asked_at, self._looked_at, self._sampled_at = 0.0, 0.0, 0.0  # monotonic; 0.0: never
-        self._pause_s = EVERY_S  # after the latest look
+        self._pause_s = self._every_s  # after the latest look
         self._is_over = False
         self._history = WafHistory()
         self._thread = threading.Thread(target=self._run, name="unicron-web-watch", daemon=True)
@@ -85,12 +90,12 @@ class Watcher:
             self._is_over = True
             self._changed.notify_all()
         if self._thread.is_alive():
-            self._thread.join(EVERY_S)
+            self._thread.join(self._every_s)
 
     def state(self) -> Body:
         """What the store has, at most a look old; that of the latest look that worked if there is trouble with it."""
         with self._changed:
-            was_idle = time.monotonic() - self._asked_at > IDLE_S
+            was_idle = time.monotonic() - self._asked_at > self._idle_s
             self._asked_at = time.monotonic()
             self._changed.notify_all()
             if was_idle:  # what is known is old
@@ -106,11 +111,11 @@ class Watcher:
 
     def _run(self) -> None:
         while self._wait():
-            if time.monotonic() - self._sampled_at >= SAMPLE_S or not self._sampled_at:
+            if time.monotonic() - self._sampled_at >= self._sample_s or not self._sampled_at:
                 self._sample()
             if self._is_look_due():
                 self._look()
-            elif self._store is not None and time.monotonic() - self._asked_at > IDLE_S:
+            elif self._store is not None and time.monotonic() - self._asked_at > self._idle_s:
                 self._close_store()
         self._close_store()
 
@@ -118,7 +123,7 @@ class Watcher:
         """Until there may be something to do; False at the end."""
         with self._changed:
             now = time.monotonic()
-            until = self._sampled_at + SAMPLE_S
+            until = self._sampled_at + self._sample_s
             if self._asked_at > self._looked_at:
                 until = min(until, self._looked_at + self._pause_s)
             if not self._is_over and self._sampled_at and until > now:
@@ -151,7 +156,7 @@ class Watcher:
             logger.warning("The state of the cluster cannot be told to the web page", exc_info=True)
             seen = replace(self._seen, trouble="The state cannot be told, by an error that this process has logged.")
             told = _told(seen)
-        self._pause_s = max(EVERY_S, (time.thread_time() - began_s) / BUSY_SHARE)
+        self._pause_s = max(self._every_s, (time.thread_time() - began_s) / BUSY_SHARE)
         with self._changed:
             self._seen, self._told, self._looked_at = seen, told, time.monotonic()
             self._changed.notify_all()

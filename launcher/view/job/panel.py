@@ -19,7 +19,7 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 
 from unicron_elastic.base.text import one_line
-from unicron_elastic.launcher.common.output import PANEL_MIN_ROWS, Output, is_foreground, stamped
+from unicron_elastic.launcher.common.output import PANEL_MIN_ROWS, PATIENCE_S, Output, is_foreground, stamped
 from unicron_elastic.launcher.view.job.view import LocalJobView, WorkerView
 
 REFRESH_INTERVAL_S = 0.5
@@ -119,8 +119,8 @@ class PanelConsole:
     refresh_interval_s: float | None = REFRESH_INTERVAL_S
     farewell = RESTORE_SEQUENCE
 
-    def __init__(self, stream: TextIO) -> None:
-        self._output = Output(stream)
+    def __init__(self, stream: TextIO, patience_s: float = PATIENCE_S) -> None:
+        self._output = Output(stream, patience_s)
         self._lock = threading.RLock()
         self._height = 0  # rows kept for the panel; 0: it is not there
         self._size: os.terminal_size | None = None  # of the terminal when the panel was drawn
