@@ -182,6 +182,7 @@ def _run_ours(argv: Sequence[str]) -> int:
         return _complain(str(error), 1)  # where torchrun raises, it exits with 1
     runtime = _runtime_for(args, chosen)
     runtime.is_alone = True
+    runtime.is_planned = bool(os.environ.get("UNICRON_PLANNED_JOB"))
     runtime.metrics_teller, runtime.shelf = teller, shelf
     if args.training_script != STDIN:  # of which another node has none
         runtime.shared_arguments = shared_arguments(argv, len(args.training_script_args))
@@ -301,8 +302,18 @@ def _run_job(args: argparse.Namespace, runtime: Runtime) -> int:
         from unicron_elastic.compat.rendezvous import RendezvousError
         from unicron_elastic.launcher import api  # noqa: F401
 
+    def run_to_its_end() -> None:
+        try:
+            run(args, runtime)
+        except ChildFailedError:
+            if runtime.why_drained:  # no worker has failed
+                raise NodeLeft(runtime.why_drained) from None
+            raise
+
     try:
-        record(lambda: run(args, runtime))()
+        record(run_to_its_end)()
+    except NodeLeft:
+        return 1  # which has been said
     except ChildFailedError as error:
         # The line that tools look for, as a traceback of torchrun ends with it.
         print(f"{ChildFailedError.__module__}.{ChildFailedError.__qualname__}: {error}", file=sys.stderr)
@@ -314,6 +325,10 @@ def _run_job(args: argparse.Namespace, runtime: Runtime) -> int:
             raise
         return _complain(_words(error), 1)
     return 0
+
+
+class NodeLeft(Exception):
+    """`NodeLeft` says that this node has left a job that goes on, as somebody drains it."""
 
 
 def _words(error: Exception) -> str:

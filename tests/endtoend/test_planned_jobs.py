@@ -259,6 +259,11 @@ def test_a_drained_node_leaves_a_planned_job_and_is_back_when_that_is_lifted(
     works(run, 1)
     lab.until_idle("a")
     assert lab.refused() == set()
+    said = re.findall(r"^\[unicron\] \S+ (Node a .*)$", run.err, re.MULTILINE)
+    leaves = "This node leaves the job, which goes on: the others' workers restart without it."
+    assert [line.partition(": a loud fan. ")[2] for line in said] == [leaves], run.err
+    assert "FAILED" not in run.err
+    assert "Traceback" not in run.err
     assert lab.unicron("undrain", "a").returncode == 0
     run.until(lambda: run.out.count("WORKS a of 2") == 2, "the node in its job again")
     stop(launcher)

@@ -226,6 +226,8 @@ def test_in_place_the_others_go_on_without_a_drained_node(
     assert gone.wait() == 1, gone.err  # who started it must not take its end for the job's
     assert re.search(rf"Node {node} is drained by .*: a loud fan\. It has left the job\.", gone.err), gone.err
     assert "Traceback" not in gone.err
+    assert "FAILED" not in gone.err
+    assert "which goes on: the others go on in their processes." in gone.err
     assert [run.wait() for run in runs.values()] == [0, 0], [run.err for run in runs.values()]
     for run in runs.values():
         assert len(set(re.findall(r"^STEP \d+ pid (\d+)", run.out, re.MULTILINE))) == 1

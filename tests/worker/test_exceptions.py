@@ -153,6 +153,33 @@ def test_a_wrapping_hook_as_torch_installs_it_reports_at_once(train: Path) -> No
     assert ended.stderr.startswith("[rank0]: Traceback")
 
 
+WRAPS_AS_TORCH = """
+        old_hook = sys.excepthook
+        def _distributed_excepthook(*args):
+            sys.stderr.write("[rank0]: ")
+            old_hook(*args)
+        sys.excepthook = _distributed_excepthook
+"""
+
+
+@pytest.mark.parametrize("wraps", [WRAPS_AS_TORCH, ""])
+@pytest.mark.parametrize("text", ["Connection closed by peer [::1]:9", "NCCL error: remote process exited", "bad data"])
+def test_a_connection_that_breaks_as_a_node_departs_is_told_to_the_agent_alone(
+    train: Path, wraps: str, text: str
+) -> None:
+    source = f"""
+        {wraps.strip()}
+        from unicron_elastic.worker.exceptions import hide_broken_connections
+        hide_broken_connections()
+        raise RuntimeError({text!r})
+        """
+    ended = Ended(train, source)
+    assert [message["is_final"] for message in ended.said] == [True]
+    assert ended.code == 1
+    assert ("Traceback" in ended.stderr) == (text == "bad data")
+    assert (ended.stderr == "") == (text != "bad data")
+
+
 @pytest.mark.parametrize(
     "hook",
     [

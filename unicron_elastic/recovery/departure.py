@@ -77,7 +77,9 @@ def answered(state: JobState, event: LeaveAnswered) -> tuple[JobState, list[Comm
         return _stay(state, event.why_not, event.at)
     patience_s = LEFT_OUT_WITHIN_S if is_in_place(state) else STOP_AFTER_S
     recall = replace(recall, stage=RecallStage.LEAVES, act_at=event.at + patience_s)
-    state, said = replace(state, recall=recall), list[Command]([Tell(reason=f"{recall.reason} {LEAVES_IT_GOES_ON}")])
+    others = "the others go on in their processes." if is_in_place(state) else "the others' workers restart without it."
+    leaves = f"{recall.reason} {LEAVES_IT_GOES_ON.rstrip('.')}: {others}"
+    state, said = replace(state, recall=recall), list[Command]([Tell(reason=leaves)])
     if departure is not None:
         state, said = node.leave_alone(state, departure, event.at)
     if is_left_out(state):  # its workers are newcomers, whom nobody misses

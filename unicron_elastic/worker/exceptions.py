@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
 import time
 import traceback
@@ -16,6 +17,12 @@ from unicron_elastic.worker.notices import Raised
 MESSAGE_CHARS_MAX = 4_000
 STACK_CHARS_MAX = 20_000
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
+HIDDEN_FOR_S = 5.0  # so long after the word of a departure its breaks are no news
+
+# Of a collective or store whose peer has ended: gloo, NCCL, torch's TCPStore.
+_BROKEN = re.compile(
+    r"connection (?:was )?(?:closed|reset)|broken pipe|socket closed|remote process exited", re.IGNORECASE
+)
 
 
 class _Reporter:
@@ -30,6 +37,18 @@ class _Reporter:
     def hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self._report(error, trace, is_final=_called_by_interpreter())
         self._previous_hook(kind, error, trace)
+
+    def hide_broken(self) -> None:
+        """Installs a hook that prints nothing of a connection that breaks soon; the agent hears of it as of any."""
+        before, until = sys.excepthook, time.monotonic() + HIDDEN_FOR_S
+
+        def quiet(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            if time.monotonic() < until and _BROKEN.search(_text_of(error)):
+                self._report(error, trace, is_final=_called_by_interpreter())
+            else:
+                before(kind, error, trace)
+
+        sys.excepthook = quiet
 
     def at_exit(self) -> None:
         """Catches what ``hook`` missed because the script installed a hook of its own."""
@@ -71,9 +90,19 @@ def _ended_the_process(error: BaseException) -> bool:
     return trace is not None and trace.tb_frame.f_back is None
 
 
+_reporters: list[_Reporter] = []  # of this process: the one that is installed
+
+
+def hide_broken_connections() -> None:
+    """Print no traceback of a connection that breaks in the next seconds, as a node departs: that is no failure."""
+    for reporter in _reporters:
+        reporter.hide_broken()
+
+
 def propagate(control: Control) -> None:
     """Installs the hooks. What the script does to ``sys.excepthook`` later stays its own affair."""
     reporter = _Reporter(control)
+    _reporters.append(reporter)
     sys.excepthook = reporter.hook
     atexit.register(reporter.at_exit)
 
@@ -87,10 +116,7 @@ def describe(error: BaseException, trace: TracebackType | None) -> Message:
     name = (
         kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     )
-    try:
-        message = str(error)
-    except Exception as failure:  # a user's __str__ may fail
-        message = f"<str() of this exception raised {type(failure).__name__}>"
+    message = _text_of(error)
     frames = traceback.extract_tb(trace)
     stack = "".join(traceback.format_exception(kind, error, trace))
     described: dict[str, Any] = {
@@ -102,6 +128,13 @@ def describe(error: BaseException, trace: TracebackType | None) -> Message:
     if isinstance(error, SyntaxError) and error.filename:
         described["location"] = f"{error.filename}:{error.lineno}"
     return described
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failure:  # a user's __str__ may fail
+        return f"<str() of this exception raised {type(failure).__name__}>"
 
 
 def _location(frames: traceback.StackSummary) -> str | None:

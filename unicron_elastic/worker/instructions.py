@@ -26,6 +26,11 @@ class AskCollectives(Instruction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectBreaks(Instruction):
+    """`ExpectBreaks` says that connections will break, as a node departs: that is no failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FreeToStop(Instruction):
     """`FreeToStop` lets a worker that was sent SIGTERM leave the collective in which it waits, for this ``reason``."""
 
@@ -98,6 +103,6 @@ class SnapshotOffers(Instruction):
 
 
 INSTRUCTIONS: tuple[type[Instruction], ...] = (
-    *(AskPosition, AskCollectives, FreeToStop, MakeSnapshot, ServeState, Invitation, FixedWorld, BePatient),
-    *(NewWorld, SnapshotOffers),
+    *(AskPosition, AskCollectives, ExpectBreaks, FreeToStop, MakeSnapshot, ServeState, Invitation, FixedWorld),
+    *(BePatient, NewWorld, SnapshotOffers),
 )

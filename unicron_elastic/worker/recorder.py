@@ -26,7 +26,15 @@ from unicron_elastic.compat.loaded import (
 )
 from unicron_elastic.worker.channel import ChannelClosed, Control
 from unicron_elastic.worker.collectives.broken import free_to_stop, groups_made
-from unicron_elastic.worker.instructions import INSTRUCTIONS, AskCollectives, AskPosition, FreeToStop, Instruction
+from unicron_elastic.worker.exceptions import hide_broken_connections
+from unicron_elastic.worker.instructions import (
+    INSTRUCTIONS,
+    AskCollectives,
+    AskPosition,
+    ExpectBreaks,
+    FreeToStop,
+    Instruction,
+)
 from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.notices import GroupCounts, LatestCollectives, Position
 from unicron_elastic.worker.worlds import hear
@@ -196,6 +204,8 @@ def _do(control: Control, instruction: Instruction) -> None:
             _learn_groups()
         case AskCollectives():
             control.send(_arrivals_or_nothing().message())
+        case ExpectBreaks():
+            hide_broken_connections()
         case FreeToStop(reason=reason):
             free_to_stop(reason)
         case _:

@@ -452,7 +452,13 @@ class Agent(TorchAgent):
 
     def _others_depart(self, generation: int, nodes: tuple[str, ...], reason: str) -> None:
         self._runtime.loop.call_soon(lambda: self._worlds.gone(nodes))
+        self._runtime.loop.call_soon(self._expect_breaks)
         self._recalls.others_depart(generation, nodes, reason)
+
+    def _expect_breaks(self) -> None:
+        """Let the workers know that connections will break, which is no fault."""
+        if isinstance(self._pcontext, WorkersContext):
+            self._pcontext.expect_breaks()
 
     def _nodes_wait(self, generation: int, nodes_waiting: int) -> None:
         now = time.monotonic()
@@ -490,11 +496,15 @@ class Agent(TorchAgent):
             self._do(command)
         world = self._state.world
         if world is not None and world.number > (1 if before is None else before.number):
-            if before is not None and world.reason:
+            if before is not None and world.reason and not self._is_told(world.reason):
                 self._reporter.say(world.reason)  # when its members have been told
             self._watch_hangs()
         self._watch_newcomers()
         self._pace.look()
+
+    def _is_told(self, sentence: str) -> bool:
+        """Whether people know what departs, and so what comes of it: the nodes of a planned job speak in one place."""
+        return self._runtime.is_planned and self._recalls.is_told_there(sentence)
 
     def _do(self, command: commands.Command) -> None:
         match command:
@@ -512,7 +522,8 @@ class Agent(TorchAgent):
                 incident = self._moves.recorded(command.incident)
                 self._teller.recorded(self._reporter.record(incident))
             case commands.StartWorkers():
-                if command.reason != self._reporter.last_said:  # as the reason for the stop, usually
+                is_known = command.reason == self._reporter.last_said  # as the reason for the stop, usually
+                if not (is_known or self._is_told(command.reason)):
                     self._reporter.say(command.reason)
                 self._stop_watches()
                 self._put_metrics(WorkerState.FAILED)
@@ -581,7 +592,8 @@ class Agent(TorchAgent):
         )
 
     def _end_workers(self, command: commands.StopWorkers | commands.KillWorkers) -> None:
-        self._reporter.say(command.reason)
+        if not (self._recalls.is_about_this_node(command.reason) or self._is_told(command.reason)):
+            self._reporter.say(command.reason)
         if not isinstance(self._pcontext, WorkersContext):
             return
         if isinstance(command, commands.KillWorkers):
@@ -620,11 +632,16 @@ class Agent(TorchAgent):
             return
         group = self._worker_group
         why_not = isolation.why_not_now(self._nodes, group.group_world_size, command)
+        if command.is_departure and not why_not:
+            self._expect_breaks()
         self._handle(events.LeaveAnswered(at=time.monotonic(), why_not=why_not))
 
     def _leave_or_fail(self, command: commands.FailJob | commands.LeaveJob | commands.DepartWell) -> None:
         """Ends the job on this node, or everywhere."""
-        self._reporter.say(command.reason if isinstance(command, commands.DepartWell) else with_stack(command))
+        if not isinstance(command, commands.DepartWell):
+            self._reporter.say(with_stack(command))
+        elif not self._is_told(command.reason):
+            self._reporter.say(command.reason)
         self._stop_workers(self._worker_group)
         self._stop_watches()
         if isinstance(command, commands.DepartWell):
@@ -633,6 +650,7 @@ class Agent(TorchAgent):
             if not command.is_drained:
                 self._finish(WorkerState.SUCCEEDED, self._succeeded())
                 return
+            self._runtime.why_drained = command.reason
         if isinstance(command, commands.FailJob):
             self._nodes.why_failed = command.reason
         if isinstance(command, commands.LeaveJob):

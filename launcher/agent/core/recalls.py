@@ -24,17 +24,29 @@ class Recalls:
         self._post = post
         self._waits = 0  # timers of earlier ones are not for this one
         self.does_anyone_depart = False  # of the present round
+        self._why_here, self._why_elsewhere = "", ""  # nodes leave, as far as that was heard
 
     def told(self, reason: str, why_stay: str, is_drained: bool) -> None:
         """This node is recalled or drained, or not any more; from any thread."""
+        self._why_here = reason
         event = NodeRecalled(at=time.monotonic(), reason=reason, why_stay=why_stay, is_drained=is_drained)
         self._loop.call_soon(lambda: self._post(event))
 
     def others_depart(self, generation: int, nodes: tuple[str, ...], reason: str) -> None:
         """Other nodes leave; from any thread."""
         self.does_anyone_depart = True
+        self._why_elsewhere = reason
         event = NodesDepart(at=time.monotonic(), nodes=nodes, reason=reason, generation=generation)
         self._loop.call_soon(lambda: self._post(event))
+
+    def is_about_this_node(self, sentence: str) -> bool:
+        """Return whether ``sentence`` goes on with what was said when this node began to leave."""
+        return bool(self._why_here) and sentence.startswith(self._why_here)
+
+    def is_told_there(self, sentence: str) -> bool:
+        """Return whether ``sentence`` goes on with what a node that leaves has said, here or elsewhere."""
+        is_elsewhere = bool(self._why_elsewhere) and sentence.startswith(self._why_elsewhere)
+        return is_elsewhere or self.is_about_this_node(sentence)
 
     def await_step(self, generation: int, workers: Iterable[WorkerProcess]) -> None:
         """Posts ``StepEnded`` when all of these workers have just completed a step, or that took too long."""

@@ -38,6 +38,8 @@ class Runtime:
         self.warm: WarmProcess | None = None
         self.shared_arguments: tuple[str, ...] = ()  # of unicron-run, as a spare node would need them
         self.is_alone = False  # whether this process is unicron-run's own, so that nobody else forks from it
+        self.is_planned = False  # whether all nodes of the job speak in one place, where it was submitted
+        self.why_drained = ""  # and so left the job, which goes on
         self.ignored_at_start = frozenset(ignored_signals())
         self.signals_are_named = False  # those that end the job, by the user
         self.metrics_teller: Teller | None = None  # to the agent of the cluster that started this process

@@ -31,7 +31,7 @@ from unicron_elastic.launcher.agent.process.whereabouts import Whereabouts, arri
 from unicron_elastic.launcher.common.open_streams import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.worker.channel import Channel, ChannelClosed
-from unicron_elastic.worker.instructions import AskCollectives, AskPosition, FreeToStop, Instruction
+from unicron_elastic.worker.instructions import AskCollectives, AskPosition, ExpectBreaks, FreeToStop, Instruction
 from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.notices import NOTICES, Ending, LatestCollectives, Notice, Position, Raised
 from unicron_elastic.worker.pulse import PAGE_PATH, PulsePage, PulseReading, page_name
@@ -108,6 +108,10 @@ class WorkerProcess:
         except (ChannelClosed, OSError):
             return False
         return True
+
+    def expect_breaks(self) -> None:
+        """Tells it that its connections may break, as a node departs: nobody need see a traceback of that."""
+        self.tell(ExpectBreaks())
 
     def clear(self) -> None:
         """End all that it started, now that it has ended itself; ``wait_until_clear`` waits for that."""
@@ -217,6 +221,11 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         """Asks those of these workers that still run to end, and to leave their collectives if there is a reason."""
         for worker in self._running(local_ranks):
             worker.stop(why_free)
+
+    def expect_breaks(self) -> None:
+        """Tells all workers that run that connections may break, which is no fault."""
+        for worker in self._running(self.workers):
+            worker.expect_breaks()
 
     def kill(self, local_ranks: Iterable[int]) -> None:
         """Ends those of these workers that still run."""
