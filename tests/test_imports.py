@@ -304,6 +304,7 @@ def test_the_keeper_loads_little() -> None:
         "unicron_elastic.launcher.agent.process.sweeping",
         "unicron_elastic.worker",
         "unicron_elastic.worker.channel",
+        "unicron_elastic.worker.helper_tasks",
         "unicron_elastic.worker.message",
         "unicron_elastic.worker.process",
         "unicron_elastic.worker.process.ignored_signals",

@@ -16,6 +16,7 @@ import yaml
 from doc_pages import REPOSITORY, Page, pages, tool
 
 from unicron_elastic.launcher.config.arguments import get_args_parser
+from unicron_elastic.worker.helper_tasks import KEEPER_ANSWERS, KEEPER_TASKS, WARM_ANSWERS, WARM_TASKS
 from unicron_elastic.worker.instructions import INSTRUCTIONS
 from unicron_elastic.worker.notices import NOTICES
 
@@ -223,7 +224,9 @@ def test_every_message_of_the_control_channel_is_described() -> None:
     files = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
     sources = [text for path in files if re.search(r"(?:send|say|tell)\([^)]*{", text := path.read_text("utf-8"))]
     said = {name for text in sources for name in _messages(text)}
-    said |= {each.__name__ for each in (*NOTICES, *INSTRUCTIONS)}
+    said |= {
+        each.__name__ for each in (*NOTICES, *INSTRUCTIONS, *KEEPER_TASKS, *KEEPER_ANSWERS, *WARM_TASKS, *WARM_ANSWERS)
+    }
     assert {"NewWorld", "WentOn"} <= said
     assert sorted(name for name in said if f"`{name}`" not in page) == []
 

@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unicron_elastic.base.world import Member, World
-from unicron_elastic.worker import instructions, notices
+from unicron_elastic.worker import helper_tasks, instructions, notices
+from unicron_elastic.worker.helper_tasks import (
+    KEEPER_ANSWERS,
+    KEEPER_TASKS,
+    WARM_ANSWERS,
+    WARM_TASKS,
+    HelperAnswer,
+    HelperTask,
+)
 from unicron_elastic.worker.instructions import INSTRUCTIONS, Instruction
 from unicron_elastic.worker.message import Descriptors, Message, Odd, heard
 from unicron_elastic.worker.notices import NOTICES, FlopsPerStep, Notice, Parted, Position, SnapshotMade, WentOn
@@ -26,7 +34,8 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     Any: st.none() | TEXT | st.integers(0, 9),
 }
-KINDS: tuple[type[Message], ...] = (*NOTICES, *INSTRUCTIONS)
+HELPERS = (*KEEPER_TASKS, *WARM_TASKS, *KEEPER_ANSWERS, *WARM_ANSWERS)
+KINDS: tuple[type[Message], ...] = (*NOTICES, *INSTRUCTIONS, *HELPERS)
 WORLDS = st.builds(
     World,
     number=st.integers(1, 99),
@@ -123,7 +132,13 @@ def test_a_field_that_cannot_be_sent_fails_where_it_is_written(type_: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("module", "base", "kinds"), [(notices, Notice, NOTICES), (instructions, Instruction, INSTRUCTIONS)]
+    ("module", "base", "kinds"),
+    [
+        (notices, Notice, NOTICES),
+        (instructions, Instruction, INSTRUCTIONS),
+        (helper_tasks, HelperTask, (*KEEPER_TASKS, *WARM_TASKS)),
+        (helper_tasks, HelperAnswer, (*KEEPER_ANSWERS, *WARM_ANSWERS)),
+    ],
 )
 def test_every_class_can_be_heard(module: Any, base: type[Message], kinds: tuple[type[Message], ...]) -> None:
     found = {each for each in vars(module).values() if isinstance(each, type) and issubclass(each, base)}

@@ -160,6 +160,17 @@ def test_one_warm_process_makes_many_workers_and_reports_how_each_ended(warmer: 
     assert lab.exit_of(warmer.fork(warm, warmer.command("0")).pid).exit_code == -signal.SIGTERM
 
 
+@pytest.mark.parametrize("packet", [b'i{"is": "ForkWorker", "number": 1}', b"i["])
+def test_a_warm_process_that_cannot_read_what_it_is_asked_ends(warmer: Warmer, lab: Lab, packet: bytes) -> None:
+    warm = warmer.begin("colorsys")
+    assert warm.wait_ready(), warm.refusal
+    assert warm._channel is not None
+    warm._channel._sock.send(packet)
+    lab.wait(lambda: warm.is_gone)
+    with pytest.raises(ChannelClosed):
+        warmer.fork(warm)
+
+
 def test_workers_die_with_the_keeper(warmer: Warmer, lab: Lab) -> None:
     warmer.script.write_text("import time\nprint('up')\ntime.sleep(600)\n")
     warm = warmer.begin("colorsys")

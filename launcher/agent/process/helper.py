@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from unicron_elastic.launcher.agent.process.activity import state
 from unicron_elastic.launcher.common.loop import Loop
-from unicron_elastic.worker.channel import Channel, Message
+from unicron_elastic.worker.channel import Channel
+from unicron_elastic.worker.helper_tasks import HelperTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Helper:
             if self._is_to_be_given_up(silent_s):
                 return False
 
-    def send(self, channel: Channel, message: Message, fds: Sequence[int]) -> None:
+    def send(self, channel: Channel, task: HelperTask) -> None:
         """Sends over ``channel``, in which no more may fit while the helper reads nothing.
 
         Raises ChannelClosed if it is gone, TimeoutError if it is to be given up.
@@ -64,7 +65,7 @@ class Helper:
         unread_s = 0.0
         while True:
             try:
-                channel.send(message, fds)
+                channel.send(task.message(), task.fds)
                 return
             except TimeoutError:
                 unread_s += self._piece_s

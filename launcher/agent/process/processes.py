@@ -17,7 +17,18 @@ from unicron_elastic.launcher.agent.process.helper import Helper, HelperPatience
 from unicron_elastic.launcher.agent.process.sweeping import kill_carriers
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.launcher.config.forwarded import for_scripts
-from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
+from unicron_elastic.worker.channel import Channel, ChannelClosed
+from unicron_elastic.worker.helper_tasks import (
+    KEEPER_ANSWERS,
+    ClearAfter,
+    HelperTask,
+    ProcessEnded,
+    ProcessStarted,
+    Remember,
+    StartProcess,
+    SweepAll,
+    Swept,
+)
 from unicron_elastic.worker.process.ignored_signals import ignored_signals
 from unicron_elastic.worker.process.mark import MARK, mark_of
 
@@ -69,13 +80,13 @@ class Processes:
         self._keeper_patience = keeper_patience
         self._channel: Channel | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
-        self._answers: dict[int, Message] = {}
+        self._answers: dict[int, ProcessStarted | None] = {}  # None: nobody is left to give it
         self._numbers = 0
         self._asked: dict[int, Helper] = {}  # who owes the answer to a request
         self._sweeps: set[int] = set()  # requests that have not been answered
         self._alive: dict[int, _Running] = {}
         self._untold: set[int] = set()  # whose end the kernel has said, and the keeper has yet to collect
-        self._remembered: Message = {}
+        self._remembered = Remember()
         self.keeper_pid = 0
         self.ignored_here: set[int] = set()  # by this process, and not by workers
         self._helper = self._new_helper()
@@ -99,7 +110,7 @@ class Processes:
         self.keeper_pid = self._keeper.pid
         self._helper = self._new_helper()
         self._loop.on_readable(ours, self._read)
-        if self._remembered:  # by the last one
+        if self._remembered != Remember():  # by the last one
             self._send(self._remembered)
 
     def remember(
@@ -109,8 +120,12 @@ class Processes:
 
         Carriers of ``token``, temporary ``paths``, and what ``farewell``, written to stderr, undoes on the terminal.
         """
-        told = {"token": token, "paths": None if paths is None else list(paths), "farewell": farewell}
-        self._remembered |= {"do": "remember", **{name: value for name, value in told.items() if value is not None}}
+        before = self._remembered
+        self._remembered = Remember(
+            token=before.token if token is None else token,
+            paths=before.paths if paths is None else tuple(paths),
+            farewell=before.farewell if farewell is None else farewell,
+        )
         self._send(self._remembered)
 
     def request_start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, fds: Mapping[int, int]) -> int:
@@ -119,21 +134,21 @@ class Processes:
         Returns the number under which ``wait_for_pid`` knows the answer. Raises KeeperLost.
         """
         number = self.next_number(self._helper)
-        message: Message = {
-            "do": "start",
-            "id": number,
-            "argv": list(argv),
-            "env": {**env, MARK: mark_of(self.token, number)},
-            "cwd": cwd,
-            "fds": list(fds),
-            "ignored_signals": self.ignored_by_workers(),
-        }
-        self._send(message, list(fds.values()))
+        task = StartProcess(
+            number=number,
+            argv=tuple(argv),
+            env={**env, MARK: mark_of(self.token, number)},
+            cwd=cwd,
+            targets=tuple(fds),
+            ignored_signals=self.ignored_by_workers(),
+            fds=tuple(fds.values()),
+        )
+        self._send(task)
         return number
 
-    def ignored_by_workers(self) -> list[int]:
+    def ignored_by_workers(self) -> tuple[int, ...]:
         """The signals that a worker finds ignored when it starts now."""
-        return [number for number in ignored_signals() if number not in self.ignored_here]
+        return tuple(number for number in ignored_signals() if number not in self.ignored_here)
 
     def next_number(self, helper: Helper) -> int:
         """A number for a request to ``helper``; ``answered`` and ``wait_for_pid`` will know it by that."""
@@ -141,11 +156,11 @@ class Processes:
         self._asked[self._numbers] = helper
         return self._numbers
 
-    def answered(self, message: Message) -> None:
+    def answered(self, answer: ProcessStarted) -> None:
         """Books the answer to a start request; the warm process's answers come through here as well."""
-        self._answers[int(message["id"])] = message
-        if not message.get("errno"):
-            self._watch(int(message.get("started") or message.get("forked") or 0))
+        self._answers[answer.number] = answer
+        if not answer.errno:
+            self._watch(answer.pid)
 
     def send_signal(self, pid: int, number: signal.Signals) -> None:
         """Sends a signal to a process that runs; to nobody else, should its pid be another's by now."""
@@ -162,7 +177,7 @@ class Processes:
     def give_up(self, numbers: Iterable[int]) -> None:
         """Nobody is left to answer these requests: ``wait_for_pid`` raises ChannelClosed for each."""
         for number in numbers:
-            self._answers.setdefault(number, {"id": number, "given_up": True})
+            self._answers.setdefault(number, None)
 
     def wait_for_pid(self, number: int, program: str) -> int:
         """Waits for the answer to a start request; whoever owes it and stays silent is given up.
@@ -173,36 +188,36 @@ class Processes:
         helper = self._asked.pop(number, self._helper)
         if not helper.wait(lambda: number in self._answers or not self.is_up):
             helper.give_up()
-        answer = self._answers.pop(number, None)
-        if answer is None:
+        if number not in self._answers:
             raise KeeperLost(f"the keeper process died, or did not answer, while {program} was being started")
-        if answer.get("given_up"):
+        answer = self._answers.pop(number)
+        if answer is None:
             raise ChannelClosed(f"what was to start {program} is gone")
-        if answer.get("errno"):
-            errno = int(answer["errno"])
-            raise OSError(errno, os.strerror(errno), program)
-        return int(answer.get("started") or answer["forked"])
+        if answer.errno:
+            raise OSError(answer.errno, os.strerror(answer.errno), program)
+        return answer.pid
 
     def sweep(self, keep: Sequence[int]) -> None:
         """Kills every process that workers left behind; ``keep`` stay. Raises KeeperLost if that is noticed now."""
         if self.is_up:
-            self.wait_for_sweep(self._request_sweep({"do": "sweep", "keep": list(keep)}))
+            self.wait_for_sweep(self._request_sweep(lambda number: SweepAll(number=number, keep=tuple(keep))))
 
     def request_clearing(self, pid: int, number: int) -> int:
         """Asks for the end of all that a worker has left, which was request ``number`` and had this pid.
 
         Returns the number under which ``wait_for_sweep`` knows the answer. Raises KeeperLost.
         """
-        return self._request_sweep({"do": "clear", "worker": pid, "mark": mark_of(self.token, number)})
+        mark = mark_of(self.token, number)
+        return self._request_sweep(lambda sweep: ClearAfter(number=sweep, worker=pid, mark=mark))
 
     def wait_for_sweep(self, number: int) -> None:
         """Waits until all is gone that was to be cleared away, but for what cannot be killed within some seconds."""
         self._helper.wait(lambda: number not in self._sweeps or not self.is_up)
 
-    def _request_sweep(self, message: Message) -> int:
+    def _request_sweep(self, task: Callable[[int], HelperTask]) -> int:
         self._numbers += 1
         number = self._numbers
-        self._send({**message, "id": number})
+        self._send(task(number))
         self._sweeps.add(number)
         return number
 
@@ -212,7 +227,7 @@ class Processes:
             with contextlib.suppress(KeeperLost):
                 # We were not killed: what carries the mark and still runs is not ours to end.
                 self.remember(token="", farewell="")
-        self._remembered = {}
+        self._remembered = Remember()
         self.wake_keeper()
         self._close_channel()
         if not self._has_ended():
@@ -227,11 +242,11 @@ class Processes:
             self._loop, self.keeper_pid, self._keeper_patience, wake=self.wake_keeper, give_up=self._give_up_keeper
         )
 
-    def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def _send(self, task: HelperTask) -> None:
         if self._channel is None:
             raise KeeperLost("the keeper process is not running")
         try:
-            self._helper.send(self._channel, message, fds)
+            self._helper.send(self._channel, task)
         except ChannelClosed:
             self._lost()
             raise KeeperLost("the keeper process died") from None
@@ -242,17 +257,18 @@ class Processes:
     def _read(self) -> None:
         assert self._channel is not None
         try:
-            message, _ = self._channel.receive()
+            answer = self._channel.hear(KEEPER_ANSWERS)
         except ChannelClosed:
             self._lost()
             return
         self._helper.heard()
-        if "exited" in message:
-            self._keeper_collected(int(message["exited"]), int(message["exit_code"]), message["at_ns"] / 1e9)
-        elif "started" in message:
-            self.answered(message)
-        elif "swept" in message:
-            self._sweeps.discard(int(message["swept"]))
+        match answer:
+            case ProcessEnded(pid=pid, exit_code=code, at_ns=at_ns):
+                self._keeper_collected(pid, code, at_ns / 1e9)
+            case ProcessStarted():
+                self.answered(answer)
+            case Swept(number=number):
+                self._sweeps.discard(number)
 
     # -- ends of processes: the keeper collects them, and the kernel says them to us as well -------------------------
 

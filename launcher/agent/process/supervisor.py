@@ -18,7 +18,20 @@ import time
 from typing import Any
 
 from unicron_elastic.launcher.agent.process.sweeping import PAUSE_S, Sweep, descendants, kill_carriers, left_by
-from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
+from unicron_elastic.worker.channel import Channel, ChannelClosed, close_all
+from unicron_elastic.worker.helper_tasks import (
+    KEEPER_TASKS,
+    ClearAfter,
+    HelperReady,
+    HelperTask,
+    ProcessEnded,
+    ProcessStarted,
+    Remember,
+    StartProcess,
+    SweepAll,
+    Swept,
+)
+from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.process.ignored_signals import inherit
 from unicron_elastic.worker.process.prctl import become_subreaper, die_with_parent, set_thread_name
 
@@ -30,9 +43,7 @@ class Supervisor:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._token = ""
-        self._paths: list[str] = []
-        self._farewell = ""
+        self._remembered = Remember()
         self._sweeps: dict[int, Sweep] = {}  # by the number of the request
 
     def serve(self) -> None:
@@ -44,7 +55,7 @@ class Supervisor:
         selector.register(self._channel, selectors.EVENT_READ)
         selector.register(wake_read, selectors.EVENT_READ)
         try:
-            self._channel.send({"ready": os.getpid()})
+            self._channel.send(HelperReady().message())
             while True:
                 ready = {key.fileobj for key, _ in selector.select(PAUSE_S if self._sweeps else None)}
                 if wake_read in ready:
@@ -52,22 +63,23 @@ class Supervisor:
                         os.read(wake_read, 4096)
                     self._report_exits()
                 if self._channel in ready:
-                    self._answer(*self._channel.receive())
+                    self._answer(self._channel.hear(KEEPER_TASKS))
                 self._sweep_on()
         except ChannelClosed:
             pass
         finally:
             Sweep(lambda: descendants(frozenset()), awaits_trackers=True).run(collect=reap)
-            if self._token:
-                kill_carriers(self._token)
-            for path in self._paths:
+            if self._remembered.token:
+                kill_carriers(self._remembered.token)
+            for path in self._remembered.paths:
                 remove_if_empty(path)
             with contextlib.suppress(OSError):  # the terminal is gone too
-                os.write(2, self._farewell.encode())
+                os.write(2, self._remembered.farewell.encode())
 
     def _report_exits(self) -> None:
         for pid, status, at_ns in reap():
-            self._channel.send({"exited": pid, "exit_code": os.waitstatus_to_exitcode(status), "at_ns": at_ns})
+            ended = ProcessEnded(pid=pid, exit_code=os.waitstatus_to_exitcode(status), at_ns=at_ns)
+            self._channel.send(ended.message())
 
     def _sweep_on(self) -> None:
         """Takes a step of each sweep; meanwhile exits are told as ever."""
@@ -75,34 +87,32 @@ class Supervisor:
             if sweep.step():
                 del self._sweeps[number]
                 self._report_exits()
-                self._channel.send({"swept": number})
+                self._channel.send(Swept(number=number).message())
 
-    def _answer(self, message: Message, fds: list[int]) -> None:
+    def _answer(self, task: HelperTask | Odd) -> None:
         try:
-            match message.get("do"):
-                case "start":
-                    self._start(message, fds)
-                case "sweep":
-                    keep = frozenset(message["keep"])
-                    self._sweeps[message["id"]] = Sweep(lambda: descendants(keep))
-                case "clear":
-                    worker, mark = int(message["worker"]), str(message["mark"])
-                    self._sweeps[message["id"]] = Sweep(lambda: left_by(worker, mark))
-                case "remember":
-                    self._token = str(message.get("token", self._token))
-                    self._paths = [str(path) for path in message.get("paths", self._paths)]
-                    self._farewell = str(message.get("farewell", self._farewell))
+            match task:
+                case StartProcess():
+                    self._start(task)
+                case SweepAll(number=number, keep=keep):
+                    self._sweeps[number] = Sweep(lambda: descendants(frozenset(keep)))
+                case ClearAfter(number=number, worker=worker, mark=mark):
+                    self._sweeps[number] = Sweep(lambda: left_by(worker, mark))
+                case Remember():
+                    self._remembered = task
+                case Odd(why=why):
+                    print(f"unicron keeper: what the agent asks is left out: {why}.", file=sys.stderr)
         finally:
-            close_all(fds)
+            close_all(task.fds)
 
-    def _start(self, message: Message, fds: list[int]) -> None:
-        """Starts ``argv`` and answers with its pid, or with the errno of what failed."""
+    def _start(self, task: StartProcess) -> None:
+        """Starts the program and answers with its pid, or with the errno of what failed."""
         keeper_pid = os.getpid()
         failed_read, failed_write = os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if pid == 0:
             try:
-                _become(message, fds, keeper_pid)
+                _become(task, keeper_pid)
             except OSError as error:
                 os.write(failed_write, str(error.errno or 0).encode())
             finally:
@@ -110,22 +120,21 @@ class Supervisor:
         os.close(failed_write)
         with open(failed_read, "rb") as pipe:
             failed = pipe.read()
-        self._channel.send({"started": pid, "id": message["id"], "errno": int(failed) if failed else 0})
+        started = ProcessStarted(number=task.number, pid=pid, errno=int(failed) if failed else 0)
+        self._channel.send(started.message())
 
 
-def _become(message: Message, fds: list[int], keeper_pid: int) -> None:
+def _become(task: StartProcess, keeper_pid: int) -> None:
     """Set up the new process: the descriptors, session and death signal of a worker, then the program itself."""
     os.setsid()
     die_with_parent(keeper_pid)
     signal.set_wakeup_fd(-1)
-    inherit(message["ignored_signals"])
-    os.chdir(message["cwd"])
-    targets = message["fds"]
-    safe = [_above(fd, max(targets, default=0)) for fd in fds]
-    for fd, target in zip(safe, targets, strict=True):
+    inherit(task.ignored_signals)
+    os.chdir(task.cwd)
+    safe = [_above(fd, max(task.targets, default=0)) for fd in task.fds]
+    for fd, target in zip(safe, task.targets, strict=True):
         os.dup2(fd, target, inheritable=True)
-    argv, env = message["argv"], message["env"]
-    os.execvpe(argv[0], argv, env)
+    os.execvpe(task.argv[0], task.argv, task.env)
 
 
 def _above(fd: int, lowest: int) -> int:

@@ -21,6 +21,14 @@ from unicron_elastic.launcher.agent.process.processes import KeeperLost, Process
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.worker import inject as inject_package
 from unicron_elastic.worker.channel import Channel, ChannelClosed
+from unicron_elastic.worker.helper_tasks import (
+    WARM_ANSWERS,
+    ForkWorker,
+    HelperReady,
+    ProcessStarted,
+    Unfit,
+    WarmUp,
+)
 from unicron_elastic.worker.process.mark import MARK, mark_of
 from unicron_elastic.worker.start import bootstrap, warm
 
@@ -79,7 +87,7 @@ class WarmProcess:
         full[bootstrap.WARM_FD] = str(lowest)
         full[warm.PRELOAD] = self._preload
         sets = [name for path in source_files(argv) for name in set_variables(path)]
-        ours.send({"argv": list(argv), "env": dict(env), "sets": sets})  # what it should become, and what happens then
+        ours.send(WarmUp(argv=tuple(argv), env=dict(env), sets=tuple(sets)).message())
         fds = {**{stream: stream for stream in streams}, lowest: theirs.fileno()}
         try:
             self._number = self._processes.request_start(argv, full, cwd, fds)
@@ -113,17 +121,18 @@ class WarmProcess:
             raise ChannelClosed("the warm process is gone")
         helper = self._expect(self._patience)
         number = self._processes.next_number(helper)
-        message = {
-            "id": number,
-            "argv": list(argv),
-            "env": {**env, MARK: mark_of(self._processes.token, number)},
-            "cwd": cwd,
-            "streams": list(streams),
-            "ignored_signals": self._processes.ignored_by_workers(),
-            "keeper": self._processes.keeper_pid,
-        }
+        task = ForkWorker(
+            number=number,
+            argv=tuple(argv),
+            env={**env, MARK: mark_of(self._processes.token, number)},
+            cwd=cwd,
+            streams=tuple(streams),
+            ignored_signals=self._processes.ignored_by_workers(),
+            keeper=self._processes.keeper_pid,
+            fds=tuple(fds),
+        )
         try:
-            helper.send(self._channel, message, fds)
+            helper.send(self._channel, task)
         except TimeoutError:
             self._give_up()
             raise ChannelClosed(self.refusal) from None
@@ -149,19 +158,20 @@ class WarmProcess:
     def _read(self) -> None:
         assert self._channel is not None
         try:
-            message, _ = self._channel.receive()
+            answer = self._channel.hear(WARM_ANSWERS)
         except ChannelClosed:
             self._has_gone("it died")
             return
         if self._helper is not None:
             self._helper.heard()
-        if "ready" in message:
-            self._is_ready = True
-        elif "unfit" in message:
-            self._refuse(str(message["unfit"]))
-        elif "forked" in message:
-            self._asked.discard(int(message["id"]))
-            self._processes.answered(message)
+        match answer:
+            case HelperReady():
+                self._is_ready = True
+            case Unfit(reason=reason):
+                self._refuse(reason)
+            case ProcessStarted():
+                self._asked.discard(answer.number)
+                self._processes.answered(answer)
 
     def _expect(self, patience: HelperPatience) -> Helper:
         """The helper that it is while as much is expected of it."""

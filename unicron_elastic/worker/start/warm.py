@@ -21,7 +21,16 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NoReturn
 
 from unicron_elastic.compat.loaded import DYNAMO, forbids_cuda
-from unicron_elastic.worker.channel import Channel, ChannelClosed, Message, close_all
+from unicron_elastic.worker.channel import Channel, ChannelClosed, close_all
+from unicron_elastic.worker.helper_tasks import (
+    ForkWorker,
+    HelperAnswer,
+    HelperReady,
+    ProcessStarted,
+    Unfit,
+    WarmUp,
+)
+from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.process.ignored_signals import ignore_instead, ignored_signals
 from unicron_elastic.worker.process.mark import MARK, show_mark
 from unicron_elastic.worker.process.prctl import die_with_parent, set_thread_name
@@ -55,15 +64,17 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
         original_name = comm.read().rstrip("\n")
     set_thread_name("unicron-warm")
     try:
-        asked, _ = channel.receive()
-        refusal = refusal or how_different(asked["argv"], asked["env"], {MARK, PRELOAD})
+        asked = channel.hear([WarmUp])
+        if isinstance(asked, Odd):
+            raise _Unfit(f"what the agent asks is not known: {asked.why}")
+        refusal = refusal or how_different(asked.argv, asked.env, {MARK, PRELOAD})
         if refusal is not None:
             raise _Unfit(refusal)
         renewal = Renewal()
-        variables = ImportedVariables(asked["env"])
+        variables = ImportedVariables(asked.env)
         with renewal.watching():
             _preload(os.environ.pop(PRELOAD, "torch").split(","), variables)
-        if early := variables.read_of(asked["sets"]):
+        if early := variables.read_of(asked.sets):
             raise _Unfit(f"the script sets {early}, which is read when what is preloaded is imported")
         _check_shadowing(loaded_before)
         hold_back()
@@ -72,41 +83,43 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
         _try_fork()
     except BaseException as error:  # whatever it is, this process must never go on to the script
         reason = str(error) if isinstance(error, _Unfit) else f"{type(error).__name__}: {error}"
-        _send_and_exit(channel, {"unfit": reason})
-    _send(channel, {"ready": os.getpid()})
-    message, fds = _fork_workers(channel)
+        _send_and_exit(channel, Unfit(reason=reason))
+    _send(channel, HelperReady())
+    task = _fork_workers(channel)
     try:
         channel.close()
         set_thread_name(original_name)
-        return _become_worker(message, fds, ignored, renewal, variables)
+        return _become_worker(task, ignored, renewal, variables)
     except BaseException as error:
         sys.stderr.write(f"unicron: this worker could not be set up: {type(error).__name__}: {error}\n")
         os._exit(1)
 
 
-def _fork_workers(channel: Channel) -> tuple[Message, list[int]]:
+def _fork_workers(channel: Channel) -> ForkWorker:
     """Forks a worker for each request until the agent is gone; returns, in each worker, what it is to be."""
     warm_pid = os.getpid()
     while True:
         try:
-            message, fds = channel.receive()
-            is_worker = _fork_worker(channel, message)
+            task = channel.hear([ForkWorker])
+            if isinstance(task, Odd):
+                raise ValueError(task.why)
+            is_worker = _fork_worker(channel, task)
         except BaseException:  # ChannelClosed at the end; a signal sent to all processes of the job
             os._exit(0 if os.getpid() == warm_pid else 1)
         if is_worker:
-            return message, fds
-        close_all(fds)
+            return task
+        close_all(task.fds)
 
 
-def _send(channel: Channel, message: Message) -> None:
+def _send(channel: Channel, answer: HelperAnswer) -> None:
     try:
-        channel.send(message)
+        channel.send(answer.message())
     except ChannelClosed:
         os._exit(0)
 
 
-def _send_and_exit(channel: Channel, message: Message) -> NoReturn:
-    _send(channel, message)
+def _send_and_exit(channel: Channel, answer: HelperAnswer) -> NoReturn:
+    _send(channel, answer)
     os._exit(0)
 
 
@@ -201,25 +214,25 @@ def _wait(pid: int, deadline_s: float) -> int:
         os.close(pidfd)
 
 
-def _fork_worker(channel: Channel, message: Message) -> bool:
+def _fork_worker(channel: Channel, task: ForkWorker) -> bool:
     """Forks twice, so that the worker becomes the keeper's child; true in the worker."""
     try:
         between = os.fork()
     except OSError as error:
-        channel.send({"forked": 0, "id": message["id"], "errno": error.errno})
+        channel.send(ProcessStarted(number=task.number, errno=error.errno or 0).message())
         return False
     if between:
         os.waitpid(between, 0)
         return False
     try:
-        _fork_in_between(channel, message)
+        _fork_in_between(channel, task)
     except OSError as error:
-        channel.send({"forked": 0, "id": message["id"], "errno": error.errno})
+        channel.send(ProcessStarted(number=task.number, errno=error.errno or 0).message())
         os._exit(0)
     return True
 
 
-def _fork_in_between(channel: Channel, message: Message) -> None:
+def _fork_in_between(channel: Channel, task: ForkWorker) -> None:
     """Returns in the worker. Its pid is told once it leads a session of its own, so that a signal to it arrives."""
     is_leader, becomes_leader = os.pipe()
     worker = os.fork()
@@ -231,30 +244,30 @@ def _fork_in_between(channel: Channel, message: Message) -> None:
     os.close(becomes_leader)
     os.read(is_leader, 1)  # the end comes with the session, or with the worker's death
     with contextlib.suppress(ChannelClosed, OSError):
-        channel.send({"forked": worker, "id": message["id"], "errno": 0})
+        channel.send(ProcessStarted(number=task.number, pid=worker).message())
     os._exit(0)
 
 
 def _become_worker(
-    message: Message, fds: list[int], ignored: Collection[int], renewal: Renewal, variables: ImportedVariables
+    task: ForkWorker, ignored: Collection[int], renewal: Renewal, variables: ImportedVariables
 ) -> tuple[int, int]:
     """Gives this fork the descriptors, environment and arguments of the worker it is to be.
 
     ``ignored`` are the signals that the warm process found ignored. The agent may handle them since.
     """
-    ignore_instead(ignored, message["ignored_signals"])
-    control_fd, pulse_fd, *streams = fds
-    for fd, target in zip(streams, message["streams"], strict=True):
+    ignore_instead(ignored, task.ignored_signals)
+    control_fd, pulse_fd, *streams = task.fds
+    for fd, target in zip(streams, task.streams, strict=True):
         os.dup2(fd, target, inheritable=True)
         os.close(fd)
-    show_mark(message["env"][MARK])
-    _replace_environment(variables.applied_to(message["env"]))
-    os.chdir(message["cwd"])
-    _take_arguments(message["argv"])
+    show_mark(task.env[MARK])
+    _replace_environment(variables.applied_to(task.env))
+    os.chdir(task.cwd)
+    _take_arguments(list(task.argv))
     renewal.renew()
     atexit.register(_unfreeze)
-    _wait_for_parent(message["keeper"])
-    die_with_parent(message["keeper"])
+    _wait_for_parent(task.keeper)
+    die_with_parent(task.keeper)
     return control_fd, pulse_fd
 
 

@@ -1,0 +1,126 @@
+"""What an agent wants of its helpers, the keeper and the warm process, and what they answer: see `message`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unicron_elastic.worker.message import Descriptors, Message
+
+
+class HelperTask(Message):
+    """`HelperTask` is anything that an agent wants of a helper; its ``number`` is repeated in the answer."""
+
+
+class HelperAnswer(Message):
+    """`HelperAnswer` is anything that a helper tells its agent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartProcess(HelperTask):
+    """`StartProcess` has the keeper start a program; ``targets`` are the numbers that its ``fds`` have there."""
+
+    number: int
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    targets: tuple[int, ...]
+    ignored_signals: tuple[int, ...]
+    fds: Descriptors = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepAll(HelperTask):
+    """`SweepAll` has the keeper end all that workers have left behind; these processes stay."""
+
+    number: int
+    keep: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearAfter(HelperTask):
+    """`ClearAfter` has the keeper end all that one worker has left, by its pid and the mark that it bore."""
+
+    number: int
+    worker: int
+    mark: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remember(HelperTask):
+    """`Remember` says what the keeper clears away when the agent is gone.
+
+    Carriers of the ``token``, temporary ``paths``, and what the ``farewell`` undoes on the terminal.
+    """
+
+    token: str = ""
+    paths: tuple[str, ...] = ()
+    farewell: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp(HelperTask):
+    """`WarmUp` tells a new warm process what it should have become; ``sets``: variables that the script sets itself."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    sets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkWorker(HelperTask):
+    """`ForkWorker` has the warm process fork a worker, a child of the ``keeper``.
+
+    Its ``fds`` are the control socket, the pulse page, and one for each of the ``streams``.
+    """
+
+    number: int
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    streams: tuple[int, ...]
+    ignored_signals: tuple[int, ...]
+    keeper: int
+    fds: Descriptors = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperReady(HelperAnswer):
+    """`HelperReady` ends the silence of a helper that begins: it can be asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfit(HelperAnswer):
+    """`Unfit` says why no worker can be forked from the warm process, which ends."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStarted(HelperAnswer):
+    """`ProcessStarted` answers a request for a process; where it could not be started there is an ``errno``."""
+
+    number: int
+    pid: int = 0
+    errno: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEnded(HelperAnswer):
+    """`ProcessEnded` tells how any process that the keeper had to collect has ended; a negative code is a signal."""
+
+    pid: int
+    exit_code: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept(HelperAnswer):
+    """`Swept` says that nothing is left of what was to be cleared away."""
+
+    number: int
+
+
+KEEPER_TASKS: tuple[type[HelperTask], ...] = (StartProcess, SweepAll, ClearAfter, Remember)
+KEEPER_ANSWERS: tuple[type[HelperAnswer], ...] = (HelperReady, ProcessStarted, ProcessEnded, Swept)
+WARM_TASKS: tuple[type[HelperTask], ...] = (WarmUp, ForkWorker)
+WARM_ANSWERS: tuple[type[HelperAnswer], ...] = (HelperReady, Unfit, ProcessStarted)
