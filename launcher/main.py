@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from unicron_elastic.base.extras import why_missing
@@ -166,7 +166,7 @@ def _run_ours(argv: Sequence[str]) -> int:
             if not chosen.in_band:
                 _say("no fault will be injected: --unicron-chaos needs --unicron-in-band on")
         check(args, warn=_say)
-        _tell_odd_variables()
+        _tell_odd_variables(os.environ)
         if cluster := _cluster_of(args):
             return _submit(args, argv, cluster)
         _check_is_for_here(args)
@@ -201,13 +201,13 @@ def _runtime_for(args: argparse.Namespace, chosen: options.Options) -> Runtime:
     return runtime
 
 
-def _tell_odd_variables() -> None:
-    if AGENT_VARIABLE in os.environ:
+def _tell_odd_variables(environ: Mapping[str, str]) -> None:
+    if AGENT_VARIABLE in environ:
         return  # who submitted it was told
-    if any(name.startswith("UNICRON_") for name in os.environ):  # else there is no time for it
+    if any(name.startswith("UNICRON_") for name in environ):  # else there is no time for it
         from unicron_elastic.launcher.config.odd_variables import odd_variables
 
-        for sentence in odd_variables(os.environ, _commands):
+        for sentence in odd_variables(environ, _commands):
             _say(f"{sentence}.")
 
 

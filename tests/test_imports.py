@@ -92,7 +92,7 @@ MAY_IMPORT = {
         "base compat launcher.common launcher.config launcher.export.metrics launcher.view.cluster metrics "
         "planning.coordinate planning.model rendezvous.cluster rendezvous.records rendezvous.store"
     ),
-    "rendezvous": "rendezvous.torch",
+    "rendezvous": "",
     "launcher.agent.hangs": (
         "detection faults health.gpu health.host launcher.agent.process launcher.common recovery worker"
     ),

@@ -40,7 +40,7 @@ def test_who_walks_the_sources_meets_each_file_once() -> None:
     assert len({path.resolve() for path in files}) == len(files)
 
 
-@pytest.mark.parametrize("name", ["launcher.main", "rendezvous.plugin"])
+@pytest.mark.parametrize("name", ["launcher.main", "launcher.plugin"])
 def test_a_module_is_imported_through_the_package(name: str) -> None:
     spec = importlib.util.find_spec(f"unicron_elastic.{name}")
     assert spec is not None

@@ -60,9 +60,10 @@ def show_command(
 
 def _of_all(*, every: bool) -> list[Resolved]:
     """Raises ValueError for what is set wrongly."""
-    entries = entries_of(os.environ)
+    environ = os.environ
+    entries = entries_of(environ)
     settings = [setting for section in SettingsTable().values() for setting in section.values()]
-    found = [resolve(Use(setting), {}, os.environ, entries) for setting in settings]
+    found = [resolve(Use(setting), {}, environ, entries) for setting in settings]
     return [each for each in found if every or each.source != "default"]
 
 
@@ -75,8 +76,9 @@ def of_command(typed: list[str]) -> list[Resolved]:
     given, config = _given(words, arguments)
     if config is not None and not config.strip():
         raise BadConfig(NO_FILE)
-    entries = entries_of(os.environ if config is None else {**os.environ, CONFIG_VARIABLE: config})
-    return [resolve(use, given, os.environ, entries) for use in all_uses(words)]
+    environ = os.environ
+    entries = entries_of(environ if config is None else {**environ, CONFIG_VARIABLE: config})
+    return [resolve(use, given, environ, entries) for use in all_uses(words)]
 
 
 def _split(typed: list[str]) -> tuple[Words, list[str]]:

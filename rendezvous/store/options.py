@@ -80,6 +80,11 @@ def _variable(name: str) -> str:
     return f"UNICRON_{name.upper()}"
 
 
+def is_endpoint_named(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a variable says where the store is."""
+    return any(environ.get(name, "").strip() for name in ENDPOINT_VARIABLES)
+
+
 def _endpoint_of(endpoint: str | None, environ: Mapping[str, str]) -> str:
     texts = (endpoint or "", *(environ.get(name, "") for name in ENDPOINT_VARIABLES))
     return next((text for text in texts if text.strip()), DEFAULT_ENDPOINT)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import socket
+
 from unicron_elastic.compat.meeting_state import read_no_code
 from unicron_elastic.compat.rendezvous import (
     RendezvousHandler,
@@ -9,12 +13,17 @@ from unicron_elastic.compat.rendezvous import (
     get_rendezvous_handler,
     parse_rendezvous_endpoint,
 )
+from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
+from unicron_elastic.rendezvous.store.options import DEFAULT_ENDPOINT, is_endpoint_named
 from unicron_elastic.rendezvous.store.own_address import address_of_this_host
-from unicron_elastic.rendezvous.torch.create_handler import create_handler
+from unicron_elastic.rendezvous.torch.create_handler import create_handler, nodes_of
 from unicron_elastic.rendezvous.torch.fresh_store import FreshStoreRendezvous
 from unicron_elastic.rendezvous.torch.handler import BACKEND
 from unicron_elastic.rendezvous.torch.local import LocalRendezvous
 
+logger = logging.getLogger(__name__)
+
+_PROBE_S = 1.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -36,12 +45,32 @@ def rendezvous_handler(parameters: RendezvousParameters) -> RendezvousHandler:
     if parameters.backend == "c10d" and parameters.max_nodes == 1 and port == 0 and host in _LOOPBACK:
         return LocalRendezvous(backend="c10d", run_id=parameters.run_id, host=parameters.local_addr)
     if parameters.backend == BACKEND:
-        return create_handler(parameters)
+        return unicron_handler(parameters)
     read_no_code()  # torch unpickles what is in its store
     inner = get_rendezvous_handler(parameters)
     if parameters.backend == "c10d":
         return FreshStoreRendezvous(inner, parameters.local_addr or address_of_this_host([(host, max(port, 1))]))
     return inner
+
+
+def unicron_handler(parameters: RendezvousParameters, default: str = DEFAULT_ENDPOINT) -> JobRendezvous:
+    """Ours, in etcd; for a job of one node with no etcd, neither a named one nor at ``default``, one of its own.
+
+    Raises ValueError for parameters that cannot be right.
+    """
+    most = nodes_of(parameters)[1]
+    if most > 1 or parameters.endpoint.strip() or is_endpoint_named() or not _is_closed(default):
+        return create_handler(parameters)
+    logger.warning("No etcd is named, and nobody listens at %s: this job of one node does without.", default)
+    return LocalRendezvous(backend=BACKEND, run_id=parameters.run_id, host=parameters.local_addr)
+
+
+def _is_closed(endpoint: str) -> bool:
+    """Whether nobody listens there, on this host."""
+    host, _, port = endpoint.rpartition(":")
+    with socket.socket() as probe:
+        probe.settimeout(_PROBE_S)
+        return probe.connect_ex((host, int(port))) == errno.ECONNREFUSED
 
 
 def _endpoint(parameters: RendezvousParameters) -> tuple[str, int]:

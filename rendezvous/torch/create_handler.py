@@ -35,9 +35,10 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
         check_run_id(parameters.run_id)
     run = parameters.run_id if start is None else run_of_start(parameters.run_id, start)
     keys = JobKeys(run)
+    min_nodes, max_nodes = nodes_of(parameters)
     settings = Settings(
-        min_nodes=parameters.min_nodes,
-        max_nodes=parameters.max_nodes,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
         last_call_s=_seconds(parameters, "last_call_timeout", 30.0),
         target_nodes=_number(parameters, "target_nodes"),
         expected_nodes=_number(parameters, "expected_nodes"),
@@ -67,6 +68,19 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
         join_timeout_s=_seconds(parameters, "join_timeout", 600.0),
         connect_timeout_s=_seconds(parameters, "connect_timeout", 30.0),
     )
+
+
+def nodes_of(parameters: RendezvousParameters) -> tuple[int, int]:
+    """Return how many nodes the job needs and may have; some launchers can give one number, and ``nodes`` is for them.
+
+    Raises ValueError for what is no such range.
+    """
+    text = str(parameters.get("nodes", f"{parameters.min_nodes}:{parameters.max_nodes}"))
+    least, colon, most = text.partition(":")
+    numbers = [int(each) for each in (least, most if colon else least) if each.isascii() and each.isdecimal()]
+    if len(numbers) != 2 or not 1 <= numbers[0] <= numbers[1]:
+        raise ValueError(f"--rdzv-conf nodes must be MIN:MAX, as in 2:4, not {text!r}")
+    return numbers[0], numbers[1]
 
 
 def _number(parameters: RendezvousParameters, name: str) -> int | None:

@@ -24,7 +24,7 @@ REFERENCE = tool("reference")
 SHELL = ("", "bash", "sh", "console")
 # Programs that shell blocks may begin with; those below are looked into.
 OTHERS = {"curl", "diff", "etcdctl", "export", "kill", "promtool", "py-spy", "source", ".", "torchrun"} | {
-    "cp", "kubectl", "helm", "sbatch", "scancel", "scontrol", "squeue", "srun"
+    "accelerate", "fabric", "cp", "kubectl", "helm", "sbatch", "scancel", "scontrol", "squeue", "srun"
 }  # fmt: skip
 INNER = re.compile(r"(?<!`)`((?:unicron|unicron-run) [^`\n]+)`(?!`)")
 

@@ -11,8 +11,10 @@ from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousConnectionError
 
-from unicron_elastic.rendezvous.torch.choose import rendezvous_handler
+from unicron_elastic.rendezvous.torch.choose import rendezvous_handler, unicron_handler
+from unicron_elastic.rendezvous.torch.create_handler import nodes_of
 from unicron_elastic.rendezvous.torch.fresh_store import FreshStoreRendezvous
+from unicron_elastic.rendezvous.torch.handler import ClusterRendezvous
 from unicron_elastic.rendezvous.torch.local import LocalRendezvous
 
 
@@ -154,3 +156,33 @@ def test_a_static_job_of_several_nodes_is_torchs() -> None:
 def test_what_torch_refuses_is_refused() -> None:
     with pytest.raises(ValueError, match="no-such-backend"):
         rendezvous_handler(_parameters(backend="no-such-backend", max_nodes=2))
+
+
+def test_a_job_of_one_node_without_an_etcd_is_local_where_nobody_named_one(caplog: pytest.LogCaptureFixture) -> None:
+    ours = _parameters(backend="unicron", endpoint="")
+    nobody = f"127.0.0.1:{_free_port()}"
+    handler = unicron_handler(ours, nobody)
+    assert caplog.messages == [f"No etcd is named, and nobody listens at {nobody}: this job of one node does without."]
+    assert isinstance(handler, LocalRendezvous)
+    assert handler.get_backend() == "unicron"
+    assert handler.next_rendezvous().bootstrap_store_info.master_addr == "127.0.0.1"
+    handler.shutdown()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert isinstance(unicron_handler(ours, f"127.0.0.1:{server.getsockname()[1]}"), ClusterRendezvous)
+    for more in ({"endpoint": nobody}, {"max_nodes": 2}, {"nodes": "1:2"}):
+        assert isinstance(
+            unicron_handler(_parameters(backend="unicron", **{"endpoint": "", **more}), nobody), ClusterRendezvous
+        )
+
+
+@pytest.mark.parametrize(("text", "nodes"), [("2:4", (2, 4)), ("3", (3, 3)), (None, (1, 1))])
+def test_launchers_that_know_one_number_of_nodes_give_a_range_as_a_setting(
+    text: str | None, nodes: tuple[int, int]
+) -> None:
+    assert nodes_of(_parameters(**({} if text is None else {"nodes": text}))) == nodes
+
+
+@pytest.mark.parametrize("text", ["4:2", "0:1", "a:b", "1:2:3", "", ":", "-1:2"])
+def test_what_is_no_range_of_nodes_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"--rdzv-conf nodes must be MIN:MAX, as in 2:4, not "):
+        nodes_of(_parameters(nodes=text))
