@@ -61,6 +61,7 @@ M = TypeVar("M", bound=Mirror)
 class Presence(Generic[M]):
     """From ``enter`` to ``leave``. Safe from any thread; no method but ``enter`` raises a StoreError."""
 
+    silent_s = 2.0  # before it is said that the store does not let it in
     tells_sight = True  # whether blindness is said in the log: one of several presences is enough
 
     def __init__(
@@ -94,7 +95,7 @@ class Presence(Generic[M]):
 
         An unreachable store is waited for.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline, tell_at = time.monotonic() + timeout_s, time.monotonic() + self.silent_s
         while True:
             try:
                 self._settle()
@@ -102,9 +103,13 @@ class Presence(Generic[M]):
                 break
             except (StoreDeniedError, StoreClosedError):
                 raise
-            except StoreError:
-                if time.monotonic() + _RETRY_S > deadline:
+            except StoreError as error:
+                now = time.monotonic()
+                if now + _RETRY_S > deadline:
                     raise
+                if now >= tell_at:
+                    tell_at = deadline
+                    logger.warning("%s; it is tried for %.0f s more.", one_line(str(error)), deadline - now)
                 time.sleep(_RETRY_S)
         if self._thread is None:
             self._thread = threading.Thread(target=self._stay, name="unicron-presence", daemon=True)

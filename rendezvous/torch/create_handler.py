@@ -67,6 +67,7 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
         address=here,
         join_timeout_s=_seconds(parameters, "join_timeout", 600.0),
         connect_timeout_s=_seconds(parameters, "connect_timeout", 30.0),
+        is_shared=start is not None,  # a planned job, whose nodes speak where it was submitted
     )
 
 

@@ -41,6 +41,7 @@ from unicron_elastic.membership.rounds import (
     lost,
     nodes_waiting,
 )
+from unicron_elastic.membership.wait_news import WaitNews
 from unicron_elastic.metrics.samples import MetricSample
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.job import rounds
@@ -100,8 +101,10 @@ class ClusterRendezvous(JobRendezvous):
         address: str,
         join_timeout_s: float = 600.0,
         connect_timeout_s: float = 30.0,
+        is_shared: bool = False,
     ) -> None:
-        """``address`` is where other nodes find this one."""
+        """``address`` is where other nodes find this one; ``is_shared``: what all nodes say comes to one place."""
+        self._is_shared = is_shared
         self._presence = presence
         self._node = node
         self._keys = keys
@@ -355,6 +358,7 @@ class ClusterRendezvous(JobRendezvous):
         """Says that this node waits, and waits for a round with it."""
         self._join(deadline)
         waiting = RoundWait(self._settings, time.monotonic())
+        news = WaitNews(self._settings, time.monotonic(), node_id=self._member.node_id, is_shared=self._is_shared)
         while True:
             changes = self._presence.changes
             view, now = self._presence.view(), time.monotonic()
@@ -388,8 +392,10 @@ class ClusterRendezvous(JobRendezvous):
                     pause_s = _PROPOSE_S
                 else:
                     pause_s = wait_s
-            elif decided.again_in_s is not None:
-                pause_s = min(pause_s, decided.again_in_s)
+            else:
+                pause_s = pause_s if decided.again_in_s is None else min(pause_s, decided.again_in_s)
+                if who := "" if self._presence.blind else news.sentence(view, now):
+                    logger.warning("%s", one_line(who))
             self._presence.wait(min(pause_s, max(0.0, deadline - now) + 0.01), changes)
             if len(view.members) > _FEW:  # they come in a crowd: one look for many changes
                 time.sleep(min(_CROWD_S, _CROWD_PER_NODE_S * len(view.members)))

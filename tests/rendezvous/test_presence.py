@@ -52,6 +52,42 @@ def join(open_store: Callable[[], EtcdStore]) -> Iterator[Join]:
         presence.leave()
 
 
+def test_a_store_that_cannot_be_used_is_told_once_and_tried_again(
+    open_store: Callable[[], EtcdStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    refusals = ["etcd at a:1 refuses connections"] * 3
+
+    def open_late() -> EtcdStore:
+        if refusals:
+            raise StoreError(refusals.pop())
+        return open_store()
+
+    presence = JobPresence(open_late, JobKeys("job"), lease_ttl_s=1.0)
+    presence.silent_s = 0.0
+    presence.enter(DEADLINE_S)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [f"etcd at a:1 refuses connections; it is tried for {DEADLINE_S:.0f} s more."]
+    presence.leave()
+
+
+def test_who_waits_for_others_says_who_is_there(
+    shared_etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    handlers = []
+    for host in "ab":
+        monkeypatch.setenv("UNICRON_NODE_NAME", host)
+        parameters = RendezvousParameters("unicron", shared_etcd.endpoint, f"waits-{uuid.uuid4().hex}", 2, 2)
+        parameters.run_id = handlers[0].get_run_id() if handlers else parameters.run_id
+        parameters.local_addr = "127.0.0.1"
+        handlers.append(create_handler(parameters))
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(handlers[0].next_rendezvous)
+        until(lambda: "1 of 2 nodes are here: a." in caplog.messages)
+        assert handlers[1].next_rendezvous().world_size == first.result(DEADLINE_S).world_size == 2
+    for handler in handlers:
+        handler.leave()
+
+
 def test_only_as_many_leave_a_round_as_it_can_spare(join: Join) -> None:
     first, second = join("a"), join("b")
     assert first.take_leave(3, spare=1) == ""

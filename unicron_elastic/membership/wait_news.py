@@ -1,0 +1,38 @@
+"""What people hear of a node that waits for others: who is there, and how many are to be. Pure."""
+
+from __future__ import annotations
+
+from unicron_elastic.membership.rounds import JobView, Settings
+
+SILENT_S = 2.0  # at first, and between two sentences
+_NAMES_MOST = 16
+
+
+class WaitNews:
+    """`WaitNews` says who is there once a wait has lasted a moment, and again when others come or go.
+
+    ``is_shared``: what all nodes say comes to one place, so that one of them is to say it.
+    """
+
+    def __init__(self, settings: Settings, now: float, *, node_id: str, is_shared: bool = False) -> None:
+        self._settings, self._node_id, self._is_shared = settings, node_id, is_shared
+        self._silent_until = now + SILENT_S
+        self._told: list[str] | None = None
+
+    def sentence(self, view: JobView, now: float) -> str:
+        """Return what is to be said of ``view`` at this moment, of which no round can be made yet; "" for nothing."""
+        hosts = sorted(member.host for member in view.waiting)
+        is_others_turn = self._is_shared and view.waiting[:1] and view.waiting[0].node_id != self._node_id
+        if view.training or not hosts or now < self._silent_until or hosts == self._told or is_others_turn:
+            return ""
+        self._silent_until, self._told = now + SILENT_S, hosts
+        settings = self._settings
+        most = settings.most if settings.expected_nodes is None else min(settings.most, settings.expected_nodes)
+        named = ", ".join(hosts[:_NAMES_MOST])
+        more = f" and {len(hosts) - _NAMES_MOST} more" if len(hosts) > _NAMES_MOST else ""
+        if len(hosts) < settings.min_nodes:
+            return f"{len(hosts)} of {settings.min_nodes} nodes are here: {named}{more}."
+        if len(hosts) < most:
+            enough = f"{settings.min_nodes} would be enough" if settings.min_nodes < len(hosts) else "which is enough"
+            return f"{len(hosts)} of up to {most} nodes are here, {enough}: {named}{more}."
+        return ""
