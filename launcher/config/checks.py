@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import importlib.util
 import os
 import re
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from string import Template
@@ -19,6 +21,17 @@ from unicron_elastic.base.node_name import node_name
 _CHECKED = ("nnodes", "nproc_per_node", "max_restarts", "monitor_interval", "shutdown_timeout", "redirects", "tee",
     "local_ranks_filter",
 )  # fmt: skip
+
+# Keys of --rdzv-conf. Ours are those that `rendezvous.torch.create_handler` reads.
+CONF_OF_ETCD = frozenset({"last_call_timeout", "join_timeout", "connect_timeout", "lease_ttl", "label", "start",
+    "target_nodes", "expected_nodes", "blind_patience",
+})  # fmt: skip
+_CONF_OF_TORCH = frozenset({"join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout", "timeout",
+    "rank", "keep_alive_interval", "keep_alive_max_attempt", "read_timeout", "is_host", "store_type", "protocol",
+    "ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert", "etcd_prefix",
+})  # fmt: skip
+_BACKENDS = ("unicron", "static", "c10d", "etcd", "etcd-v2")  # of others nobody here knows the keys
+_LIKE = 0.8  # how alike two keys are of which one is a mistyped other
 
 STDIN = "-"  # as a script, for Python: each worker reads it from the standard input of the launcher
 
@@ -36,6 +49,8 @@ def check(args: argparse.Namespace, warn: Callable[[str], object]) -> None:
         check_value(name, getattr(args, name))
     _drop_unknown_signals(args, warn)
     check_value("rdzv_conf", args.rdzv_conf)
+    for sentence in odd_conf(args.rdzv_backend, args.rdzv_conf):
+        warn(sentence)
     _check_script(args)
     _check_log_dir(args.log_dir)
     try:
@@ -66,6 +81,37 @@ def check_value(name: str, value: Any) -> None:
         for pair in filter(None, value.split(",")):
             if not re.fullmatch(r"\s*[^=]+=.+", pair):
                 raise _bad(flag, value, f"key=value pairs with commas between; {pair!r} is none")
+
+
+def odd_conf(backend: str, conf: str) -> Iterator[str]:
+    """Say of each key of --rdzv-conf that nobody reads, and which one may be meant. All of torch's are known."""
+    keys = [pair.partition("=")[0].strip() for pair in conf.split(",") if "=" in pair]
+    if backend not in _BACKENDS or "start" in keys:  # which a cluster's agent adds to what was told already
+        return
+    if not keys:
+        return
+    from unicron_elastic.rendezvous.store.options import OPTIONS  # in the time of those alone who have such keys
+
+    every = {*OPTIONS, *CONF_OF_ETCD, *_CONF_OF_TORCH}
+    known = every if backend == "unicron" else _CONF_OF_TORCH
+    for key in dict.fromkeys(keys):
+        if key in every or _is_read_by_torch(key):
+            continue
+        like = difflib.get_close_matches(key, sorted(known), 1, _LIKE)
+        if like or backend == "unicron":
+            perhaps = f"; perhaps {like[0]} is meant" if like else ""
+            yield f"--rdzv-conf: {key[:80]!a} is no setting of {backend}, and has no effect{perhaps}"
+
+
+def _is_read_by_torch(key: str) -> bool:
+    """Whether the installed torch, which may be newer than this list, has such a key in its rendezvous; no import."""
+    found = importlib.util.find_spec("torch")
+    folders = [] if found is None else found.submodule_search_locations or []
+    files = [path for folder in folders for path in Path(folder, "distributed/elastic/rendezvous").glob("*.py")]
+    try:
+        return any(f'"{key}"' in path.read_text("utf-8", "replace") for path in files)
+    except OSError:
+        return True  # nobody can say
 
 
 def _bad(flag: str, value: object, right: str) -> BadArgument:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic import rendezvous
 
 from unicron_elastic.launcher.config.arguments import get_args_parser
-from unicron_elastic.launcher.config.checks import BadArgument, check
+from unicron_elastic.launcher.config.checks import CONF_OF_ETCD, BadArgument, check, odd_conf
+from unicron_elastic.rendezvous.torch import create_handler
 
 
 @pytest.fixture
@@ -117,3 +121,43 @@ def test_a_wrong_wish_to_go_on_in_place_is_refused_before_anything_starts(monkey
     monkeypatch.setenv("UNICRON_IN_PLACE", "yes")
     with pytest.raises(BadArgument, match=r"^UNICRON_IN_PLACE must be unset, or force, not 'yes'$"):
         _check("train.py")
+
+
+@pytest.mark.parametrize(
+    ("backend", "conf", "told"),
+    [
+        ("unicron", "last_call_timout=5", ["has no effect; perhaps last_call_timeout is meant"]),
+        ("unicron", "lable=r7,target_node=3,target_nodes=2", ["perhaps label is", "perhaps target_nodes is"]),
+        ("unicron", "wanted=3", ["'wanted' is no setting of unicron, and has no effect"]),
+        ("unicron", "etcd_usr=ada", ["perhaps etcd_user is meant"]),
+        ("c10d", "keep_alive_intervall=5", ["perhaps keep_alive_interval is meant"]),
+        ("c10d", "wanted=3", []),
+        ("c10d", "target_nodes=3", []),  # of ours: as a script has it that is run in both ways
+        ("unicron", "keep_alive_interval=5,is_host=1,store_type=tcp,timeout=9,read_timeout=60", []),
+        ("unicron", "last_call_timout=5,start=3", []),  # a part of a planned job: it was told where that was submitted
+        ("somebodys", "last_call_timout=5", []),
+        ("static", "", []),
+    ],
+)  # fmt: skip
+def test_mistyped_keys_of_the_rendezvous_are_told(backend: str, conf: str, told: list[str]) -> None:
+    said = list(odd_conf(backend, conf))
+    assert len(said) == len(told), said
+    assert all(part in sentence for part, sentence in zip(told, said, strict=True))
+
+
+def test_keys_that_torch_reads_are_never_told() -> None:
+    folder = Path(rendezvous.__file__).parent
+    source = "".join(path.read_text() for path in folder.glob("*.py"))
+    keys = re.findall(r'(?:config|params)\.get(?:_as_\w+)?\(\s*"(\w+)"', source)
+    keys += [f"{name}_timeout" for name in re.findall(r'_get_timeout\(params, "(\w+)"\)', source)]
+    assert {"keep_alive_interval", "join_timeout", "rank"} <= {*keys}
+    for backend in ("unicron", "c10d", "static"):
+        assert list(odd_conf(backend, ",".join(f"{key}=1" for key in keys))) == []
+
+
+def test_our_keys_are_those_that_are_read() -> None:
+    source = inspect.getsource(create_handler)
+    read = set(
+        re.findall(r'(?:_seconds\(parameters|_number\(parameters|parameters\.get\(str\(|\.get)[(, ]*"(\w+)"', source)
+    )
+    assert read == CONF_OF_ETCD
