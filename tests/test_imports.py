@@ -94,7 +94,7 @@ MAY_IMPORT = {
     ),
     "rendezvous": "",
     "launcher.agent.hangs": (
-        "detection faults health.gpu health.host launcher.agent.process launcher.common recovery worker"
+        "detection faults health.gpu health.host launcher.agent.process launcher.common recovery worker worker.process"
     ),
     "launcher.agent.worlds": (
         "base launcher.agent.process launcher.common recovery rendezvous.job rendezvous.store state.snapshot worker"

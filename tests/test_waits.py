@@ -96,6 +96,8 @@ ENDS = {
     "unicron_elastic/worker/channel.py": {
         "Channel._send_packet": "the channel's time-out; the keeper and the warm process block until the agent reads",
         "Channel._receive_packet": "the channel's time-out; the keeper and the warm process serve until the agent ends",
+    },
+    "unicron_elastic/worker/control.py": {
         "Control.wait": "the agent's word or its end; in the answering thread, which nobody waits for",
     },
     "unicron_elastic/worker/start/warm.py": {

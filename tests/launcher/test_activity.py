@@ -85,9 +85,9 @@ def test_who_has_exited_and_was_not_collected_is_ending(start: Start) -> None:
 def test_the_thread_that_answers_us_does_not(start: Start) -> None:
     # It asks for the interpreter's lock all the time while another thread does not give it back.
     code = (
-        "from unicron_elastic.worker import recorder\n"
+        "from unicron_elastic.worker.answer_questions import answer_questions\n"
         "class Asked:\n def wait(self, kinds):\n  print(flush=True)\n  while True: pass\n"
-        "recorder.answer_questions(Asked())\nimport time; time.sleep(600)"
+        "answer_questions(Asked())\nimport time; time.sleep(600)"
     )
     process = start(code, "-c")
     until(process.pid, lambda doing: not doing.runnable)

@@ -22,11 +22,11 @@ from unicron_elastic.detection.sample import GroupPosition
 from unicron_elastic.launcher.agent.hangs.evidence import Evidence, EvidenceLimits, Subject, gather
 from unicron_elastic.launcher.agent.hangs.stacks import StackReader
 from unicron_elastic.recovery.policy import Policy
-from unicron_elastic.worker.stacks import STACK_SIGNAL
+from unicron_elastic.worker.process.stacks import STACK_SIGNAL
 
 DEADLINE_S = 30.0
 REASON = "rank 1 hangs: no step for 3 s."
-OFFER = "from unicron_elastic.worker.stacks import offer_stacks\nimport os, time\nfd = offer_stacks()\n"
+OFFER = "from unicron_elastic.worker.process.stacks import offer_stacks\nimport os, time\nfd = offer_stacks()\n"
 SLEEP = OFFER + "def in_the_script():\n    print(fd, flush=True)\n    time.sleep(600)\nin_the_script()\n"
 
 
@@ -175,9 +175,9 @@ def test_a_worker_that_ends_meanwhile_is_no_obstacle(start: Start) -> None:
         "os.close(fd)",
         "os.dup2(os.open('/dev/null', os.O_RDONLY), fd)",
         "os.dup2(os.open(os.environ['PATH'] + '/unicron-stacks', os.O_RDWR | os.O_CREAT), fd)",
-        "import faulthandler as f; from unicron_elastic.worker.stacks import STACK_SIGNAL as s; f.unregister(s)",
-        "import signal as g; from unicron_elastic.worker.stacks import STACK_SIGNAL as s; g.signal(s, g.SIG_DFL)",
-        "import signal as g; from unicron_elastic.worker.stacks import STACK_SIGNAL as s; g.signal(s, g.SIG_IGN)",
+        f"import faulthandler; faulthandler.unregister({int(STACK_SIGNAL)})",
+        f"import signal; signal.signal({int(STACK_SIGNAL)}, signal.SIG_DFL)",
+        f"import signal; signal.signal({int(STACK_SIGNAL)}, signal.SIG_IGN)",
     ],
 )
 def test_a_script_that_takes_our_file_or_handler_away_is_not_signalled(start: Start, closing: str) -> None:

@@ -6,7 +6,8 @@ import os
 from typing import Any
 
 from unicron_elastic.worker import phases
-from unicron_elastic.worker.channel import Channel, Control
+from unicron_elastic.worker.channel import Channel
+from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.link import AGENT
 from unicron_elastic.worker.pulse import TRAIN, Pulse, PulsePage, PulseReading
 from unicron_elastic.worker.rank_monitor.client import RankMonitorClient

@@ -22,7 +22,7 @@ DEADLINE_S = 60.0
 # What the bootstrap does in a worker.
 PRELUDE = """
 import sys
-from unicron_elastic.worker.channel import Control
+from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.link import AGENT
 from unicron_elastic.worker.notices import FirstStep
 from unicron_elastic.worker.phases import announce_phases

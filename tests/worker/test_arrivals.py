@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from unicron_elastic.worker.arrivals import LATEST, arrivals
 from unicron_elastic.worker.message import heard
 from unicron_elastic.worker.notices import NOTICES, LatestCollectives
-from unicron_elastic.worker.recorder import LATEST, arrivals
 
 # Two ranks; rank 1 is 20 ms late for each of the last five collectives.
 PEERS = """
 import json, os, sys, time
 import torch, torch.distributed as dist
 import torch.distributed.nn
-from unicron_elastic.worker.recorder import arrivals
+from unicron_elastic.worker.arrivals import arrivals
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 other = dist.new_group([0, 1])
@@ -62,7 +62,7 @@ def test_a_worker_without_torch_knows_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_only_the_latest_without_a_gap_are_told() -> None:
-    from unicron_elastic.worker import recorder as module
+    from unicron_elastic.worker import arrivals as module
 
     def entry(number: int, *, group: str = "0", is_p2p: bool = False, pg_id: int = 1) -> dict[str, Any]:
         return {

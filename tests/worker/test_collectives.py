@@ -30,13 +30,14 @@ from torch.distributed import distributed_c10d
 
 from unicron_elastic.compat import loaded
 from unicron_elastic.faults import Failure, Status, classify
-from unicron_elastic.worker.channel import Channel, Control
+from unicron_elastic.worker.answer_questions import answer_questions
+from unicron_elastic.worker.channel import Channel
 from unicron_elastic.worker.collectives.broken import Broken, break_collectives, watch_groups
 from unicron_elastic.worker.collectives.gloo_connections import shut_gloo_connections
+from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.instructions import AskPosition
 from unicron_elastic.worker.notices import Position
 from unicron_elastic.worker.pulse import PulsePage
-from unicron_elastic.worker.recorder import answer_questions
 
 DEADLINE_S = 30.0
 GROUP_TIMEOUT = timedelta(seconds=600)  # what raises before long was not ended by it

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.worker.channel import SEND_TIMEOUT_S, Channel, ChannelClosed, Control
+from unicron_elastic.worker.channel import Channel, ChannelClosed
+from unicron_elastic.worker.control import SEND_TIMEOUT_S, Control
 from unicron_elastic.worker.instructions import INSTRUCTIONS, AskPosition
 from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.notices import Left

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import unicron_elastic
-from unicron_elastic.worker.channel import Channel, Control
+from unicron_elastic.worker.channel import Channel
+from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.link import AGENT
 from unicron_elastic.worker.message import Odd, heard
 from unicron_elastic.worker.notices import FlopsPerStep

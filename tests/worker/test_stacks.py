@@ -7,13 +7,13 @@ import subprocess
 import sys
 import textwrap
 
-from unicron_elastic.worker.stacks import FILE_NAME, STACK_SIGNAL
+from unicron_elastic.worker.process.stacks import FILE_NAME, STACK_SIGNAL
 
 
 def run(code: str) -> list[str]:
     """The lines that a script prints which has imported ``offer_stacks``."""
     head = "import faulthandler, os, signal, threading, time\n"
-    head += "from unicron_elastic.worker.stacks import FILE_NAME, STACK_SIGNAL, offer_stacks\n"
+    head += "from unicron_elastic.worker.process.stacks import FILE_NAME, STACK_SIGNAL, offer_stacks\n"
     done = subprocess.run(
         [sys.executable, "-c", head + textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
     )

@@ -11,7 +11,8 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from unicron_elastic.worker.channel import ChannelClosed, Control, Message
+from unicron_elastic.worker.channel import ChannelClosed, Message
+from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.notices import Raised
 
 MESSAGE_CHARS_MAX = 4_000

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from unicron_elastic.worker.channel import ChannelClosed, Control
+from unicron_elastic.worker.channel import ChannelClosed
+from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.notices import FirstStep, Notice
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.process.after_import import after_import

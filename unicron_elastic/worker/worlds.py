@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from unicron_elastic.base.world import World
-from unicron_elastic.worker.channel import Control, close_all
+from unicron_elastic.worker.channel import close_all
 from unicron_elastic.worker.collectives.broken import break_collectives
 from unicron_elastic.worker.collectives.stuck import end_if_stuck
+from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.instructions import (
     BePatient,
     FixedWorld,

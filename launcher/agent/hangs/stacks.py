@@ -13,7 +13,7 @@ from unicron_elastic.health.host.files import read
 from unicron_elastic.launcher.agent.hangs.py_spy import dump, dump_native, find_py_spy
 from unicron_elastic.launcher.agent.process.activity import activity
 from unicron_elastic.launcher.agent.process.kernel_lines import is_in_io
-from unicron_elastic.worker.stacks import FILE_NAME, STACK_SIGNAL
+from unicron_elastic.worker.process.stacks import FILE_NAME, STACK_SIGNAL
 
 NATIVE_LEAST_S = 0.2  # with less time left, no native stack is begun
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unicron_elastic.health.host.files import read
-from unicron_elastic.worker.recorder import THREAD_NAME
+from unicron_elastic.worker.answer_questions import THREAD_NAME
 
 # Descendants looked at: a data loader has some, a worker that forks without end must not hold us up.
 _PROCESSES_MAX = 64

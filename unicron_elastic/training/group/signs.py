@@ -17,9 +17,9 @@ from pathlib import Path
 
 from torch.distributed import Store
 
+from unicron_elastic.worker.answer_questions import is_at_prompt
 from unicron_elastic.worker.phases import present_phase
 from unicron_elastic.worker.pulse import MEET, SPARE, TRAIN
-from unicron_elastic.worker.recorder import is_at_prompt
 
 PHASE_S = 600.0  # that a phase may take in which nothing is seen to be done, as the agent has it
 BUSY_CPU_SHARE = 0.1  # of a core: more than the threads of an idle worker take

@@ -1,1 +1,1 @@
-"""How the collectives of a worker are broken off when the agent says so."""
+"""How far a worker is in its collectives, and how they are broken off when the agent says so."""

@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
-from unicron_elastic.worker.channel import Control
+from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.link import AGENT
 from unicron_elastic.worker.step_count import Beating
 

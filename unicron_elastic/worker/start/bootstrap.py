@@ -12,16 +12,17 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from unicron_elastic.worker import recorder
-from unicron_elastic.worker.channel import ChannelClosed, Control
+from unicron_elastic.worker.answer_questions import answer_questions
+from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.collectives.broken import watch_groups
+from unicron_elastic.worker.collectives.recorder import learn
+from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.exceptions import propagate
 from unicron_elastic.worker.notices import Ending, FirstStep
 from unicron_elastic.worker.phases import announce_phases
+from unicron_elastic.worker.process.stacks import offer_stacks
 from unicron_elastic.worker.pulse import Pulse
 from unicron_elastic.worker.rank_monitor.finder import offer_rank_monitor
-from unicron_elastic.worker.recorder import answer_questions
-from unicron_elastic.worker.stacks import offer_stacks
 from unicron_elastic.worker.start.hidden_modules import show_hidden
 from unicron_elastic.worker.step_count import count_steps
 from unicron_elastic.worker.worlds import offer
@@ -109,7 +110,7 @@ def _first_step_done(control: Control | None, step: int, answer: Callable[[], No
         except (OSError, ChannelClosed):
             return  # the agent is gone or stopped; the keeper deals with that
         _guarded("answers to the agent", answer)
-        _guarded("names of process groups", recorder.learn)  # few collectives are on record yet: it is quick
+        _guarded("names of process groups", learn)  # few collectives are on record yet: it is quick
 
 
 def _take_fd(name: str) -> int | None:

@@ -1,9 +1,9 @@
-"""torch's flight recorders, which count and date collectives: one for gloo, and one for NCCL where torch has CUDA.
+"""Tells the agent, when it asks, how far this worker has come in the collectives of its process groups.
 
-Each numbers the process groups that *this process* is a member of, as they are made: a number means other groups on
-other ranks, and is another after a group was destroyed and made anew. The groups' names, which are the same everywhere,
-are told only together with the recorded collectives, which takes milliseconds. So which number is whose is learned
-seldom. A group with two back ends is in both recorders, and its collectives are the sum.
+On the agent's word they are broken, too. A thread of its own answers, so that a main thread that waits in a
+collective or in a system call need not. It sleeps in the kernel until it is asked, and is no ``threading.Thread``,
+so that a script which counts its threads does not see it. A worker that does not answer holds the interpreter, or
+was stopped: that is an answer, too.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ from __future__ import annotations
 import _thread
 import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from unicron_elastic.compat.loaded import (
     C10D,
     all_groups,
-    default_group,
-    recorded,
-    recorded_status,
-    recorders,
     sequence_number,
 )
-from unicron_elastic.worker.channel import ChannelClosed, Control
-from unicron_elastic.worker.collectives.broken import free_to_stop, groups_made
+from unicron_elastic.worker.arrivals import arrivals
+from unicron_elastic.worker.channel import ChannelClosed
+from unicron_elastic.worker.collectives.broken import free_to_stop
+from unicron_elastic.worker.collectives.recorder import counts, learn, needs_to_learn
+from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.exceptions import hide_broken_connections
 from unicron_elastic.worker.instructions import (
     INSTRUCTIONS,
@@ -38,125 +36,6 @@ from unicron_elastic.worker.instructions import (
 from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.notices import GroupCounts, LatestCollectives, Position
 from unicron_elastic.worker.worlds import hear
-
-
-class _Numbers:
-    """Of the groups, by recorder and name, and how many groups had been made when they were learned."""
-
-    def __init__(self) -> None:
-        self.of: dict[tuple[str, str], str] = {}
-        self.learned_at: int | None = None
-
-
-_numbers = _Numbers()
-
-
-def counts(names: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Collectives begun and ended in each of the groups, as far as that is known. Raises what torch raises.
-
-    Takes 30 microseconds.
-    """
-    status = {recorder: recorded_status(recorder) for recorder in recorders()}
-    used = [(recorder, number) for recorder, groups in status.items() for number in groups]
-    if len(names) == 1 and len(used) == 1:  # needs no learning
-        recorder, number = used[0]
-        return {names[0]: _begun_and_ended(status[recorder][number])}
-    if needs_to_learn():
-        return {}
-    found: dict[str, tuple[int, int]] = {}
-    for (recorder, name), number in _numbers.of.items():
-        if name in names and number in status.get(recorder, {}):
-            begun, ended = _begun_and_ended(status[recorder][number])
-            before = found.get(name, (0, 0))
-            found[name] = before[0] + begun, before[1] + ended
-    return found
-
-
-def needs_to_learn() -> bool:
-    """Whether groups were made since their numbers were learned."""
-    return _numbers.learned_at != groups_made()
-
-
-def learn() -> None:
-    """Learns the numbers of all groups in which a collective is on record. Raises what torch raises."""
-    made = groups_made()
-    for recorder in recorders():
-        for entry in recorded(recorder):  # the latest of a name counts
-            _numbers.of[recorder, str(entry["process_group"][0])] = str(entry["pg_id"])
-    _numbers.learned_at = made
-
-
-def collectives() -> list[Sequence[dict[str, Any]]]:
-    """What each recorder has of each collective, the oldest first. Takes 5 ms for 2,000. Raises what torch raises."""
-    return [recorded(recorder) for recorder in recorders()]
-
-
-def _begun_and_ended(status: dict[str, Any]) -> tuple[int, int]:
-    """The recorder says -1 of what it has not seen."""
-    return max(int(status["last_enqueued_collective"]), 0), max(int(status["last_completed_collective"]), 0)
-
-
-# When this worker began its latest collectives, from torch's flight recorder, for the agent that asks.
-#
-# To read the recorder takes the interpreter for some milliseconds (5 of 2,000 entries), so it is asked for only when
-# there is a reason: steps take longer and nothing cheaper tells why, or a rank is a step ahead of the others.
-
-
-LATEST = 2000  # collectives that are told of: as many as torch records
-
-
-def arrivals() -> LatestCollectives:
-    """Return when this worker began its latest collectives in the group of the whole job. Raises what torch raises."""
-    group = default_group()
-    if group is None:
-        return LatestCollectives()
-    runs = [_latest_run(_begun(entries, str(group.group_name))) for entries in collectives()]
-    found = max(runs, key=len, default=[])  # of the back end that does the work
-    if not found:
-        return LatestCollectives()
-    times, names = [at for _, at, _ in found], [name for _, _, name in found]
-    ops = sorted(set(names))
-    return LatestCollectives(
-        first=found[0][0],
-        at_us=(times[0], *(at - times[0] for at in times[1:])),
-        ops=tuple(ops),
-        op=() if len(ops) == 1 else tuple(ops.index(name) for name in names),
-    )
-
-
-def _begun(entries: Sequence[Mapping[str, Any]], group: str) -> list[tuple[int, int, str]]:
-    """(number, microseconds, operation) of each collective of ``group``; of one with several operations, the first.
-
-    Of groups with the same name, one of which was destroyed before the next was made, the latest is meant.
-    """
-    of_group = [entry for entry in entries if entry["process_group"][0] == group and not entry["is_p2p"]]
-    found: dict[int, tuple[int, str]] = {}
-    for entry in of_group:
-        if entry["pg_id"] == of_group[-1]["pg_id"]:
-            name = str(entry.get("profiling_name", "")).rpartition(":")[2]  # "gloo:all_reduce"
-            found.setdefault(int(entry["collective_seq_id"]), (int(entry["time_created_ns"]) // 1000, name))
-    return sorted((number, at_us, name) for number, (at_us, name) in found.items())
-
-
-def _latest_run(begun: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-    """The latest of them without a gap in their numbers."""
-    start = len(begun)
-    while (
-        start > 0
-        and len(begun) - start < LATEST
-        and (start == len(begun) or begun[start - 1][0] + 1 == begun[start][0])
-    ):
-        start -= 1
-    return begun[start:]
-
-
-# Tells the agent, when it asks, how far this worker has come in the collectives of its process groups.
-#
-# On the agent's word they are broken, too. A thread of its own answers, so that a main thread that waits in a
-# collective or in a system call need not. It sleeps in the kernel until it is asked, and is no ``threading.Thread``,
-# so that a script which counts its threads does not see it. A worker that does not answer holds the interpreter, or
-# was stopped: that is an answer, too.
-
 
 THREAD_NAME = "unicron-answers"  # for the kernel: who asks whether a worker is at work does not mean this thread
 
@@ -244,18 +123,25 @@ def _arrivals_or_nothing() -> LatestCollectives:
         return LatestCollectives()
 
 
-def position() -> tuple[GroupCounts, ...]:
+def _recorded(names: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """What torch's flight recorder knows of each group, by its name; nothing if it does not record."""
+    with contextlib.suppress(Exception):
+        return counts(names)
+    return {}
+
+
+def position(recorded: Callable[[Sequence[str]], dict[str, tuple[int, int]]] = _recorded) -> tuple[GroupCounts, ...]:
     """Return each process group, the whole job's first: its name and how many collectives it has begun and ended.
 
     The numbers are those of torch's flight recorder, which counts for all back ends; ``ended`` is None without it. If
     one group alone is waited in, ``op`` says for what, where that is known.
     """
     groups = {str(group.group_name): group for group in all_groups()[:GROUPS_MAX]}
-    recorded = _recorded(list(groups))
+    counted = recorded(list(groups))
     found: list[GroupCounts] = []
     for name, group in groups.items():
-        if name in recorded:
-            begun, ended = recorded[name]
+        if name in counted:
+            begun, ended = counted[name]
             found.append(GroupCounts(name=name, begun=begun, ended=ended))
         else:
             with contextlib.suppress(Exception):  # a back end that counts nothing
@@ -313,13 +199,6 @@ def _uses_gpu() -> bool:
     with contextlib.suppress(Exception):
         return bool(sys.modules["torch"].cuda.is_initialized())
     return False
-
-
-def _recorded(names: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """What torch's flight recorder knows of each group, by its name; nothing if it does not record."""
-    with contextlib.suppress(Exception):
-        return counts(names)
-    return {}
 
 
 def _learn_groups() -> None:

@@ -17,12 +17,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from unicron_elastic.worker import recorder, worlds
-from unicron_elastic.worker import recorder as position
-from unicron_elastic.worker.channel import INLINE_BYTES_MAX, Channel, ChannelClosed, Control
+from unicron_elastic.worker import answer_questions as position
+from unicron_elastic.worker import worlds
+from unicron_elastic.worker.answer_questions import GROUPS_MAX, answer_questions
+from unicron_elastic.worker.channel import INLINE_BYTES_MAX, Channel, ChannelClosed
+from unicron_elastic.worker.collectives import recorder
+from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.instructions import AskPosition, MakeSnapshot, SnapshotOffers
 from unicron_elastic.worker.notices import Position
-from unicron_elastic.worker.recorder import GROUPS_MAX, answer_questions
 
 DEADLINE_S = 30.0
 
@@ -87,10 +89,9 @@ def test_each_collective_counts_in_its_group() -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_a_back_end_without_a_recorder_tells_what_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(position, "_recorded", lambda _names: {})
+def test_a_back_end_without_a_recorder_tells_what_has_begun() -> None:
     dist.all_reduce(torch.ones(1))
-    (world,) = position.position()
+    (world,) = position.position(lambda _names: {})
     assert (world.begun > 0, world.ended) == (True, None)
 
 
@@ -284,7 +285,7 @@ def test_whether_a_gpu_is_in_use_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_a_debuggers_prompt_is_known_by_its_frames(code: str, expected: bool) -> None:
     program = (
-        "import _thread, os, sys\nsys.ps1 = '(Pdb)'\nfrom unicron_elastic.worker.recorder import is_at_prompt\n"
+        "import _thread, os, sys\nsys.ps1 = '(Pdb)'\nfrom unicron_elastic.worker.answer_questions import is_at_prompt\n"
         "def look():\n    import time\n    end = time.monotonic() + 1.0\n"
         f"    while is_at_prompt() is not {expected} and time.monotonic() < end:\n        time.sleep(0.01)\n"
         f"    os._exit(7 if is_at_prompt() is {expected} else 8)\n"

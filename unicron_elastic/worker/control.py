@@ -1,0 +1,73 @@
+"""The worker's end of the control channel. Its script may close every descriptor and reuse their numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Sequence
+
+from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
+from unicron_elastic.worker.message import Kind, Odd
+
+SEND_TIMEOUT_S = 0.5  # the agent reads at once; a stopped agent must not hold up a script for longer
+
+
+class Control:
+    """Speaks to the agent for as long as the descriptor is the socket that was inherited."""
+
+    def __init__(self, fd: int) -> None:
+        """Takes over ``fd``. Raises OSError if it is no such socket."""
+        self._channel = Channel.from_fd(fd)
+        self._channel.settimeout(SEND_TIMEOUT_S)
+        self._identity = _identity(fd)
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Says ``message``, with copies of ``fds``.
+
+        Raises ChannelClosed if nobody can hear it, TimeoutError if the agent does not listen.
+        """
+        if not self._is_ours():
+            raise ChannelClosed("the script closed the control channel")
+        self._channel.send(message, fds)
+
+    def wait(self, kinds: Sequence[type[Kind]]) -> Kind | Odd:
+        """Returns the next thing the agent says, as ``Channel.hear``; sleeps until there is one."""
+        fd = self._channel.fileno() if self._is_ours() else -1
+        if fd < 0:
+            raise ChannelClosed("the control channel is closed")
+        watched = select.poll()
+        watched.register(fd, select.POLLIN)
+        watched.poll()
+        if not self._is_ours():
+            raise ChannelClosed("the script closed the control channel")
+        return self._channel.hear(kinds)
+
+    def close(self) -> None:
+        """Says no more; the number stays open if it is the script's by now."""
+        if self._is_ours():
+            self._channel.close()
+
+    def say_goodbye(self, message: Message) -> None:
+        """Says that the interpreter shuts down, and then no more."""
+        with contextlib.suppress(ChannelClosed, OSError):
+            self.send(message)
+        self.close()
+
+    def _is_ours(self) -> bool:
+        """Looked up before each use: one ``fstat`` is cheap, and to write into a file of the script's is not."""
+        fd = self._channel.fileno()
+        if fd < 0:
+            return False
+        try:
+            is_ours = _identity(fd) == self._identity
+        except OSError:
+            is_ours = False
+        if not is_ours:
+            self._channel.detach()
+        return is_ours
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
