@@ -8,7 +8,7 @@ import shutil
 import stat
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,9 +32,37 @@ from unicron_elastic.launcher.config.table import declare_commands
 
 _EVIDENCE_BYTES = 20_000  # of a report that are looked at
 
+_SECTIONS = (
+    ("See", ("status", "jobs", "nodes", "plan", "incidents", "web")),
+    ("Operate", ("drain", "undrain", "cancel", "quarantine")),
+    ("Run a cluster, to which unicron-run --cluster submits jobs", ("agent", "coordinator", "etcd")),
+    ("Tools", ("simulate", "chaos", "config", "version")),
+)
+
+
+class SortedCommands(ConfiguredGroup):
+    """`SortedCommands` lists the commands by what they are for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return their names in that order."""
+        sorted_names = [name for _, names in _SECTIONS for name in names if name in self.commands]
+        return [*sorted_names, *(name for name in super().list_commands(ctx) if name not in sorted_names)]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as typer calls it
+        """Write them into the help, in sections."""
+        width = max(map(len, self.commands), default=0)
+        for heading, names in _SECTIONS:
+            commands = [self.commands[name] for name in names if name in self.commands]
+            rows = [
+                (f"{each.name:<{width}}", each.get_short_help_str(formatter.width - width - 6)) for each in commands
+            ]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
 app = typer.Typer(
     name="unicron",
-    cls=ConfiguredGroup,
+    cls=SortedCommands,
     help="Shows what broke, what it cost and what was done about it. Keeps sick nodes out, and breaks jobs on purpose.",
     no_args_is_help=True,
     add_completion=False,
@@ -44,6 +72,22 @@ app = typer.Typer(
 app.add_typer(chaos_cli.app, name="chaos")
 app.add_typer(quarantine_cli.app, name="quarantine")
 app.add_typer(config_cli.app, name="config")
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """See what broke in the cluster and what it cost, keep sick nodes out, and break jobs on purpose."""
 
 
 @app.command()

@@ -231,7 +231,7 @@ def _keys(words: str) -> dict[str, str]:
 
 
 def _rest(command: Any) -> list[Any]:
-    return [parameter for parameter in command.params if parameter.name not in ("help", "config")]
+    return [parameter for parameter in command.params if parameter.name not in ("help", "config", "version")]
 
 
 def _is_etcd(parameter: Any) -> bool:

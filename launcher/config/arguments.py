@@ -9,6 +9,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from typing import Any
 
+from unicron_elastic import __version__
 from unicron_elastic.compat.command_line import name_for_good, torchrun_parser
 from unicron_elastic.launcher.config import options
 
@@ -33,6 +34,8 @@ def get_args_parser() -> ArgumentParser:
         metavar="FILE",
         help="YAML with settings; options and variables go before it [env: UNICRON_CONFIG]",
     )
+    if "--version" not in parser._option_string_actions:  # as no torch has it so far
+        parser.add_argument("--version", action="version", version=f"unicron-elastic {__version__}")
     _let_scripts_be_brief(parser, torchs_own)
     return parser
 

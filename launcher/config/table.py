@@ -153,7 +153,7 @@ _OF_EACH = ("UNICRON_METRICS_PORT", "UNICRON_METRICS_ADDRESS")
 _OF_RUN = {"UNICRON_LEDGER": "ledger", "PET_LOG_DIR": "log_dir"}  # and commands that read what unicron-run writes
 _PREFIXES = {"etcd": "ETCD_SERVER"}  # UNICRON_ETCD_ is what all have that talk to one
 _UNSAID = {"metrics_port": "0", "metrics_address": "127.0.0.1", "web_port": "0", "web_address": "127.0.0.1"}
-_NOT_SET = ("help", "config")
+_NOT_SET = ("help", "config", "version")
 _ETCD = ("endpoint", "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed.run as torch_run
 
+from unicron_elastic import __version__
 from unicron_elastic.compat import command_line
 from unicron_elastic.launcher.config import arguments
 
@@ -179,3 +180,15 @@ def test_a_script_s_own_options_may_be_like_several_of_ours(given: str) -> None:
 
 def test_an_option_of_ours_may_be_abbreviated() -> None:
     assert arguments.get_args_parser().parse_args(["--unicron-conso=off", "train.py"]).unicron_console == "off"
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        arguments.get_args_parser().parse_args(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"unicron-elastic {__version__}\n")
+
+
+@pytest.mark.parametrize("before", [[], ["--nnodes=1"], ["--"], ["-m"]])
+def test_an_argument_of_the_script_shows_no_version(before: list[str]) -> None:
+    args = arguments.get_args_parser().parse_args([*before, "train", "--version", "--vers"])
+    assert (args.training_script, args.training_script_args) == ("train", ["--version", "--vers"])

@@ -1,9 +1,11 @@
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from unicron_elastic import __version__
@@ -220,11 +222,23 @@ def test_bad_lines_are_reported_beside_the_good_ones(ledger):
     assert "Run new" in result.stdout
 
 
-def test_the_version_is_printed():
-    assert CliRunner().invoke(app, ["version"]).stdout == f"unicron-elastic {__version__}\n"
-
-
 def test_torch_is_not_imported():
     imported = "unicron_elastic.launcher.cli, unicron_elastic.launcher.view.incidents.story"
     code = f"import sys, {imported}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_commands_are_sorted_by_what_they_are_for() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    found = re.findall(r"^(\S.*):$|^  ([a-z]+)  ", result.stdout, re.MULTILINE)
+    headings = [heading for heading, _ in found if heading]
+    assert headings[1:] == ["See", "Operate", "Run a cluster, to which unicron-run --cluster submits jobs", "Tools"]
+    names = [name for _, name in found if name]
+    assert names[:3] == ["status", "jobs", "nodes"]
+    assert sorted(names) == sorted(get_command(app).commands)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["version"]])
+def test_the_version_is_printed(words: list[str]) -> None:
+    result = CliRunner().invoke(app, words)
+    assert (result.exit_code, result.output) == (0, f"unicron-elastic {__version__}\n")

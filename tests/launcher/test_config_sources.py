@@ -280,7 +280,7 @@ def test_the_table_has_every_option() -> None:
 
     flags = {flag for use in config_table.run_uses() for flag in use.flags}
     assert flags == {flag for each in get_args_parser()._actions for flag in each.option_strings} - {
-        "-h", "--help", "--config", "--print-completion", "--print_completion"
+        "-h", "--help", "--version", "--config", "--print-completion", "--print_completion"
     }  # fmt: skip
     for words, command in config_table.commands().items():
         declared = {flag for param in command.params if param.param_type_name == "option" for flag in param.opts}
