@@ -39,25 +39,32 @@ while not os.path.exists(os.path.join(environ["PROBE"], "stop")):
 """
 
 
+def environment(mark: str, folder: Path) -> dict[str, str]:
+    """What a test starts has this: nothing of a job around the tests, its mark, and a folder to say things in."""
+    names = [name for name in os.environ if not name.startswith(("UNICRON_", "PET_", "TORCHEL"))]
+    return {name: os.environ[name] for name in names} | {MARK: mark, "PROBE": str(folder), "OMP_NUM_THREADS": "1"}
+
+
 class Run:
     """One launcher process with its own temporary folder, and what it has started."""
 
-    def __init__(self, tool: str, arguments: list[str], folder: Path, warm: WarmLaunchers | None, **popen: Any) -> None:
+    def __init__(
+        self,
+        tool: str,
+        arguments: list[str],
+        folder: Path,
+        warm: WarmLaunchers | None,
+        *,
+        forks_keeper: bool = False,
+        **popen: Any,
+    ) -> None:
         self.folder = folder
         self.mark = uuid.uuid4().hex
         self.temporary = folder / f"tmp-{self.mark}"
         self.temporary.mkdir()
         self.out_path, self.err_path = folder / f"out-{self.mark}", folder / f"err-{self.mark}"
-        environ = {
-            key: value for key, value in os.environ.items() if not key.startswith(("UNICRON_", "PET_", "TORCHEL"))
-        }
-        environ |= {
-            MARK: self.mark,
-            "TMPDIR": str(self.temporary),
-            "XDG_STATE_HOME": str(folder / "state"),
-            "PROBE": str(folder),
-            "OMP_NUM_THREADS": "1",
-        }
+        environ = environment(self.mark, folder)
+        environ |= {"TMPDIR": str(self.temporary), "XDG_STATE_HOME": str(folder / "state")}
         more = popen.pop("env", {})
         environ |= more
         wrap = popen.pop("wrap", None)
@@ -67,7 +74,9 @@ class Run:
         with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
             if warm is not None and wrap is None and not popen and may_be_warm(more):
                 with open(os.devnull, "rb") as null:
-                    self.process: Any = warm.start(command, environ, folder, [null, out, err])
+                    self.process: Any = warm.start(
+                        command, environ, folder, [null, out, err], forks_keeper=forks_keeper
+                    )
                 return
             self.process = subprocess.Popen(
                 command, env=environ, cwd=folder, **{"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **popen}
@@ -149,9 +158,10 @@ class Run:
 class Launcher:
     """Starts runs in a test's folder."""
 
-    def __init__(self, folder: Path, warm: WarmLaunchers | None) -> None:
+    def __init__(self, folder: Path, warm: WarmLaunchers | None, *, forks_keeper: bool) -> None:
         self.folder = folder
         self.warm = warm
+        self.forks_keeper = forks_keeper
         self.runs: list[Run] = []
 
     def script(self, name: str, text: str) -> str:
@@ -169,12 +179,13 @@ class Launcher:
         """Starts a run; ``fast`` preloads no torch, for tests that are not about the warm start.
 
         The launcher is a fork of one process for all, but for a test that is marked ``cold``, or says how it starts.
+        In one that is marked ``trains``, torch is there at once.
         """
-        own = ["--unicron-preload=json"] if fast and tool == "unicron-run" else []
+        own = ["--unicron-preload=json"] if fast and tool == "unicron-run" and not self.forks_keeper else []
         if not HAS_SHUTDOWN_TIMEOUT:  # torch 2.11: the 30 s that are the default elsewhere
             arguments = tuple(word for word in arguments if not word.startswith("--shutdown-timeout="))
         warm = self.warm if tool == "unicron-run" else None
-        run = Run(tool, [*own, *arguments], self.folder, warm, **popen)
+        run = Run(tool, [*own, *arguments], self.folder, warm, forks_keeper=self.forks_keeper, **popen)
         self.runs.append(run)
         return run
 
@@ -193,10 +204,25 @@ def warm_launchers() -> Iterator[WarmLaunchers]:
     made.end()
 
 
+@pytest.fixture(scope="session")
+def alone(warm_launchers: WarmLaunchers) -> Callable[..., None]:
+    """Runs a script, with its PROBE in a folder, to a good end: one process with torch that no launcher has started."""
+
+    def run(folder: Path, *command: str) -> None:
+        environ = environment(uuid.uuid4().hex, folder)
+        environ = {name: value for name, value in environ.items() if name not in ("RANK", "WORLD_SIZE")}
+        with open(os.devnull, "rb") as null, open(folder / "said", "wb") as said:
+            process = warm_launchers.start(command, environ, folder, [null, said, said])
+        assert process.wait(DEADLINE_S) == 0, (folder / "said").read_text()
+
+    return run
+
+
 @pytest.fixture
 def launcher(tmp_path: Path, request: pytest.FixtureRequest, warm_launchers: WarmLaunchers) -> Iterator[Launcher]:
     """Runs of this test; each must leave no process behind, and in the end none does."""
-    made = Launcher(tmp_path, None if request.node.get_closest_marker("cold") else warm_launchers)
+    cold, trains = (request.node.get_closest_marker(name) for name in ("cold", "trains"))
+    made = Launcher(tmp_path, None if cold else warm_launchers, forks_keeper=trains is not None)
     try:
         yield made
         for run in made.runs:

@@ -13,6 +13,8 @@ from test_paused_jobs import EVERY, SCRIPT, made, starts
 
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
+pytestmark = pytest.mark.trains
+
 
 class Job:
     """Agents of one job by name, each of them a launcher of its own."""

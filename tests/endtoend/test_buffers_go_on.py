@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytestmark = pytest.mark.trains
 
 SCRIPT = str(Path(__file__).with_name("train_buffers.py"))
 END_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def undisturbed(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process comes to by itself."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    environ = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    environ |= {"PROBE": str(folder), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, SCRIPT], env=environ, check=True, timeout=END_S)
+    alone(folder, SCRIPT)
     return _final(folder, 0)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.trains
+
 EPOCHS = str(Path(__file__).with_name("train_in_epochs.py"))
 BEFORE_THE_OTHERS_ASK = ("0:3:evaluate:leave", "1:3:evaluate:outlive")
 AFTER_THE_OTHERS_ASKED = ("1:3:parted:await=struck-0-4-accumulate", "1:3:evaluate:leave", "0:4:accumulate:pass")

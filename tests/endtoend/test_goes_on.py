@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.trains
 SCRIPT = str(Path(__file__).with_name("train_in_place.py"))
 END_S = 40.0
 STEPS = 6
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def undisturbed(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process comes to by itself."""
-    return _alone(tmp_path_factory.mktemp("undisturbed"))
+    folder = tmp_path_factory.mktemp("undisturbed")
+    alone(folder, SCRIPT)
+    return _final(folder, 0)
 
 
 @pytest.fixture(scope="module")
-def undisturbed_freezing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def undisturbed_freezing(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The same, where layers are frozen and unfrozen on the way."""
-    return _alone(tmp_path_factory.mktemp("freezing"), "--freezing")
-
-
-def _alone(folder: Path, *flags: str) -> dict[str, Any]:
-    environ = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    environ |= {"PROBE": str(folder), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, SCRIPT, *flags], env=environ, check=True, timeout=END_S)
+    folder = tmp_path_factory.mktemp("freezing")
+    alone(folder, SCRIPT, "--freezing")
     return _final(folder, 0)
 
 
@@ -120,9 +115,11 @@ def test_what_was_unfrozen_on_the_way_is_trained_by_replacements_too(
 
 @pytest.mark.parametrize("strike", ["1:2:reduce:kill", pytest.param("0:2:reduced:kill", marks=pytest.mark.slow)])
 def test_rare_types_and_sparse_gradients_go_the_same_way(
-    launcher: Any, tmp_path_factory: pytest.TempPathFactory, strike: str
+    launcher: Any, alone: Any, tmp_path_factory: pytest.TempPathFactory, strike: str
 ) -> None:
-    undisturbed = _alone(tmp_path_factory.mktemp("rare"), "--rare")
+    folder = tmp_path_factory.mktemp("rare")
+    alone(folder, SCRIPT, "--rare")
+    undisturbed = _final(folder, 0)
     folder = _train(launcher, 3, strike, worlds=3, more=("--rare",))
     _assert_same(folder, undisturbed, [0, 1, 2])
 

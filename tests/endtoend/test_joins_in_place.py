@@ -11,6 +11,8 @@ import pytest
 
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
+pytestmark = pytest.mark.trains
+
 Start = Callable[..., Any]
 # When the worker of a late node asks for its part.
 AFTER_THEIR_END = ("2:-1:made:outlive",)

@@ -10,6 +10,8 @@ import pytest
 
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
+pytestmark = pytest.mark.trains
+
 STEPS = 20
 HAS_TO_WAIT = "This node has to wait. 1 node waits to join: it is let in when all workers train again"
 # The first epoch ends with an evaluation that lasts until the file "go" is there.

@@ -14,6 +14,8 @@ import pytest
 
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
+pytestmark = pytest.mark.trains
+
 IN_PLACE = str(Path(__file__).with_name("train_in_place.py"))
 Start = Callable[..., Any]
 NOT_ON_B = """

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.trains
+
 # In the odd one out of the steps, rank 1 does not reduce; or it makes one step more, as torch's get_state_dict does for
 # an optimizer without a state, and all is well.
 TRAIN = """

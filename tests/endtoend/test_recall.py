@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from unicron_elastic.rendezvous.records.job import JobKeys
 from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
+
+pytestmark = pytest.mark.trains
 
 DEADLINE_S = 60.0
 IN_PLACE = str(Path(__file__).with_name("train_in_place.py"))
@@ -166,14 +167,12 @@ def _nodes(run: Any) -> str:
 
 
 @pytest.fixture
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
+def undisturbed(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
     """What one process comes to by itself in so many steps."""
 
     def train(steps: int) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("undisturbed")
-        environ = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-        environ |= {"PROBE": str(folder), "OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, IN_PLACE, f"--steps={steps}"], env=environ, check=True, timeout=DEADLINE_S)
+        alone(folder, IN_PLACE, f"--steps={steps}")
         return _final(folder, 0)
 
     return train

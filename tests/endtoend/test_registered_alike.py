@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.trains
+
 SCRIPT = """
 import json, os, time
 from pathlib import Path

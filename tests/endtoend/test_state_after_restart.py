@@ -15,6 +15,8 @@ import pytest
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 from unicron_elastic.state.snapshot.file import SnapshotFile, read_header
 
+pytestmark = pytest.mark.trains
+
 STEPS = 30
 EVERY = 5
 

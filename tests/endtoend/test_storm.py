@@ -6,6 +6,10 @@ import re
 import time
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.trains
+
 SCRIPT = """
 import os, signal, time
 import torch

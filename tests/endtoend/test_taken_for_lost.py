@@ -15,6 +15,8 @@ from cable import Cable
 
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
+pytestmark = pytest.mark.trains
+
 IN_PLACE = str(Path(__file__).with_name("train_in_place.py"))
 LEASE_S = 1.0  # etcd grants somewhat more
 LAPSE_S = 5.0  # longer than any lease that it grants for this

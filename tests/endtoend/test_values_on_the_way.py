@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.trains
+
 SCRIPT = """
 import os, signal, time, torch, unicron_elastic
 from torch import nn

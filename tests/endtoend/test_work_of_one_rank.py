@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.trains
+
 SCRIPT = """
 import json, os, sys, time
 from pathlib import Path

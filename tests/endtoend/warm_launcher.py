@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import json
 import os
 import runpy
@@ -22,6 +21,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NoReturn
+
+from forked_keeper import MARK, MARK_ROOM, Ground, freeze
 
 STARTS_WITHIN_S = 60.0
 LARGEST_REQUEST = 1 << 18
@@ -84,14 +85,21 @@ class WarmLaunchers:
         self._requests: socket.socket | None = None
 
     def start(
-        self, command: Sequence[str], env: Mapping[str, str], folder: Path, streams: Sequence[int | IO[bytes]]
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        folder: Path,
+        streams: Sequence[int | IO[bytes]],
+        *,
+        forks_keeper: bool = False,
     ) -> WarmProcess:
-        """Start a launcher with these standard streams."""
+        """Start a launcher with these standard streams, whose keeper and warm process may be forks, too."""
         if self._requests is None:
             self._begin(env)
         assert self._requests is not None
         ended, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = json.dumps({"command": list(command), "env": dict(env), "folder": str(folder), "mark": self._mark})
+        asked = {"command": list(command), "env": dict(env), "folder": str(folder), "mark": self._mark}
+        request = json.dumps({**asked, "forks_keeper": forks_keeper})
         files = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
         with end:
             socket.send_fds(self._requests, [request.encode()], [*files, end.fileno()])
@@ -108,6 +116,7 @@ class WarmLaunchers:
         own = {**os.environ, "OMP_NUM_THREADS": "1"}
         own = {name: value for name, value in own.items() if not name.startswith(("UNICRON_", "PET_", "TORCHEL"))}
         own[self._mark] = "0" * len(env[self._mark])
+        own[MARK] = "0" * MARK_ROOM
         self._requests, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
             command = [sys.executable, __file__, str(there.fileno())]
@@ -123,7 +132,7 @@ def _show(mark: str, value: str) -> None:
     ctypes.memmove(address, value.encode(), len(value))
 
 
-def _become(request: dict[str, object], files: Sequence[int]) -> NoReturn:
+def _become(ground: Ground, request: dict[str, object], files: Sequence[int]) -> NoReturn:
     """Run the command's script in this fork."""
     code = 1
     try:
@@ -138,10 +147,14 @@ def _become(request: dict[str, object], files: Sequence[int]) -> NoReturn:
         os.environ.update(env)
         tempfile.tempdir = None
         os.chdir(str(request["folder"]))
+        if request["forks_keeper"]:
+            ground.offer_keeper()
         sys.argv[:] = command
         sys.path[0] = os.path.dirname(command[0])
         Path("/proc/self/comm").write_text(os.path.basename(command[0]))
+        ground.renewal.renew()
         runpy.run_path(command[0], run_name="__main__")
+        code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
@@ -152,7 +165,7 @@ def _become(request: dict[str, object], files: Sequence[int]) -> NoReturn:
         os._exit(code)
 
 
-def _serve(requests: socket.socket) -> None:
+def _serve(ground: Ground, requests: socket.socket) -> None:
     """Fork a launcher for each request, and say its pid and, when it has ended, its exit code."""
     running: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of the process
     while True:
@@ -174,7 +187,7 @@ def _serve(requests: socket.socket) -> None:
                     os.close(other)
                     end.close()
                 os.close(files.pop())
-                _become(json.loads(text), files)
+                _become(ground, json.loads(text), files)
             end = socket.socket(fileno=files.pop())
             for file in files:
                 os.close(file)
@@ -183,14 +196,14 @@ def _serve(requests: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    from torch.distributed import DistError  # noqa: F401
+    _ground = Ground()
+    with _ground.preloading():
+        from torch.distributed import DistError  # noqa: F401
 
-    from unicron_elastic.compat import launch  # noqa: F401
-    from unicron_elastic.compat.errors import ChildFailedError  # noqa: F401
-    from unicron_elastic.compat.rendezvous import RendezvousError  # noqa: F401
-    from unicron_elastic.launcher import api, main  # noqa: F401
-
-    assert len(os.listdir("/proc/self/task")) == 1, "a fork of a process with threads may hang"
-    gc.collect()
-    gc.freeze()
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+        from unicron_elastic.compat import launch  # noqa: F401
+        from unicron_elastic.compat.errors import ChildFailedError  # noqa: F401
+        from unicron_elastic.compat.rendezvous import RendezvousError  # noqa: F401
+        from unicron_elastic.launcher import api, main  # noqa: F401
+        from unicron_elastic.launcher.agent.process import supervisor  # noqa: F401
+    freeze()
+    _serve(_ground, socket.socket(fileno=int(sys.argv[1])))
