@@ -11,6 +11,12 @@ import yaml
 from doc_pages import DOCS, REPOSITORY, Page, anchor, pages, tool
 
 SITE = tool("site")
+PRODUCT = ("unicron_elastic", "launcher", "rendezvous")
+SOURCES = [
+    f"/{path.relative_to(REPOSITORY)}"
+    for top in (*PRODUCT, "tests", "benchmarks", "examples", "docs", "contrib")
+    for path in (REPOSITORY / top).rglob("*.py")
+]
 NAVIGATION = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
 
 
@@ -35,6 +41,30 @@ def test_files_that_are_named_exist(page: Page) -> None:
         re.findall(r"`((?:launcher|rendezvous|unicron_elastic|tests|benchmarks|examples|docs)/[\w./-]+)`", page.text)
     )
     assert [path for path in sorted(named) if not (REPOSITORY / path).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in pages() if "conformance" not in page.path], ids=lambda page: page.path
+)
+def test_files_that_are_named_by_the_end_of_their_path_exist(page: Page) -> None:
+    named = set(re.findall(r"`([\w.-]+/[\w./-]+\.py)`", page.text))
+    assert [path for path in sorted(named) if not any(each.endswith(f"/{path}") for each in SOURCES)] == []
+
+
+def test_the_page_of_rooms_names_every_room() -> None:
+    (tree, *_) = [text for _, text, _ in Page("docs/rooms.md").blocks()]
+    rooms = {path.parent.name for top in PRODUCT for path in (REPOSITORY / top).rglob("__init__.py")}
+    assert sorted(rooms - set(re.findall(r"\w+", tree))) == []
+
+
+def test_files_that_the_page_of_rooms_names_are_in_the_room_of_their_row() -> None:
+    rows = re.findall(r"^\| (`[^|]+) \| (`[^|]+) \|", Page("docs/rooms.md").text, re.MULTILINE)
+    assert rows
+    for rooms, files in rows:
+        for room, names in zip(re.findall(r"`(.+?)`", rooms), files.split(";"), strict=True):
+            top = room if room.startswith("launcher") else f"unicron_elastic/{room}"
+            missing = [name for name in re.findall(r"`(\w+)`", names) if not (REPOSITORY / top / f"{name}.py").exists()]
+            assert missing == [], room
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.path)
