@@ -239,6 +239,8 @@ def _submit(args: argparse.Namespace, argv: Sequence[str], cluster: str) -> int:
     spec_file = environ.get("UNICRON_JOB_SPEC", "") if args.job_spec is None else args.job_spec
     try:
         spec = submission.spec_of(args, argv, weight=weight, spec_file=spec_file)
+        if lost := submission.not_taken(args, spec):
+            _say(f"{lost}.")
         return submission.submit(spec, cluster, detach=detach)
     except submission.CannotSubmit as error:
         return _complain(str(error), 1)

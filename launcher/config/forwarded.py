@@ -7,7 +7,7 @@ prints or sends its environment away, from acting on the cluster or telling its 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 
 from unicron_elastic.worker.process.mark import MARK
@@ -51,6 +51,10 @@ OF_SUBMISSION = ("UNICRON_CLUSTER", "UNICRON_DETACH", "UNICRON_WEIGHT", "UNICRON
     "UNICRON_METRICS_ADDRESS", "UNICRON_CONFIG",
 )  # fmt: skip
 SPEC_VARIABLE = "UNICRON_SPEC_ENV"  # names of further variables, with commas
+_EVERYWHERE = frozenset({"HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "TZ",
+    "USER", "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+    "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+})  # fmt: skip
 _OF_ONE_NODE = tuple(
     f"--{spelled}"
     for name in ("local-addr", "node-rank", "metrics-port", "metrics-address")
@@ -62,6 +66,15 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables of this process that its job needs on other nodes, without what may be a secret."""
     wanted = {name.strip() for name in environ.get(SPEC_VARIABLE, "").split(",")} - {_PASSWORD}
     return {name: value for name, value in environ.items() if name in wanted or _is_passed_on(name)}
+
+
+def left_behind(environ: Mapping[str, str], taken: Collection[str], source: str) -> list[str]:
+    """The variables of this process that the script with this ``source`` names, and that its nodes do not get.
+
+    What every process has, and what the launcher gives to workers, is no loss.
+    """
+    names = (name for name in environ if name not in taken and name not in _EVERYWHERE and not is_kept_back(name))
+    return sorted(name for name in names if f'"{name}"' in source or f"'{name}'" in source)
 
 
 def _is_passed_on(name: str) -> bool:

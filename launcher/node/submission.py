@@ -21,7 +21,7 @@ from typing import Any
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.output import stamped
 from unicron_elastic.launcher.config.checks import STDIN
-from unicron_elastic.launcher.config.forwarded import OF_SUBMISSION, environment
+from unicron_elastic.launcher.config.forwarded import OF_SUBMISSION, SPEC_VARIABLE, environment, left_behind
 from unicron_elastic.launcher.config.options import UNNAMED
 from unicron_elastic.launcher.node.output_receiver import OutputReceiver
 from unicron_elastic.launcher.node.planned import parsed, shared_options
@@ -58,6 +58,7 @@ STOP_S = 120.0  # for the nodes to stop the job after Ctrl-C
 _SAME_SPEED = ("command", "directory", "nproc_per_node", "unit_nodes", "max_nodes", "throughput")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 MOST_DELETES = MAX_OPERATIONS - 10  # in one commit, beside what it writes
+SOURCE_CHARACTERS = 1_000_000  # of a script that are looked at
 NAME_BYTES = 300  # as it stands in the store's keys
 
 
@@ -106,6 +107,22 @@ def spec_of(
     except (ValueError, OSError) as error:
         raise CannotSubmit(str(error)) from None
     return spec
+
+
+def not_taken(args: argparse.Namespace, spec: JobSpec, environ: Mapping[str, str] = os.environ) -> str:
+    """Say which variables the script names that are set here, and that the nodes do not get; "" for none."""
+    try:
+        with open(args.training_script, encoding="utf-8", errors="replace") as file:
+            source = file.read(SOURCE_CHARACTERS)
+    except (OSError, ValueError):  # a module, say
+        return ""
+    names = left_behind(environ, spec.env, source)
+    if not names:
+        return ""
+    script, is_one = os.path.basename(args.training_script), len(names) == 1
+    are, them = ("is", "it") if is_one else ("are", "them")
+    sent = f"but {are} not sent to the nodes; {SPEC_VARIABLE} takes the names of what is to be"
+    return f"{', '.join(names)} {are} set here, and {script} names {them}, {sent}"
 
 
 def submit(spec: JobSpec, cluster: str, *, detach: bool) -> int:

@@ -79,6 +79,37 @@ def test_what_the_nodes_are_told(here: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("spec_env", "told"),
+    [
+        ("", "BATCH, FOO are set here, and train.py names them, but are not sent to the nodes"),
+        ("FOO", "BATCH is set here, and train.py names it, but is not sent to the nodes"),
+        ("FOO,BATCH", ""),
+    ],
+)
+def test_variables_that_the_script_names_and_does_not_get_are_told(here: Path, spec_env: str, told: str) -> None:
+    (here / "train.py").write_text(
+        "import os; os.environ[\"FOO\"]; os.getenv('BATCH'); os.environ['HOME'], 'RANK'; 'NCCL_X'"
+    )
+    environ = {
+        "FOO": "1",
+        "BATCH": "2",
+        "OTHER": "3",
+        "HOME": "/h",
+        "RANK": "0",
+        "NCCL_X": "1",
+        "UNICRON_SPEC_ENV": spec_env,
+    }
+    args = main.parse_args(["train.py"])
+    said = submission.not_taken(args, made("train.py", environ=environ), environ)
+    assert said.partition(";")[0] == told
+
+
+def test_of_a_module_it_is_not_known_what_it_names() -> None:
+    argv = ["-m", "package.train"]
+    assert submission.not_taken(main.parse_args(argv), made(*argv), {"FOO": "1"}) == ""
+
+
 def test_a_name_is_found_for_a_job_without_one() -> None:
     first, second = made("some/where/train.py"), made("some/where/train.py")
     assert first.name.startswith("train-")
@@ -335,8 +366,7 @@ def _meanings(parser: Any, prefix: str) -> set[str]:
     exact = parser._option_string_actions.get(prefix)
     if exact is not None:
         return {exact.dest}
-    found = [each for each in parser._option_string_actions if each.startswith(prefix)]
-    return {parser._option_string_actions[each].dest for each in found}
+    return {found[0].dest for found in parser._get_option_tuples(prefix)}
 
 
 def _parses(make: Callable[[], Any], word: str) -> tuple[bool, dict[str, Any]]:
