@@ -14,7 +14,14 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 
-from unicron_elastic.worker.channel import FDS_MAX, Channel, ChannelClosed, Message, close_all
+from unicron_elastic.launcher.common.shelf_messages import (
+    SHELF_MESSAGES,
+    AllGiven,
+    FilesGiven,
+    JobToWait,
+    ShelfMessage,
+)
+from unicron_elastic.worker.channel import FDS_MAX, Channel, ChannelClosed, close_all
 
 VARIABLE = "UNICRON_SNAPSHOTS_FD"  # of a process that an agent has started
 TAKE_TIMEOUT_S = 10.0  # the agent speaks at once
@@ -37,17 +44,18 @@ class NodeShelf:
         found: dict[Place, int] = {}
         try:
             while True:
-                message, fds = self._channel.receive()
-                found |= _parsed(message, fds)
-                if message.get("is_all"):
-                    return found
-        except (ChannelClosed, ValueError, OSError):  # the agent is gone or stands still: there is nothing, then
+                match self._channel.hear(SHELF_MESSAGES):
+                    case FilesGiven() as given:
+                        found |= _by_place(given)
+                    case AllGiven():
+                        return found
+        except (ChannelClosed, OSError):  # the agent is gone or stands still: there is nothing, then
             return found
 
     def keep(self, place: Place, fd: int) -> None:
         """Gives a file to the agent, instead of the one that had this place."""
         try:
-            self._channel.send({"places": [place]}, [fd])
+            self._channel.send(FilesGiven(places=(place,), fds=(fd,)))
         except (ChannelClosed, OSError):
             pass  # it is gone, and this process ends soon
 
@@ -55,11 +63,11 @@ class NodeShelf:
         """Returns whether the agent has said that the job is to wait, and its state to be kept."""
         try:
             while select.select([self._channel], [], [], 0.0)[0]:
-                message, fds = self._channel.receive()
-                close_all(fds)
-                if message.get("is_to_wait"):
+                said = self._channel.hear(SHELF_MESSAGES)
+                close_all(said.fds)
+                if isinstance(said, JobToWait):
                     return True
-        except (ChannelClosed, ValueError, OSError):
+        except (ChannelClosed, OSError):
             pass
         return False
 
@@ -110,7 +118,7 @@ class KeptSnapshots:
         """Tells the child that its job is to wait, before it is stopped for that."""
         with contextlib.suppress(ChannelClosed, OSError):
             if self._channel is not None:
-                self._channel.send({"is_to_wait": True})
+                self._channel.send(JobToWait())
 
     def drop(self, submission: tuple[str, int]) -> None:
         """Gives the memory back."""
@@ -122,14 +130,12 @@ class KeptSnapshots:
         try:
             with self._lock:
                 files = self._files.setdefault(submission, {})
-                for message, fds in _messages(files):
-                    channel.send(message, fds)
+                for message in _messages(files):
+                    channel.send(message)
             while True:
-                try:
-                    message, fds = channel.receive()
-                except ValueError:
-                    continue
-                self._keep(submission, _parsed(message, fds))
+                given = channel.hear([FilesGiven])
+                if isinstance(given, FilesGiven):
+                    self._keep(submission, _by_place(given))
         except (ChannelClosed, OSError):
             pass
         finally:
@@ -150,22 +156,18 @@ class KeptSnapshots:
                     os.close(fd)
 
 
-def _messages(files: Mapping[Place, int]) -> Iterator[tuple[Message, list[int]]]:
+def _messages(files: Mapping[Place, int]) -> Iterator[ShelfMessage]:
     """Yields what a child is told of the files, of which a message carries few, and that this is all."""
     places = list(files)
     for first in range(0, len(places), FDS_MAX):
         some = places[first : first + FDS_MAX]
-        yield {"places": some}, [files[place] for place in some]
-    yield {"is_all": True}, []
+        yield FilesGiven(places=tuple(some), fds=tuple(files[place] for place in some))
+    yield AllGiven()
 
 
-def _parsed(message: Message, fds: list[int]) -> dict[Place, int]:
-    """Returns the files of a message by their places; what is none is closed."""
-    found: dict[Place, int] = {}
-    told = message.get("places", [])
-    for place, fd in zip(told if isinstance(told, list) else [], fds, strict=False):
-        match place:
-            case [int(local_rank), int(slot)] if 0 <= local_rank < RANKS_MAX and 0 <= slot < SLOTS_MAX:
-                found[local_rank, slot] = fd
-    close_all([fd for fd in fds if fd not in found.values()])
+def _by_place(given: FilesGiven) -> dict[Place, int]:
+    """Returns the files of a message by their places; what is in none is closed."""
+    told = zip(given.places, given.fds, strict=False)
+    found = {place: fd for place, fd in told if 0 <= place[0] < RANKS_MAX and 0 <= place[1] < SLOTS_MAX}
+    close_all([fd for fd in given.fds if fd not in found.values()])
     return found

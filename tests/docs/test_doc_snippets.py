@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import re
 import shlex
@@ -15,6 +16,7 @@ import pytest
 import yaml
 from doc_pages import REPOSITORY, Page, pages, tool
 
+from unicron_elastic.launcher.common.shelf_messages import SHELF_MESSAGES
 from unicron_elastic.launcher.config.arguments import get_args_parser
 from unicron_elastic.worker.helper_tasks import KEEPER_ANSWERS, KEEPER_TASKS, WARM_ANSWERS, WARM_TASKS
 from unicron_elastic.worker.instructions import INSTRUCTIONS
@@ -218,26 +220,15 @@ def test_the_reference_is_up_to_date(name: str) -> None:
     assert text == REFERENCE.PAGES[name](), "out of date: `python docs/tools/reference.py` writes it"
 
 
-def test_every_message_of_the_control_channel_is_described() -> None:
-    page = Page("docs/reference-messages.md").text
-    folders = ("launcher", "unicron_elastic/worker", "unicron_elastic/training", "unicron_elastic/megatron")
-    files = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
-    sources = [text for path in files if re.search(r"(?:send|say|tell)\([^)]*{", text := path.read_text("utf-8"))]
-    said = {name for text in sources for name in _messages(text)}
-    said |= {
-        each.__name__ for each in (*NOTICES, *INSTRUCTIONS, *KEEPER_TASKS, *KEEPER_ANSWERS, *WARM_TASKS, *WARM_ANSWERS)
-    }
-    assert {"NewWorld", "WentOn"} <= said
-    assert sorted(name for name in said if f"`{name}`" not in page) == []
-
-
-def _messages(source: str) -> Iterator[str]:
-    """The first key of each message that is written down where it is sent."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("send", "_send", "say", "tell"):
-            for argument in node.args:
-                if isinstance(argument, ast.Dict) and argument.keys and isinstance(argument.keys[0], ast.Constant):
-                    yield str(argument.keys[0].value)
+def test_every_message_between_processes_of_a_host_is_described_with_its_fields() -> None:
+    kinds = {*NOTICES, *INSTRUCTIONS, *KEEPER_TASKS, *KEEPER_ANSWERS, *WARM_TASKS, *WARM_ANSWERS, *SHELF_MESSAGES}
+    wanted = {kind.__name__: [each.name for each in dataclasses.fields(kind)] for kind in kinds}  # type: ignore[arg-type]
+    rows = re.findall(
+        r"^\|(?:[^|]+\|)? `([A-Z]\w+)` \|([^|]*)\|[^|]+\|$", Page("docs/reference-messages.md").text, re.M
+    )
+    told = {name: re.findall(r"\w+", fields.replace("descriptors", "fds")) for name, fields in rows}
+    assert told == wanted
+    assert len(rows) == len(told)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Callable
 
 from unicron_elastic.launcher.common.kept_snapshots import KeptSnapshots, NodeShelf
+from unicron_elastic.launcher.common.shelf_messages import FilesGiven, JobToWait
 from unicron_elastic.worker.channel import Channel
 
 DEADLINE_S = 20.0
@@ -76,9 +78,16 @@ def test_what_is_given_up_and_what_is_no_file_of_a_worker_leaves_no_descriptor()
     with kept.connect(JOB) as sock:
         channel = Channel(sock)
         fd = file_of("given-up")
-        for odd in ({"places": 7}, {"places": [[0, 9], ["a", 1], [-1, 0]]}, {}, {"places": [[0, 0], [0, 0]]}):
-            channel.send(odd, [fd, fd, fd])
-        channel.send({"places": [[1, 0]]}, [fd])
+        for packet in (
+            b'i{"is": "FilesGiven", "places": 7}',
+            b'i{"is": "FilesGiven", "places": [["a", 1]]}',
+            b"i{}",
+            b"i[",
+        ):
+            socket.send_fds(channel._sock, [packet], [fd, fd, fd])
+        for places in (((0, 9), (-1, 0), (4096, 0)), ((0, 0), (0, 0))):
+            channel.send(FilesGiven(places=places, fds=(fd, fd, fd)))
+        channel.send(FilesGiven(places=((1, 0),), fds=(fd,)))
         os.close(fd)
         until(lambda: kept.submissions() and open_files("given-up") == 2)
         kept.drop(JOB)
@@ -95,6 +104,21 @@ def test_a_child_hears_that_its_job_is_to_wait() -> None:
     assert shelf.is_to_save()
     shelf.close()
     kept.ask_to_save()  # it is gone by then
+
+
+def test_what_the_child_cannot_read_is_left_out() -> None:
+    kept = KeptSnapshots()
+    with kept.connect(JOB) as sock:
+        shelf = NodeShelf(os.dup(sock.fileno()))
+    assert texts(shelf) == {}
+    assert kept._channel is not None
+    for packet in (b"i[", b'i{"is": "JobToWait2"}'):
+        kept._channel._sock.send(packet)
+    assert not shelf.is_to_save()
+    kept._channel._sock.send(b"i[")
+    kept._channel.send(JobToWait())
+    assert shelf.is_to_save()
+    shelf.close()
 
 
 def test_an_agent_keeps_no_more_files_than_leave_it_room() -> None:

@@ -10,12 +10,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from conftest import Lab
 
 from unicron_elastic.launcher.agent.process.processes import KeeperLost
 from unicron_elastic.worker.process.mark import MARK, token_of
+
+if TYPE_CHECKING:
+    from conftest import Lab
 
 # A worker that leaves a daemon behind, in a session of its own and no child of anybody, and tells its pid on fd 5.
 DAEMON = """
@@ -65,15 +68,12 @@ def test_exit_codes_and_their_times_are_reported(lab: Lab) -> None:
     ],
 )
 def test_what_the_keeper_cannot_read_is_said_and_it_goes_on(
-    capfd: pytest.CaptureFixture[str], packet: bytes, why: str
+    capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest, packet: bytes, why: str
 ) -> None:
-    lab = Lab()
-    lab.begin()
+    lab = request.getfixturevalue("lab")  # a keeper that is begun now writes where this test reads
     assert lab.processes._channel is not None
     lab.processes._channel._sock.send(packet)
     assert lab.exit_of(lab.start_python("pass")).exit_code == 0
-    lab.processes.end()
-    lab.loop.close()
     assert f"unicron keeper: what the agent asks is left out: {why}" in capfd.readouterr().err
 
 

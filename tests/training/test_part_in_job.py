@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -20,8 +19,7 @@ from unicron_elastic.worker.instructions import (
     NewWorld,
     SnapshotOffers,
 )
-from unicron_elastic.worker.message import heard
-from unicron_elastic.worker.notices import NOTICES, Broke, Entered, Left, Notice, Ready, Saving, SnapshotsWanted
+from unicron_elastic.worker.notices import Broke, Entered, Left, Notice, Ready, Saving, SnapshotsWanted
 from unicron_elastic.worker.worlds import Link
 
 FIRST = World(number=1, members=(Member(name="1.0#n", node="n", local_rank=0),), store="h:1")
@@ -35,11 +33,11 @@ class Agent:
 
     def __init__(self, *words: Instruction) -> None:
         self.words = words
-        self.heard: list[dict[str, Any]] = []
+        self.heard: list[Notice] = []
         self.link = Link(self, lambda: None)  # type: ignore[arg-type]
 
-    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:  # noqa: ARG002
-        self.heard.append(message)
+    def send(self, said: Notice) -> None:
+        self.heard.append(said)
         for word in self.words:
             self.link.heard(word)
 
@@ -49,7 +47,7 @@ def test_who_is_invited_and_in_a_world_at_once_is_a_newcomer() -> None:
     membership = AgentMembership(agent.link)
     assert membership.enter() == INVITATION
     membership.is_ready(0)  # the agent tells of the world once more
-    assert [heard(each, NOTICES) for each in agent.heard] == [Entered(), Ready(state=0)]
+    assert agent.heard == [Entered(), Ready(state=0)]
 
 
 def test_who_is_in_the_first_world_is_none() -> None:
@@ -62,7 +60,7 @@ def test_who_is_to_save_answers_whether_it_will(will_save: bool | None) -> None:
     if will_save is not None:
         agent.link.on_save = lambda: will_save
     agent.link.heard(MakeSnapshot())
-    assert [heard(each, NOTICES) for each in agent.heard] == [Saving(will_save=bool(will_save))]
+    assert agent.heard == [Saving(will_save=bool(will_save))]
 
 
 class SlowAgent(Agent):
@@ -73,9 +71,9 @@ class SlowAgent(Agent):
         self._question = question
         self._timer = threading.Timer(0.6, lambda: self.link.heard(WORLD))
 
-    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:  # noqa: ARG002
+    def send(self, said: Notice) -> None:
         """Hears the question."""
-        if isinstance(heard(message, NOTICES), self._question):
+        if isinstance(said, self._question):
             self._timer.start()
         else:
             self.link.heard(INVITATION)

@@ -102,7 +102,7 @@ def test_questions_are_answered_while_the_main_thread_waits(ends: tuple[Channel,
     answer_questions(control)
     assert set(threading.enumerate()) <= before  # a script that counts its threads does not see it
     for number in (1, 2, 3):
-        agents.send(AskPosition(question=number).message())
+        agents.send(AskPosition(question=number))
         answer = agents.hear([Position])
         assert isinstance(answer, Position)
         assert (answer.question, answer.uses_gpu, len(answer.groups)) == (number, False, 1)
@@ -127,7 +127,7 @@ def test_what_is_no_order_of_ours_is_told_once_and_the_next_one_is_carried_out(
     answer_questions(control)
     for number in (7, 8):
         agents._sock.send(packet)
-        agents.send(AskPosition(question=number).message())
+        agents.send(AskPosition(question=number))
         assert agents.hear([Position]) == Position(question=number, groups=(), uses_gpu=False, is_at_prompt=False)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"unicron: what the agent said is left out: {why}")
@@ -148,8 +148,8 @@ def test_an_order_that_cannot_be_carried_out_is_told_once_and_the_next_one_is(
     to_agent.on_save = fail
     answer_questions(control)
     for number in (7, 8):
-        agents.send(MakeSnapshot().message())
-        agents.send(AskPosition(question=number).message())
+        agents.send(MakeSnapshot())
+        agents.send(AskPosition(question=number))
         assert isinstance(agents.hear([Position]), Position)
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "unicron: what the agent wants is not done: RuntimeError: can't start new thread."
@@ -159,9 +159,9 @@ def test_descriptors_that_come_for_a_script_that_asks_for_none_are_closed(ends: 
     agents, control = ends
     answer_questions(control)
     read, write = os.pipe()
-    agents.send(SnapshotOffers().message(), [write])
+    agents.send(SnapshotOffers(fds=(write,)))
     os.close(write)
-    agents.send(AskPosition(question=1).message())
+    agents.send(AskPosition(question=1))
     assert isinstance(agents.hear([Position]), Position)
     assert os.read(read, 1) == b""  # no copy is open
     os.close(read)
@@ -176,7 +176,7 @@ def test_who_cannot_say_where_it_is_answers_nevertheless(
     agents, control = ends
     monkeypatch.setattr(position, "position", fail)
     answer_questions(control)
-    agents.send(AskPosition(question=1).message())
+    agents.send(AskPosition(question=1))
     assert agents.hear([Position]) == Position(question=1, groups=(), uses_gpu=False, is_at_prompt=False)
 
 
@@ -188,10 +188,10 @@ def test_the_answer_of_a_worker_with_many_groups_is_bounded(
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", world)
     agents, control = ends
     answer_questions(control)
-    agents.send(AskPosition(question=1).message())
+    agents.send(AskPosition(question=1))
     packet = agents._sock.recv(1 << 20)
     assert len(packet) <= INLINE_BYTES_MAX  # one packet, no file
-    agents.send(AskPosition(question=2).message())
+    agents.send(AskPosition(question=2))
     found = agents.hear([Position])
     assert isinstance(found, Position)
     assert [group.name for group in found.groups] == [group.group_name for group in many[:GROUPS_MAX]]
@@ -224,7 +224,7 @@ def test_it_ends_with_the_channel(how: str, tmp_path: Path) -> None:
             os.dup2(file.fileno(), number)
         if how != "the agent is gone":
             with contextlib.suppress(ChannelClosed):  # the thread had not begun to wait
-                agents.send(AskPosition(question=1).message())
+                agents.send(AskPosition(question=1))
         agents.close()
         until_threads(before)
         if how == "it was reused":
@@ -248,7 +248,7 @@ def test_a_closed_channel_is_no_reason_to_spin() -> None:
 def test_a_process_that_the_script_forks_does_not_answer(ends: tuple[Channel, Control]) -> None:
     agents, control = ends
     answer_questions(control)
-    agents.send(AskPosition(question=1).message())
+    agents.send(AskPosition(question=1))
     assert isinstance(agents.hear([Position]), Position)
     os.register_at_fork(after_in_child=control.close)  # as the bootstrap does
     child = os.fork()
@@ -258,7 +258,7 @@ def test_a_process_that_the_script_forks_does_not_answer(ends: tuple[Channel, Co
     try:
         control.close()  # the worker itself says no more
         with contextlib.suppress(ChannelClosed):  # wakes the thread, if it still has the closed socket in its hand
-            agents.send(AskPosition(question=2).message())
+            agents.send(AskPosition(question=2))
         with pytest.raises(ChannelClosed):
             agents.receive()
     finally:

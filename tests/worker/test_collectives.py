@@ -233,7 +233,7 @@ class Ranks:
         """Until the worker is in its next collective, as it says itself."""
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
-            self.channels[rank].send(AskPosition(question=1).message())
+            self.channels[rank].send(AskPosition(question=1))
             answer = self.channels[rank].hear([Position])
             assert isinstance(answer, Position)
             if any(group.begun >= collectives_begun for group in answer.groups):
@@ -359,7 +359,7 @@ def test_the_agent_is_answered_from_the_first_group_on(make: Callable[[int], Ran
     ranks = make(2)
     before = ranks.do(0, threads)
     assert ranks.do(1, threads) == before
-    ranks.channels[0].send(AskPosition(question=7).message())
+    ranks.channels[0].send(AskPosition(question=7))
     for rank in range(2):  # each makes a group of its own: what breaks in one must not meet the other while it connects
         ranks.do(rank, init, ranks.store.port, f"alone {rank}", 0, 1)
     answer = ranks.channels[0].hear([Position])  # when it can be heard
@@ -583,13 +583,13 @@ def test_a_worker_starts_its_thread_with_its_first_group_and_only_once() -> None
     with process:
         assert process.stdin is not None
         assert process.stdout is not None
-        channel.send(AskPosition(question=1).message())
+        channel.send(AskPosition(question=1))
         assert isinstance(channel.hear([Position]), Position)  # before any step
         process.stdin.write("\n")
         process.stdin.flush()
         assert channel.receive()[0]["step"] == 1
         assert process.stdout.readline() == "1 1\n"
-        channel.send(AskPosition(question=2).message())
+        channel.send(AskPosition(question=2))
         assert isinstance(channel.hear([Position]), Position)
         process.stdin.write("\n")
         process.stdin.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from pathlib import Path
 
@@ -30,20 +31,20 @@ def fd_of(control: Control) -> int:
 
 def test_it_speaks_to_the_agent(ends: tuple[Channel, Control]) -> None:
     agents, control = ends
-    control.send(Left().message())
+    control.send(Left())
     assert agents.hear([Left]) == Left()
     control.close()
     with pytest.raises(ChannelClosed):
         agents.receive()
     with pytest.raises(ChannelClosed, match="closed the control channel"):
-        control.send(Left().message())
+        control.send(Left())
 
 
 def test_a_closed_descriptor_is_not_spoken_to(ends: tuple[Channel, Control]) -> None:
     _, control = ends
     os.close(fd_of(control))
     with pytest.raises(ChannelClosed, match="closed the control channel"):
-        control.send(Left().message())
+        control.send(Left())
     control.close()
 
 
@@ -56,7 +57,7 @@ def test_a_file_of_the_scripts_under_the_same_number_is_left_alone(
     with open(path, "wb") as file:
         os.dup2(file.fileno(), number)
         with pytest.raises(ChannelClosed):
-            control.send(Left().message())
+            control.send(Left())
         control.close()
         os.write(number, b"still open")
         os.close(number)
@@ -71,7 +72,7 @@ def test_a_descriptor_that_is_no_socket_is_refused(tmp_path: Path) -> None:
 def test_it_waits_for_what_the_agent_says(ends: tuple[Channel, Control]) -> None:
     agents, control = ends
     later = threading.Timer(
-        SEND_TIMEOUT_S + 0.1, lambda: agents.send(AskPosition(question=1).message())
+        SEND_TIMEOUT_S + 0.1, lambda: agents.send(AskPosition(question=1))
     )  # it has no deadline of its own
     later.start()
     assert control.wait(INSTRUCTIONS) == AskPosition(question=1)
@@ -81,7 +82,7 @@ def test_it_waits_for_what_the_agent_says(ends: tuple[Channel, Control]) -> None
 def test_what_was_said_before_is_there_at_once_and_in_order(ends: tuple[Channel, Control]) -> None:
     agents, control = ends
     for number in range(3):
-        agents.send(AskPosition(question=number).message())
+        agents.send(AskPosition(question=number))
     assert [control.wait(INSTRUCTIONS) for _ in range(3)] == [AskPosition(question=number) for number in range(3)]
 
 
@@ -89,9 +90,9 @@ def test_descriptors_that_come_with_it_are_closed(ends: tuple[Channel, Control])
     agents, control = ends
     before = os.listdir("/proc/self/fd")
     read, write = os.pipe()
-    agents.send(AskPosition(question=1).message(), [write])
+    socket.send_fds(agents._sock, [b'i{"is": "AskPosition", "question": 1}'], [write])
     os.close(write)
-    control.wait(INSTRUCTIONS)
+    assert control.wait(INSTRUCTIONS) == AskPosition(question=1)
     assert os.read(read, 1) == b""  # no copy is open
     os.close(read)
     assert os.listdir("/proc/self/fd") == before
@@ -109,7 +110,7 @@ def test_the_end_of_the_agent_ends_the_wait(ends: tuple[Channel, Control]) -> No
 def test_what_is_no_message_is_told_and_the_next_one_heard(ends: tuple[Channel, Control]) -> None:
     agents, control = ends
     agents._sock.send(b"i[")
-    agents.send(AskPosition(question=1).message())
+    agents.send(AskPosition(question=1))
     said = control.wait(INSTRUCTIONS)
     assert isinstance(said, Odd)
     assert said.why.startswith("not a message")
@@ -126,7 +127,7 @@ def test_a_script_that_closes_the_descriptor_meanwhile_is_not_disturbed(
 
         def reuse() -> None:
             os.dup2(file.fileno(), number)
-            agents.send(AskPosition(question=1).message())
+            agents.send(AskPosition(question=1))
 
         later = threading.Timer(0.05, reuse)
         later.start()

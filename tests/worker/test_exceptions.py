@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from unicron_elastic.worker import exceptions
-from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
+from unicron_elastic.worker.channel import Channel, ChannelClosed
 
 ATTACH = "import unicron_elastic.worker.start.bootstrap as b, sys; b.attach(int(sys.argv.pop()), None); del b\n"
 
@@ -37,7 +37,7 @@ class Ended:
         self.ended_ns = time.monotonic_ns()
         theirs.close()
         self.code, self.stderr, self.stdout = done.returncode, done.stderr, done.stdout
-        self.messages: list[Message] = []
+        self.messages: list[dict[str, Any]] = []
         while True:
             try:
                 self.messages.append(ours.receive()[0])
@@ -271,7 +271,7 @@ def test_a_gone_agent_costs_the_script_nothing(train: Path) -> None:
     assert "unicron" not in stderr
 
 
-def _raised(error: BaseException) -> Message:
+def _raised(error: BaseException) -> dict[str, str | None]:
     try:
         raise error
     except BaseException as caught:

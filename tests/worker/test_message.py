@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
+import re
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
@@ -13,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unicron_elastic.base.world import Member, World
+from unicron_elastic.launcher.common import shelf_messages
+from unicron_elastic.launcher.common.shelf_messages import SHELF_MESSAGES, ShelfMessage
 from unicron_elastic.worker import helper_tasks, instructions, notices
 from unicron_elastic.worker.helper_tasks import (
     KEEPER_ANSWERS,
@@ -26,6 +31,7 @@ from unicron_elastic.worker.instructions import INSTRUCTIONS, Instruction
 from unicron_elastic.worker.message import Descriptors, Message, Odd, heard
 from unicron_elastic.worker.notices import NOTICES, FlopsPerStep, Notice, Parted, Position, SnapshotMade, WentOn
 
+ROOT, PRODUCT = Path(__file__).parent.parent.parent, ("unicron_elastic", "launcher")
 TEXT = st.text(max_size=20)
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(2**62), 2**62),
@@ -35,7 +41,7 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     Any: st.none() | TEXT | st.integers(0, 9),
 }
 HELPERS = (*KEEPER_TASKS, *WARM_TASKS, *KEEPER_ANSWERS, *WARM_ANSWERS)
-KINDS: tuple[type[Message], ...] = (*NOTICES, *INSTRUCTIONS, *HELPERS)
+KINDS: tuple[type[Message], ...] = (*NOTICES, *INSTRUCTIONS, *HELPERS, *SHELF_MESSAGES)
 WORLDS = st.builds(
     World,
     number=st.integers(1, 99),
@@ -138,6 +144,7 @@ def test_a_field_that_cannot_be_sent_fails_where_it_is_written(type_: Any) -> No
         (instructions, Instruction, INSTRUCTIONS),
         (helper_tasks, HelperTask, (*KEEPER_TASKS, *WARM_TASKS)),
         (helper_tasks, HelperAnswer, (*KEEPER_ANSWERS, *WARM_ANSWERS)),
+        (shelf_messages, ShelfMessage, SHELF_MESSAGES),
     ],
 )
 def test_every_class_can_be_heard(module: Any, base: type[Message], kinds: tuple[type[Message], ...]) -> None:
@@ -145,3 +152,15 @@ def test_every_class_can_be_heard(module: Any, base: type[Message], kinds: tuple
     assert found == {*kinds, base}
     fields = [(each, name, type_) for each in kinds for name, type_ in get_type_hints(each).items()]
     assert {type_ for _, name, type_ in fields if name == "fds"} <= {Descriptors}
+
+
+def test_every_message_is_sent_and_read() -> None:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for top in PRODUCT for path in (ROOT / top).rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    sent = {ast.unparse(call.func) for call in calls}
+    readers = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] in ("hear", "isinstance", "ask")]
+    read = {ast.unparse(node.cls) for node in nodes if isinstance(node, ast.MatchClass)}
+    read |= {name for call in readers for name in re.findall(r"\w+", ast.unparse(call))}
+    names = {kind.__name__ for kind in KINDS}
+    assert (names - sent, names - read) == (set(), set())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from unicron_elastic.launcher.agent.process.warm import WarmProcess
-from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
+from unicron_elastic.worker.channel import Channel, ChannelClosed
 from unicron_elastic.worker.process.mark import MARK, token_of
 from unicron_elastic.worker.pulse import PulsePage
 
@@ -68,9 +68,9 @@ class Forked:
         """What it wrote to stdout and stderr, up to its end."""
         return self._lab.read_all(self.stdout), self._lab.read_all(self.stderr)
 
-    def said(self) -> list[Message]:
+    def said(self) -> list[dict[str, Any]]:
         """What it said on its control channel, up to its end."""
-        messages: list[Message] = []
+        messages: list[dict[str, Any]] = []
         with contextlib.suppress(ChannelClosed):
             while True:
                 messages.append(self.control.receive()[0])

@@ -79,10 +79,10 @@ def _do(control: Control, instruction: Instruction) -> None:
                 uses_gpu=_uses_gpu(),
                 is_at_prompt=is_at_prompt(),
             )
-            control.send(answer.message())
+            control.send(answer)
             _learn_groups()
         case AskCollectives():
-            control.send(_arrivals_or_nothing().message())
+            control.send(_arrivals_or_nothing())
         case ExpectBreaks():
             hide_broken_connections()
         case FreeToStop(reason=reason):

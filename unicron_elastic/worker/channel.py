@@ -14,9 +14,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from unicron_elastic.worker.message import Kind, Odd, heard
-
-Message = dict[str, Any]
+from unicron_elastic.worker.message import Kind, Message, Odd, heard
 
 INLINE_BYTES_MAX = 32 * 1024  # well under the default socket buffer (net.core.wmem_default, 208 KiB)
 BODY_BYTES_MAX = 16 * 1024 * 1024
@@ -66,15 +64,16 @@ class Channel:
         """Closes this end; the peer then receives ChannelClosed."""
         self._sock.close()
 
-    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Sends ``message`` with copies of ``fds``.
+    def send(self, said: Message) -> None:
+        """Sends a message, with copies of its descriptors.
 
         Raises ChannelClosed if the peer is gone, TimeoutError if it does not read in time, and ValueError for a body
         of more than BODY_BYTES_MAX or more than FDS_MAX descriptors.
         """
+        fds = said.fds
         if len(fds) > FDS_MAX:
             raise ValueError(f"a message with {len(fds)} descriptors exceeds the limit of {FDS_MAX}")
-        body = json.dumps(message).encode()
+        body = json.dumps(said.message()).encode()
         if len(body) <= INLINE_BYTES_MAX:
             self._send_packet(_INLINE + body, fds)
             return
@@ -85,8 +84,8 @@ class Channel:
         finally:
             os.close(file)
 
-    def receive(self) -> tuple[Message, list[int]]:
-        """The next message and its descriptors, which the caller then owns (they are not inheritable).
+    def receive(self) -> tuple[dict[str, Any], list[int]]:
+        """The next message as it was sent and its descriptors, which the caller then owns (they are not inheritable).
 
         Raises ChannelClosed at the end, TimeoutError or BlockingIOError when nothing is there in time, and
         ValueError for what is not a message (the message is dropped, the channel stays usable).

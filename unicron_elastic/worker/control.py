@@ -7,8 +7,8 @@ import os
 import select
 from collections.abc import Sequence
 
-from unicron_elastic.worker.channel import Channel, ChannelClosed, Message
-from unicron_elastic.worker.message import Kind, Odd
+from unicron_elastic.worker.channel import Channel, ChannelClosed
+from unicron_elastic.worker.message import Kind, Message, Odd
 
 SEND_TIMEOUT_S = 0.5  # the agent reads at once; a stopped agent must not hold up a script for longer
 
@@ -22,14 +22,14 @@ class Control:
         self._channel.settimeout(SEND_TIMEOUT_S)
         self._identity = _identity(fd)
 
-    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Says ``message``, with copies of ``fds``.
+    def send(self, said: Message) -> None:
+        """Says it, with copies of its descriptors.
 
         Raises ChannelClosed if nobody can hear it, TimeoutError if the agent does not listen.
         """
         if not self._is_ours():
             raise ChannelClosed("the script closed the control channel")
-        self._channel.send(message, fds)
+        self._channel.send(said)
 
     def wait(self, kinds: Sequence[type[Kind]]) -> Kind | Odd:
         """Returns the next thing the agent says, as ``Channel.hear``; sleeps until there is one."""
@@ -48,10 +48,10 @@ class Control:
         if self._is_ours():
             self._channel.close()
 
-    def say_goodbye(self, message: Message) -> None:
+    def say_goodbye(self, said: Message) -> None:
         """Says that the interpreter shuts down, and then no more."""
         with contextlib.suppress(ChannelClosed, OSError):
-            self.send(message)
+            self.send(said)
         self.close()
 
     def _is_ours(self) -> bool:

@@ -9,9 +9,8 @@ import sys
 import time
 import traceback
 from types import TracebackType
-from typing import Any
 
-from unicron_elastic.worker.channel import ChannelClosed, Message
+from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.notices import Raised
 
@@ -64,7 +63,7 @@ class _Reporter:
             self._reported = error
         try:
             raised = Raised(exception=describe(error, trace), is_final=is_final, at_ns=time.monotonic_ns())
-            self._control.send(raised.message())
+            self._control.send(raised)
         except (OSError, ChannelClosed):
             pass  # no agent to tell; the traceback below still goes to stderr
 
@@ -108,7 +107,7 @@ def propagate(control: Control) -> None:
     atexit.register(reporter.at_exit)
 
 
-def describe(error: BaseException, trace: TracebackType | None) -> Message:
+def describe(error: BaseException, trace: TracebackType | None) -> dict[str, str | None]:
     """The exception as plain data: ``type``, ``message``, ``stack`` (text) and ``location`` ("file:line in function").
 
     The location is the innermost frame outside installed packages, which is where a user looks first.
@@ -120,7 +119,7 @@ def describe(error: BaseException, trace: TracebackType | None) -> Message:
     message = _text_of(error)
     frames = traceback.extract_tb(trace)
     stack = "".join(traceback.format_exception(kind, error, trace))
-    described: dict[str, Any] = {
+    described: dict[str, str | None] = {
         "type": name,
         "message": message[:MESSAGE_CHARS_MAX],
         "stack": stack if len(stack) <= STACK_CHARS_MAX else f"...\n{stack[-STACK_CHARS_MAX:]}",

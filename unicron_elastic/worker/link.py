@@ -97,7 +97,7 @@ class _Agent:
         if self._control is None:
             return False
         try:
-            self._control.send(said.message())
+            self._control.send(said)
         except (OSError, ChannelClosed, ValueError, TypeError):
             return False  # the agent is gone or stopped, or the script put into the message what does not fit
         return True

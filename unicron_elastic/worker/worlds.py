@@ -59,7 +59,7 @@ class Link:
     def say(self, said: Notice) -> None:
         """Tells the agent. Raises ChannelClosed, TimeoutError or OSError if it cannot hear."""
         self._listen()
-        self._control.send(said.message(), said.fds)
+        self._control.send(said)
 
     def ask(
         self, said: Notice, answers: Sequence[type[Answer]], timeout_s: float, *, is_agreed_on: bool = False
@@ -125,7 +125,7 @@ class Link:
             case ServeState():
                 self._serve(instruction)
             case MakeSnapshot():
-                self._control.send(Saving(will_save=self.on_save is not None and self.on_save()).message())
+                self._control.send(Saving(will_save=self.on_save is not None and self.on_save()))
             case BePatient(patience_s=patience_s):
                 self._be_patient(patience_s)
 
@@ -168,7 +168,7 @@ class Link:
         if self.on_serve is not None:
             with contextlib.suppress(Exception):  # another replica may serve
                 address = self.on_serve(instruction.key)
-        self._control.send(Served(newcomer=instruction.newcomer, address=address).message())
+        self._control.send(Served(newcomer=instruction.newcomer, address=address))
 
 
 _links: list[Link] = []

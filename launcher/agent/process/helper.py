@@ -65,7 +65,7 @@ class Helper:
         unread_s = 0.0
         while True:
             try:
-                channel.send(task.message(), task.fds)
+                channel.send(task)
                 return
             except TimeoutError:
                 unread_s += self._piece_s

@@ -55,7 +55,7 @@ class Supervisor:
         selector.register(self._channel, selectors.EVENT_READ)
         selector.register(wake_read, selectors.EVENT_READ)
         try:
-            self._channel.send(HelperReady().message())
+            self._channel.send(HelperReady())
             while True:
                 ready = {key.fileobj for key, _ in selector.select(PAUSE_S if self._sweeps else None)}
                 if wake_read in ready:
@@ -79,7 +79,7 @@ class Supervisor:
     def _report_exits(self) -> None:
         for pid, status, at_ns in reap():
             ended = ProcessEnded(pid=pid, exit_code=os.waitstatus_to_exitcode(status), at_ns=at_ns)
-            self._channel.send(ended.message())
+            self._channel.send(ended)
 
     def _sweep_on(self) -> None:
         """Takes a step of each sweep; meanwhile exits are told as ever."""
@@ -87,7 +87,7 @@ class Supervisor:
             if sweep.step():
                 del self._sweeps[number]
                 self._report_exits()
-                self._channel.send(Swept(number=number).message())
+                self._channel.send(Swept(number=number))
 
     def _answer(self, task: HelperTask | Odd) -> None:
         try:
@@ -121,7 +121,7 @@ class Supervisor:
         with open(failed_read, "rb") as pipe:
             failed = pipe.read()
         started = ProcessStarted(number=task.number, pid=pid, errno=int(failed) if failed else 0)
-        self._channel.send(started.message())
+        self._channel.send(started)
 
 
 def _become(task: StartProcess, keeper_pid: int) -> None:

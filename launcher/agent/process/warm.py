@@ -87,7 +87,7 @@ class WarmProcess:
         full[bootstrap.WARM_FD] = str(lowest)
         full[warm.PRELOAD] = self._preload
         sets = [name for path in source_files(argv) for name in set_variables(path)]
-        ours.send(WarmUp(argv=tuple(argv), env=dict(env), sets=tuple(sets)).message())
+        ours.send(WarmUp(argv=tuple(argv), env=dict(env), sets=tuple(sets)))
         fds = {**{stream: stream for stream in streams}, lowest: theirs.fileno()}
         try:
             self._number = self._processes.request_start(argv, full, cwd, fds)

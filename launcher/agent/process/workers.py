@@ -104,7 +104,7 @@ class WorkerProcess:
         if self.control is None:
             return False
         try:
-            self.control.send(instruction.message(), instruction.fds)
+            self.control.send(instruction)
         except (ChannelClosed, OSError):
             return False
         return True

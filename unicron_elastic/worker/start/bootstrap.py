@@ -86,7 +86,7 @@ def _open_control(fd: int | None) -> Control | None:
     control = Control(fd)
     # A child forked by the script is not this worker: it must not speak in its name.
     os.register_at_fork(after_in_child=control.close)
-    atexit.register(control.say_goodbye, Ending().message())
+    atexit.register(control.say_goodbye, Ending())
     return control
 
 
@@ -106,7 +106,7 @@ def _first_step_done(control: Control | None, step: int, answer: Callable[[], No
     if control is not None:
         stack_fd = _guarded("stacks for the agent", offer_stacks)
         try:
-            control.send(FirstStep(step=step, stack_fd=stack_fd).message())
+            control.send(FirstStep(step=step, stack_fd=stack_fd))
         except (OSError, ChannelClosed):
             return  # the agent is gone or stopped; the keeper deals with that
         _guarded("answers to the agent", answer)

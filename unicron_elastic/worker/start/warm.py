@@ -113,7 +113,7 @@ def _fork_workers(channel: Channel) -> ForkWorker:
 
 def _send(channel: Channel, answer: HelperAnswer) -> None:
     try:
-        channel.send(answer.message())
+        channel.send(answer)
     except ChannelClosed:
         os._exit(0)
 
@@ -219,7 +219,7 @@ def _fork_worker(channel: Channel, task: ForkWorker) -> bool:
     try:
         between = os.fork()
     except OSError as error:
-        channel.send(ProcessStarted(number=task.number, errno=error.errno or 0).message())
+        channel.send(ProcessStarted(number=task.number, errno=error.errno or 0))
         return False
     if between:
         os.waitpid(between, 0)
@@ -227,7 +227,7 @@ def _fork_worker(channel: Channel, task: ForkWorker) -> bool:
     try:
         _fork_in_between(channel, task)
     except OSError as error:
-        channel.send(ProcessStarted(number=task.number, errno=error.errno or 0).message())
+        channel.send(ProcessStarted(number=task.number, errno=error.errno or 0))
         os._exit(0)
     return True
 
@@ -244,7 +244,7 @@ def _fork_in_between(channel: Channel, task: ForkWorker) -> None:
     os.close(becomes_leader)
     os.read(is_leader, 1)  # the end comes with the session, or with the worker's death
     with contextlib.suppress(ChannelClosed, OSError):
-        channel.send(ProcessStarted(number=task.number, pid=worker).message())
+        channel.send(ProcessStarted(number=task.number, pid=worker))
     os._exit(0)
 
 
