@@ -16,6 +16,7 @@ from unicron_elastic import __version__
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.base.ledger import find_ledgers, read_ledger
 from unicron_elastic.base.state_folder import state_folder
+from unicron_elastic.base.text import counted
 from unicron_elastic.launcher.commands import chaos as chaos_cli
 from unicron_elastic.launcher.commands import cluster as cluster_cli
 from unicron_elastic.launcher.commands import config as config_cli
@@ -103,6 +104,9 @@ def incidents(
         typer.Argument(metavar="[NUMBER]", help="Tell the story of this incident of the newest run, or of RUN:NUMBER."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list, or one object for NUMBER.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Of all runs, not of the newest alone; as --json always.")
+    ] = False,
     log_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Read the ledgers in and below this folder [env: PET_LOG_DIR].")
     ] = None,
@@ -110,7 +114,7 @@ def incidents(
         Path | None, typer.Option(metavar="FILE", help="Read this ledger alone [env: UNICRON_LEDGER].")
     ] = None,
 ) -> None:
-    """List the incidents of all runs, or tell the story of one.
+    """List the incidents of the newest run, or of all, or tell the story of one.
 
     Without --ledger or --log-dir, reads where unicron-run writes: UNICRON_LEDGER, else PET_LOG_DIR, else the folder
     "unicron" in XDG_STATE_HOME or ~/.local/state.
@@ -123,7 +127,10 @@ def incidents(
     if not found:
         fail(NOTHING_FOUND, f"No incident {'is' if number is None else f'{number} is'} recorded in {source}.")
     if not as_json:
-        _print_text(found, known if wanted is not None else None)
+        shown = found if every or wanted is not None else _of_last_run(found)
+        _print_text(shown, known if wanted is not None else None)
+        if runs := len({each.run_id for each in found} - {each.run_id for each in shown}):
+            typer.echo(f"{counted(runs, 'earlier run has', 'earlier runs have')} more: unicron incidents --all")
 
 
 def _parse_number(text: str | None) -> tuple[str | None, int] | None:
@@ -179,6 +186,14 @@ def _of_newest_run(found: list[Incident], run_id: str | None, number: int) -> li
     same.sort(key=moment_of)
     of_run = [each for each in same if each.run_id == same[-1].run_id]
     return list({each.host: each for each in of_run}.values())
+
+
+def _of_last_run(found: list[Incident]) -> list[Incident]:
+    """The incidents of the run that had one last."""
+    from unicron_elastic.launcher.view.incidents.story import moment_of
+
+    last = max(found, key=moment_of)
+    return [each for each in found if each.run_id == last.run_id]
 
 
 def _print_json(found: list[Incident], *, one: bool) -> None:

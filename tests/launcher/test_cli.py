@@ -70,7 +70,7 @@ def _unicron(*arguments):
 
 
 def test_all_incidents_are_listed_by_run_the_newest_run_last(ledger):
-    result = _unicron("--ledger", ledger)
+    result = _unicron("--ledger", ledger, "--all")
     assert result.exit_code == 0
     heads = [line for line in result.stdout.splitlines() if line.startswith("Run ")]
     assert heads == ["Run old: train.py, 2 incidents on node-1", "Run new: train.py, 1 incident on node-1"]
@@ -78,8 +78,17 @@ def test_all_incidents_are_listed_by_run_the_newest_run_last(ledger):
     assert "job ended" in result.stdout
 
 
-def test_in_a_pipe_a_reason_is_one_line_without_colour(ledger):
+def test_without_more_words_the_newest_run_is_listed(ledger):
     result = _unicron("--ledger", ledger)
+    heads = [line for line in result.stdout.splitlines() if line.startswith("Run ")]
+    assert heads == ["Run new: train.py, 1 incident on node-1"]
+    assert result.stdout.endswith("\n1 earlier run has more: unicron incidents --all\n")
+    assert len(json.loads(_unicron("--ledger", ledger, "--json").stdout)) == 3
+    assert "more:" not in _unicron("--ledger", ledger, "--all").stdout
+
+
+def test_in_a_pipe_a_reason_is_one_line_without_colour(ledger):
+    result = _unicron("--ledger", ledger, "--all")
     assert f"     {LONG_REASON}\n" in result.stdout
     assert "\x1b" not in result.stdout
 

@@ -219,3 +219,19 @@ def test_a_fault_is_told_once_though_the_node_where_it_was_tells_of_it_later():
     first, second = overview(incidents=(others,)), overview(incidents=(others, cause))
     assert changes(overview(), first) == ["Incident chat:4 on n1: n2 is lost."]
     assert changes(first, second) == ["Incident chat:9: first step 3,900 ms after the fault."]
+
+
+def test_jobs_that_are_over_are_summed_up_but_for_some():
+    over = [job(f"old{number}", state="finished", start=number) for number in range(1, 10)]
+    gone = [job(f"gone{number}", state="cancelled") for number in range(3)]
+    lines = _plain(overview(jobs=(job(), *over, *gone, job("bad", state="failed"))))
+    names = [line.split()[0] for line in lines if re.match(r"(! |  ) [a-z]+\d*  ", line) and "  finished" in line]
+    assert names == ["old5", "old6", "old7", "old8", "old9"]
+    assert "   and 7 more that are over: 4 finished, 3 cancelled; `unicron jobs` lists all" in lines
+    assert not any("gone" in line for line in lines)
+    assert any(line.startswith("!  bad") for line in lines)
+
+
+def test_few_jobs_that_are_over_are_all_there():
+    lines = _plain(overview(jobs=tuple(job(f"old{number}", state="finished") for number in range(5))))
+    assert not any("more that are over" in line for line in lines)

@@ -28,6 +28,7 @@ _HEALTHS = ("broken", "draining", "well")
 _STATES = ("lost", "absent", "leaving", "joining", "waiting", "", "idle", "spare")
 _JOB_STATES = ("failed", "waiting", "training", "paused", "stopped", "cancelled", "finished")
 _GAP, _HOST_LINES = 2, 3
+_OVER_MOST = 5  # jobs that are over, and have not failed: more are counted
 _HEADING = "bold"
 # From the left: a column that does not fit is left out, the last of these first.
 _COLUMNS = ("job", "state", "nodes", "step", "steps/s", "of plan", "WAF", "gen", "weight", "workers")
@@ -98,6 +99,9 @@ def _jobs(overview: Overview, width: int | None) -> Section:
     jobs = sorted(overview.jobs, key=lambda job: (-_level(job, levels), _JOB_STATES.index(job.state), natural(job.job)))
     if not jobs:
         return Section()
+    over = [job for job in jobs if not job.is_alive and not _level(job, levels)]
+    summed_up = sorted(over, key=lambda job: (-(job.start or 0), natural(job.job)))[_OVER_MOST:]
+    jobs = [job for job in jobs if job not in summed_up]
     heading, *rows = _job_rows(jobs, [LEVELS[_level(job, levels)] for job in jobs], width)
     told = {problem.sentence for problem in overview.verdict.problems}
     items = []
@@ -105,7 +109,12 @@ def _jobs(overview: Overview, width: int | None) -> Section:
         why = "" if any(one_line(job.why) and job.why in each for each in told) else one_line(job.why)
         style = _STYLES[LEVELS[_level(job, levels)]] if _level(job, levels) else "" if job.is_alive else "dim"
         items.append([Text(row, style), *(Text(line, "dim") for line in wrapped(why, width))])
-    return _table(heading, items, "job")
+    if summed_up:
+        counts = Counter(job.state for job in summed_up)
+        states = ", ".join(f"{count:,} {state}" for state, count in counts.most_common())
+        text = f"   and {len(summed_up):,} more that are over: {states}; `unicron jobs` lists all"
+        items.append([Text(line, "dim") for line in wrapped(text, width, "")])
+    return _table(heading, items, "job", [*([1] * len(jobs)), *([len(summed_up)] * bool(summed_up))])
 
 
 def _level(job: JobLine, levels: dict[str, int]) -> int:
