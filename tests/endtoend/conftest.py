@@ -206,13 +206,13 @@ def warm_launchers() -> Iterator[WarmLaunchers]:
 
 @pytest.fixture(scope="session")
 def alone(warm_launchers: WarmLaunchers) -> Callable[..., None]:
-    """Runs a script, with its PROBE in a folder, to a good end: one process with torch that no launcher has started."""
+    """Runs a script or a launcher, with its PROBE in a folder, to a good end, in one more process that has torch."""
 
-    def run(folder: Path, *command: str) -> None:
-        environ = environment(uuid.uuid4().hex, folder)
+    def run(folder: Path, *command: str, **env: str) -> None:
+        environ = environment(uuid.uuid4().hex, folder) | env
         environ = {name: value for name, value in environ.items() if name not in ("RANK", "WORLD_SIZE")}
         with open(os.devnull, "rb") as null, open(folder / "said", "wb") as said:
-            process = warm_launchers.start(command, environ, folder, [null, said, said])
+            process = warm_launchers.start(command, environ, folder, [null, said, said], forks_keeper=True)
         assert process.wait(DEADLINE_S) == 0, (folder / "said").read_text()
 
     return run

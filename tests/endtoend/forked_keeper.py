@@ -61,7 +61,6 @@ class Ground:
         with self.renewal.watching():
             warm._preload(PRELOAD_DEFAULT.split(","), self.variables)
             yield
-        self.renewal.watching = contextlib.nullcontext  # there is nothing left to import in a warm process
 
     def offer_keeper(self) -> None:
         """Forks the launcher's first keeper, which waits until the launcher begins it."""
@@ -112,10 +111,9 @@ class Ground:
 
     @staticmethod
     def _is_warm(argv: Sequence[str], env: Mapping[str, str]) -> bool:
-        """Whether this is to be a warm process with modules that are all here."""
-        preload = env.get("UNICRON_PRELOAD", "").split(",")
+        """Whether this is to be a warm process with torch."""
         of_script = tuple(argv[:2]) == (sys.executable, "-u") and not argv[2].startswith("-")
-        return "UNICRON_WARM_FD" in env and of_script and all(name.lstrip("?") in sys.modules for name in preload)
+        return "UNICRON_WARM_FD" in env and of_script and "torch" in env.get("UNICRON_PRELOAD", "").split(",")
 
     def _run(self, argv: list[str], env: Mapping[str, str]) -> NoReturn:
         """Goes on as ``python -u SCRIPT ...``, of which the kernel knows nothing."""
@@ -145,14 +143,28 @@ class Ground:
                 del sys.modules[name]
         from unicron_elastic.worker import exceptions
         from unicron_elastic.worker.start import bootstrap, likeness, warm
+        from unicron_elastic.worker.start.renewal import Renewal
 
         exceptions._called_by_interpreter = _called_by_interpreter
         exceptions._ended_the_process = _ended_the_process
         begin = bootstrap.start
         bootstrap.start = lambda _, refusal: begin(self.loaded_before, refusal)
         likeness._of_kernel = lambda: list(sys.orig_argv)
-        warm.Renewal = lambda: self.renewal  # type: ignore[assignment, misc]
+        warm.Renewal = lambda: _Renewals(self.renewal, Renewal())  # type: ignore[assignment, misc]
         warm.ImportedVariables = lambda _: self.variables  # type: ignore[assignment, misc]
+
+
+class _Renewals:
+    """What is renewed of imports here, and of those in the warm process."""
+
+    def __init__(self, before: Any, now: Any) -> None:
+        self._before, self._now = before, now
+        self.watching = now.watching
+
+    def renew(self) -> None:
+        """Give this fork what is to be its own."""
+        self._before.renew()
+        self._now.renew()
 
 
 class ForkedKeeper:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.trains
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 UNICRON_RUN = ("--standalone", "--nproc-per-node=2", "--max-restarts=3")
 # The sum over micro-batches has another order when others compute them, and losses are printed to a thousandth.

@@ -40,6 +40,7 @@ def last_incidents(path: Path) -> dict[int, dict[str, Any]]:
     return {record["number"]: record for record in map(json.loads, path.read_text().splitlines())}
 
 
+@pytest.mark.trains
 def test_killed_ddp_worker_costs_one_restart_and_one_incident(launcher: Any) -> None:
     launcher.script("train.py", TRAIN)
     ledger = launcher.folder / "incidents.jsonl"
@@ -197,6 +198,7 @@ def test_failure_at_once_does_not_wait_for_workers_still_starting(launcher: Any)
     assert "did not end within" not in run.err
 
 
+@pytest.mark.trains
 def test_a_job_that_saves_and_goes_on_uses_its_restarts(launcher: Any) -> None:
     launcher.script(
         "leak.py",
@@ -219,6 +221,7 @@ def test_a_script_without_an_optimizer_is_not_said_to_be_before_its_first_step(l
     assert "first step" not in run.err
 
 
+@pytest.mark.trains
 def test_a_rank_that_leaves_with_0_while_another_trains_is_the_cause(launcher: Any) -> None:
     launcher.script(
         "leaves.py",

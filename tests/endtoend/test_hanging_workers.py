@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.trains
+
 # Steps of 25 ms: enough looks for the statistics to warm up before the fault in step 50.
 STEPS = textwrap.dedent(
     """

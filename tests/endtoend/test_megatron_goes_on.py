@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sysconfig
 from collections import Counter
 from collections.abc import Callable
@@ -19,9 +18,10 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("megatron.core") is None, reason="megatron-core is not installed"
-)
+pytestmark = [
+    pytest.mark.trains,
+    pytest.mark.skipif(importlib.util.find_spec("megatron.core") is None, reason="megatron-core is not installed"),
+]
 
 SCRIPT = str(Path(__file__).with_name("train_megatron.py"))
 PRELOADED = (
@@ -35,7 +35,7 @@ PRELOADED = (
     "megatron.core.optimizer_param_scheduler",
     "megatron.core.pipeline_parallel",
 )
-QUICK = {"TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore"}  # Megatron imports all of dynamo, for nothing here
+QUICK = {"TORCHDYNAMO_DISABLE": "1"}  # Megatron imports all of dynamo, for nothing here
 END_S = 80.0
 STEPS = 4
 RELATIVE_L2 = 1e-7  # of the parameters, from those of an undisturbed run; 3e-8 was the most in 75 runs
@@ -194,7 +194,7 @@ Undisturbed = Callable[[str], Outcome]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+def undisturbed(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """What a layout comes to if nothing happens; each is run once."""
     known: dict[str, Outcome] = {}
 
@@ -202,10 +202,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
         if name not in known:
             folder = tmp_path_factory.mktemp("undisturbed")
             launcher = os.path.join(sysconfig.get_path("scripts"), "unicron-run")
-            environ = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-            environ |= {"PROBE": str(folder), "OMP_NUM_THREADS": "1", **QUICK}
-            command = [launcher, *LAYOUTS[name].arguments]
-            subprocess.run(command, env=environ, cwd=folder, check=True, capture_output=True, timeout=END_S)
+            alone(folder, launcher, *LAYOUTS[name].arguments, **QUICK)
             known[name] = Outcome(folder, LAYOUTS[name])
         return known[name]
 

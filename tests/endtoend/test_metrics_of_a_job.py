@@ -10,6 +10,8 @@ pytest.importorskip("prometheus_client")
 
 from scraping import asked, free_port, scraped
 
+pytestmark = pytest.mark.trains
+
 # Rank 1 kills itself once, after its tenth step; all go on until there is a file "stop".
 TRAIN = """
 import os, signal, time

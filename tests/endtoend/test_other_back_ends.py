@@ -8,6 +8,8 @@ import pytest
 
 from unicron_elastic.training.group.membership import why_not_in_place
 
+pytestmark = pytest.mark.trains
+
 SCRIPT = """
 import os, signal
 import torch, torch.distributed as dist

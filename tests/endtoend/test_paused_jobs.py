@@ -12,6 +12,8 @@ from test_planned_jobs import Agent, Lab, until
 
 from unicron_elastic.planning.coordinate.snapshot import JobPhase
 
+pytestmark = pytest.mark.trains
+
 EVERY = 5
 SCRIPT = """
 import os, sys, time

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.trains
+
 TRAIN = """
 import os, time
 import torch

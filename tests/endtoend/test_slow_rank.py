@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.trains
+
 SLOW = """
 import os, time
 import torch, torch.distributed as dist

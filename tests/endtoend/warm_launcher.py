@@ -28,11 +28,14 @@ STARTS_WITHIN_S = 60.0
 LARGEST_REQUEST = 1 << 18
 # What Python, torch and the linker read while they start: these are as they were when the forking process started.
 READ_EARLY = ("PYTHON", "TORCH", "OMP_", "LD_", "LOGLEVEL", "CUDA", "HOME", "LANG", "LC_", "PATH")
+# By each torch.compile, and by each rendezvous.
+READ_EACH_TIME = ("TORCHDYNAMO_DISABLE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 
 
 def may_be_warm(env: Mapping[str, str]) -> bool:
     """Return whether a launcher with these more variables is the same when it is forked."""
-    return not any(name.startswith(READ_EARLY) and os.environ.get(name) != value for name, value in env.items())
+    early = {name: value for name, value in env.items() if name.startswith(READ_EARLY) and name not in READ_EACH_TIME}
+    return not any(os.environ.get(name) != value for name, value in early.items())
 
 
 class WarmProcess:
