@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from unicron_elastic.metrics.figures import CoordinationFigures, PlanFigures
 from unicron_elastic.metrics.samples import MetricSample, coordination_samples, plan_samples
@@ -17,8 +17,14 @@ PLANNER_UNWELL_S = 120.0  # of the planner's, which waits for the store, and may
 class ClusterAnswers:
     """Read from any thread: what is asked is at hand."""
 
-    def __init__(self, heartbeats: NodeHeartbeats | None, planner: Planner) -> None:
+    def __init__(
+        self,
+        heartbeats: NodeHeartbeats | None,
+        planner: Planner,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``heartbeats``: None as long as this process has not entered the cluster."""
+        self._clock = clock
         self._heartbeats = heartbeats
         self._planner = planner
 
@@ -46,7 +52,7 @@ class ClusterAnswers:
 
     def why_unwell(self) -> str:
         """Which loop stands, as a sentence; "" if none does."""
-        now = time.monotonic()
+        now = self._clock()
         if self._heartbeats is not None and (stood_s := now - self._heartbeats.turned_at) > UNWELL_S:
             return f"The loop of the heartbeats has not gone round for {stood_s:.0f} s."
         turned_at = self._planner.turned_at

@@ -36,8 +36,17 @@ logger = logging.getLogger(__name__)
 class Planner:
     """Plans while this agent coordinates; ``lead`` says whether it does. Safe from any thread."""
 
-    def __init__(self, open_store: Callable[[], Store], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        say: Callable[[str], None],
+        *,
+        tick_s: float = TICK_S,
+        retry_s: float = RETRY_S,
+        close_s: float = CLOSE_S,
+    ) -> None:
         """``open_store`` opens another object for the same store each time; ``say`` tells people a sentence."""
+        self._tick_s, self._retry_s, self._close_s = tick_s, retry_s, close_s
         self._open_store = open_store
         self._say = say
         self._leader_revision = 0
@@ -81,7 +90,7 @@ class Planner:
         self._is_over.set()
         self.lead(0)
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(CLOSE_S)
+            self._thread.join(self._close_s)
 
     def _run(self) -> None:
         while not self._is_over.is_set():
@@ -117,7 +126,7 @@ class Planner:
                     logger.exception("An error in the planning of the cluster, which is tried again and again")
             finally:
                 self._term = None
-            self._is_over.wait(RETRY_S)
+            self._is_over.wait(self._retry_s)
 
     def _await_word(self, store: Store) -> None:
         """Hear from a term's store at its end that what the term has seen is still there. Raises StoreReplacedError."""
@@ -126,7 +135,7 @@ class Planner:
             try:
                 store.read(LEADER)
             except (StoreUnreachableError, StoreUnclearError):
-                self._is_over.wait(RETRY_S)
+                self._is_over.wait(self._retry_s)
             else:
                 return
 
@@ -148,4 +157,4 @@ class Planner:
         while self._leader_revision == revision and not self._is_over.is_set():
             self._turned_at = time.monotonic()
             term.look(time.time())
-            term.wait(TICK_S)
+            term.wait(self._tick_s)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import fake_nvml
+import pynvml
 import pytest
 from fake_nvml import FakeNvml
 from health_lab import DEADLINE_S, wait_until
@@ -76,7 +77,7 @@ def test_answers_of_another_shape_are_none(
     probe = make_probe()
     assert len(probe.gpus()) == 1
     for name in (*QUESTIONS[:2], *QUESTIONS[3:4], "CurrentClocksEventReasons", "ComputeRunningProcesses"):
-        monkeypatch.setattr(f"pynvml.nvmlDeviceGet{name}", lambda *_: answer)
+        monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", lambda *_: answer)
     (state,) = probe.state()
     assert state == GpuState(gpu=state.gpu, temperature_c=35, throttling=state.throttling)
     assert state.throttling == ()

@@ -30,12 +30,13 @@ class FakeStatvfs:
     def free(self, size: int) -> None:
         self.f_bfree = self.f_bavail = size // 4096
 
+    def asked(self, _folder: str) -> Any:
+        return self
+
 
 @pytest.fixture
-def state(monkeypatch: pytest.MonkeyPatch) -> FakeStatvfs:
-    fake = FakeStatvfs()
-    monkeypatch.setattr(disk.os, "statvfs", lambda _: fake)
-    return fake
+def state() -> FakeStatvfs:
+    return FakeStatvfs()
 
 
 def refuse_writes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -57,14 +58,14 @@ def test_a_folder_with_room(tmp_path: Path, findings: Findings) -> None:
 )
 def test_little_room(tmp_path: Path, state: FakeStatvfs, low_bytes: int | None, free: int, is_low: bool) -> None:
     state.free(free)
-    found = DiskProbe(str(tmp_path), low_bytes=low_bytes).check(3.0)
+    found = DiskProbe(str(tmp_path), low_bytes=low_bytes, statvfs=state.asked).check(3.0)
     assert [(each.probe, each.level) for each in found] == ([("disk.space", Level.WARN)] if is_low else [])
 
 
 def test_a_small_file_system_may_have_less_room(tmp_path: Path, state: FakeStatvfs) -> None:
     state.f_blocks = (10 << 30) // 4096
     state.free(1 << 30)
-    probe = DiskProbe(str(tmp_path))
+    probe = DiskProbe(str(tmp_path), statvfs=state.asked)
     assert probe.check(1.0) == []
     state.free(1 << 28)
     found = only(probe.check(2.0))
@@ -74,7 +75,7 @@ def test_a_small_file_system_may_have_less_room(tmp_path: Path, state: FakeStatv
 
 def test_few_files_left(tmp_path: Path, state: FakeStatvfs) -> None:
     state.f_ffree = state.f_favail = 42
-    probe = DiskProbe(str(tmp_path))
+    probe = DiskProbe(str(tmp_path), statvfs=state.asked)
     assert only(probe.check(1.0)).reason == f"Only 42 more files can be made in {tmp_path}."
     state.f_ffree = state.f_favail = 0
     found = only(probe.check(2.0))
@@ -85,7 +86,7 @@ def test_few_files_left(tmp_path: Path, state: FakeStatvfs) -> None:
 
 def test_no_room_at_all(tmp_path: Path, state: FakeStatvfs) -> None:
     state.free(0)
-    found = only(DiskProbe(str(tmp_path)).check(1.0))
+    found = only(DiskProbe(str(tmp_path), statvfs=state.asked).check(1.0))
     assert (found.probe, found.level, found.reason) == ("disk.write", Level.CRITICAL, f"{tmp_path} is full.")
 
 
@@ -110,12 +111,11 @@ def test_a_refused_write_is_told_until_one_succeeds(
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOTCONN, errno.EIO])
-def test_a_file_system_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_file_system_that_is_gone(tmp_path: Path, number: int) -> None:
     def statvfs(_: str) -> os.statvfs_result:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(disk.os, "statvfs", statvfs)
-    assert only(DiskProbe(str(tmp_path)).check(1.0)).level is Level.CRITICAL
+    assert only(DiskProbe(str(tmp_path), statvfs=statvfs).check(1.0)).level is Level.CRITICAL
 
 
 def test_a_file_system_without_nameless_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_a_file_system_without_nameless_files(tmp_path: Path, monkeypatch: pytes
 
 def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path: Path, state: FakeStatvfs) -> None:
     folder = tmp_path / "run/checkpoints"
-    probe = DiskProbe(str(folder))
+    probe = DiskProbe(str(folder), statvfs=state.asked)
     assert probe.check(1.0) == []
     assert not folder.parent.exists()
     state.free(0)

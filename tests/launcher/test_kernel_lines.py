@@ -90,9 +90,8 @@ def test_the_kernels_own_stack_is_told_to_whom_may_read_it(start: Callable[[str]
     assert all("+0x" not in line and "pipe_read" in line for line in stacks)
 
 
-def test_of_too_many_kinds_some_are_told(start: Callable[[str], int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_threads_kernel_lines, "LINES_MAX", 0)
-    assert kernel_lines(start(READ))[0] == "1 more kinds of threads"
+def test_of_too_many_kinds_some_are_told(start: Callable[[str], int]) -> None:
+    assert kernel_lines(start(READ), lines_max=0)[0] == "1 more kinds of threads"
 
 
 def test_nobody_is_no_obstacle() -> None:

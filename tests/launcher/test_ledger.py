@@ -58,16 +58,9 @@ def test_the_time_is_the_wall_clock_with_its_offset(path):
     assert -0.001 <= (time - before).total_seconds() < 60
 
 
-def test_all_records_of_an_incident_carry_the_time_of_the_first(path, monkeypatch):
+def test_all_records_of_an_incident_carry_the_time_of_the_first(path):
     moments = iter([datetime(2026, 1, 1, 12), datetime(2026, 1, 1, 13)])
-
-    class Clock(datetime):
-        @classmethod
-        def now(cls):
-            return next(moments)
-
-    monkeypatch.setattr("unicron_elastic.base.ledger.datetime", Clock)
-    ledger = Ledger(path)
+    ledger = Ledger(path, now=lambda: next(moments))
     first, second = ledger.record(INCIDENT), ledger.record(INCIDENT)
     assert first.time == second.time
     assert first.time.startswith("2026-01-01T12")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 from collections import OrderedDict
@@ -10,6 +9,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from fake_agent import Agent
+from torch.optim import optimizer as torch_optimizer
 
 from unicron_elastic import phase
 from unicron_elastic.worker.link import AGENT, HEARTBEATS_WAITED_FOR
@@ -20,8 +20,7 @@ from unicron_elastic.worker.step_count import count_steps
 
 @pytest.fixture(autouse=True)
 def _plain_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("torch.optim.optimizer")
-    monkeypatch.setattr(module, "_global_optimizer_post_hooks", OrderedDict())
+    monkeypatch.setattr(torch_optimizer, "_global_optimizer_post_hooks", OrderedDict())
 
 
 def an_optimizer() -> torch.optim.Optimizer:

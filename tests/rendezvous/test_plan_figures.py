@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from term_lab import NOW, Cluster, spec, two_jobs
@@ -13,7 +13,6 @@ from unicron_elastic.membership.coordination import CoordinationState, Leader
 from unicron_elastic.metrics.figures import PlanFigures
 from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.planning.model.measured import MeasuredJob, Now, Stay
-from unicron_elastic.rendezvous.cluster import node as cluster_answers
 from unicron_elastic.rendezvous.cluster.cluster_answers import ClusterAnswers
 from unicron_elastic.rendezvous.plan.planner import Planner
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, phase_text
@@ -133,15 +132,13 @@ def test_who_has_not_entered_says_so(planner: Planner) -> None:
     assert answers.why_unwell() == ""
 
 
-def test_loops_that_stand_are_unwell(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
-    heartbeats = _heartbeats()
-    answers = ClusterAnswers(heartbeats, planner)
+def test_loops_that_stand_are_unwell() -> None:
+    heartbeats, planner = _heartbeats(), cast("Any", SimpleNamespace(turned_at=None))
     now = time.monotonic()
-    monkeypatch.setattr(cluster_answers.time, "monotonic", lambda: now + 100.0)
+    moments = iter([now + 100.0, now + 100.0, now + 500.0])
+    answers = ClusterAnswers(heartbeats, planner, lambda: next(moments))
     assert answers.why_unwell() == "The loop of the heartbeats has not gone round for 100 s."
     heartbeats.turned_at = now + 1000.0
-    monkeypatch.setattr(planner, "_leader_revision", 5)
-    monkeypatch.setattr(planner, "_turned_at", now)
+    planner.turned_at = now
     assert answers.why_unwell() == ""
-    monkeypatch.setattr(cluster_answers.time, "monotonic", lambda: now + 500.0)
     assert answers.why_unwell() == "The planner's loop has not gone round for 500 s."

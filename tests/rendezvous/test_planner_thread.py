@@ -62,8 +62,8 @@ class Cluster:
     def open_store(self) -> EtcdStore:
         return EtcdStore(StoreAddress.parse(self.endpoint), self.namespace)
 
-    def planner(self, open_store: Callable[[], Store] | None = None) -> Planner:
-        found = Planner(open_store or self.open_store, self.said.append)
+    def planner(self, open_store: Callable[[], Store] | None = None, **limits: float) -> Planner:
+        found = Planner(open_store or self.open_store, self.said.append, **limits)
         self.planners.append(found)
         return found
 
@@ -164,12 +164,10 @@ def test_who_is_elected_plans_at_once(cluster: Cluster) -> None:
     assert seen.since(began, CURRENT) < 1e3 * TICK_S
 
 
-def test_another_right_is_taken_up_at_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_right_is_taken_up_at_once(cluster: Cluster) -> None:
     """By which what the planner has begun with is worth nothing any more; no news comes from the store."""
-    for name in ("TICK_S", "RETRY_S"):
-        monkeypatch.setattr(f"unicron_elastic.rendezvous.plan.planner.{name}", 10 * DEADLINE_S)
     cluster.say("h1")
-    planner = cluster.planner()
+    planner = cluster.planner(tick_s=10 * DEADLINE_S, retry_s=10 * DEADLINE_S)
     planner.lead(cluster.elect())
     wait_until(lambda: cluster.hosts() == {"h1"})
     revision = cluster.elect()
@@ -273,8 +271,7 @@ def test_who_may_not_use_the_store_says_so_once(cluster: Cluster, caplog: pytest
     assert ["a bug" in str(record.exc_info) for record in errors] == [True]
 
 
-def test_a_store_that_does_not_answer_is_not_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unicron_elastic.rendezvous.plan.planner.CLOSE_S", 0.2)
+def test_a_store_that_does_not_answer_is_not_waited_for(cluster: Cluster) -> None:
     answers, is_asked = threading.Event(), threading.Event()
 
     def open_store() -> Store:
@@ -282,7 +279,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(cluster: Cluster, monkey
         assert answers.wait(DEADLINE_S)
         return cluster.open_store()
 
-    planner = cluster.planner(open_store)
+    planner = cluster.planner(open_store, close_s=0.2)
     planner.lead(cluster.elect())
     assert is_asked.wait(DEADLINE_S)
     began = time.monotonic()

@@ -17,10 +17,10 @@ import torch
 from state_source import make_state
 
 from unicron_elastic.state.layout import flatten, rebuild
-from unicron_elastic.state.pull import link as links
 from unicron_elastic.state.pull import transfer
 from unicron_elastic.state.pull.chunks import CHUNK_BYTES
 from unicron_elastic.state.pull.client import Pulled, SourcesLost, pull
+from unicron_elastic.state.pull.read_memory import read_memory
 from unicron_elastic.state.pull.server import Held, StateServer
 
 Start = Callable[..., Any]
@@ -74,12 +74,11 @@ def test_a_source_elsewhere_sends_into_tensors_that_are_there(steady: Steady, re
     assert [a.data_ptr() for a in pulled.tensors] == [b.data_ptr() for b in into]
 
 
-def test_memory_that_may_not_be_read_is_copied_by_the_source(steady: Steady, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_may_not_be_read_is_copied_by_the_source(steady: Steady) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(links, "read_memory", refuse)
-    assert ways(get([steady[0].address])) == {"shared memory"}
+    assert ways(get([steady[0].address], read_memory=refuse)) == {"shared memory"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
@@ -118,15 +117,14 @@ def test_a_killed_source_is_replaced_and_only_what_is_missing_is_fetched(start_s
     assert waiting.passed < 9 * CHUNK  # not all ten
 
 
-def test_a_killed_source_on_this_host_is_replaced(start_source: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_source_on_this_host_is_replaced(start_source: Start) -> None:
     sources = [start_source(words=WORDS) for _ in range(2)]
     victim = sources[0]
     pid = victim.address["pid"]
-    read = links.read_memory
     reads: list[int] = []
     is_killed = threading.Event()
 
-    def read_memory(which: int, parts: Any) -> None:
+    def read(which: int, parts: Any) -> None:
         if which != pid:
             assert is_killed.wait(30), "the other source is not read at all"  # else this one may send everything
         else:
@@ -134,10 +132,9 @@ def test_a_killed_source_on_this_host_is_replaced(start_source: Start, monkeypat
             if len(reads) == 20:
                 victim.kill()
                 is_killed.set()
-        read(which, parts)
+        read_memory(which, parts)
 
-    monkeypatch.setattr(links, "read_memory", read_memory)
-    pulled = get([source.address for source in sources])
+    pulled = get([source.address for source in sources], read_memory=read)
     assert len(reads) >= 20
     assert any(f"process {pid}) was lost" in note for note in pulled.notes)
 
@@ -171,19 +168,17 @@ def test_a_source_that_changes_every_chunk_is_let_go(steady: Steady, relay: Star
         get([changing.address])
 
 
-def test_what_was_read_wrong_from_memory_is_read_again(steady: Steady, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = links.read_memory
+def test_what_was_read_wrong_from_memory_is_read_again(steady: Steady) -> None:
     reads: list[int] = []
 
-    def read_memory(pid: int, parts: Any) -> None:
-        read(pid, parts)
+    def read(pid: int, parts: Any) -> None:
+        read_memory(pid, parts)
         reads.append(1)
         if len(reads) == 5:
             parts[0][1][10] ^= 1
 
     source = steady[0]
-    monkeypatch.setattr(links, "read_memory", read_memory)
-    assert sum("wrong checksum" in note for note in get([source.address]).notes) == 1
+    assert sum("wrong checksum" in note for note in get([source.address], read_memory=read).notes) == 1
 
 
 def test_another_key_is_refused(steady: Steady) -> None:
@@ -271,11 +266,10 @@ def test_what_comes_late_and_wrong_does_not_reach_the_state(steady: Steady, rela
     pulled.release()
 
 
-def test_a_silent_source_is_lost(steady: Steady, relay: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "STALL_S", 0.3)
+def test_a_silent_source_is_lost(steady: Steady, relay: Start) -> None:
     silent = relay(steady[0].address, stop_at=CHUNK)
     with pytest.raises(SourcesLost, match="silent for"):
-        get([silent.address])
+        get([silent.address], stall_s=0.3)
 
 
 def test_what_takes_too_long_is_given_up(steady: Steady, relay: Start) -> None:

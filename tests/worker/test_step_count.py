@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim import optimizer as torch_optimizer
 
 from unicron_elastic import Run
 from unicron_elastic.worker.pulse import Pulse, PulsePage
@@ -36,8 +36,7 @@ class Counting:
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
-    module = importlib.import_module("torch.optim.optimizer")
-    monkeypatch.setattr(module, "_global_optimizer_post_hooks", OrderedDict())  # the hook goes with the test
+    monkeypatch.setattr(torch_optimizer, "_global_optimizer_post_hooks", OrderedDict())  # the hook goes with the test
     count_as_step(0)  # of runs in tests before this one
     made_before(0)
     made = Counting()
@@ -170,6 +169,7 @@ page, first = PulsePage(), []
 count_steps(Pulse(os.dup(page.fd)), first.append)
 assert "torch" not in sys.modules
 import torch
+from torch.optim import optimizer as torch_optimizer
 module = sys.modules["torch.optim.optimizer"]
 parameter = torch.nn.Parameter(torch.ones(2))
 parameter.grad = torch.ones(2)

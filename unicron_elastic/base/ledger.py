@@ -25,7 +25,13 @@ _LONGEST_FOLDER_NAME = 100
 class Ledger:
     """Appends incidents to a file. A ledger that cannot be written is no reason to end a job: it is said once."""
 
-    def __init__(self, path: Path | None, say: Callable[[str], None] = lambda _sentence: None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        say: Callable[[str], None] = lambda _sentence: None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self._now = now
         self._path = path  # None: nothing is written
         self._say = say
         self._has_complained = False
@@ -38,7 +44,7 @@ class Ledger:
         """
         key = (incident.run_id, incident.host, incident.number)
         if not incident.time:
-            now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+            now = self._now().astimezone().isoformat(timespec="milliseconds")
             incident = replace(incident, time=self._times.setdefault(key, now))
         if self._path is not None:
             try:
@@ -51,7 +57,7 @@ class Ledger:
         """Writes a report beside the ledger and returns its path; None if that is not possible."""
         if self._path is None or (self._path.exists() and not self._path.is_file()):
             return None  # such as /dev/stderr: there is no folder beside it
-        now = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+        now = self._now().strftime("%Y%m%d-%H%M%S-%f")
         path = self._path.with_name(f"evidence-{now}-{os.getpid()}.txt")
         try:
             hold_own(path, make=True)

@@ -113,15 +113,15 @@ def _states(pid: int) -> dict[str, str]:
     return found
 
 
-def _descendants(pid: int) -> Iterator[int]:
-    """The nearest first, at most _PROCESSES_MAX."""
+def _descendants(pid: int, most: int = _PROCESSES_MAX) -> Iterator[int]:
+    """Yield the nearest first, ``most`` at the most."""
     found = [pid]
     for parent in found:
         if parent != pid:
             yield parent
         for thread in threads(parent):
             children = (read(f"/proc/{parent}/task/{thread}/children") or "").split()
-            found += map(int, children[: _PROCESSES_MAX + 1 - len(found)])
+            found += map(int, children[: most + 1 - len(found)])
 
 
 def threads(pid: int) -> list[str]:

@@ -88,7 +88,7 @@ def summary_lines(pid: int) -> list[str]:
     ]
 
 
-def kernel_lines(pid: int) -> list[str]:
+def kernel_lines(pid: int, lines_max: int = LINES_MAX) -> list[str]:
     """Each kind of thread with its name and the call it is in, and the kernel's stacks of the main thread and of those
     that no signal wakes.
     """
@@ -102,8 +102,8 @@ def kernel_lines(pid: int) -> list[str]:
         if letter == "D" and thread not in stuck:
             stuck.append(thread)
     lines = [line if count == 1 else f"{line} ({count} threads)" for line, count in seen.items()]
-    left_out = len(lines) - LINES_MAX
-    lines = [*lines[:LINES_MAX], f"{left_out} more kinds of threads"] if left_out > 0 else lines
+    left_out = len(lines) - lines_max
+    lines = [*lines[:lines_max], f"{left_out} more kinds of threads"] if left_out > 0 else lines
     return lines + [line for thread in stuck[:_STACKS_MAX] for line in _stack_line(pid, thread)]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from collections.abc import Callable
 
 from unicron_elastic.base.fault import Status
 from unicron_elastic.base.finding import Finding, Level, ProbeNotes, finding
@@ -46,7 +47,9 @@ class DiskProbe:
         low_bytes: int | None = None,
         write_every_s: float = 60.0,
         notes: ProbeNotes | None = None,
+        statvfs: Callable[[str], os.statvfs_result] = os.statvfs,
     ) -> None:
+        self._statvfs = statvfs
         self._folder = os.path.abspath(folder)
         self._low_bytes = low_bytes
         self._write_every_s = write_every_s
@@ -63,7 +66,7 @@ class DiskProbe:
         """What is wrong at `now` (monotonic seconds). Takes as long as the file system does."""
         folder = self._folder
         try:
-            state = _statvfs(folder)
+            state = _state(folder, self._statvfs)
         except OSError as error:
             if error.errno in _REFUSALS:
                 return [self._critical(_REFUSALS[error.errno], now)]
@@ -116,11 +119,11 @@ class DiskProbe:
         return finding(probe, Level.WARN, Status.STORAGE_ERROR, self._folder, reason, at=now)
 
 
-def _statvfs(folder: str) -> os.statvfs_result:
+def _state(folder: str, statvfs: Callable[[str], os.statvfs_result]) -> os.statvfs_result:
     """Ask the file system of `folder`, or of the nearest above it that exists."""
     while True:
         try:
-            return os.statvfs(folder)
+            return statvfs(folder)
         except FileNotFoundError:
             if folder == os.path.dirname(folder):
                 raise

@@ -15,9 +15,10 @@ import torch
 from unicron_elastic.state.layout import Layout, check_tensors, empty_tensors
 from unicron_elastic.state.pull.chunks import Chunks
 from unicron_elastic.state.pull.distance import Address, distance, nearest_first
-from unicron_elastic.state.pull.link import Refused, SourceLink
+from unicron_elastic.state.pull.link import STALL_S, ReadMemory, Refused, SourceLink
 from unicron_elastic.state.pull.memory import TensorMemory
 from unicron_elastic.state.pull.offer import Offer, choose, why_not
+from unicron_elastic.state.pull.read_memory import read_memory
 from unicron_elastic.state.pull.server import own_address
 from unicron_elastic.state.pull.session import Session, SourceUse
 from unicron_elastic.state.pull.wire import Gone, PullWireError
@@ -68,12 +69,14 @@ def pull(
     into: Sequence[torch.Tensor] | None = None,
     device: torch.device | str = "cpu",
     rack: str = "",
+    stall_s: float = STALL_S,
+    read_memory: ReadMemory = read_memory,
 ) -> Pulled:
     """The state that the servers at ``addresses`` hold, from the nearest of them.
 
     ``step``: the step of which the state must be; None takes the newest that is held, once every source has answered.
     ``into``: contiguous tensors that receive it, else new ones on ``device``. When this raises, their contents are
-    undefined. ``rack``: the label of this host's rack.
+    undefined. ``rack``: the label of this host's rack. A source that is silent for ``stall_s`` is lost.
 
     Raises SourcesLost if no source could send it, TimeoutError if it is not here in time, ValueError for an address
     that is none and for ``into`` that has not the tensors of the state.
@@ -83,7 +86,10 @@ def pull(
     order = nearest_first(own, parsed)[:SOURCES_MAX]
     if not order:
         raise SourcesLost("there is no source to get the state from")
-    links = [SourceLink(parsed[index], distance(own, parsed[index])) for index in order]
+    links = [
+        SourceLink(parsed[index], distance(own, parsed[index]), stall_s=stall_s, read_memory=read_memory)
+        for index in order
+    ]
     return _Pull(links, key, step, timeout_s).run(into, device)
 
 

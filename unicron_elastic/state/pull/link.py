@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable, Sequence
 
 from unicron_elastic.state.checksum import PIECE_BYTES, SUM_BYTES, Checksum
 from unicron_elastic.state.layout import Layout
@@ -23,6 +24,7 @@ from unicron_elastic.state.pull.wire import LAYOUT_BYTES_MAX, Gone, PullWireErro
 CONNECT_S = 2.0
 STALL_S = 10.0  # without a byte, after which a source counts as lost
 _ADDRESS_MAX = 2**64 - 1
+ReadMemory = Callable[[int, Sequence[tuple[int, memoryview]]], None]
 
 
 class Refused(PullWireError):
@@ -34,7 +36,16 @@ class SourceLink:
 
     lanes = 2  # one receives while the other one checks what it received
 
-    def __init__(self, address: Address, distance: Distance) -> None:
+    def __init__(
+        self,
+        address: Address,
+        distance: Distance,
+        *,
+        stall_s: float = STALL_S,
+        read_memory: ReadMemory = read_memory,
+    ) -> None:
+        self._stall_s = stall_s
+        self._read_memory = read_memory
         self.address = address
         self.distance = distance
         self.way = "TCP"
@@ -64,7 +75,7 @@ class SourceLink:
         self.stream.patience_s = timeout_s
         self.stream.send_frame({"do": "hold"})
         told = self.stream.receive_frame()
-        self.stream.patience_s = STALL_S
+        self.stream.patience_s = self._stall_s
         if "refused" in told:
             raise (Refused if told.get("lasts") is True else PullWireError)(text(told, "refused", 500))
         return Offer(number(told, "step", 2**62), text(told, "digest", 64), number(told, "bytes", 2**62))
@@ -127,11 +138,11 @@ class SourceLink:
             connection = socket.socket(socket.AF_UNIX)
             try:
                 connection.connect(f"\0{self.address.unix}")
-                return Stream(connection, STALL_S)
+                return Stream(connection, self._stall_s)
             except OSError:  # of another network namespace, for one
                 connection.close()
         try:
-            return Stream(socket.create_connection(self.address.tcp, timeout=timeout_s), STALL_S)
+            return Stream(socket.create_connection(self.address.tcp, timeout=timeout_s), self._stall_s)
         except OSError as error:
             raise Gone(f"it cannot be reached: {error.strerror or error}") from error
 
@@ -148,7 +159,7 @@ class SourceLink:
         self._pid, _, _ = struct.unpack("3i", credentials)  # the kernel says so, not the other side
         seen = bytearray(len(probe) // 2)
         try:
-            read_memory(self._pid, [(number(told, "probe_at", _ADDRESS_MAX), memoryview(seen))])
+            self._read_memory(self._pid, [(number(told, "probe_at", _ADDRESS_MAX), memoryview(seen))])
         except OSError:  # another user's, another pid namespace, seccomp, Yama
             return False
         if seen.hex() != probe:
@@ -161,7 +172,7 @@ class SourceLink:
         """Maps memory that the source fills. Raises Gone, PullWireError."""
         self.stream.send_frame({"do": "shared"})
         size = number(self.stream.receive_frame(), "bytes", 2**40)
-        self.stream.wait(select.POLLIN, time.monotonic() + STALL_S)
+        self.stream.wait(select.POLLIN, time.monotonic() + self._stall_s)
         _, fds, _, _ = socket.recv_fds(self.stream.socket, 1, 1)
         if len(fds) != 1:
             raise PullWireError("shared memory came without its file descriptor")
@@ -191,13 +202,13 @@ class SourceLink:
 
     def _receive_part(self, landing: Landing, index: int, start: int, end: int) -> None:
         """Receives a part of a run. The landing may be moved while we wait, and never while we write."""
-        until = time.monotonic() + STALL_S
+        until = time.monotonic() + self._stall_s
         while start < end:
             with landing.lock:
                 got = self.stream.try_receive(landing.views[index][start:end])
             start += got
             if got:
-                until = time.monotonic() + STALL_S
+                until = time.monotonic() + self._stall_s
             else:
                 self.stream.wait(select.POLLIN, until)
 
@@ -213,7 +224,7 @@ class SourceLink:
             for start in range(0, run.bytes, PIECE_BYTES):
                 with landing.lock:
                     part = landing.views[index][start : start + PIECE_BYTES]
-                    read_memory(self._pid, [(address + start, part)])
+                    self._read_memory(self._pid, [(address + start, part)])
                 checksum.add(part)
         return landing.is_moved or checksum.digest().hex() == wanted
 
