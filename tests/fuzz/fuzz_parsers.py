@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from unicron_elastic.detection.sample import GroupPosition, RankSample
 from unicron_elastic.launcher.agent.core import failures, quarantine_file
 from unicron_elastic.launcher.agent.core.worker_messages import WorkerMessages
 from unicron_elastic.launcher.agent.process import whereabouts
+from unicron_elastic.launcher.common.shelf_messages import SHELF_MESSAGES, FilesGiven
 from unicron_elastic.launcher.node import submission
 from unicron_elastic.launcher.view.cluster import what_if
 from unicron_elastic.membership.rounds import JobMember, Place, Round
@@ -54,7 +55,30 @@ from unicron_elastic.state.snapshot import exchange as snapshot_exchange
 from unicron_elastic.state.snapshot.header import Header
 from unicron_elastic.state.storage import manifest as storage_manifest
 from unicron_elastic.testing import parse_chaos
-from unicron_elastic.worker.message import Odd, heard
+from unicron_elastic.worker.helper_tasks import (
+    KEEPER_ANSWERS,
+    KEEPER_TASKS,
+    WARM_ANSWERS,
+    WARM_TASKS,
+    ProcessEnded,
+    Remember,
+    StartProcess,
+    SweepAll,
+    WarmUp,
+)
+from unicron_elastic.worker.instructions import (
+    INSTRUCTIONS,
+    AskPosition,
+    BePatient,
+    Instruction,
+    Invitation,
+    MakeSnapshot,
+    NewWorld,
+    RemoteSnapshot,
+    ServeState,
+    SnapshotOffers,
+)
+from unicron_elastic.worker.message import Kind, Message, Odd, heard
 from unicron_elastic.worker.notices import (
     NOTICES,
     Broke,
@@ -80,6 +104,7 @@ from unicron_elastic.worker.notices import (
     WentOn,
 )
 from unicron_elastic.worker.rank_monitor.config import FaultToleranceConfig
+from unicron_elastic.worker.worlds import Link
 
 __all__ = ["PARSERS", "Parser"]
 
@@ -202,6 +227,27 @@ WORKER_MESSAGES: tuple[dict[str, Any], ...] = (
 )
 
 
+INSTRUCTED: tuple[Instruction, ...] = (
+    NewWorld(world=World.from_message(WORLD), name="a"),
+    Invitation(sources=({"tcp": ["a", 1]},), key="ab"),
+    BePatient(patience_s=30.0),
+    ServeState(newcomer=1, key="ab"),
+    AskPosition(question=1),
+    SnapshotOffers(
+        slots=(0, None), remote=(RemoteSnapshot(header=asdict(HEADER), address=ADDRESS, key="ab"),), is_restart=True
+    ),
+    MakeSnapshot(),
+)
+ON_HOST: tuple[Message, ...] = (
+    StartProcess(number=1, argv=("a", "b"), env={"A": "b"}, cwd="/", targets=(3,), ignored_signals=(1,)),
+    SweepAll(number=2, keep=(7, 8)),
+    Remember(token="t", paths=("/a",), farewell="x"),
+    WarmUp(argv=("a",), env={"A": "b"}, sets=("B",)),
+    ProcessEnded(pid=7, exit_code=-9, at_ns=5),
+    FilesGiven(places=((0, 1), (1, 2))),
+)
+
+
 @contextmanager
 def _agent() -> Iterator[tuple[WorkerMessages, Any]]:
     group = SimpleNamespace(workers=[SimpleNamespace(global_rank=0, local_rank=0, id=1)])
@@ -221,19 +267,34 @@ def _agent() -> Iterator[tuple[WorkerMessages, Any]]:
     yield messages, worker
 
 
-def _hear(data: bytes) -> None:
-    """A message of a worker, from its channel to the events that the agent makes of it."""
+def _heard(data: bytes, kinds: Sequence[type[Kind]]) -> Kind:
     try:
         message = json.loads(data)
     except (ValueError, RecursionError):
         raise ValueError("no message") from None
     if not isinstance(message, dict):
         raise ValueError("no message")
+    said = heard(message, kinds)
+    if isinstance(said, Odd):
+        raise ValueError(said.why)
+    return said
+
+
+def _hear(data: bytes) -> None:
+    """A message of a worker, from its channel to the events that the agent makes of it."""
     with _agent() as (messages, worker):
-        said = heard(message, NOTICES)
-        if isinstance(said, Odd):
-            raise ValueError(said.why)
-        messages.said(worker, said)
+        messages.said(worker, _heard(data, NOTICES))
+
+
+def _hear_agent(data: bytes) -> None:
+    """A message of the agent, from its channel to the training loop."""
+    Link(MagicMock(), lambda: None).heard(_heard(data, INSTRUCTIONS))
+
+
+def _hear_on_host(data: bytes) -> None:
+    """A message between the agent and its helpers, or that of its node."""
+    kinds: tuple[type[Message], ...] = (*KEEPER_TASKS, *KEEPER_ANSWERS, *WARM_TASKS, *WARM_ANSWERS, *SHELF_MESSAGES)
+    _heard(data, kinds)
 
 
 # -- lists -----------------------------------------------------------------------------------------------------------
@@ -353,6 +414,10 @@ def _of_sockets() -> Iterator[Parser]:
     )  # fmt: skip
     yield Parser("snapshot-page", "unicron_elastic/state/snapshot/header.py", Header.parse, (HEADER.pack(),))
     yield Parser("worker", "launcher/agent/core/worker_messages.py", _hear, tuple(map(_json, WORKER_MESSAGES)))
+    told = tuple(_json(each.message()) for each in INSTRUCTED)
+    yield Parser("instruction", "unicron_elastic/worker/worlds.py", _hear_agent, told)
+    on_host = tuple(_json(each.message()) for each in ON_HOST)
+    yield Parser("helper", "unicron_elastic/worker/message.py", _hear_on_host, on_host)
     yield Parser("world", "unicron_elastic/base/world.py", World.parse, (_json(WORLD),))
     rank = RankSample(rank=0, step=3, groups=(GroupPosition(name="g", begun=3, ended=2),))
     yield Parser(
