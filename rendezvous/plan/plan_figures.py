@@ -13,6 +13,7 @@ from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobStatus
 from unicron_elastic.planning.model.measured import (
     achieved_flops_now,
+    are_flops_told,
 )
 from unicron_elastic.rendezvous.plan.mirror import PlannedJob
 
@@ -58,4 +59,5 @@ def _job(
         plan_flops=job.spec.weight * rate_flops,
         achieved_flops=job.spec.weight * achieved_flops_now(job.spec, measured, job.rates_flops, at_unix_s),
         nodes=tuple((state, states[state]) for state in _BUSY),
+        is_estimate=not are_flops_told(job.spec, measured),
     )

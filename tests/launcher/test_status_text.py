@@ -235,3 +235,21 @@ def test_jobs_that_are_over_are_summed_up_but_for_some():
 def test_few_jobs_that_are_over_are_all_there():
     lines = _plain(overview(jobs=tuple(job(f"old{number}", state="finished") for number in range(5))))
     assert not any("more that are over" in line for line in lines)
+
+
+def test_what_nobody_tells_is_called_an_estimate_and_what_cannot_be_is_not_shown():
+    planned = replace(plan(), waf_flops=246e12, achieved_waf_flops=618e12, next_fault_s=7200.0)
+    guessed = job(weight=1.0, weighted_flops=618e12, of_expected=2.51, is_estimate=True)
+    text = " ".join(" ".join(_plain(overview(jobs=(guessed,), plan=planned))).split())
+    assert "~618 T" in text
+    assert ">100%" in text
+    assert "251" not in text
+    assert "WAF ~246 T FLOP/s planned, which is too little: its jobs achieve more; the next fault" in text
+    assert (
+        "~: an estimate, as its job does not tell the FLOPs of a step; a worker counts as 125 TFLOP/s at first." in text
+    )
+    known = replace(guessed, of_expected=0.99, is_estimate=False)
+    found = overview(jobs=(known,), plan=replace(planned, achieved_waf_flops=244e12))
+    text = " ".join(" ".join(_plain(found)).split())
+    assert "WAF 244 T of 246 T FLOP/s planned (99%); the next fault is expected in 2 hours." in text
+    assert "~" not in text

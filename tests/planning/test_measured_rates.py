@@ -23,6 +23,7 @@ from unicron_elastic.planning.model.measured import (
     OnNodes,
     Stay,
     achieved_flops_now,
+    are_flops_told,
     filled,
     first_rates,
     newest_rates,
@@ -372,3 +373,11 @@ def test_what_is_achieved_now() -> None:
     assert achieved_flops_now(job(GivenRates(given_rates)), record, given_rates, 1010.0) == 4.0
     assert achieved_flops_now(job(GivenRates(given_rates)), record, given_rates[:3], 1010.0) == 0.0
     assert achieved_flops_now(job(MeasuredSteps(1e12), unit_nodes=3), record, (), 1010.0) == pytest.approx(4e12)
+
+
+def test_flops_are_known_where_somebody_tells_them() -> None:
+    nobody, told = measured((2, 0.5)), measured((2, 0.5), flops=1e15)
+    assert not are_flops_told(job(MeasuredSteps()), None)
+    assert not are_flops_told(job(MeasuredSteps()), nobody)
+    assert are_flops_told(job(MeasuredSteps()), told)
+    assert are_flops_told(job(GivenRates((0.0, 1e12))), None)

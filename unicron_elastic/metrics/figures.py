@@ -92,13 +92,17 @@ class CoordinationFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJobFigures:
-    """One job that is alive. ``plan_flops`` and ``achieved_flops`` are weighted FLOP/s; ``nodes``: by state."""
+    """One job that is alive. ``plan_flops`` and ``achieved_flops`` are weighted FLOP/s; ``nodes``: by state.
+
+    ``is_estimate``: nobody says what a step of it computes.
+    """
 
     run_id: str
     plan_nodes: int
     plan_flops: float
     achieved_flops: float
     nodes: tuple[tuple[str, int], ...]
+    is_estimate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,8 @@ class JobLine:
     ``generation``: the round in which its nodes have met; of a planned job, since its latest start, whose number
     ``start`` is greater than that of those before. ``step``: optimizer
     steps since its workers began, at ``told_unix_s``; ``stepped_unix_s``: when the latest ended. ``weighted_flops``:
-    achieved now, ``expected_flops``: by the plan, both weighted; ``of_expected``: the one by the other. ``nodes``: that
+    achieved now, ``expected_flops``: by the plan, both weighted; ``of_expected``: the one by the other.
+    ``is_estimate``: nobody says what a step computes, so that FLOP/s are known by their ratios alone. ``nodes``: that
     train; ``wanted_nodes``: that it is to have. None: not known, or meaningless for it.
     """
 
@@ -92,6 +93,7 @@ class JobLine:
     weighted_flops: float | None = None
     expected_flops: float | None = None
     of_expected: float | None = None
+    is_estimate: bool = False
     nodes: int = 0
     joining_nodes: int = 0
     leaving_nodes: int = 0

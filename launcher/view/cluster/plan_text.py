@@ -8,6 +8,7 @@ from datetime import datetime
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.tables import aligned, listed, shown_name, wrapped
 from unicron_elastic.launcher.view.cluster.plan import JobRow, PlanView
+from unicron_elastic.planning.model.jobs import GPU_FLOPS
 
 _MOVES_MOST = 32  # that are told on a terminal
 
@@ -28,6 +29,27 @@ def amount(value: float) -> str:
             return f"{value:.3g} {prefix}".rstrip()
         value /= 1000.0
     return f"{value:.3g} Z"
+
+
+ESTIMATE_MARK = "~"
+_ABOVE = 1.05  # what is more than promised by more than this was promised wrongly
+
+
+def is_above_plan(ratio: float) -> bool:
+    """Whether more is achieved than the plan has promised, so that the promise is no measure of it."""
+    return ratio > _ABOVE
+
+
+def part_of_plan(ratio: float) -> str:
+    """Return what is achieved of what the plan promises."""
+    return ">100%" if is_above_plan(ratio) else f"{ratio:.0%}"
+
+
+def why_estimate(jobs: int) -> str:
+    """Say why FLOP/s of so many jobs are estimates."""
+    whose = "its job does" if jobs == 1 else "jobs do"
+    counts = f"a worker counts as {amount(GPU_FLOPS)}FLOP/s at first"
+    return f"{ESTIMATE_MARK}: an estimate, as {whose} not tell the FLOPs of a step; {counts}."
 
 
 def span(seconds: float) -> str:

@@ -190,6 +190,7 @@ def _planned(
         weighted_flops=achieved,
         expected_flops=expected,
         of_expected=None if expected is None or achieved is None else achieved / expected,
+        is_estimate=figures is not None and figures.is_estimate,
         nodes=job.working,
         joining_nodes=job.joining,
         leaving_nodes=job.leaving,

@@ -16,7 +16,14 @@ from unicron_elastic.launcher.common.host_ranges import host_ranges
 from unicron_elastic.launcher.common.tables import aligned, natural, shown_name, wrapped
 from unicron_elastic.launcher.view.cluster.members import forget_text, lost_text
 from unicron_elastic.launcher.view.cluster.overview import CRITICAL, DEGRADED, FINE, LEVELS, JobLine, NodeLine, Overview
-from unicron_elastic.launcher.view.cluster.plan_text import amount, span
+from unicron_elastic.launcher.view.cluster.plan_text import (
+    ESTIMATE_MARK,
+    amount,
+    is_above_plan,
+    part_of_plan,
+    span,
+    why_estimate,
+)
 from unicron_elastic.launcher.view.cluster.recorded_fault import RecordedFault, seen_together
 from unicron_elastic.launcher.view.cluster.section import Section, fitted
 
@@ -150,12 +157,17 @@ def _job_cells(job: JobLine) -> dict[str, str]:
         "gen": "-" if job.generation is None else str(job.generation),
         "step": "-" if job.step is None else f"{job.step:,}",
         "steps/s": "-" if job.steps_per_s is None else f"{job.steps_per_s:.3g}",
-        "of plan": "-" if job.of_expected is None else f"{job.of_expected:.0%}",
+        "of plan": "-" if job.of_expected is None else part_of_plan(job.of_expected),
         "nodes": " ".join([f"{job.nodes}{wanted}", *moving]) if job.is_alive else "-",
         "workers": "-" if job.workers is None or not job.is_alive else str(job.workers),
         "weight": "-" if job.weight is None else f"{job.weight:g}",
-        "WAF": "-" if job.weighted_flops is None or not job.is_alive else amount(job.weighted_flops),
+        "WAF": "-" if job.weighted_flops is None or not job.is_alive else _about(job),
     }
+
+
+def _about(job: JobLine) -> str:
+    """Its weighted FLOP/s, with a mark if they are an estimate."""
+    return f"{ESTIMATE_MARK * job.is_estimate}{amount(job.weighted_flops or 0.0)}"
 
 
 def _nodes(overview: Overview, to_time: ToTime, width: int | None) -> Section:
@@ -254,11 +266,18 @@ def _plan(overview: Overview, to_time: ToTime, width: int | None) -> Section:
     if plan is None or not any(job.is_alive for job in overview.jobs):
         return Section()
     when = "" if plan.made_unix_s is None else f" of {_moment(plan.made_unix_s, overview, to_time)}"
-    part = f" ({plan.achieved_waf_flops / plan.waf_flops:.0%})" if plan.waf_flops else ""
-    worth = (
-        f"WAF {amount(plan.achieved_waf_flops)} of {amount(plan.waf_flops)} FLOP/s planned{part}; "
-        f"the next fault is expected in {span(plan.next_fault_s)}."
-    )
+    estimates = [job for job in overview.jobs if job.is_alive and job.is_estimate]
+    mark = ESTIMATE_MARK * bool(estimates)
+    planned = f"WAF {mark}{amount(plan.waf_flops)} FLOP/s planned"
+    ratio = plan.achieved_waf_flops / plan.waf_flops if plan.waf_flops else 0.0
+    if is_above_plan(ratio):
+        achieved = f"{planned}, which is too little: its jobs achieve more"
+    else:
+        part = f" ({ratio:.0%})" if plan.waf_flops else ""
+        achieved = f"WAF {mark}{amount(plan.achieved_waf_flops)} of{planned.removeprefix('WAF')}{part}"
+    worth = f"{achieved}; the next fault is expected in {span(plan.next_fault_s)}."
+    if estimates:
+        worth = f"{worth} {why_estimate(len(estimates))}"
     sentence = f"Plan {plan.revision}{when}: {one_line(plan.reason)}"
     heading, item = (tuple(map(Text, wrapped(text, width, ""))) for text in (worth, sentence))
     return Section(heading=heading, items=(item,), of="sentence")

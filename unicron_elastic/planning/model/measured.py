@@ -388,6 +388,18 @@ class _Scale:
         return _bounded(told / step_s)
 
 
+def are_flops_told(spec: JobSpec, measured: MeasuredJob | None) -> bool:
+    """Whether somebody says what a step computes; else FLOP/s are an estimate, and only their ratios were measured."""
+    match spec.throughput:
+        case GivenRates():
+            return True
+        case Modelled(workload):
+            return workload.flops_per_sample is not None or workload.transformer is not None
+        case MeasuredSteps():
+            steps = () if measured is None else measured.steps
+            return any(each.flops_per_step is not None for each in steps)
+
+
 def _modelled(workload: Workload, found: Sequence[OnNodes], spec: JobSpec, x_max: int) -> tuple[float, ...]:
     model = ThroughputModel(workload=workload)
     for each in found:

@@ -91,12 +91,13 @@ function jobRow(job, names, atUnix) {
 function shareOf(job) {
   if (job.weighted_flops === null) return "–";
   const share = job.of_expected;
-  if (share === null) return flops(job.weighted_flops);
+  const earned = `${job.is_estimate ? "~" : ""}${flops(job.weighted_flops)}`; // nobody tells what a step computes
+  if (share === null) return earned;
   const bar = draw("svg", { viewBox: "0 0 84 10", "aria-hidden": "true" },
     draw("rect", { class: "track", width: 84, height: 10, rx: 3 }),
     draw("rect", { class: share < 0.8 ? "bar low" : "bar", width: Math.min(84, share * 70), height: 10, rx: 3 }),
     draw("path", { class: "goal", d: "M70 0V10" }));
-  return make("div", {}, make("div", { class: "share" }, bar, percent(share)), make("div", { class: "why" }, flops(job.weighted_flops)));
+  return make("div", {}, make("div", { class: "share" }, bar, share > 1.05 ? ">100%" : percent(share)), make("div", { class: "why" }, earned));
 }
 
 function tableOf(columns, rows) {
