@@ -10,16 +10,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import hang
 import hypothesis
 import pytest
 from times import pytest_runtest_makereport, pytest_terminal_summary  # noqa: F401 - hooks of pytest
+from warm_launcher import WarmLaunchers
 
 from unicron_elastic.launcher.agent.process.processes import Exit, Processes
 from unicron_elastic.launcher.common.loop import Loop
 
 DEADLINE_S = 30.0
+ALONE_S = 80.0
 
 # torch's TCPStore asks DNS for the name of whoever connects; a lost answer is not to cost the tests five seconds.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -122,6 +125,25 @@ class Lab:
         """Ends the keeper and all that it started."""
         self.processes.end()
         self.loop.close()
+
+
+@pytest.fixture(scope="session")
+def warm_launchers() -> Iterator[WarmLaunchers]:
+    """The process whose forks the launchers and scripts of tests are."""
+    made = WarmLaunchers()
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="session")
+def alone(warm_launchers: WarmLaunchers) -> Callable[..., None]:
+    """Runs a script or a launcher, with its PROBE in a folder, to a good end, in one more process that has torch."""
+
+    def run(folder: Path, *command: str, **env: str) -> None:
+        said = folder / "said"
+        assert warm_launchers.begin(said, *command, **env).wait(ALONE_S) == 0, said.read_text()
+
+    return run
 
 
 @pytest.fixture

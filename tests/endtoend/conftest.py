@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from warm_launcher import WarmLaunchers, may_be_warm
+from warm_launcher import WarmLaunchers, environment, may_be_warm
 
 from unicron_elastic.launcher.config.arguments import get_args_parser
 
@@ -26,7 +26,6 @@ HAS_SHUTDOWN_TIMEOUT = "--shutdown-timeout" in get_args_parser().format_usage()
 for _number in (signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:  # by nohup, say; what the tests start is not to inherit it
         signal.signal(_number, lambda *_: None)
-MARK = "UNICRON_TEST_RUN"  # in the environment of everything a test starts
 
 # A worker that tells its generation and waits for the file "stop".
 NODE = """
@@ -37,12 +36,6 @@ os.write(1, f"GENERATION {count} of {size} rank {rank} pid {os.getpid()}\\n".enc
 while not os.path.exists(os.path.join(environ["PROBE"], "stop")):
     time.sleep(0.02)
 """
-
-
-def environment(mark: str, folder: Path) -> dict[str, str]:
-    """What a test starts has this: nothing of a job around the tests, its mark, and a folder to say things in."""
-    names = [name for name in os.environ if not name.startswith(("UNICRON_", "PET_", "TORCHEL"))]
-    return {name: os.environ[name] for name in names} | {MARK: mark, "PROBE": str(folder), "OMP_NUM_THREADS": "1"}
 
 
 class Run:
@@ -194,28 +187,6 @@ class Launcher:
         run = self.start(*arguments, **options)
         run.wait()
         return run
-
-
-@pytest.fixture(scope="session")
-def warm_launchers() -> Iterator[WarmLaunchers]:
-    """The process whose forks the launchers of the tests are."""
-    made = WarmLaunchers(MARK)
-    yield made
-    made.end()
-
-
-@pytest.fixture(scope="session")
-def alone(warm_launchers: WarmLaunchers) -> Callable[..., None]:
-    """Runs a script or a launcher, with its PROBE in a folder, to a good end, in one more process that has torch."""
-
-    def run(folder: Path, *command: str, **env: str) -> None:
-        environ = environment(uuid.uuid4().hex, folder) | env
-        environ = {name: value for name, value in environ.items() if name not in ("RANK", "WORLD_SIZE")}
-        with open(os.devnull, "rb") as null, open(folder / "said", "wb") as said:
-            process = warm_launchers.start(command, environ, folder, [null, said, said], forks_keeper=True)
-        assert process.wait(DEADLINE_S) == 0, (folder / "said").read_text()
-
-    return run
 
 
 @pytest.fixture

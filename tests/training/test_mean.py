@@ -6,11 +6,10 @@ import itertools
 import math
 import os
 import re
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,33 +200,27 @@ for total in (2, 4):
 """
 
 
-def _ranks(tmp_path: Any, in_step: str = "pass", behind: str = "pass") -> tuple[list[str], list[int], float]:
+Ranks = Callable[..., tuple[list[str], list[int], float]]
+
+
+@pytest.fixture
+def ranks(warm_launchers: Any, tmp_path: Path) -> Ranks:
     """What two ranks write, their exit codes, and how long that took."""
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT).format(in_step=in_step, behind=behind))
-    port = 20_000 + os.getpid() % 10_000
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    began = time.monotonic()
-    said = [worker.communicate(timeout=50)[0] for worker in workers]
-    return said, [worker.returncode for worker in workers], time.monotonic() - began
+
+    def run(in_step: str = "pass", behind: str = "pass") -> tuple[list[str], list[int], float]:
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(SCRIPT).format(in_step=in_step, behind=behind))
+        env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20_000 + os.getpid() % 10_000)}
+        said = [tmp_path / f"said-{rank}" for rank in range(2)]
+        began = time.monotonic()
+        workers = [warm_launchers.begin(said[rank], str(script), RANK=str(rank), **env) for rank in range(2)]
+        codes = [worker.wait(50) for worker in workers]
+        return [each.read_text() for each in said], codes, time.monotonic() - began
+
+    return run
 
 
-def test_means_of_two_ranks(tmp_path: Any) -> None:
+def test_means_of_two_ranks(ranks: Ranks) -> None:
     lines = [
         "assert float(run.mean(torch.tensor(200 + rank, dtype=torch.uint8))) == 200.5",
         "assert float(run.mean(torch.arange(300_000.0)[-1:] + rank)) == 299_999.5",
@@ -235,7 +228,7 @@ def test_means_of_two_ranks(tmp_path: Any) -> None:
         "assert float(run.mean(rank == 0)) == 0.5",
         "assert run.mean(torch.zeros(0, 2)).shape == (0, 2)",
     ]
-    said, codes, _ = _ranks(tmp_path, in_step="; ".join(lines), behind="assert float(run.mean(rank)) == 0.5")
+    said, codes, _ = ranks(in_step="; ".join(lines), behind="assert float(run.mean(rank)) == 0.5")
     assert codes == [0, 0], said
 
 
@@ -256,8 +249,8 @@ UNEVEN = [
 
 
 @pytest.mark.parametrize(("in_step", "behind", "sentence"), UNEVEN)
-def test_uneven_means_of_two_ranks_are_told_at_once(tmp_path: Any, in_step: str, behind: str, sentence: str) -> None:
-    said, codes, took_s = _ranks(tmp_path, in_step, behind)
+def test_uneven_means_of_two_ranks_are_told_at_once(ranks: Ranks, in_step: str, behind: str, sentence: str) -> None:
+    said, codes, took_s = ranks(in_step, behind)
     assert codes == [1, 1], said
     for each in said:
         last = each.strip().splitlines()[-1]

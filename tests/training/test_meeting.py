@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -175,16 +175,20 @@ def test_waiting_in_the_store_ends_in_time() -> None:
         store.wait(["a", "b"], timedelta(seconds=0.05))
 
 
-def test_who_has_given_up_one_world_connects_with_newcomers_in_the_next(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", MEMBER]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    members = [subprocess.Popen([*argv, str(rank), str(tmp_path / "store")], **pipes) for rank in range(2)]
+def test_who_has_given_up_one_world_connects_with_newcomers_in_the_next(warm_launchers: Any, tmp_path: Path) -> None:
+    script = tmp_path / "member.py"
+    script.write_text(MEMBER)
+    said = [tmp_path / f"said-{rank}" for rank in range(2)]
+    store = str(tmp_path / "store")
+    members = [warm_launchers.begin(said[rank], str(script), str(rank), store) for rank in range(2)]
     try:
-        told = [member.communicate(timeout=6 * DEADLINE_S) for member in members]
+        codes = [member.wait(6 * DEADLINE_S) for member in members]
     finally:
         for member in members:
             member.kill()
-    assert [out.split() for out, _ in told] == [["superseded", "2.0"], ["2.0"]], told
+    told = [each.read_text().splitlines() for each in said]
+    assert codes == [0, 0], told
+    assert [lines[-1] for lines in told] == ["superseded 2.0", "2.0"], told
 
 
 def test_an_exception_is_told_once_and_by_the_rank_of_now_however_many_worlds_there_were(

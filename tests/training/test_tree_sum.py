@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -292,22 +290,23 @@ os._exit(0)
 """
 
 
-def test_ranks_that_lose_a_peer_while_they_reduce_get_the_bits_of_the_whole_batch(tmp_path: Path) -> None:
-    here, argv, pipe = str(Path(__file__).parent), [sys.executable, "-c", SURVIVOR], subprocess.PIPE
-    ranks = [
-        subprocess.Popen([*argv, str(rank), str(tmp_path / "store"), here], stdout=pipe, stderr=pipe, text=True)
-        for rank in range(4)
-    ]
+def test_ranks_that_lose_a_peer_while_they_reduce_get_the_bits_of_the_whole_batch(
+    warm_launchers: Any, tmp_path: Path
+) -> None:
+    script, here = tmp_path / "survivor.py", str(Path(__file__).parent)
+    script.write_text(SURVIVOR)
+    said = [tmp_path / f"said-{rank}" for rank in range(4)]
+    arguments = [(str(script), str(rank), str(tmp_path / "store"), here) for rank in range(4)]
+    ranks = [warm_launchers.begin(said[rank], *arguments[rank]) for rank in range(4)]
     try:
-        told = [process.communicate(timeout=DEADLINE_S) for process in ranks]
+        codes = [process.wait(DEADLINE_S) for process in ranks]
     finally:
         for process in ranks:
             process.kill()
-            process.wait()
+    told = [each.read_text() for each in said]
     batch = [[7 * index + place for place in range(len(SHAPES))] for index in range(11)]
     expected = sum_of_all(batch).view(torch.int32).tolist()
 
-    assert ranks[2].returncode == -signal.SIGKILL
+    assert codes == [0, 0, -signal.SIGKILL, 0], told
     for rank in (0, 1, 3):
-        assert ranks[rank].returncode == 0, told[rank][1]
-        assert expected == [int(word) for word in told[rank][0].split()]
+        assert expected == [int(word) for word in told[rank].splitlines()[-1].split()]

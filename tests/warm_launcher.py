@@ -18,18 +18,28 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NoReturn
 
-from forked_keeper import MARK, MARK_ROOM, Ground, freeze
+from forked_keeper import MARK as MARK_OF_PRODUCT
+from forked_keeper import MARK_ROOM, Ground, freeze
 
+MARK = "UNICRON_TEST_RUN"  # in the environment of everything such a test starts
 STARTS_WITHIN_S = 60.0
 LARGEST_REQUEST = 1 << 18
 # What Python, torch and the linker read while they start: these are as they were when the forking process started.
 READ_EARLY = ("PYTHON", "TORCH", "OMP_", "LD_", "LOGLEVEL", "CUDA", "HOME", "LANG", "LC_", "PATH")
 # By each torch.compile, and by each rendezvous.
+OF_A_JOB = ("RANK", "WORLD_SIZE")
 READ_EACH_TIME = ("TORCHDYNAMO_DISABLE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+
+
+def environment(mark: str, folder: Path) -> dict[str, str]:
+    """Return that of what a test starts: nothing of a job around the tests, its mark, and a folder to say things in."""
+    names = [name for name in os.environ if not name.startswith(("UNICRON_", "PET_", "TORCHEL"))]
+    return {name: os.environ[name] for name in names} | {MARK: mark, "PROBE": str(folder), "OMP_NUM_THREADS": "1"}
 
 
 def may_be_warm(env: Mapping[str, str]) -> bool:
@@ -82,8 +92,7 @@ class WarmProcess:
 class WarmLaunchers:
     """The forking process, which starts with the first launcher."""
 
-    def __init__(self, mark: str) -> None:
-        self._mark = mark
+    def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
 
@@ -101,13 +110,21 @@ class WarmLaunchers:
             self._begin(env)
         assert self._requests is not None
         ended, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        asked = {"command": list(command), "env": dict(env), "folder": str(folder), "mark": self._mark}
+        asked = {"command": list(command), "env": dict(env), "folder": str(folder)}
         request = json.dumps({**asked, "forks_keeper": forks_keeper})
         files = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
         with end:
             socket.send_fds(self._requests, [request.encode()], [*files, end.fileno()])
         assert select.select([ended], [], [], STARTS_WITHIN_S)[0], "the forking process is silent"
         return WarmProcess(command, int(ended.recv(64)), ended)
+
+    def begin(self, said: Path, *command: str, **env: str) -> WarmProcess:
+        """Start a script or a launcher in the folder in which is the file for what it says."""
+        environ = {
+            name: value for name, value in environment(uuid.uuid4().hex, said.parent).items() if name not in OF_A_JOB
+        }
+        with open(os.devnull, "rb") as null, open(said, "wb") as out:
+            return self.start(command, environ | env, said.parent, [null, out, out], forks_keeper=True)
 
     def end(self) -> None:
         """End the forking process."""
@@ -118,19 +135,19 @@ class WarmLaunchers:
     def _begin(self, env: Mapping[str, str]) -> None:
         own = {**os.environ, "OMP_NUM_THREADS": "1"}
         own = {name: value for name, value in own.items() if not name.startswith(("UNICRON_", "PET_", "TORCHEL"))}
-        own[self._mark] = "0" * len(env[self._mark])
-        own[MARK] = "0" * MARK_ROOM
+        own[MARK] = "0" * len(env[MARK])
+        own[MARK_OF_PRODUCT] = "0" * MARK_ROOM
         self._requests, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
             command = [sys.executable, __file__, str(there.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[there.fileno()], env=own)
 
 
-def _show(mark: str, value: str) -> None:
-    """Show this value in /proc/PID/environ, where the kernel shows what the forking process was started with."""
+def _show(value: str) -> None:
+    """Show this mark in /proc/PID/environ, where the kernel shows what the forking process was started with."""
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
-    address = libc.getenv(mark.encode())
+    address = libc.getenv(MARK.encode())
     assert len(ctypes.string_at(address)) == len(value), "marks are of one length"
     ctypes.memmove(address, value.encode(), len(value))
 
@@ -139,10 +156,10 @@ def _become(ground: Ground, request: dict[str, object], files: Sequence[int]) ->
     """Run the command's script in this fork."""
     code = 1
     try:
-        command, env, mark = request["command"], request["env"], request["mark"]
+        command, env = request["command"], request["env"]
         assert isinstance(command, list)
         assert isinstance(env, dict)
-        _show(str(mark), env[mark])
+        _show(env[MARK])
         for number, file in enumerate(files):
             os.dup2(file, number)
             os.close(file)
