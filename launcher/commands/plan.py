@@ -62,13 +62,16 @@ def plan(
 
     F is the weighted FLOP/s of a job, and WAF the sum of all.
     """
+    from unicron_elastic.launcher.view.cluster.plan import estimates
+
     with open_cluster(at) as cluster:
-        snapshot = cluster.read_plan().snapshot
+        reading = cluster.read_plan()
+        snapshot = reading.snapshot
         if not snapshot.nodes and not snapshot.jobs and not suppose:
             if as_json:
                 print_json(None)
             fail(NOTHING_FOUND, f"No node and no job that is planned for is in the cluster at {cluster.where}.")
-    found = _view(snapshot, suppose or [], time.time())
+    found = replace(_view(snapshot, suppose or [], time.time()), estimates=estimates(reading))
     if as_json:
         print_json(found.to_json())
         return

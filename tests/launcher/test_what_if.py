@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from overview_lab import to_utc
 from plan_lab import NOW, job, node, spec, two_jobs
 
 from unicron_elastic.launcher.view.cluster.plan import proposal_view, published_view
+from unicron_elastic.launcher.view.cluster.plan_text import plan_text
 from unicron_elastic.launcher.view.cluster.what_if import FORMS, what_if, with_spec
 from unicron_elastic.planning.coordinate.node_status import Health, NodeState
 from unicron_elastic.planning.coordinate.proposal import propose
@@ -266,3 +268,11 @@ def test_a_published_plan_tells_when_it_was_made_and_what_it_does_not_know() -> 
     assert view.moves[0].reason.startswith("n6 goes to code by plan 7: ")
     late = published_view(what_if(PLANNED, "lose n1"), published, NOW - 9999.0)
     assert late.overtaken == "Nodes have come, gone, or are to be drained."
+
+
+def test_flops_that_nobody_tells_are_called_an_estimate() -> None:
+    view = proposal_view(PLANNED, PLANNED, NOW)
+    told = plan_text(replace(view, estimates=("chat", "gone")), to_utc, None).splitlines()
+    why = "an estimate, as its job does not tell the FLOPs of a step; a worker counts as 125 TFLOP/s at first."
+    assert f"FLOP/s of chat: {why}" in told
+    assert "estimate" not in plan_text(view, to_utc, None)

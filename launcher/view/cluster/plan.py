@@ -18,6 +18,7 @@ from unicron_elastic.planning.coordinate.proposal import propose, why_overtaken
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.reconcile import Movement, StartJob, StopJob, reconcile
 from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobStatus
+from unicron_elastic.planning.model.measured import are_flops_told
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror, health_of
 from unicron_elastic.rendezvous.records.cluster import QUARANTINE, parse_quarantined
 from unicron_elastic.rendezvous.records.plan_keys import PLAN, PlannedJobKeys
@@ -78,7 +79,8 @@ class PlanView:
 
     ``revision``: of the published plan; 0: it is not published. ``overtaken``: what it does not know yet. ``what_if``:
     what was supposed. ``idle``: hosts for which the plan has no job; ``kept_out``: hosts that it does not count on, and
-    why. ``steps``: what jobs have to do now.
+    why. ``steps``: what jobs have to do now. ``estimates``: jobs of which nobody tells what a step computes, so that
+    their FLOP/s are known by their ratios alone.
     """
 
     what_if: tuple[str, ...]
@@ -96,6 +98,7 @@ class PlanView:
     waf_after_flops: float
     lost_flop: float
     running_s: float
+    estimates: tuple[str, ...] = ()
 
     @property
     def is_published(self) -> bool:
@@ -178,6 +181,14 @@ def planned_jobs(reading: PlanReading) -> tuple[PlannedJobListing, ...]:
             )
         )
     return tuple(found)
+
+
+def estimates(reading: PlanReading) -> tuple[str, ...]:
+    """Name the jobs of which nobody tells what a step computes."""
+    records = reading.mirror.jobs()
+    alive = [job for job in reading.snapshot.jobs if job.is_alive]
+    known = {name: record.measured for name, record in records.items()}
+    return tuple(job.name for job in alive if not are_flops_told(job.spec, known.get(job.name)))
 
 
 def agent_states(snapshot: ClusterSnapshot) -> tuple[AgentActivity, ...]:

@@ -19,6 +19,8 @@ def plan_text(view: PlanView, to_time: Callable[[float], datetime], width: int |
     for what, hosts in _others(view):
         lines += wrapped(f"{what}: {listed(hosts, width)}", width, "")
     lines += wrapped(_worth(view), width, "")
+    if told := [job.job for job in view.jobs if job.job in view.estimates]:
+        lines += wrapped(f"FLOP/s of {listed(told, width)}: {_why_estimate(len(told))}", width, "")
     return "\n".join([*lines, *_moves(view, width)])
 
 
@@ -47,9 +49,13 @@ def part_of_plan(ratio: float) -> str:
 
 def why_estimate(jobs: int) -> str:
     """Say why FLOP/s of so many jobs are estimates."""
+    return f"{ESTIMATE_MARK}: {_why_estimate(jobs)}"
+
+
+def _why_estimate(jobs: int) -> str:
     whose = "its job does" if jobs == 1 else "jobs do"
     counts = f"a worker counts as {amount(GPU_FLOPS)}FLOP/s at first"
-    return f"{ESTIMATE_MARK}: an estimate, as {whose} not tell the FLOPs of a step; {counts}."
+    return f"an estimate, as {whose} not tell the FLOPs of a step; {counts}."
 
 
 def span(seconds: float) -> str:
