@@ -434,8 +434,12 @@ def test_a_wait_for_a_worker_has_its_time(node: Node) -> None:
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_a_worker_that_becomes_another_program_is_not_taken_for_what_it_was(node: Node, count: int) -> None:
-    node.start(*["import sys; os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(3)'])"] * count)
-    node.wait_for_exits(count)
+    go = node.folder / "go"
+    program = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nraise SystemExit(3)"
+    node.start(*[f"import sys; os.execv(sys.executable, [sys.executable, '-c', {program!r}])"] * count)
+    node.wait(lambda: len(node.heard) == count)  # who has ended meanwhile cannot be told from what it was
+    go.touch()
+    assert node.wait_for_exits(count) == dict.fromkeys(range(count), 3)
     for local in range(count):
         assert node.said_by(local) == ["replaced", "exit"]
     assert {reading for _, what, reading in node.heard if what == "replaced"} == {None}
