@@ -134,7 +134,7 @@ def _become(task: StartProcess, keeper_pid: int) -> None:
     safe = [_above(fd, max(task.targets, default=0)) for fd in task.fds]
     for fd, target in zip(safe, task.targets, strict=True):
         os.dup2(fd, target, inheritable=True)
-    os.execvpe(task.argv[0], task.argv, task.env)
+    os.execvpe(task.argv[0], list(task.argv), task.env)  # a list: debuggers that change it expect one
 
 
 def _above(fd: int, lowest: int) -> int:
