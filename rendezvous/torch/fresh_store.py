@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import psutil
 from torch.distributed import PrefixStore, Store
 
+from unicron_elastic.base.text import one_line
 from unicron_elastic.compat import rendezvous as torchs
 from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.compat.expectations import Feature, lacks
 from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from unicron_elastic.membership.wait_news import SILENT_S, who_is_here
 from unicron_elastic.rendezvous.job.bound_store import bound_store
 from unicron_elastic.rendezvous.job.job_rendezvous import PlainRendezvous
 
 LEAVE_TIMEOUT_S = 5.0
+JOIN_S = 1.0  # who reads what is said may not read
 _LEAVING = "unicron/leaving"  # how many nodes of the round wanted to
 
 logger = logging.getLogger(__name__)
@@ -30,6 +36,8 @@ class FreshStoreRendezvous(PlainRendezvous):
     tells its address through the round's own keys. TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 keeps torch's behaviour.
     """
 
+    silent_s = SILENT_S
+
     def __init__(self, inner: RendezvousHandler, address: str, timeout_s: float = 600.0) -> None:
         """Take the ``address`` under which the other nodes find this one."""
         super().__init__(inner)
@@ -42,7 +50,8 @@ class FreshStoreRendezvous(PlainRendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         """Meets the other nodes, then gives the round a store of its own. Raises what the inner handler raises."""
         torchs.forget_first_round(self._handler)
-        info = self._handler.next_rendezvous()
+        with self._telling_who_waits():
+            info = self._handler.next_rendezvous()
         self._meeting = info.store
         if not self.use_agent_store or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") == "1":
             return info
@@ -54,6 +63,31 @@ class FreshStoreRendezvous(PlainRendezvous):
         del previous
         fresh = RendezvousStoreInfo.build(info.rank, PrefixStore("unicron/fresh", info.store), address, port)
         return RendezvousInfo(info.store, info.rank, info.world_size, fresh)
+
+    @contextmanager
+    def _telling_who_waits(self) -> Iterator[None]:
+        """While the nodes meet: tell who is there if that lasts, and again when others come or go."""
+        settings = getattr(self._handler, "settings", None)
+        if settings is None or settings.max_nodes == 1:
+            yield
+            return
+        is_over = threading.Event()
+
+        def tell() -> None:
+            told: list[str] = []
+            while not is_over.wait(self.silent_s):
+                hosts = torchs.hosts_that_wait(self._handler)
+                if hosts and hosts != told and (who := who_is_here(hosts, settings.min_nodes, settings.max_nodes)):
+                    told = hosts
+                    logger.warning("%s", one_line(who))
+
+        thread = threading.Thread(target=tell, name="unicron-waits", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join(JOIN_S)  # workers may be forked next
 
     def why_stay(self, nodes: int) -> str:
         """Why the job, of ``nodes`` now, cannot go on without this one; "" if it can."""

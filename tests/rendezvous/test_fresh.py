@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from unicron_elastic.rendezvous.torch.fresh_store import FreshStoreRendezvous
 
@@ -60,6 +67,12 @@ class Inner(RendezvousHandler):
 def shared(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
     monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)
     return TCPStore("127.0.0.1", 0, None, True, TIMEOUT, wait_for_workers=False)
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
 
 
 def _meet(handlers: list[FreshStoreRendezvous]) -> list[RendezvousInfo]:
@@ -163,3 +176,25 @@ def test_why_a_node_has_to_stay(shared: TCPStore, min_nodes: int, nodes: int, re
     assert handler.why_stay(nodes) == reason
     inner._state_holder._backend._store = inner._shared
     assert handler.why_stay(nodes) == (reason or "the job's rendezvous is hosted on it.")
+
+
+def test_who_waits_for_others_by_torchs_rendezvous_says_who_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    port, said = _free_port(), "1 of 2 nodes are here: 127.0.0.1."
+    handlers = []
+    for host in ("127.0.0.1", "localhost"):
+        parameters = RendezvousParameters(
+            "c10d", f"127.0.0.1:{port}", "r", 2, 2, local_addr=host, is_host=host == "127.0.0.1"
+        )
+        handlers.append(FreshStoreRendezvous(get_rendezvous_handler(parameters), "127.0.0.1", 20))
+        handlers[-1].silent_s = 0.05
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(handlers[0].next_rendezvous)
+        end = time.monotonic() + 20
+        while said not in caplog.messages:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert handlers[1].next_rendezvous().world_size == first.result(20).world_size == 2
+    assert caplog.messages.count(said) == 1
+    assert not [each for each in threading.enumerate() if each.name == "unicron-waits"]
+    for handler in handlers:
+        handler.shutdown()

@@ -31,6 +31,7 @@ __all__ = [
     "RendezvousTimeoutError",
     "forget_first_round",
     "get_rendezvous_handler",
+    "hosts_that_wait",
     "leave",
     "parse_rendezvous_endpoint",
     "port_of_meeting",
@@ -56,6 +57,15 @@ def leave(handler: RendezvousHandler, timeout_s: float) -> None:
 
     handler._stop_heartbeats()
     handler._op_executor.run(_RendezvousExitOp(), time.monotonic() + timeout_s)
+
+
+def hosts_that_wait(handler: RendezvousHandler) -> list[str]:
+    """Return the hosts of the nodes that wait for the dynamic ``handler``'s next round, as far as that is known."""
+    try:
+        state = handler._state_holder.state
+        return [] if state.complete else sorted(str(node.addr) for node in list(state.participants))
+    except (AttributeError, RuntimeError):  # another torch's, or it changes at this moment
+        return []
 
 
 def port_of_meeting(handler: RendezvousHandler) -> int | None:

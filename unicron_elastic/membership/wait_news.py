@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from unicron_elastic.membership.rounds import JobView, Settings
 
 SILENT_S = 2.0  # at first, and between two sentences
@@ -28,11 +30,16 @@ class WaitNews:
         self._silent_until, self._told = now + SILENT_S, hosts
         settings = self._settings
         most = settings.most if settings.expected_nodes is None else min(settings.most, settings.expected_nodes)
-        named = ", ".join(hosts[:_NAMES_MOST])
-        more = f" and {len(hosts) - _NAMES_MOST} more" if len(hosts) > _NAMES_MOST else ""
-        if len(hosts) < settings.min_nodes:
-            return f"{len(hosts)} of {settings.min_nodes} nodes are here: {named}{more}."
-        if len(hosts) < most:
-            enough = f"{settings.min_nodes} would be enough" if settings.min_nodes < len(hosts) else "which is enough"
-            return f"{len(hosts)} of up to {most} nodes are here, {enough}: {named}{more}."
-        return ""
+        return who_is_here(hosts, settings.min_nodes, most)
+
+
+def who_is_here(hosts: Sequence[str], least: int, most: int) -> str:
+    """Say which of ``least`` to ``most`` nodes have come; "" if all have."""
+    named = ", ".join(hosts[:_NAMES_MOST])
+    more = f" and {len(hosts) - _NAMES_MOST} more" if len(hosts) > _NAMES_MOST else ""
+    if len(hosts) < least:
+        return f"{len(hosts)} of {least} nodes are here: {named}{more}."
+    if len(hosts) < most:
+        enough = f"{least} would be enough" if least < len(hosts) else "which is enough"
+        return f"{len(hosts)} of up to {most} nodes are here, {enough}: {named}{more}."
+    return ""
