@@ -11,15 +11,16 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 import torch
 
 from differential.case import Case, Fault
 
-__all__ = ["Launched", "Log", "deadline_s", "launch", "read_logs"]
+__all__ = ["MARK", "Begin", "Launched", "Log", "begin_agent", "deadline_s", "launch", "read_logs"]
 
 MARK = "UNICRON_DIFFERENTIAL"
 WORKER = Path(__file__).with_name("worker.py")
@@ -60,10 +61,25 @@ class Launched:
     err: str = ""
 
 
+class Process(Protocol):
+    """A `Process` is what a launch uses of ``subprocess.Popen``."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+
+    def wait(self) -> int:
+        """Return the exit code once there is one."""
+
+
+Begin = Callable[[Sequence[str], Mapping[str, str], Path, Sequence[IO[bytes]]], Process]
+
+
 @dataclass
 class _Agent:
     node: str
-    process: subprocess.Popen[bytes]
+    process: Process
     is_killed: bool = False
 
 
@@ -74,17 +90,26 @@ def deadline_s(case: Case) -> float:
     return (BASE_S + EACH_S * len(case.faults) + pace) * load
 
 
-def launch(case: Case, folder: Path, endpoint: str = "") -> Launched:
-    """Runs ``case`` in ``folder``; ``endpoint`` is that of an etcd for cases with nodes."""
+def begin_agent(words: Sequence[str], env: Mapping[str, str], folder: Path, streams: Sequence[IO[bytes]]) -> Process:
+    """Start an agent in ``folder``, with ``streams`` for what it writes and for what it complains of."""
+    out, err = streams
+    return subprocess.Popen(
+        words, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+        start_new_session=True, preexec_fn=_die_with_parent,  # noqa: PLW1509  (it only calls prctl)
+    )  # fmt: skip
+
+
+def launch(case: Case, folder: Path, endpoint: str = "", begin: Begin = begin_agent) -> Launched:
+    """Runs ``case`` in ``folder``; ``endpoint`` is that of an etcd for cases with nodes, ``begin`` starts an agent."""
     (folder / "case.json").write_text(case.to_json())
-    return _Launch(case, folder, endpoint).run()
+    return _Launch(case, folder, endpoint, begin).run()
 
 
 class _Launch:
     """While it goes on."""
 
-    def __init__(self, case: Case, folder: Path, endpoint: str) -> None:
-        self.case, self.folder, self.endpoint = case, folder, endpoint
+    def __init__(self, case: Case, folder: Path, endpoint: str, begin: Begin) -> None:
+        self.case, self.folder, self.endpoint, self.begin = case, folder, endpoint, begin
         self.mark = uuid.uuid4().hex
         self.agents: list[_Agent] = []
         self.found = Launched()
@@ -151,10 +176,7 @@ class _Launch:
             "RES_OPTIONS": "timeout:1 attempts:1",
         }
         with (self.folder / "out").open("ab") as out, (self.folder / "err").open("ab") as err:
-            process = subprocess.Popen(
-                words, env=environment, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                start_new_session=True, preexec_fn=_die_with_parent,  # noqa: PLW1509  (it only calls prctl)
-            )  # fmt: skip
+            process = self.begin(words, environment, self.folder, (out, err))
         self.agents.append(_Agent(node, process))
 
     # -- what is done from outside ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from differential.case import Case
-from differential.launch import Launched, launch
+from differential.launch import Begin, Launched, begin_agent, launch
 from differential.reference import alone, plain, restored
 from differential.report import Result
 from differential.script import SAVE_AT
@@ -22,8 +22,9 @@ __all__ = ["Trials"]
 class Trials:
     """Runs cases one after another; an etcd is started when the first case wants one. ``keep``: for what is left."""
 
-    def __init__(self, keep: Path | None = None) -> None:
+    def __init__(self, keep: Path | None = None, begin: Begin = begin_agent) -> None:
         self._keep = keep
+        self._begin = begin
         self._etcd: EmbeddedEtcd | None = None
 
     def __enter__(self) -> Trials:
@@ -50,7 +51,7 @@ class Trials:
         try:
             expected = plain(case, folder)
             by_itself = alone(case, folder) if case.reproducible else None
-            launched = Launched() if expected.error else launch(case, folder, self._endpoint(case))
+            launched = Launched() if expected.error else launch(case, folder, self._endpoint(case), self._begin)
             was_saved = _is_saved_for_sure(case) and any(log.of("end") for log in launched.logs)
             again = restored(case, folder) if was_saved else None
             problems = judge(case, launched, expected, by_itself, again)

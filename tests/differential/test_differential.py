@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,13 @@ from differential.case import Case
 from differential.churn import CHURNS
 from differential.draw import draw
 from differential.known import known_faults
+from differential.launch import MARK as MARK_OF_TRIALS
 from differential.launch import Launched, Log
 from differential.reference import Came, alone, plain, restored
 from differential.trace import departures
 from differential.trial import Trials
 from differential.verdict import apart, judge, tolerance
+from warm_launcher import MARK, WarmLaunchers
 
 
 def killed(place: str, step: int, phase: str = "forward") -> dict[str, Any]:
@@ -47,8 +50,15 @@ pytestmark = pytest.mark.timeout(300)  # a job that hangs is ended before, and t
 
 
 @pytest.fixture(scope="module")
-def trials() -> Iterator[Trials]:
-    with Trials() as begun:
+def trials(warm_launchers: WarmLaunchers) -> Iterator[Trials]:
+    """Their agents are forks of a process with torch, and so are the workers of these."""
+
+    def begin(words: Any, env: Any, folder: Path, streams: Any) -> Any:
+        with open(os.devnull, "rb") as null:
+            marked = {**env, MARK: env[MARK_OF_TRIALS]}
+            return warm_launchers.start(words, marked, folder, [null, *streams], forks_keeper=True)
+
+    with Trials(begin=begin) as begun:
         yield begun
 
 
