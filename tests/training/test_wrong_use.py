@@ -293,6 +293,26 @@ def test_an_optimizer_that_is_not_registered_and_steps_over_the_model_is_told_of
     assert said.count("\n") == 1
 
 
+def test_a_module_that_the_run_has_not_is_refused_when_it_is_trained_by_an_optimizer_of_its_own() -> None:
+    training, encoder = Training(), nn.Linear(3, 3)
+    own = torch.optim.Adam(encoder.parameters())
+    with pytest.raises(RuntimeError, match=r"of shape \(3,.*\) got a gradient that is not reduced: .* a ModuleList"):
+        _stepped(training.run, nn.Sequential(encoder, training.model), training.optimizer, own)
+    assert training.run.step == 1, "before the second step is made"
+
+
+def test_a_module_that_is_trained_beside_the_run_by_its_own_loss_is_the_scripts() -> None:
+    training, other = Training(), nn.Linear(3, 1)
+    own = torch.optim.Adam(other.parameters())
+    for step in training.run.steps(3, MICRO_BATCHES):
+        for _ in step:
+            other(torch.ones(2, 3)).mean().backward()
+            step.backward(training.loss())
+        training.optimizer.step()
+        own.step()
+    assert training.run.step == 3
+
+
 @pytest.mark.parametrize(
     ("update", "scaler", "is_told"),
     [

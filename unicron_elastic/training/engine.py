@@ -225,7 +225,7 @@ class Engine:
         """Adds the gradients of a micro-batch."""
         gradients, _ = self._parts()
         gradients.check()
-        self.guard.scaled(loss / gradients.micro_batches).backward()
+        self.guard.backward(loss / gradients.micro_batches)
         self._take_buffers(index)
         gradients.add(index, loss.detach())
         self._computed.add(index)

@@ -50,6 +50,8 @@ class Guard:
         self._known: frozenset[int] = frozenset()  # parameters of the model
         self._seen: list[int] = []  # parameters of the optimizers
         self._hooks: dict[Tensor, Any] = {}
+        self._foreign: list[Any] = []  # hooks of the parameters of optimizers that are not registered
+        self._is_in_backward = False
         for optimizer in self._optimizers:
             if isinstance(optimizer, SparseAdam):
                 raise TypeError("SparseAdam takes sparse gradients alone, and those of a run are dense: take Adam")
@@ -95,6 +97,15 @@ class Guard:
         finally:
             self._is_ours = False
         return scaled
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of the loss, as the run's GradScaler scales it."""
+        scaled = self.scaled(loss)
+        self._is_in_backward = True
+        try:
+            scaled.backward()
+        finally:
+            self._is_in_backward = False
 
     def is_scaling(self, scaler: Any) -> None:
         """Raises RuntimeError if the script scales a loss in a step itself. A disabled scaler scales nothing."""
@@ -169,18 +180,33 @@ class Guard:
     def after_any_optimizer(self, optimizer: Optimizer) -> None:
         """Tell once of one that steps over the model and is not registered: who comes later has not its state."""
         self._has_stepped = True
-        if self._is_unknown_told or optimizer in self._is_right:
+        if (
+            optimizer in self._is_right or self._thread != threading.get_ident()
+        ):  # another run's may step in another one
             return
-        is_of_model = any(id(each) in self._known for group in optimizer.param_groups for each in group["params"])
-        wraps = any(_holds(optimizer, each) for each in self._optimizers)  # its state is that of the one inside
-        if is_of_model and not wraps and not any(_holds(each, optimizer) for each in self._others):
+        self._is_right.add(optimizer)
+        if any(_holds(optimizer, each) for each in self._optimizers):
+            return  # its state is that of the one inside
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self._watch([each for each in parameters if id(each) not in self._known])
+        is_of_model = any(id(each) in self._known for each in parameters)
+        if is_of_model and not self._is_unknown_told and not any(_holds(each, optimizer) for each in self._others):
             self._tell(
                 f"{type(optimizer).__name__}, an optimizer that is not registered, has stepped over parameters of the "
                 "model: its state is neither kept nor given to a rank that takes a lost one's place. Make it before "
                 "Run, and register it, too, by a name of its own"
             )
             self._is_unknown_told = True
-        self._is_right.add(optimizer)
+
+    def _watch(self, others: Iterable[Tensor]) -> None:
+        """Notice when parameters that the model has not get a gradient of a step's loss: they are in no rank's sum."""
+        for parameter in others:
+            if parameter.requires_grad and parameter.is_leaf and parameter not in self._hooks:
+                self._foreign.append(parameter.register_post_accumulate_grad_hook(self._note_foreign))
+
+    def _note_foreign(self, parameter: Tensor) -> None:
+        if self._is_in_backward:
+            self._not_reduced.append(parameter)
 
     def _before_optimizer(self, *_: Any) -> None:
         self.check_outside(
