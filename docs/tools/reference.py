@@ -43,6 +43,8 @@ RDZV_CONF = (
     ("target_nodes", "MAX", "how many nodes train; the others are spares"),
     ("expected_nodes", "as many as train at most", "how many come to the first round, if that is known"),
     ("blind_patience", "600", "seconds that a node trains without seeing etcd; 10 at the least"),
+    ("nodes", "--nnodes", "MIN:MAX, for launchers that can give one number of nodes"),
+    ("agent", "unicron", "under torchrun: whose agent runs the job, unicron's or torch's"),
     ("label", "", "place in the network: equal and similar labels get neighbouring ranks"),
     ("start", "", "which start of a planned job this is; the cluster's agent sets it"),
     *((name, "", f"or `UNICRON_{name.upper()}`") for name in etcd_options.OPTIONS),

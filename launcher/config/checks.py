@@ -22,9 +22,9 @@ _CHECKED = ("nnodes", "nproc_per_node", "max_restarts", "monitor_interval", "shu
     "local_ranks_filter",
 )  # fmt: skip
 
-# Keys of --rdzv-conf. Ours are those that `rendezvous.torch.create_handler` reads.
+# Keys of --rdzv-conf. Ours are those that `rendezvous.torch.create_handler` and `launcher.plugin` read.
 CONF_OF_ETCD = frozenset({"last_call_timeout", "join_timeout", "connect_timeout", "lease_ttl", "label", "start",
-    "target_nodes", "expected_nodes", "blind_patience",
+    "target_nodes", "expected_nodes", "blind_patience", "nodes", "agent",
 })  # fmt: skip
 _CONF_OF_TORCH = frozenset({"join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout", "timeout",
     "rank", "keep_alive_interval", "keep_alive_max_attempt", "read_timeout", "is_host", "store_type", "protocol",
@@ -121,12 +121,10 @@ def _bad(flag: str, value: object, right: str) -> BadArgument:
 def _drop_unknown_signals(args: argparse.Namespace, warn: Callable[[str], object]) -> None:
     names = [name.strip() for name in args.signals_to_handle.split(",")]
     known = [name for name in names if isinstance(getattr(signal, name, None), signal.Signals)]
-    if not known:
-        raise _bad("--signals-to-handle", args.signals_to_handle, "signal names such as SIGTERM,SIGINT")
     for name in names:
         if name not in known:
             warn(f"--signals-to-handle: {name!r} is no signal of this system and is left out")
-    args.signals_to_handle = ",".join(known)
+    args.signals_to_handle = ",".join(known) or args.signals_to_handle  # torch goes on without any, too
 
 
 def _check_nodes(nnodes: str) -> None:

@@ -34,6 +34,7 @@ from unicron_elastic.membership.rounds import (
     Formed,
     JobMember,
     JobView,
+    NotYet,
     Place,
     Round,
     Settings,
@@ -162,6 +163,7 @@ class ClusterRendezvous(JobRendezvous):
             self._store = self._round = None
             self.hold_joins("")
             found = self._meet(deadline)
+            deadline = max(deadline, time.monotonic() + self._connect_timeout_s)
             try:
                 opened = self._open_store(found, deadline)
             except RoundStoreError as error:
@@ -376,11 +378,13 @@ class ClusterRendezvous(JobRendezvous):
                     return view.round
                 self._join(deadline)  # it has begun without this node: on to the next one
                 continue
+            decided = waiting.decide(view, now, self._presence.blind)
+            if isinstance(decided, NotYet) and decided.is_for_safety:  # not for nodes: those are there
+                deadline = max(deadline, now + (decided.again_in_s or 0.0) + self._connect_timeout_s)
             if now > deadline:
                 raise RendezvousTimeoutError(
                     f"no round of the job {self._run_id!r} began within {self._join_timeout_s:g} s"
                 )
-            decided = waiting.decide(view, now, self._presence.blind)
             pause_s = _LOOK_S
             if view.round is not None and self._presence.unheard(view.round):
                 pass  # they may still train
@@ -394,7 +398,7 @@ class ClusterRendezvous(JobRendezvous):
                     pause_s = wait_s
             else:
                 pause_s = pause_s if decided.again_in_s is None else min(pause_s, decided.again_in_s)
-                if who := "" if self._presence.blind else news.sentence(view, now):
+                if who := "" if self._presence.blind else news.sentence(view, now, decided):
                     logger.warning("%s", one_line(who))
             self._presence.wait(min(pause_s, max(0.0, deadline - now) + 0.01), changes)
             if len(view.members) > _FEW:  # they come in a crowd: one look for many changes

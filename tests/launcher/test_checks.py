@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic import rendezvous
 
+from unicron_elastic.launcher import plugin
 from unicron_elastic.launcher.config.arguments import get_args_parser
 from unicron_elastic.launcher.config.checks import CONF_OF_ETCD, BadArgument, check, odd_conf
 from unicron_elastic.rendezvous.torch import create_handler
@@ -76,7 +77,6 @@ def test_what_can_start_passes(line: str) -> None:
         ("--redirects", "0:4", "0, 1, 2 or 3"),
         ("--tee", "all", "0, 1, 2 or 3"),
         ("--local-ranks-filter", "0;1", "a comma-separated list of local ranks"),
-        ("--signals-to-handle", "SIG_IGN", "signal names such as SIGTERM"),
         ("--rdzv-conf", "timeout", "'timeout' is none"),
         ("--log-dir", "train.py/logs", "'train.py' is a file"),
     ],
@@ -114,6 +114,15 @@ def test_an_unknown_signal_is_left_out_as_torchrun_leaves_it_out() -> None:
     check(args, warn=said.append)
     assert args.signals_to_handle == "SIGTERM,SIGUSR1"
     assert said == ["--signals-to-handle: 'SIGNONE' is no signal of this system and is left out"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_job_goes_on_without_any_signal_that_it_could_handle_as_under_torchrun() -> None:
+    said: list[str] = []
+    args = get_args_parser().parse_args(["--signals-to-handle=SIG_IGN", "train.py"])
+    check(args, warn=said.append)
+    assert args.signals_to_handle == "SIG_IGN"
+    assert said == ["--signals-to-handle: 'SIG_IGN' is no signal of this system and is left out"]
 
 
 @pytest.mark.usefixtures("folder")
@@ -156,7 +165,7 @@ def test_keys_that_torch_reads_are_never_told() -> None:
 
 
 def test_our_keys_are_those_that_are_read() -> None:
-    source = inspect.getsource(create_handler)
+    source = inspect.getsource(create_handler) + inspect.getsource(plugin)
     read = set(
         re.findall(r'(?:_seconds\(parameters|_number\(parameters|parameters\.get\(str\(|\.get)[(, ]*"(\w+)"', source)
     )

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,10 +19,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from unicron_elastic.base.quarantine import Quarantined
-from unicron_elastic.membership.rounds import Place, Round
+from unicron_elastic.membership.rounds import BLIND_MARGIN_S, Place, Round
 from unicron_elastic.rendezvous.job.round_watch import RoundListener, RoundWatch
 from unicron_elastic.rendezvous.records.cluster import quarantine_key, quarantine_text
-from unicron_elastic.rendezvous.records.job import JobKeys, JobMirror, Lost, departing_text, parse_lost
+from unicron_elastic.rendezvous.records.job import JobKeys, JobMirror, Lost, departing_text, parse_lost, round_text
 from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import Change, Entry, Snapshot
@@ -320,3 +321,15 @@ def test_a_job_that_has_ended_has_no_farewells(lab: Lab) -> None:
     lab.meet(handler)
     handler.shutdown()
     assert (gone(lab), stopped(lab)) == ({}, False)
+
+
+def test_nodes_that_wait_for_safety_wait_longer_than_they_would_for_nodes(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab.store.put(lab.keys.round, round_text(Round(number=1, places=(Place("gone/1", "gone"),))))
+    late = lab.make("a", "1:1")
+    late._join_timeout_s, late._settings = 2.0, replace(late._settings, blind_patience_s=4.0 - BLIND_MARGIN_S)
+    began = time.monotonic()
+    assert late.next_rendezvous().world_size == 1
+    assert time.monotonic() - began > 3.0
+    assert any("So the next round begins in " in each and "blind_patience" in each for each in caplog.messages)

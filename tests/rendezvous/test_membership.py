@@ -135,7 +135,8 @@ def test_a_round_of_which_nobody_is_left_may_still_train_somewhere() -> None:
     view = JobView(members=members("c", "d", waits_for=4), round=round_of(3, "a", "b"))
     settings = Settings(min_nodes=1, max_nodes=2, blind_patience_s=600.0)
     found = next_round(view, settings, 0.0, 100.0)
-    assert found == NotYet("No node of round 3 is left to say that it has ended: it may train, cut off.", 510.0)
+    why = "No node of round 3 is left to say that it has ended: it may train, cut off."
+    assert found == NotYet(why, 510.0, is_for_safety=True)
     assert isinstance(next_round(view, settings, 0.0, 610.0), Formed)
     assert isinstance(next_round(replace(view, ended=frozenset({"a/1", "b/1"})), settings, 0.0), Formed)
     assert isinstance(next_round(replace(view, ended=frozenset({"a/1"})), settings, 0.0), NotYet)

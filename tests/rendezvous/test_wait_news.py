@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unicron_elastic.membership.rounds import JobMember, JobView, Place, Round, Settings
+from unicron_elastic.membership.rounds import JobMember, JobView, NotYet, Place, Round, Settings
 from unicron_elastic.membership.wait_news import SILENT_S, WaitNews
 
 
@@ -50,3 +50,13 @@ def test_where_all_speak_in_one_place_the_first_says_it() -> None:
     for node_id in ("a/1", "b/1"):
         news = WaitNews(Settings(min_nodes=3, max_nodes=3), 10.0, node_id=node_id, is_shared=True)
         assert bool(news.sentence(_view("ab"), 12.0)) == (node_id == first)
+
+
+def test_why_those_who_are_enough_wait_is_said() -> None:
+    why = NotYet("No node of round 1 is left to say that it has ended.", 599.6, is_for_safety=True)
+    news = _news(1, 3)
+    assert news.sentence(_view("ab"), 12.0, why) == (
+        "No node of round 1 is left to say that it has ended. So the next round begins in 600 s, with 2 nodes at "
+        "present; a shorter --rdzv-conf blind_patience is waited for less."
+    )
+    assert news.sentence(_view("ab"), 60.0, why) == ""

@@ -115,10 +115,14 @@ class Formed:
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """Why there is no next round now. ``again_in_s``: when there may be one although nothing changes."""
+    """Why there is no next round now. ``again_in_s``: when there may be one although nothing changes.
+
+    ``is_for_safety``: there are nodes enough, and there will be one then: no other round may train by that time.
+    """
 
     reason: str
     again_in_s: float | None = None
+    is_for_safety: bool = False
 
 
 def may_train_unseen(view: JobView) -> bool:
@@ -155,7 +159,9 @@ def next_round(view: JobView, settings: Settings, enough_for_s: float, unseen_fo
     if may_train_unseen(view) and unseen_for_s < settings.blind_patience_s + BLIND_MARGIN_S:
         number = view.round.number if view.round is not None else 0
         left_s = settings.blind_patience_s + BLIND_MARGIN_S - unseen_for_s
-        return NotYet(f"No node of round {number} is left to say that it has ended: it may train, cut off.", left_s)
+        return NotYet(
+            f"No node of round {number} is left to say that it has ended: it may train, cut off.", left_s, True
+        )
     number = 1 if view.round is None else view.round.number + 1
     chosen = _chosen(view.round, waiting, settings.most)
     formed = Round(number=number, places=_ranked(view.round, chosen))

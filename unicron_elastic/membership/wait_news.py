@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unicron_elastic.membership.rounds import JobView, Settings
+from unicron_elastic.membership.rounds import JobView, NotYet, Settings
 
 SILENT_S = 2.0  # at first, and between two sentences
 _NAMES_MOST = 16
@@ -21,14 +21,22 @@ class WaitNews:
         self._silent_until = now + SILENT_S
         self._told: list[str] | None = None
 
-    def sentence(self, view: JobView, now: float) -> str:
-        """Return what is to be said of ``view`` at this moment, of which no round can be made yet; "" for nothing."""
+    def sentence(self, view: JobView, now: float, decided: NotYet | None = None) -> str:
+        """Return what is to be said of ``view`` at this moment, of which no round can be made yet; "" for nothing.
+
+        ``decided``: why not, where that is known.
+        """
         hosts = sorted(member.host for member in view.waiting)
         is_others_turn = self._is_shared and view.waiting[:1] and view.waiting[0].node_id != self._node_id
         if view.training or not hosts or now < self._silent_until or hosts == self._told or is_others_turn:
             return ""
         self._silent_until, self._told = now + SILENT_S, hosts
         settings = self._settings
+        if decided is not None and decided.is_for_safety and decided.again_in_s is not None:
+            return (
+                f"{decided.reason} So the next round begins in {decided.again_in_s:.0f} s, with {len(hosts)} "
+                f"node{'s' * (len(hosts) != 1)} at present; a shorter --rdzv-conf blind_patience is waited for less."
+            )
         most = settings.most if settings.expected_nodes is None else min(settings.most, settings.expected_nodes)
         return who_is_here(hosts, settings.min_nodes, most)
 
