@@ -34,7 +34,7 @@ DOCS = Path(__file__).parents[1]
 SOURCES = ("launcher", "rendezvous", "unicron_elastic")
 MADE = "<!-- Made by docs/tools/reference.py from the code: change it there. -->"
 
-# Of --rdzv-conf with the back end unicron: create.py reads them one by one. Name, default, meaning.
+# Of --rdzv-conf with the back end unicron, as create_handler.py and plugin.py read them. Name, default, meaning.
 RDZV_CONF = (
     ("last_call_timeout", "30", "seconds for more than MIN nodes to come to the first round"),
     ("join_timeout", "600", "seconds for a round to begin"),
@@ -194,7 +194,8 @@ def _torchrun_options() -> Iterator[tuple[str, ...]]:
 
 def _conf_rows() -> Iterator[tuple[str, ...]]:
     text = inspect.getsource(sys.modules["unicron_elastic.rendezvous.store.options"])
-    text += (DOCS.parent / "rendezvous" / "torch" / "create_handler.py").read_text(encoding="utf-8")
+    for path in ("rendezvous/torch/create_handler.py", "launcher/plugin.py"):
+        text += (DOCS.parent / path).read_text(encoding="utf-8")
     for name, default, meaning in RDZV_CONF:
         _require(f'"{name}"' in text, f"--rdzv-conf {name} is not read anywhere")
         yield f"`{name}`", default, meaning

@@ -34,13 +34,13 @@ from unicron_elastic.membership.rounds import (
     Formed,
     JobMember,
     JobView,
-    NotYet,
     Place,
     Round,
     Settings,
     gone,
     lost,
     nodes_waiting,
+    safe_in_s,
 )
 from unicron_elastic.membership.wait_news import WaitNews
 from unicron_elastic.metrics.samples import MetricSample
@@ -379,8 +379,7 @@ class ClusterRendezvous(JobRendezvous):
                 self._join(deadline)  # it has begun without this node: on to the next one
                 continue
             decided = waiting.decide(view, now, self._presence.blind)
-            if isinstance(decided, NotYet) and decided.is_for_safety:  # not for nodes: those are there
-                deadline = max(deadline, now + (decided.again_in_s or 0.0) + self._connect_timeout_s)
+            deadline = max(deadline, now + safe_in_s(decided))
             if now > deadline:
                 raise RendezvousTimeoutError(
                     f"no round of the job {self._run_id!r} began within {self._join_timeout_s:g} s"

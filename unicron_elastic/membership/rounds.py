@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+BEGINS_IN_S = 30.0  # a round, once it may
 BLIND_MARGIN_S = 10.0  # until a blind node has noticed that it is, and its workers have ended
 
 
@@ -169,6 +170,13 @@ def next_round(view: JobView, settings: Settings, enough_for_s: float, unseen_fo
     reason = f"Round {number} begins with {_nodes(len(chosen))}"
     more = f"; {_nodes(len(left_out))} wait{_s(left_out)} for a place" if left_out else ""
     return Formed(formed, f"{reason}{more}.")
+
+
+def safe_in_s(decided: Formed | NotYet) -> float:
+    """Return for how long those who are enough have to wait for safety, with a moment to begin; else 0."""
+    if isinstance(decided, NotYet) and decided.is_for_safety:
+        return (decided.again_in_s or 0.0) + BEGINS_IN_S
+    return 0.0
 
 
 def nodes_waiting(view: JobView, settings: Settings) -> int:
