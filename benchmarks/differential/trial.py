@@ -15,6 +15,7 @@ from differential.report import Result
 from differential.script import SAVE_AT
 from differential.verdict import judge
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
+from unicron_elastic.state.storage.manifest import MANIFEST
 
 __all__ = ["Trials"]
 
@@ -52,7 +53,7 @@ class Trials:
             expected = plain(case, folder)
             by_itself = alone(case, folder) if case.reproducible else None
             launched = Launched() if expected.error else launch(case, folder, self._endpoint(case), self._begin)
-            was_saved = _is_saved_for_sure(case) and any(log.of("end") for log in launched.logs)
+            was_saved = _is_saved_for_sure(case, folder) and any(log.of("end") for log in launched.logs)
             again = restored(case, folder) if was_saved else None
             problems = judge(case, launched, expected, by_itself, again)
             if problems and self._keep is not None:
@@ -79,7 +80,8 @@ class Trials:
         return self._etcd.endpoint
 
 
-def _is_saved_for_sure(case: Case) -> bool:
-    """Whether nobody is lost who may still write what was saved."""
-    near = range(SAVE_AT - 1, SAVE_AT + 2)
-    return case.loop == "save" and not any(fault.is_inside and fault.step in near for fault in case.faults)
+def _is_saved_for_sure(case: Case, folder: Path) -> bool:
+    """Whether it was written, or nobody was lost who may still have been writing it."""
+    is_disturbed = any(fault.is_inside and fault.step >= SAVE_AT - 1 for fault in case.faults)
+    is_written = (folder / "saved" / f"step-{SAVE_AT}" / MANIFEST).exists()
+    return case.loop == "save" and (is_written or not is_disturbed)
