@@ -301,6 +301,15 @@ def test_a_module_that_the_run_has_not_is_refused_when_it_is_trained_by_an_optim
     assert training.run.step == 1, "before the second step is made"
 
 
+def test_a_run_ends_although_a_module_lives_that_was_trained_beside_it() -> None:
+    training, other = Training(), nn.Linear(3, 1)
+    _stepped(training.run, training.model, training.optimizer, torch.optim.Adam(other.parameters()))
+    guard = weakref.ref(training.run._engine.guard)
+    del training
+    gc.collect()
+    assert guard() is None
+
+
 def test_a_module_that_is_trained_beside_the_run_by_its_own_loss_is_the_scripts() -> None:
     training, other = Training(), nn.Linear(3, 1)
     own = torch.optim.Adam(other.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -50,8 +51,7 @@ class Guard:
         self._known: frozenset[int] = frozenset()  # parameters of the model
         self._seen: list[int] = []  # parameters of the optimizers
         self._hooks: dict[Tensor, Any] = {}
-        self._foreign: list[Any] = []  # hooks of the parameters of optimizers that are not registered
-        self._is_in_backward = False
+        self.is_in_backward = False  # of a micro-batch's loss
         for optimizer in self._optimizers:
             if isinstance(optimizer, SparseAdam):
                 raise TypeError("SparseAdam takes sparse gradients alone, and those of a run are dense: take Adam")
@@ -101,11 +101,11 @@ class Guard:
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of the loss, as the run's GradScaler scales it."""
         scaled = self.scaled(loss)
-        self._is_in_backward = True
+        self.is_in_backward = True
         try:
             scaled.backward()
         finally:
-            self._is_in_backward = False
+            self.is_in_backward = False
 
     def is_scaling(self, scaler: Any) -> None:
         """Raises RuntimeError if the script scales a loss in a step itself. A disabled scaler scales nothing."""
@@ -200,13 +200,16 @@ class Guard:
 
     def _watch(self, others: Iterable[Tensor]) -> None:
         """Notice when parameters that the model has not get a gradient of a step's loss: they are in no rank's sum."""
+        of_this = weakref.ref(self)  # parameters may live longer than a run, which holds all of its own
+
+        def note(parameter: Tensor) -> None:
+            guard = of_this()
+            if guard is not None and guard.is_in_backward:
+                guard._not_reduced.append(parameter)
+
         for parameter in others:
             if parameter.requires_grad and parameter.is_leaf and parameter not in self._hooks:
-                self._foreign.append(parameter.register_post_accumulate_grad_hook(self._note_foreign))
-
-    def _note_foreign(self, parameter: Tensor) -> None:
-        if self._is_in_backward:
-            self._not_reduced.append(parameter)
+                parameter.register_post_accumulate_grad_hook(note)
 
     def _before_optimizer(self, *_: Any) -> None:
         self.check_outside(
