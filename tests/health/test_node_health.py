@@ -123,10 +123,11 @@ def test_oom_kills_are_told_and_can_be_asked_for(tree: Tree, findings: Findings,
 def test_a_folder_that_does_not_answer_holds_up_nothing_else(
     tree: Tree, tmp_path: Path, findings: Findings, make_health: MakeHealth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = threading.Event()
+    asked, answers = threading.Event(), threading.Event()
     real = os.statvfs
 
     def statvfs(folder: str) -> os.statvfs_result:
+        asked.set()
         answers.wait(DEADLINE_S)
         return real(folder)
 
@@ -136,6 +137,7 @@ def test_a_folder_that_does_not_answer_holds_up_nothing_else(
     health.start()
     tree.set({"proc/meminfo": "MemTotal: 1000000 kB\nMemAvailable: 10 kB\n"})
     assert findings.next().probe == "memory.available"
+    assert asked.wait(DEADLINE_S)
     ahead[0] = 31.0
     found = findings.next()
     assert (found.probe, found.level, found.subject) == ("disk.hang", Level.CRITICAL, str(tmp_path))

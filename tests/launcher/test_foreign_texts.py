@@ -178,6 +178,7 @@ WRITERS = {
     "launcher/main.py": "the same, and torch's own report of a script's error",
     "launcher/node/submission.py": "stamped, and the number of a signal",
     "launcher/agent/process/supervisor.py": "an error of its own, which has heard nobody",
+    "launcher/plugin.py": "a fixed sentence",
     "launcher/stepping_aside.py": "fixed sentences",
 }
 

@@ -47,9 +47,9 @@ class DiskProbe:
         low_bytes: int | None = None,
         write_every_s: float = 60.0,
         notes: ProbeNotes | None = None,
-        statvfs: Callable[[str], os.statvfs_result] = os.statvfs,
+        statvfs: Callable[[str], os.statvfs_result] | None = None,
     ) -> None:
-        self._statvfs = statvfs
+        self._statvfs = statvfs or os.statvfs
         self._folder = os.path.abspath(folder)
         self._low_bytes = low_bytes
         self._write_every_s = write_every_s
