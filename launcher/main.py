@@ -28,7 +28,7 @@ from unicron_elastic.launcher.common.open_streams import hold_closed
 from unicron_elastic.launcher.config import arguments, options
 from unicron_elastic.launcher.config.arguments import warm_command
 from unicron_elastic.launcher.config.checks import STDIN, BadArgument, check
-from unicron_elastic.launcher.config.forwarded import AGENT_VARIABLE, shared_arguments
+from unicron_elastic.launcher.config.forwarded import AGENT_VARIABLE, PLANNED_JOB, shared_arguments
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, BadConfig, located
 from unicron_elastic.launcher.export.metrics.link import take_teller
 from unicron_elastic.worker.process.ignored_signals import ignore_instead, ignored_signals
@@ -158,6 +158,7 @@ def _run_command(argv: Sequence[str]) -> int:
 
 def _run_ours(argv: Sequence[str]) -> int:
     teller, shelf = take_teller(), take_shelf()
+    is_planned = bool(os.environ.get(PLANNED_JOB))
     try:
         args, argv = _parse(argv)
         chosen = options.from_arguments(args)
@@ -166,7 +167,8 @@ def _run_ours(argv: Sequence[str]) -> int:
             if not chosen.in_band:
                 _say("no fault will be injected: --unicron-chaos needs --unicron-in-band on")
         check(args, warn=_say)
-        _tell_odd_variables(os.environ)
+        if not is_planned:  # else who submitted it was told
+            _tell_odd_variables(os.environ)
         if cluster := _cluster_of(args):
             return _submit(args, argv, cluster)
         _check_is_for_here(args)
@@ -182,7 +184,7 @@ def _run_ours(argv: Sequence[str]) -> int:
         return _complain(str(error), 1)  # where torchrun raises, it exits with 1
     runtime = _runtime_for(args, chosen)
     runtime.is_alone = True
-    runtime.is_planned = bool(os.environ.get("UNICRON_PLANNED_JOB"))
+    runtime.is_planned = is_planned
     runtime.metrics_teller, runtime.shelf = teller, shelf
     if args.training_script != STDIN:  # of which another node has none
         runtime.shared_arguments = shared_arguments(argv, len(args.training_script_args))
@@ -202,8 +204,6 @@ def _runtime_for(args: argparse.Namespace, chosen: options.Options) -> Runtime:
 
 
 def _tell_odd_variables(environ: Mapping[str, str]) -> None:
-    if AGENT_VARIABLE in environ:
-        return  # who submitted it was told
     if any(name.startswith("UNICRON_") for name in environ):  # else there is no time for it
         from unicron_elastic.launcher.config.odd_variables import odd_variables
 

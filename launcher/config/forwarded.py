@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from unicron_elastic.worker.process.mark import MARK
 
+PLANNED_JOB = "UNICRON_PLANNED_JOB"  # the job's name, in the environment of its agents
 AGENT_VARIABLE = "UNICRON_AGENT_PID"  # of the cluster's agent that started this unicron-run, and ends it
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY")
 _OF_CLUSTER = ("UNICRON_ETCD_", "UNICRON_CLUSTER")  # whom to talk to, as whom, and with what

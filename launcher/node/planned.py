@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from unicron_elastic.compat.command_line import TorchMissing
 from unicron_elastic.launcher.config.arguments import get_args_parser
 from unicron_elastic.launcher.config.checks import of_local_rank_0
-from unicron_elastic.launcher.config.forwarded import AGENT_VARIABLE, OF_SUBMISSION, without_options
+from unicron_elastic.launcher.config.forwarded import AGENT_VARIABLE, OF_SUBMISSION, PLANNED_JOB, without_options
 from unicron_elastic.planning.model.best import configurations_of
 from unicron_elastic.planning.model.configured import CONFIGURATIONS, configurations_text
 from unicron_elastic.planning.model.jobs import JobSpec
 
-JOB_VARIABLE = "UNICRON_PLANNED_JOB"
 MOST_NODES = 1_000_000
 LAST_CALL_S = 10  # for all nodes that the plan gives a job to meet, before it begins with fewer
 _LAUNCHERS = ("unicron-run", "torchrun")
@@ -149,7 +148,7 @@ def child_environment(
         if name not in kept_back and not name.startswith("UNICRON_ETCD_")
     }
     here = {name: value for name, value in environ.items() if name not in (*OF_SUBMISSION, "PET_STANDALONE")}
-    own = {"UNICRON_NODE_NAME": host, JOB_VARIABLE: spec.name, AGENT_VARIABLE: str(os.getpid())}
+    own = {"UNICRON_NODE_NAME": host, PLANNED_JOB: spec.name, AGENT_VARIABLE: str(os.getpid())}
     if configurations := configurations_of(spec):
         own[CONFIGURATIONS] = configurations_text(configurations)
     return {**here, **told, **etcd, **own}

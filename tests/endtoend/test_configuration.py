@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from unicron_elastic.launcher.config.forwarded import PLANNED_JOB
 from unicron_elastic.planning.model.configurations import Configuration
 from unicron_elastic.planning.model.configured import (
     CONFIGURATION,
@@ -37,6 +38,16 @@ def test_they_are_told_that_of_as_many_nodes_as_there_are(launcher: Any) -> None
     run = launcher.run("--standalone", "--nproc-per-node=1", script, env={CONFIGURATIONS: configurations_text(KNOWN)})
     assert run.out == f"CONFIGURATION {configuration_text(KNOWN[1])}\n", run.err
     assert launcher.run("--standalone", "--nproc-per-node=1", script).out == "CONFIGURATION None\n"
+
+
+@pytest.mark.parametrize(("more", "count"), [({}, 1), ({PLANNED_JOB: "chat"}, 0)], ids=["by-hand", "planned"])
+def test_a_mistyped_variable_is_told_where_it_was_typed_and_not_by_each_node(
+    launcher: Any, more: dict[str, str], count: int
+) -> None:
+    script = launcher.script("nothing.py", "")
+    run = launcher.run("--standalone", script, env={"UNICRON_ON_FAULTS": "observe", **more})
+    assert run.wait() == 0, run.err
+    assert run.err.count("UNICRON_ON_FAULTS") == count
 
 
 @pytest.mark.slow

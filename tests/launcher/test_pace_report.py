@@ -24,7 +24,8 @@ from unicron_elastic.launcher.agent.core.pace import (
     after,
     reported,
 )
-from unicron_elastic.launcher.agent.core.pace_report import PLANNED_JOB, PaceReport, merged, seen_of
+from unicron_elastic.launcher.agent.core.pace_report import PaceReport, merged, seen_of
+from unicron_elastic.launcher.config.forwarded import PLANNED_JOB
 from unicron_elastic.planning.model.measured import MeasuredJob
 from unicron_elastic.worker.pulse import BEATS_MAX, PulseReading
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from unicron_elastic.launcher.config.arguments import get_args_parser
+from unicron_elastic.launcher.config.forwarded import PLANNED_JOB
 from unicron_elastic.launcher.node import children
 from unicron_elastic.launcher.node.children import Child
 from unicron_elastic.launcher.node.planned import (
-    JOB_VARIABLE,
     MOST_NODES,
     child_command,
     child_environment,
@@ -208,7 +208,7 @@ def test_the_environment_is_the_nodes_then_the_jobs_then_what_the_plan_says() ->
     assert agent.isdecimal()
     assert found == {
         "PATH": "/here", "NCCL_DEBUG": "INFO", "PET_LOCAL_ADDR": "10.0.0.1", "UNICRON_ETCD_PASSWORD_FILE": "/secret",
-        "UNICRON_ETCD_CA": "/here.pem", "PET_ROLE": "r", "UNICRON_NODE_NAME": "node1", JOB_VARIABLE: "job",
+        "UNICRON_ETCD_CA": "/here.pem", "PET_ROLE": "r", "UNICRON_NODE_NAME": "node1", PLANNED_JOB: "job",
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from unicron_elastic.base.quarantine import LAUNCHER, Quarantined, sentence
 from unicron_elastic.launcher.agent.core.quarantine_file import QuarantineFileError, add, default_path, find
-from unicron_elastic.launcher.config.forwarded import environment
+from unicron_elastic.launcher.config.forwarded import PLANNED_JOB, environment
 from unicron_elastic.recovery.commands import AskToLeave, LeaveJob
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def why_not_now(handler: JobRendezvous, nodes: int, command: AskToLeave) -> str:
 
 def offer_job(handler: JobRendezvous, spec: WorkerSpec, argv: Sequence[str], say: Callable[[str], None]) -> None:
     """Lets spare nodes of the cluster know what this job runs, where its rendezvous can tell them."""
-    if not argv or os.environ.get("UNICRON_PLANNED_JOB"):
+    if not argv or os.environ.get(PLANNED_JOB):
         return  # a planned job gets its nodes by the plan
     try:
         handler.offer_job(argv, os.getcwd(), environment(), spec.local_world_size)

@@ -20,10 +20,10 @@ from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.launcher.agent.core.pace import STOOD_KEPT, Pace, PaceFigures, PaceObservation, after, reported
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess
 from unicron_elastic.launcher.common.loop import Loop
+from unicron_elastic.launcher.config.forwarded import PLANNED_JOB
 from unicron_elastic.recovery.state import JobState
 from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
 
-PLANNED_JOB = "UNICRON_PLANNED_JOB"  # the job's name, in the environment of its agents
 LOOK_S = 0.5  # the page of a worker holds the ends of its latest 126 steps
 CLOSE_S = 0.2  # so long the end of the agent waits for what is being written
 
