@@ -22,7 +22,6 @@ from unicron_elastic.compat.command_line import TorchMissing
 from unicron_elastic.launcher import stepping_aside
 from unicron_elastic.launcher.agent.process.processes import KeeperLost
 from unicron_elastic.launcher.agent.process.runtime import Runtime
-from unicron_elastic.launcher.common.collector_paused import collector_paused
 from unicron_elastic.launcher.common.kept_snapshots import take_shelf
 from unicron_elastic.launcher.common.open_streams import hold_closed
 from unicron_elastic.launcher.config import arguments, options
@@ -31,6 +30,7 @@ from unicron_elastic.launcher.config.checks import STDIN, BadArgument, check
 from unicron_elastic.launcher.config.forwarded import AGENT_VARIABLE, PLANNED_JOB, shared_arguments
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, BadConfig, located
 from unicron_elastic.launcher.export.metrics.link import take_teller
+from unicron_elastic.worker.process.collector_paused import collector_paused
 from unicron_elastic.worker.process.ignored_signals import ignore_instead, ignored_signals
 from unicron_elastic.worker.process.prctl import die_with_parent
 

@@ -45,7 +45,7 @@ def address_from_options(
     _check_names(given, spell)
     ca, cert, key, user, password_file = (_value(name, given, environ, spell) for name in OPTIONS)
     return StoreAddress.parse(
-        _endpoint_of(endpoint, environ),
+        named_endpoint(endpoint, environ) or DEFAULT_ENDPOINT,
         tls=_tls(ca, cert, key, spell),
         user=None if user is None else _printable(user),
         password=_password(user, password_file, environ, spell),
@@ -80,14 +80,10 @@ def _variable(name: str) -> str:
     return f"UNICRON_{name.upper()}"
 
 
-def is_endpoint_named(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a variable says where the store is."""
-    return any(environ.get(name, "").strip() for name in ENDPOINT_VARIABLES)
-
-
-def _endpoint_of(endpoint: str | None, environ: Mapping[str, str]) -> str:
+def named_endpoint(endpoint: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """Where the store is, as an option or a variable says; "": none does."""
     texts = (endpoint or "", *(environ.get(name, "") for name in ENDPOINT_VARIABLES))
-    return next((text for text in texts if text.strip()), DEFAULT_ENDPOINT)
+    return next((text for text in texts if text.strip()), "")
 
 
 def _tls(ca: _Value | None, cert: _Value | None, key: _Value | None, spell: Callable[[str], str]) -> TlsFiles | None:

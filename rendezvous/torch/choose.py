@@ -14,7 +14,7 @@ from unicron_elastic.compat.rendezvous import (
     parse_rendezvous_endpoint,
 )
 from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
-from unicron_elastic.rendezvous.store.options import DEFAULT_ENDPOINT, is_endpoint_named
+from unicron_elastic.rendezvous.store.options import DEFAULT_ENDPOINT, named_endpoint
 from unicron_elastic.rendezvous.store.own_address import address_of_this_host
 from unicron_elastic.rendezvous.torch.create_handler import create_handler, nodes_of
 from unicron_elastic.rendezvous.torch.fresh_store import FreshStoreRendezvous
@@ -59,7 +59,7 @@ def unicron_handler(parameters: RendezvousParameters, default: str = DEFAULT_END
     Raises ValueError for parameters that cannot be right.
     """
     most = nodes_of(parameters)[1]
-    if most > 1 or parameters.endpoint.strip() or is_endpoint_named() or not _is_closed(default):
+    if most > 1 or named_endpoint(parameters.endpoint) or not _is_closed(default):
         return create_handler(parameters)
     logger.warning("No etcd is named, and nobody listens at %s: this job of one node does without.", default)
     return LocalRendezvous(backend=BACKEND, run_id=parameters.run_id, host=parameters.local_addr)

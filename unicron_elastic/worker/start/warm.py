@@ -31,6 +31,7 @@ from unicron_elastic.worker.helper_tasks import (
     WarmUp,
 )
 from unicron_elastic.worker.message import Odd
+from unicron_elastic.worker.process.collector_paused import collector_paused
 from unicron_elastic.worker.process.ignored_signals import ignore_instead, ignored_signals
 from unicron_elastic.worker.process.mark import MARK, show_mark
 from unicron_elastic.worker.process.prctl import die_with_parent, set_thread_name
@@ -72,14 +73,14 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
             raise _Unfit(refusal)
         renewal = Renewal()
         variables = ImportedVariables(asked.env)
-        with renewal.watching():
-            _preload(os.environ.pop(PRELOAD, "torch").split(","), variables)
-        if early := variables.read_of(asked.sets):
-            raise _Unfit(f"the script sets {early}, which is read when what is preloaded is imported")
-        _check_shadowing(loaded_before)
-        hold_back()
-        gc.collect()
-        gc.freeze()  # the collector then leaves these pages shared between the workers
+        with collector_paused():  # later, too, it leaves these pages alone: the workers share them
+            with renewal.watching():
+                _preload(os.environ.pop(PRELOAD, "torch").split(","), variables)
+            if early := variables.read_of(asked.sets):
+                raise _Unfit(f"the script sets {early}, which is read when what is preloaded is imported")
+            _check_shadowing(loaded_before)
+            hold_back()
+            gc.collect()
         _try_fork()
     except BaseException as error:  # whatever it is, this process must never go on to the script
         reason = str(error) if isinstance(error, _Unfit) else f"{type(error).__name__}: {error}"
@@ -127,7 +128,6 @@ def _preload(names: list[str], variables: ImportedVariables) -> None:
     """Imports ``names``; one prefixed ``?`` may be absent."""
     had_check = os.environ.get(_NVML_CHECK)
     os.environ.setdefault(_NVML_CHECK, "1")
-    gc.disable()  # it finds next to nothing in modules, and takes a quarter of the time of an import of torch
     try:
         with _without_warnings():
             for name in filter(None, names):
@@ -135,7 +135,6 @@ def _preload(names: list[str], variables: ImportedVariables) -> None:
                 with variables.watching(keeps_changes=name.lstrip("?") != DYNAMO):
                     _import(name)
     finally:
-        gc.enable()
         if had_check is None:
             os.environ.pop(_NVML_CHECK, None)
 

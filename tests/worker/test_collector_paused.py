@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 
-from unicron_elastic.launcher.common.collector_paused import collector_paused
+from unicron_elastic.worker.process.collector_paused import collector_paused
 
 
 def test_it_collects_again_whatever_happens_and_passes_by_what_was_made() -> None:
