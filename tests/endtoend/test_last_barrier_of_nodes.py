@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
-pytestmark = pytest.mark.trains
-
 SCRIPT = """
-import os
-import re, time
+import os, time
 import torch.distributed as dist
 dist.init_process_group("gloo")
 dist.barrier()
@@ -40,7 +34,4 @@ def test_a_node_that_has_ended_well_does_not_wait_for_one_that_is_lost(launcher:
         assert first.process.poll() is None
         second.process.send_signal(signal.SIGKILL)
         assert first.wait() == 0
-        assert re.search(
-            r"is lost: (its process has ended|the lease in .* is gone)\. This node has ended well", first.err
-        )
-    assert first.err.count(" and waits for nobody.") == 1
+        assert "is lost: its process has ended. This node has ended well and waits for nobody." in first.err

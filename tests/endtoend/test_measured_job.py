@@ -17,8 +17,6 @@ from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
-pytestmark = pytest.mark.trains
-
 STEP_S = 0.02
 IN_PLACE = str(Path(__file__).with_name("train_in_place.py"))
 TRAIN = f"""
@@ -101,7 +99,7 @@ def test_what_a_planned_job_measures_is_in_the_store(
     assert one.flops_per_step == 1e9
     assert job.now is not None
     assert job.now.nodes == 1
-    assert 0.0 < job.shrink_s[-1] < 60.0
+    assert 0.1 < job.shrink_s[-1] < 60.0  # another process has imported torch meanwhile
     (launcher.folder / "stop").touch()
     assert left.wait() == 0
 
