@@ -19,6 +19,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from unicron_elastic.compat.rendezvous import hosts_that_wait
 from unicron_elastic.rendezvous.torch.fresh_store import FreshStoreRendezvous
 
 TIMEOUT = timedelta(seconds=20)
@@ -193,6 +194,8 @@ def test_who_waits_for_others_by_torchs_rendezvous_says_who_is_there(caplog: pyt
         while said not in caplog.messages:
             assert time.monotonic() < end
             time.sleep(0.01)
+        handlers[1]._handler._state_holder.sync()
+        assert hosts_that_wait(handlers[1]._handler) == []  # it sees the other, and is not there itself
         assert handlers[1].next_rendezvous().world_size == first.result(20).world_size == 2
     assert caplog.messages.count(said) == 1
     assert not [each for each in threading.enumerate() if each.name == "unicron-waits"]

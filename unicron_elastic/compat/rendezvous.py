@@ -60,10 +60,14 @@ def leave(handler: RendezvousHandler, timeout_s: float) -> None:
 
 
 def hosts_that_wait(handler: RendezvousHandler) -> list[str]:
-    """Return the hosts of the nodes that wait for the dynamic ``handler``'s next round, as far as that is known."""
+    """Return the hosts of the nodes that wait with this one for the dynamic ``handler``'s next round, if known.
+
+    Until this node stands there itself its view is of before it came, which the others have told already.
+    """
     try:
         state = handler._state_holder.state
-        return [] if state.complete else sorted(str(node.addr) for node in list(state.participants))
+        nodes = list(state.participants)
+        return [] if state.complete or handler._this_node not in nodes else sorted(str(node.addr) for node in nodes)
     except (AttributeError, RuntimeError):  # another torch's, or it changes at this moment
         return []
 
