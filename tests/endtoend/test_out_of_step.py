@@ -9,8 +9,8 @@ import pytest
 
 pytestmark = pytest.mark.trains
 
-# In the odd one out of the steps, rank 1 does not reduce; or it makes one step more, as torch's get_state_dict does for
-# an optimizer without a state, and all is well.
+# In the odd one out of the steps, rank 1 does not reduce; or it makes one step more, as of
+# an optimizer beside the training, and all is well.
 TRAIN = """
 import contextlib, os, sys, time
 import torch, torch.distributed as dist

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import optimizer as torch_optimizer
 
 from unicron_elastic import Run
@@ -57,6 +58,33 @@ def test_each_step_beats(counting: Counting) -> None:
         optimizer.step()
         assert counting.step == step
     assert counting.first == [1]
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["a number", "a tensor"])
+@pytest.mark.parametrize("has_schedule", [False, True])
+def test_what_torch_steps_to_have_a_state_is_no_step(
+    counting: Counting, rate: float | torch.Tensor, has_schedule: bool
+) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    if has_schedule:  # it wraps the optimizer's step
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 2)
+    _, state = get_state_dict(model, optimizer)
+    set_state_dict(model, optimizer, model_state_dict=model.state_dict(), optim_state_dict=state)
+    assert (counting.step, counting.first) == (0, [])
+    for step in (1, 2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert counting.step == step
+        get_state_dict(model, optimizer)
+    assert (counting.step, counting.first) == (2, [1])
+
+
+def test_a_step_at_a_rate_of_zero_is_a_step(counting: Counting) -> None:
+    """A schedule that warms up begins there."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.0)
+    optimizer.step()
+    assert (counting.step, counting.first) == (1, [1])
 
 
 def test_two_optimizers_make_one_iteration(counting: Counting) -> None:
@@ -169,6 +197,7 @@ page, first = PulsePage(), []
 count_steps(Pulse(os.dup(page.fd)), first.append)
 assert "torch" not in sys.modules
 import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import optimizer as torch_optimizer
 module = sys.modules["torch.optim.optimizer"]
 parameter = torch.nn.Parameter(torch.ones(2))

@@ -17,6 +17,7 @@ __all__ = [
     "first_registering",
     "forbids_cuda",
     "has_other_than_gloo",
+    "is_initialising",
     "recorded",
     "recorded_status",
     "recorders",
@@ -30,6 +31,9 @@ _C10D_IN_C = "torch._C._distributed_c10d"
 _RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")  # torch/distributed/debug/_debug_handlers.py
 # All that makes a group ends in the first of these that there is: torch 2.13 has both, an older one the second.
 _REGISTERING = ("_register_pg_in_world", "_register_process_group")
+
+_STATE_DICT = "torch.distributed.checkpoint.state_dict"
+_FRAMES_MAX = 8  # between its function and a hook of the optimizer's step: wrappers of profilers and of schedulers
 
 _GLOO = "gloo"
 
@@ -62,6 +66,30 @@ def has_other_than_gloo(group: Any) -> bool:
 def sequence_number(group: Any) -> int:
     """Return how many collectives the group has begun, as its back end counts. Raises if it counts none."""
     return int(group._get_sequence_number_for_group())
+
+
+def is_initialising(optimizer: Any) -> bool:
+    """Return whether torch makes the step that just ended, to have a state to save or to load into.
+
+    ``get_state_dict`` and ``set_state_dict`` do, of zero gradients at a learning rate of zero, if there is none yet.
+    """
+    if any("lr" in group and _is_above_zero(group["lr"]) for group in optimizer.param_groups):
+        return False
+    made_by = getattr(getattr(sys.modules.get(_STATE_DICT), "_init_optim_state", None), "__code__", None)
+    frame = sys._getframe(1)
+    for _ in range(_FRAMES_MAX if made_by is not None else 0):
+        if frame.f_code is made_by:
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _is_above_zero(rate: Any) -> bool:
+    """Return whether a learning rate is; of one on a device, which would have to wait for it, that it is."""
+    is_known = isinstance(rate, int | float) or getattr(rate, "is_cpu", False)
+    return not is_known or float(rate) > 0.0
 
 
 def forbids_cuda(torch: Any) -> bool:

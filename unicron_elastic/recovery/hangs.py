@@ -1,8 +1,7 @@
 """Workers that hang: first the evidence, then the end of those who hang, as pure functions on the job's state.
 
 A worker that is out of step with the others is told and recorded, and nothing is done: from outside, a collective that
-was left out looks like a step of an optimizer beside the training, as torch's own `get_state_dict` makes one. Only
-people who know the script can tell.
+was left out looks like a step of an optimizer beside the training. Only people who know the script can tell.
 """
 
 from __future__ import annotations

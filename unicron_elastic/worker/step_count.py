@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
 
+from unicron_elastic.compat.loaded import is_initialising
 from unicron_elastic.worker.process.after_import import after_import
 
 _before = [0]  # steps that this process has not made itself
@@ -26,7 +27,8 @@ def count_steps(pulse: Beating, on_first_step: Callable[[int], None], on_made: C
 
     A script with several optimizers (a GAN's two, one for each layer) makes one step when all have stepped once: the
     count advances when one of them steps again. So it goes on whichever of them the script makes anew or gives up. The
-    steps of a run have numbers (``count_as_step``), and its optimizers may step in turn.
+    steps of a run have numbers (``count_as_step``), and its optimizers may step in turn. What torch steps to have a
+    state of the optimizer to save, or to load into, is no step.
     ``on_first_step`` is called once, ``on_made`` when there is an optimizer. torch itself is not imported here: the
     hook goes in when the script imports it, and at once in a warm worker.
     """
@@ -89,6 +91,8 @@ def _step_hook(pulse: Beating, on_first_step: Callable[[int], None]) -> Callable
 
     def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         nonlocal count, is_first
+        if is_initialising(optimizer):
+            return
         key = id(optimizer)
         is_new = is_another(key)
         stepped.add(key)
