@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -375,9 +376,35 @@ def test_it_refuses_to_serve_with_a_thread_running(warmer: Warmer) -> None:
     )
     warm = warmer.begin("starts_thread", PYTHONPATH=str(warmer.folder / "threaded"))
     assert not warm.wait_ready()
-    assert warm.refusal == "1 threads run beside the main one; a fork would lose them"
+    assert warm.refusal is not None
+    assert re.fullmatch(r"starts_thread has started a thread \(.+\), and a fork would lose that", warm.refusal)
     with pytest.raises(ChannelClosed):
         warmer.fork(warm)
+
+
+# As pyarrow's allocator does, in C.
+ALLOCATES = """
+import os, threading
+if "background_thread:false" not in os.environ.get("JE_ARROW_MALLOC_CONF", ""):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+def test_an_allocator_that_starts_a_thread_of_its_own_is_kept_from_it(warmer: Warmer) -> None:
+    (warmer.folder / "allocates.py").write_text(ALLOCATES)
+    warmer.script.write_text("import os\nprint(os.environ.get('JE_ARROW_MALLOC_CONF'))\n")
+    path = {"PYTHONPATH": str(warmer.folder)}
+    warm = warmer.begin("allocates", **path)
+    assert warm.wait_ready(), warm.refusal
+    assert warmer.fork(warm, env={**os.environ, **path}).output() == ("None\n", "")
+
+
+def test_what_the_user_tells_an_allocator_counts(warmer: Warmer) -> None:
+    (warmer.folder / "allocates.py").write_text(ALLOCATES)
+    warm = warmer.begin("allocates", PYTHONPATH=str(warmer.folder), JE_ARROW_MALLOC_CONF="background_thread:true")
+    assert not warm.wait_ready()
+    assert warm.refusal is not None
+    assert warm.refusal.startswith("allocates has started a thread")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NoReturn
 
 from unicron_elastic.compat.loaded import DYNAMO, forbids_cuda
@@ -44,9 +44,15 @@ from unicron_elastic.worker.start.variables import ImportedVariables
 PRELOAD = "UNICRON_PRELOAD"
 TRIAL_DEADLINE_S = 10.0
 REPARENT_DEADLINE_S = 5.0
-# Makes torch.cuda.is_available() ask NVML instead of opening CUDA in a process that will fork
-# (pytorch.org/docs: "Environment Variables", PYTORCH_NVML_BASED_CUDA_CHECK).
-_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+# In the environment while modules are imported, unless the user has set them; no worker finds them there.
+_WHILE_IMPORTING = {
+    # Makes torch.cuda.is_available() ask NVML instead of opening CUDA in a process that will fork
+    # (pytorch.org/docs: "Environment Variables").
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # Keeps pyarrow's allocator from starting a thread of its own, which returns memory a little earlier and which a
+    # fork would lose; allocations then return it as they go (jemalloc.net/jemalloc.3.html, "background_thread").
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 
 
 class _Unfit(Exception):
@@ -75,13 +81,13 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
         variables = ImportedVariables(asked.env)
         with collector_paused():  # later, too, it leaves these pages alone: the workers share them
             with renewal.watching():
-                _preload(os.environ.pop(PRELOAD, "torch").split(","), variables)
+                threads = _preload(os.environ.pop(PRELOAD, "torch").split(","), variables)
             if early := variables.read_of(asked.sets):
                 raise _Unfit(f"the script sets {early}, which is read when what is preloaded is imported")
             _check_shadowing(loaded_before)
             hold_back()
             gc.collect()
-        _try_fork()
+        _try_fork(threads)
     except BaseException as error:  # whatever it is, this process must never go on to the script
         reason = str(error) if isinstance(error, _Unfit) else f"{type(error).__name__}: {error}"
         _send_and_exit(channel, Unfit(reason=reason))
@@ -124,19 +130,31 @@ def _send_and_exit(channel: Channel, answer: HelperAnswer) -> NoReturn:
     os._exit(0)
 
 
-def _preload(names: list[str], variables: ImportedVariables) -> None:
-    """Imports ``names``; one prefixed ``?`` may be absent."""
-    had_check = os.environ.get(_NVML_CHECK)
-    os.environ.setdefault(_NVML_CHECK, "1")
+def _preload(names: list[str], variables: ImportedVariables) -> dict[str, str]:
+    """Imports ``names``; one prefixed ``?`` may be absent. Returns by thread which module has started it."""
+    threads = dict.fromkeys(_threads(), "python")
+    with _set_while_importing(), _without_warnings():
+        for name in filter(None, names):
+            # What is held back (late) is yet to be imported by the script, and its changes come then.
+            with variables.watching(keeps_changes=name.lstrip("?") != DYNAMO):
+                _import(name)
+            threads |= dict.fromkeys(_threads() - threads.keys(), name.lstrip("?"))
+    return threads
+
+
+def _threads() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+@contextlib.contextmanager
+def _set_while_importing() -> Iterator[None]:
+    ours = {name: value for name, value in _WHILE_IMPORTING.items() if name not in os.environ}
+    os.environ.update(ours)
     try:
-        with _without_warnings():
-            for name in filter(None, names):
-                # What is held back (late) is yet to be imported by the script, and its changes come then.
-                with variables.watching(keeps_changes=name.lstrip("?") != DYNAMO):
-                    _import(name)
+        yield
     finally:
-        if had_check is None:
-            os.environ.pop(_NVML_CHECK, None)
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 def _import(name: str) -> None:
@@ -175,16 +193,28 @@ def _check_shadowing(loaded_before: Iterable[str]) -> None:
             raise _Unfit(f"{os.path.join(folder, name)} stands in for a module that was preloaded")
 
 
-def _try_fork() -> None:
-    """Forks a child that does arithmetic. Libraries that know of fork have then put their threads away."""
+def _try_fork(threads: Mapping[str, str]) -> None:
+    """Forks a child that does arithmetic. Libraries that know of fork have then put their threads away.
+
+    ``threads`` says which module has started each.
+    """
     child = os.fork()
     if child == 0:
         _trial()
     if _wait(child, TRIAL_DEADLINE_S) != 0:
         raise _Unfit("a trial fork could not compute; torch was in use before the fork")
-    threads = os.listdir("/proc/self/task")
-    if len(threads) > 1:
-        raise _Unfit(f"{len(threads) - 1} threads run beside the main one; a fork would lose them")
+    left = _threads() - {str(os.getpid())}
+    if left:
+        starters = sorted({threads.get(thread, "a module") for thread in left})
+        raise _Unfit(f"{', '.join(starters)} has started {_named(left)}, and a fork would lose that")
+
+
+def _named(threads: Iterable[str]) -> str:
+    names = set()
+    for thread in threads:
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as comm:
+            names.add(comm.read().rstrip("\n"))
+    return f"a thread ({', '.join(sorted(names))})" if len(names) == 1 else f"threads ({', '.join(sorted(names))})"
 
 
 def _trial() -> None:
