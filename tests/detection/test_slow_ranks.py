@@ -186,3 +186,25 @@ def test_the_reasons_are_sentences() -> None:
     watcher = Watcher(Job(Script(noise=0.0, slowdowns=(Slowdown(1.3, 60),))))
     verdict, _ = slowed(watcher, 60)
     assert verdict.reason == "the job is slow: steps take 260 ms, 1.3x the usual 200 ms; no rank stands out."
+
+
+@pytest.mark.parametrize("step_s", STEP_TIMES_S)
+@pytest.mark.parametrize("factor", [1.21, 1.5, 2.5])
+def test_a_pace_that_has_not_settled_is_not_judged(step_s: float, factor: float) -> None:
+    """As of a job whose loader had read ahead until then."""
+    begin = max(25, math.ceil(2.8 / step_s))
+    watcher = Watcher(Job(Script(step_s=step_s, slowdowns=(Slowdown(factor, begin),))))
+    watcher.run_to_step(begin + max(60, math.ceil(6.0 / (factor * step_s))))
+    assert watcher.said == []
+    assert watcher.state.ranks[0].tempo.typical_s == pytest.approx(factor * step_s, rel=0.05)
+
+
+@pytest.mark.parametrize("step_s", STEP_TIMES_S)
+def test_what_is_slower_than_a_pace_that_settled_late_is_told(step_s: float) -> None:
+    early = max(25, math.ceil(2.8 / step_s))
+    late = early + max(75, math.ceil(6.0 / step_s))
+    script = Script(step_s=step_s, slowdowns=(Slowdown(1.5, early), Slowdown(1.5, late, rank=2)))
+    verdict, _ = slowed(Watcher(Job(script), counts_collectives=True), late)
+    assert verdict.ranks == (2,)
+    assert isinstance(verdict, Degraded)
+    assert verdict.usual_s == pytest.approx(1.5 * step_s, rel=0.05)

@@ -4,6 +4,9 @@ Each step adds what it took beyond the usual mean, less half of what counts as d
 zero. So noise cancels out, one long step is soon forgotten, and a lasting excess is noticed after a fixed loss of
 time: few steps if it is large, many if it is small. While the sum is high, steps are kept apart from the usual ones:
 else a slow change would become the usual before it is told.
+
+A job has no usual pace before one has held for a while. In its first seconds buffers run empty, clocks fall and caches
+fill: steps that take longer before the pace has settled are its first change, and what is usual is learned anew.
 """
 
 from __future__ import annotations
@@ -39,7 +42,23 @@ def drifted(pace: RankPace, done: Stride, state: PaceState) -> RankPace:
     if not is_degraded and len(pending.recent) >= policy.window:
         tempo, pending, lost = pending, NOTHING, 0.0  # too little of a change to be told has lasted
     lost = min(lost, _ROOM * alarm)
-    return pace._replace(tempo=tempo, pending=pending, steps_per_look=steps_per_look, lost_steps=lost)
+    after = pace._replace(tempo=tempo, pending=pending, steps_per_look=steps_per_look, lost_steps=lost)
+    return after if is_degraded else _settling(after, state)
+
+
+def _settling(pace: RankPace, state: PaceState) -> RankPace:
+    """The pace, which has held for one look more, or was no usual one yet: then what it is now is learned."""
+    policy = state.policy
+    if pace.settled_looks >= policy.settled_looks:
+        return pace
+    if pace.lost_steps < _alarm(pace, state):
+        return pace._replace(settled_looks=pace.settled_looks + 1)
+    tempo = pace.tempo
+    for step_time_s in pace.pending.recent:
+        tempo = learn(tempo, step_time_s, policy.window)
+    if len(pace.pending.recent) >= policy.warmup_looks:
+        tempo = pace.pending
+    return pace._replace(tempo=tempo, pending=NOTHING, lost_steps=0.0, settled_looks=0)
 
 
 def _lost_steps(pace: RankPace, done: Stride, state: PaceState) -> float:

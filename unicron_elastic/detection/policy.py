@@ -17,6 +17,7 @@ class PacePolicy:
     warmup_steps: int = 10  # steps after a start that prove nothing yet: caches, autotuning, first compilations
     warmup_looks: int = 5  # fewer values have no median to speak of
     drift_looks: int = 20  # fewer values have no mean and spread to speak of
+    settled_looks: int = 40  # so many without a change make a pace the usual: a change before belongs to the start
 
     # Degraded.
     degraded_factor: float = 1.1

@@ -35,6 +35,7 @@ class RankPace(NamedTuple):
     pending: Tempo = NOTHING  # of the steps since they began to take longer; they may become the new tempo
     steps_per_look: float = 1.0
     lost_steps: float = 0.0  # by how much the latest steps exceed the usual, in steps: a cumulative sum
+    settled_looks: int = 0  # after the warm-up, without a change
     signals: Signals = Signals()
 
     def is_warm(self, policy: PacePolicy) -> bool:
