@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +18,7 @@ from unicron_elastic import __version__
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.base.ledger import find_ledgers, read_ledger
 from unicron_elastic.base.state_folder import state_folder
-from unicron_elastic.base.text import counted
+from unicron_elastic.base.text import counted, one_line
 from unicron_elastic.launcher.commands import chaos as chaos_cli
 from unicron_elastic.launcher.commands import cluster as cluster_cli
 from unicron_elastic.launcher.commands import config as config_cli
@@ -101,7 +103,7 @@ def version() -> None:
 def incidents(
     number: Annotated[
         str | None,
-        typer.Argument(metavar="[NUMBER]", help="Tell the story of this incident of the newest run, or of RUN:NUMBER."),
+        typer.Argument(metavar="[NUMBER]", help="This incident of the newest run, as it is listed: 3, RUN:3, 3@HOST."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list, or one object for NUMBER.")] = False,
     every: Annotated[
@@ -121,7 +123,7 @@ def incidents(
     """
     wanted = _parse_number(number)
     known, source = _load(log_dir, ledger)
-    found = known if wanted is None else _of_newest_run(known, *wanted)
+    found, others = (known, []) if wanted is None else _of_newest_run(known, wanted)
     if as_json:
         _print_json(found, one=wanted is not None)
     if not found:
@@ -131,16 +133,29 @@ def incidents(
         _print_text(shown, known if wanted is not None else None)
         if runs := len({each.run_id for each in found} - {each.run_id for each in shown}):
             typer.echo(f"{counted(runs, 'earlier run has', 'earlier runs have')} more: unicron incidents --all")
+        if others:
+            typer.echo(f"This number is also that of {', '.join(map(one_line, others))}.")
 
 
-def _parse_number(text: str | None) -> tuple[str | None, int] | None:
-    """The run (None: any) and number that ``text`` names; None if there is no text."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedIncident:
+    """`WantedIncident` says which incident is asked for. None: any run, any host, the newest of those on a host."""
+
+    run_id: str | None
+    number: int
+    host: str | None
+    which: int | None
+
+
+def _parse_number(text: str | None) -> WantedIncident | None:
+    """The incident that ``text`` names; None if there is no text."""
     if text is None:
         return None
-    run_id, colon, digits = text.rpartition(":")
-    if not (digits.isdecimal() and len(digits) < 10):
-        fail(BAD_USAGE, f"{text!r} names no incident; give a number such as 3, or RUN:3.")
-    return run_id if colon else None, int(digits)
+    found = re.fullmatch(r"(?:(.*):)?(\d{1,9})(?:@(.+?))?(?:#(\d{1,9}))?", text, re.DOTALL | re.ASCII)
+    if found is None:
+        fail(BAD_USAGE, f"{text!r} names no incident; give a number such as 3, or RUN:3, or 3@HOST.")
+    run_id, number, host, which = found.groups()
+    return WantedIncident(run_id=run_id, number=int(number), host=host, which=int(which) if which else None)
 
 
 def _load(log_dir: Path | None, ledger: Path | None) -> tuple[list[Incident], str]:
@@ -178,14 +193,28 @@ def _read(path: Path) -> list[Incident]:
     return found
 
 
-def _of_newest_run(found: list[Incident], run_id: str | None, number: int) -> list[Incident]:
-    """The incidents with this number in the newest run that has it: one for each host, as each node counts its own."""
-    from unicron_elastic.launcher.view.incidents.story import moment_of
+def _of_newest_run(found: list[Incident], wanted: WantedIncident) -> tuple[list[Incident], list[str]]:
+    """The incidents that are wanted, of the newest run that has any: one for each host, as each node counts its own.
 
-    same = [each for each in found if each.number == number and run_id in (None, each.run_id)]
-    same.sort(key=moment_of)
-    of_run = [each for each in same if each.run_id == same[-1].run_id]
-    return list({each.host: each for each in of_run}.values())
+    And what the others of that run with the same number are called.
+    """
+    from unicron_elastic.launcher.view.incidents.names_of import names_of
+    from unicron_elastic.launcher.view.incidents.story import by_time
+
+    same = [each for each in by_time(found) if _is_wanted(each, wanted)]
+    if not same:
+        return [], []
+    of_run = by_time(each for each in found if each.run_id == same[-1].run_id)
+    named = [(each, name) for each, name in zip(of_run, names_of(of_run), strict=True) if _is_wanted(each, wanted)]
+    if wanted.which is not None:
+        return [each for each, name in named if name.endswith(f"#{wanted.which}")], []
+    newest = {each.host: each for each, _ in named}
+    return list(newest.values()), [name for each, name in named if newest[each.host] is not each]
+
+
+def _is_wanted(each: Incident, wanted: WantedIncident) -> bool:
+    is_of_run = wanted.run_id in (None, each.run_id) and wanted.host in (None, each.host)
+    return is_of_run and each.number == wanted.number
 
 
 def _of_last_run(found: list[Incident]) -> list[Incident]:

@@ -113,6 +113,30 @@ def test_several_hosts_of_a_run_are_told_apart():
     assert "     node-2: rank 3" in text
 
 
+def test_every_incident_is_listed_by_a_name_that_tells_its_story(tmp_path):
+    """Of two nodes, of two agents on one of them, and of an older job with the run ID."""
+    path = tmp_path / "incidents.jsonl"
+    rows = [("a", 3, 12, 1), ("a", 3, 13, 1), ("b", 4, 13, 1), ("a", 5, 14, 2)]
+    for host, rank, hour, number in rows:
+        time = f"2026-01-01T{hour}:00:00+00:00"
+        Ledger(path).record(replace(INCIDENT, host=host, rank=rank, number=number, time=time, reason=f"rank {rank}."))
+    listed = _unicron("--ledger", path).stdout
+    names = re.findall(r"^ *(\S+)  2026-01-01", listed, re.MULTILINE)
+    assert names == ["1@a#1", "1@a#2", "1@b", "2"]
+    for name, (host, rank, hour, number) in zip(names, rows, strict=True):
+        for asked in (name, f"old:{name}"):
+            heading, _, reason, *_ = _unicron(asked, "--ledger", path).stdout.splitlines()
+            assert heading == f"Incident {name} of run old: train.py"
+            assert reason.strip() == f"rank {rank}."
+            data = json.loads(_unicron(asked, "--ledger", path, "--json").stdout)
+            assert (data["host"], data["number"], data["time"][11:13]) == (host, number, str(hour))
+    both = _unicron("1", "--ledger", path).stdout
+    assert re.findall("^Incident (.*) of run", both, re.MULTILINE) == ["1@a#2", "1@b"]
+    assert both.endswith("\nThis number is also that of 1@a#1.\n")
+    for missing in ("1@c", "1#3", "2#1", "1@b#1", "new:1@a"):
+        assert _unicron(missing, "--ledger", path).exit_code == 1
+
+
 def test_a_record_with_an_unreadable_time_is_listed_first():
     text = table([INCIDENT, replace(INCIDENT, time="yesterday", number=7)], None)
     assert text.index("yesterday") < text.index("2026-01-01")
@@ -160,7 +184,8 @@ def test_a_number_means_the_newest_run_that_has_it(ledger):
 
 def test_a_number_that_several_nodes_have_is_told_for_each(ledger):
     Ledger(ledger).record(replace(NEW, host="node-2"))
-    assert _unicron("1", "--ledger", ledger).stdout.count("Incident 1 of run new") == 2
+    told = re.findall("^Incident (.*) of run new", _unicron("1", "--ledger", ledger).stdout, re.MULTILINE)
+    assert told == ["1@node-1", "1@node-2"]
 
 
 def test_json_is_a_list_or_one_object(ledger):
@@ -191,9 +216,9 @@ def test_by_default_the_users_state_folder_is_read():
     [
         (["9"], 1, "No incident 9 is recorded in the folder {logs}."),
         (["other:1"], 1, "No incident other:1 is recorded in the folder {logs}."),
-        (["one"], 2, "'one' names no incident; give a number such as 3, or RUN:3."),
-        (["old:"], 2, "'old:' names no incident; give a number such as 3, or RUN:3."),
-        (["²"], 2, "'²' names no incident; give a number such as 3, or RUN:3."),
+        (["one"], 2, "'one' names no incident; give a number such as 3, or RUN:3, or 3@HOST."),
+        (["old:"], 2, "'old:' names no incident; give a number such as 3, or RUN:3, or 3@HOST."),
+        (["²"], 2, "'²' names no incident; give a number such as 3, or RUN:3, or 3@HOST."),
         (["--ledger", "x"], 2, "Give --ledger or --log-dir, not both."),
     ],
 )

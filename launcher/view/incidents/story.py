@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.tables import aligned, wrapped
+from unicron_elastic.launcher.view.incidents.names_of import names_of
 from unicron_elastic.launcher.view.incidents.picture import amount_of, picture, shown_ms
 from unicron_elastic.launcher.view.incidents.what_was_saved import what_was_saved
 
@@ -30,10 +31,15 @@ def moment_of(incident: Incident) -> datetime:
         return datetime.fromtimestamp(0, timezone.utc)
 
 
+def by_time(incidents: Iterable[Incident]) -> list[Incident]:
+    """All incidents from the oldest on."""
+    return sorted(incidents, key=lambda each: (moment_of(each), each.number, each.host))
+
+
 def table(incidents: Iterable[Incident], width: int | None) -> str:
     """All incidents grouped by run, the newest run last. ``width`` None: nothing is wrapped or cut, for grep."""
     runs: dict[str, list[Incident]] = {}
-    for incident in sorted(incidents, key=lambda each: (moment_of(each), each.number)):
+    for incident in by_time(incidents):
         runs[incident.run_id] = [*runs.pop(incident.run_id, []), incident]  # moved to the end: it is the newest so far
     return "\n".join(_run(incidents, width) for incidents in runs.values())
 
@@ -53,16 +59,16 @@ def _run(incidents: list[Incident], width: int | None) -> str:
 
 def _rows(incidents: list[Incident], width: int | None) -> list[str]:
     """The heading and one line for each incident, in even columns of which only the status gives way."""
-    rows = [_COLUMNS, *map(_cells, incidents)]
+    rows = [_COLUMNS, *map(_cells, incidents, names_of(incidents))]
     return aligned(rows, width, [_STATUS], _NUMBERS)
 
 
-def _cells(incident: Incident) -> tuple[str, ...]:
+def _cells(incident: Incident, name: str) -> tuple[str, ...]:
     rank = "-" if incident.rank is None else str(incident.rank)
     done = _DONE.get(incident.action, one_line(incident.action))
     status = one_line(incident.status)
     return (
-        str(incident.number),
+        one_line(name),
         _time(incident),
         rank,
         f"SEV{incident.severity}",
@@ -75,9 +81,11 @@ def _cells(incident: Incident) -> tuple[str, ...]:
 def story(incident: Incident, width: int | None, known: Iterable[Incident] = (), evidence: str = "") -> str:
     """One incident: what happened, what was decided and why, what followed, and what each phase cost.
 
-    ``known``: incidents to compare it with; ``evidence``: the text of its report, if it can be read here.
+    ``known``: incidents to compare it with, and to tell it from; ``evidence``: the text of its report, if it can be read here.
     """
-    title = f"Incident {incident.number} of run {one_line(incident.run_id)}: {one_line(incident.job)}"
+    of_run = by_time(each for each in known if each.run_id == incident.run_id)
+    name = names_of(of_run)[of_run.index(incident)] if incident in of_run else str(incident.number)
+    title = f"Incident {one_line(name)} of run {one_line(incident.run_id)}: {one_line(incident.job)}"
     lines = [title, "", *wrapped(one_line(incident.reason), width), ""]
     for name, value in _facts(incident):
         lines += textwrap.wrap(
