@@ -31,7 +31,8 @@ app = typer.Typer(
 
 _Rank = Annotated[int, typer.Option(metavar="N", min=0, help="The worker's global rank.")]
 _RunId = Annotated[
-    str | None, typer.Option("--run-id", metavar="ID", help="Of this run; needed when several runs have that rank.")
+    str | None,
+    typer.Option("--run-id", metavar="ID", help="Of this run; needed when several are here, and asks nothing."),
 ]
 
 
@@ -114,25 +115,25 @@ def list_command(
 @app.command()
 def kill(rank: _Rank, run_id: _RunId = None) -> None:
     """Kill a worker (SIGKILL)."""
-    _signal(signal.SIGKILL, "is killed", rank, run_id)
+    _signal(signal.SIGKILL, ("Kill", "is killed"), rank, run_id)
 
 
 @app.command()
 def term(rank: _Rank, run_id: _RunId = None) -> None:
     """Ask a worker to end (SIGTERM)."""
-    _signal(signal.SIGTERM, "is asked to end", rank, run_id)
+    _signal(signal.SIGTERM, ("End", "is asked to end"), rank, run_id)
 
 
 @app.command()
 def stop(rank: _Rank, run_id: _RunId = None) -> None:
     """Make a worker hang (SIGSTOP)."""
-    _signal(signal.SIGSTOP, "is stopped", rank, run_id)
+    _signal(signal.SIGSTOP, ("Stop", "is stopped"), rank, run_id)
 
 
 @app.command()
 def cont(rank: _Rank, run_id: _RunId = None) -> None:
     """Let a stopped worker go on (SIGCONT)."""
-    _signal(signal.SIGCONT, "goes on", rank, run_id)
+    _signal(signal.SIGCONT, ("Continue", "goes on"), rank, run_id)
 
 
 def _parse(text: str) -> ChaosPlan:
@@ -142,27 +143,39 @@ def _parse(text: str) -> ChaosPlan:
         fail(BAD_USAGE, f"This plan is not possible: {error}.")
 
 
-def _signal(number: signal.Signals, what: str, rank: int, run_id: str | None) -> None:
-    worker = _the_one(rank, run_id)
+def _signal(number: signal.Signals, what: tuple[str, str], rank: int, run_id: str | None) -> None:
+    worker = the_one(find_workers(), rank, run_id)
+    order, done = what
+    if run_id is None and sys.stdin.isatty():  # whose run it is only a person can tell
+        typer.confirm(f"{order} rank {rank} of run {called(worker)}?", abort=True)
     try:
         send(worker, number)
     except ProcessLookupError:
         fail(NOTHING_FOUND, f"Rank {rank} of run {worker.run_id} ended this moment.")
     except PermissionError:
         fail(NOTHING_FOUND, f"Rank {rank} of run {worker.run_id} belongs to another user.")
-    typer.echo(f"Rank {rank} of run {worker.run_id} (pid {worker.pid}) {what}.")
+    typer.echo(f"Rank {rank} of run {worker.run_id} (pid {worker.pid}) {done}.")
 
 
-def _the_one(rank: int, run_id: str | None) -> LiveWorker:
-    workers = find_workers()
-    found = [worker for worker in workers if worker.rank == rank and run_id in (None, worker.run_id)]
-    if len(found) > 1:
-        runs = ", ".join(f"{one_line(worker.run_id)} (pid {worker.pid})" for worker in found)
-        fail(BAD_USAGE, f"Rank {rank} is in several runs; choose with --run-id: {runs}.")
+def called(worker: LiveWorker) -> str:
+    """Return the run of a worker, with what tells it from others."""
+    return f"{one_line(worker.run_id)} (pid {worker.pid}: {one_line(worker.command)})"
+
+
+def the_one(workers: list[LiveWorker], rank: int, run_id: str | None) -> LiveWorker:
+    """Return the worker that is meant. Ends the command if none is, or if it is not said of which of several runs."""
+    of_run = [worker for worker in workers if run_id in (None, worker.run_id)]
+    one_of_each = {worker.run_id: worker for worker in reversed(of_run)}
+    if len(one_of_each) > 1:
+        runs = "; ".join(map(called, reversed(one_of_each.values())))
+        fail(BAD_USAGE, f"{len(one_of_each)} runs are on this machine; choose with --run-id: {runs}.")
+    found = [worker for worker in of_run if worker.rank == rank]
+    if len(found) > 1:  # of jobs that chose the same ID
+        runs = "; ".join(map(called, found))
+        fail(BAD_USAGE, f"Rank {rank} is in several runs with this ID; signal one by its pid yourself: {runs}.")
     if not found:
-        of_run = sorted({worker.rank for worker in workers if run_id in (None, worker.run_id)})
-        has = f"; there is rank {', '.join(map(str, of_run))}" if of_run else ""
-        fail(NOTHING_FOUND, f"No rank {rank} runs here{has}." if of_run else _nothing(run_id))
+        ranks = ", ".join(str(worker.rank) for worker in of_run)
+        fail(NOTHING_FOUND, f"No rank {rank} runs here; there is rank {ranks}." if of_run else _nothing(run_id))
     return found[0]
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -11,17 +14,22 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from unicron_elastic.launcher.commands.chaos import app
-from unicron_elastic.testing.chaos_processes import find_workers, send
+from unicron_elastic.launcher.commands.chaos import app, the_one
+from unicron_elastic.testing.chaos_processes import LiveWorker, find_workers, send
 from unicron_elastic.worker.pulse import page_name
 
 DEADLINE_S = 30.0
+ALONE = LiveWorker(
+    run_id="mine", rank=0, local_rank=0, pid=7, state="running", command="train.py", token="a", started_at=1
+)
 # What a worker is, seen from outside; with a child of its own that carries the same marks.
 WORKER = """
 import os, signal, sys
@@ -190,15 +198,55 @@ def test_a_worker_is_asked_to_end(crowd: Crowd) -> None:
     assert worker.wait(DEADLINE_S) == -signal.SIGTERM
 
 
-def test_a_rank_of_several_runs_has_to_be_told_apart(crowd: Crowd) -> None:
-    rank = 10**9  # no run of anybody else on this machine has it
-    first = crowd.start(rank)
-    crowd.start(rank, "other")
-    result = _chaos("kill", "--rank", rank)
-    assert result.exit_code == 2
-    assert "is in several runs; choose with --run-id: " in result.stderr
-    assert "other" in result.stderr
-    assert first.poll() is None
+def test_nothing_is_struck_where_several_runs_are_and_none_is_named(crowd: Crowd) -> None:
+    first, second = crowd.start(0), crowd.start(1, "other")
+    for rank in (0, 1):  # though each rank is of one run alone
+        result = _chaos("kill", "--rank", rank)
+        assert result.exit_code == 2
+        assert re.match(r"unicron: \d+ runs are on this machine; choose with --run-id: ", result.stderr)
+        assert f"{crowd.run_id} (pid {first.pid}: " in result.stderr
+        assert f"other (pid {second.pid}: " in result.stderr
+    assert (first.poll(), second.poll()) == (None, None)
+
+
+def test_two_runs_of_one_name_are_told_apart_by_their_workers() -> None:
+    with pytest.raises(typer.Exit), contextlib.redirect_stderr(io.StringIO()) as said:
+        the_one([replace(ALONE, token="a", pid=7), replace(ALONE, token="b", pid=8)], 0, "mine")
+    agents = [replace(ALONE, token="a", rank=0), replace(ALONE, token="b", rank=1)]  # of one run
+    assert the_one(agents, 1, None).token == "b"
+    assert said.getvalue() == (
+        "unicron: Rank 0 is in several runs with this ID; signal one by its pid yourself: "
+        "mine (pid 7: train.py); mine (pid 8: train.py).\n"
+    )
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_person_is_asked_before_a_run_is_struck_that_is_not_named(answer: str, is_named: bool) -> None:
+    answered = False
+    code = (
+        "import sys\nfrom unicron_elastic.launcher.commands import chaos\n"
+        "from unicron_elastic.testing.chaos_processes import LiveWorker\n"
+        f"chaos.find_workers = lambda: [{ALONE!r}]\n"
+        "chaos.send = lambda worker, number: print('struck', worker.pid)\n"
+        "chaos.app(sys.argv[1:])\n"
+    )
+    named = ["--run-id", "mine"] if is_named else []
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", code, "kill", "--rank", "0", *named])
+    said = b""
+    with contextlib.suppress(OSError):  # the terminal ends with the command
+        while chunk := os.read(terminal, 1000):
+            said += chunk
+            if b"[y/N]: " in said and not answered:
+                answered = bool(os.write(terminal, f"{answer}\n".encode()))
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    is_done = is_named or answer == "y"
+    assert (b"Kill rank 0 of run mine (pid 7: train.py)? [y/N]: " in said) == (not is_named)
+    assert (b"struck 7" in said) == is_done
+    assert os.waitstatus_to_exitcode(status) == (0 if is_done else 1)
 
 
 def test_who_is_not_there_cannot_be_signalled(crowd: Crowd) -> None:
@@ -211,8 +259,6 @@ def test_who_is_not_there_cannot_be_signalled(crowd: Crowd) -> None:
 
 
 def test_a_pid_that_has_passed_to_another_process_is_not_signalled(crowd: Crowd) -> None:
-    from dataclasses import replace
-
     process = crowd.start(0)
     (worker,) = (worker for worker in find_workers() if worker.run_id == crowd.run_id)
     with pytest.raises(ProcessLookupError):

@@ -81,7 +81,8 @@ def _cells(incident: Incident, name: str) -> tuple[str, ...]:
 def story(incident: Incident, width: int | None, known: Iterable[Incident] = (), evidence: str = "") -> str:
     """One incident: what happened, what was decided and why, what followed, and what each phase cost.
 
-    ``known``: incidents to compare it with, and to tell it from; ``evidence``: the text of its report, if it can be read here.
+    ``known``: incidents to compare it with, and to tell it from; ``evidence``: the text of its report, if it can be
+    read here.
     """
     of_run = by_time(each for each in known if each.run_id == incident.run_id)
     name = names_of(of_run)[of_run.index(incident)] if incident in of_run else str(incident.number)
