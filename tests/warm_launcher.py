@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import json
 import os
 import runpy
@@ -16,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import traceback
 import uuid
@@ -28,7 +30,9 @@ from forked_keeper import MARK_ROOM, Ground, freeze
 
 MARK = "UNICRON_TEST_RUN"  # in the environment of everything such a test starts
 STARTS_WITHIN_S = 60.0
+ANSWERS_WITHIN_S = 60.0
 LARGEST_REQUEST = 1 << 18
+OF_A_HOST = 0x40000000 | 0x04000000 | 0x00020000  # CLONE_NEWNET, CLONE_NEWUTS, CLONE_NEWNS
 # What Python, torch and the linker read while they start: these are as they were when the forking process started.
 READ_EARLY = ("PYTHON", "TORCH", "OMP_", "LD_", "LOGLEVEL", "CUDA", "HOME", "LANG", "LC_", "PATH")
 # By each torch.compile, and by each rendezvous.
@@ -82,6 +86,12 @@ class WarmProcess:
         """Send it SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
+    def __enter__(self) -> WarmProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+
     def _look(self, seconds: float | None) -> int | None:
         if self.returncode is None and select.select([self._ended], [], [], seconds)[0]:
             self.returncode = int(self._ended.recv(64))
@@ -104,14 +114,18 @@ class WarmLaunchers:
         streams: Sequence[int | IO[bytes]],
         *,
         forks_keeper: bool = False,
+        host: int | None = None,
     ) -> WarmProcess:
-        """Start a launcher with these standard streams, whose keeper and warm process may be forks, too."""
+        """Start a launcher with these standard streams, whose keeper and warm process may be forks, too.
+
+        With the pid of the first process of a host, it is on that host, and leads a session there.
+        """
         if self._requests is None:
             self._begin(env)
         assert self._requests is not None
         ended, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         asked = {"command": list(command), "env": dict(env), "folder": str(folder)}
-        request = json.dumps({**asked, "forks_keeper": forks_keeper})
+        request = json.dumps({**asked, "forks_keeper": forks_keeper, "host": host})
         files = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
         with end:
             socket.send_fds(self._requests, [request.encode()], [*files, end.fileno()])
@@ -125,6 +139,23 @@ class WarmLaunchers:
         }
         with open(os.devnull, "rb") as null, open(said, "wb") as out:
             return self.start(command, environ | env, said.parent, [null, out, out], forks_keeper=True)
+
+    def ask(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of ``unicron`` to its end, and return what it said."""
+        command = [os.path.join(sysconfig.get_path("scripts"), "unicron"), *words]
+        with open(os.devnull, "rb") as null, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            here = Path.cwd()
+            process = self.start(command, environment(uuid.uuid4().hex, here) | env, here, [null, out, err])
+            try:
+                code = process.wait(ANSWERS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+            said = []
+            for stream in (out, err):
+                stream.seek(0)
+                said.append(stream.read().decode())
+        return subprocess.CompletedProcess(command, code, *said)
 
     def end(self) -> None:
         """End the forking process."""
@@ -152,6 +183,15 @@ def _show(value: str) -> None:
     ctypes.memmove(address, value.encode(), len(value))
 
 
+def _enter(host: int) -> None:
+    """Go to the host of which this is the first process, as ``nsenter`` does, and begin a session."""
+    pidfd = os.pidfd_open(host)
+    if ctypes.CDLL(None, use_errno=True).setns(pidfd, OF_A_HOST) != 0:
+        raise OSError(ctypes.get_errno(), f"cannot enter the host of process {host}")
+    os.close(pidfd)
+    os.setsid()
+
+
 def _become(ground: Ground, request: dict[str, object], files: Sequence[int]) -> NoReturn:
     """Run the command's script in this fork."""
     code = 1
@@ -166,6 +206,8 @@ def _become(ground: Ground, request: dict[str, object], files: Sequence[int]) ->
         os.environ.clear()
         os.environ.update(env)
         tempfile.tempdir = None
+        if isinstance(request["host"], int):
+            _enter(request["host"])
         os.chdir(str(request["folder"]))
         if request["forks_keeper"]:
             ground.offer_keeper()
@@ -215,6 +257,23 @@ def _serve(ground: Ground, requests: socket.socket) -> None:
             running[os.pidfd_open(pid)] = (pid, end)
 
 
+def _import_what_clusters_need() -> None:
+    """Import what launchers, agents and operators otherwise each would: the client of etcd, and the planner."""
+    import encodings.idna  # noqa: F401
+
+    if importlib.util.find_spec("pyetcd") is None:
+        return
+    import typer.main
+
+    from unicron_elastic.launcher import cli
+    from unicron_elastic.launcher.config import odd_variables  # noqa: F401
+    from unicron_elastic.launcher.node import agent  # noqa: F401
+    from unicron_elastic.rendezvous.plan import term  # noqa: F401
+    from unicron_elastic.rendezvous.store import etcd  # noqa: F401
+
+    typer.main.get_command(cli.app)
+
+
 if __name__ == "__main__":
     _ground = Ground()
     with _ground.preloading():
@@ -225,5 +284,8 @@ if __name__ == "__main__":
         from unicron_elastic.compat.rendezvous import RendezvousError  # noqa: F401
         from unicron_elastic.launcher import api, main  # noqa: F401
         from unicron_elastic.launcher.agent.process import supervisor  # noqa: F401
+        from unicron_elastic.training import run  # noqa: F401
+
+        _import_what_clusters_need()
     freeze()
     _serve(_ground, socket.socket(fileno=int(sys.argv[1])))

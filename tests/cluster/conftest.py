@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hosts import Network, remove_leftovers, why_no_hosts, why_no_netem, why_no_one_way_cut
 from jobs import Cluster, Etcd, Training
+from warm_launcher import WarmLaunchers
 
 
 def need(why_not: str) -> None:
@@ -51,9 +52,9 @@ def netem() -> None:
 
 
 @pytest.fixture
-def etcd(network: Network, tmp_path: Path) -> Etcd:
+def etcd(network: Network, tmp_path: Path, warm_launchers: WarmLaunchers) -> Etcd:
     """An etcd on a host of its own, "store"."""
-    made = Etcd(network.add("store")[0], tmp_path)
+    made = Etcd(network.add("store")[0], tmp_path, warm_launchers)
     made.start()
     return made
 

@@ -27,7 +27,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from warm_launcher import WarmLaunchers, WarmProcess
 
 T = TypeVar("T")
 
@@ -224,7 +227,7 @@ class Host:
         self.address = network.address_of(number)
         self.namespace = f"{network.namespace}.{name}"
         self.bridge = "bridge0"
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.started: list[subprocess.Popen[bytes] | WarmProcess] = []
         self.is_on = False
         self._port = f"port{number}"
         self._first: subprocess.Popen[bytes] | None = None
@@ -296,6 +299,20 @@ class Host:
             streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": subprocess.STDOUT}
             process = subprocess.Popen(
                 self.command(argv, cwd), **{"env": env, "start_new_session": True, **streams, **popen}
+            )
+        self.started.append(process)
+        return process
+
+    def start_warm(
+        self, argv: Sequence[str | Path], *, warm: WarmLaunchers, env: Mapping[str, str], cwd: str | Path, out: Path
+    ) -> WarmProcess:
+        """Starts a command of the package under test as ``start`` does, as a fork of a process that has torch."""
+        self._need_power()
+        assert self._first is not None
+        command = list(map(str, argv))
+        with open(os.devnull, "rb") as null, open(out, "ab") as stdout:
+            process = warm.start(
+                command, env, Path(cwd), [null, stdout, stdout], forks_keeper=True, host=self._first.pid
             )
         self.started.append(process)
         return process

@@ -11,9 +11,9 @@ import itertools
 import json
 import os
 import signal
-import subprocess
 import sysconfig
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import pytest
 from hosts import Host, Network
+from warm_launcher import MARK, WarmLaunchers, WarmProcess
 
 from unicron_elastic.rendezvous.store.server import find_binary
 
@@ -98,7 +99,7 @@ class Generation:
 class Agent:
     """One ``unicron-run`` on a host, and what it says."""
 
-    def __init__(self, host: Host, process: subprocess.Popen[bytes], out: Path) -> None:
+    def __init__(self, host: Host, process: WarmProcess, out: Path) -> None:
         self.host = host
         self.process = process
         self.out = out
@@ -127,18 +128,20 @@ class Agent:
 class Etcd:
     """``unicron etcd`` on a host; it keeps its data."""
 
-    def __init__(self, host: Host, folder: Path) -> None:
+    def __init__(self, host: Host, folder: Path, warm: WarmLaunchers) -> None:
         self.host = host
+        self.warm = warm
         self.endpoint = f"{host.address}:{ETCD_PORT}"
         self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WarmProcess | None = None
 
     def start(self) -> None:
         """Starts it and waits until it serves; also again."""
         out = self._folder / "etcd.out"
         out.write_bytes(b"")
         options = [f"--host={self.host.address}", f"--port={ETCD_PORT}", f"--data-dir={self._folder / 'etcd'}"]
-        self._process = self.host.start([script_path("unicron"), "etcd", *options], out=out, env=environment({}))
+        command = [script_path("unicron"), "etcd", *options]
+        self._process = self.host.start_warm(command, warm=self.warm, env=environment({}), cwd="/", out=out)
         until(lambda: b" serves " in out.read_bytes(), "etcd to serve", out.read_text)
 
     @property
@@ -218,7 +221,7 @@ class Training:
         }
         out = self._folder / f"agent-{host.name}-{number}.out"
         argv = [script_path("unicron-run"), *arguments]
-        process = host.start(argv, env=environment(own), cwd=self._folder, out=out)
+        process = host.start_warm(argv, warm=self.etcd.warm, env=environment(own), cwd=self._folder, out=out)
         self.agents.append(Agent(host, process, out))
         return self.agents[-1]
 
@@ -394,7 +397,7 @@ def comm(pid: int) -> str:
 def environment(more: Mapping[str, str]) -> dict[str, str]:
     """The environment of a process, without what the tests themselves were started with."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("UNICRON_", "PET_", "TORCHEL"))}
-    return {**kept, "OMP_NUM_THREADS": "1", **more}
+    return {**kept, "OMP_NUM_THREADS": "1", MARK: uuid.uuid4().hex, **more}
 
 
 def script_path(name: str) -> str:

@@ -177,7 +177,7 @@ class Launcher:
         own = ["--unicron-preload=json"] if fast and tool == "unicron-run" and not self.forks_keeper else []
         if not HAS_SHUTDOWN_TIMEOUT:  # torch 2.11: the 30 s that are the default elsewhere
             arguments = tuple(word for word in arguments if not word.startswith("--shutdown-timeout="))
-        warm = self.warm if tool == "unicron-run" else None
+        warm = self.warm if tool in ("unicron", "unicron-run") else None
         run = Run(tool, [*own, *arguments], self.folder, warm, forks_keeper=self.forks_keeper, **popen)
         self.runs.append(run)
         return run

@@ -7,13 +7,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_launcher import WarmLaunchers
 
 from unicron_elastic.rendezvous.records.cluster import CLUSTER, NODES
 from unicron_elastic.rendezvous.store.address import StoreAddress
@@ -22,6 +23,7 @@ from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 DEADLINE_S = 60.0
 Start = Callable[..., Any]
+Unicron = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -53,13 +55,11 @@ def start(launcher: Any, etcd: EmbeddedEtcd, node_options: list[str]) -> Start:
 class Service:
     """``unicron coordinator`` or ``agent`` in the background."""
 
-    def __init__(self, folder: Path, endpoint: str, what: str, name: str) -> None:
+    def __init__(self, warm: WarmLaunchers, folder: Path, endpoint: str, what: str, name: str) -> None:
         self.log = folder / f"{name}.log"
-        command = [str(Path(sys.executable).parent / "unicron"), what, "--address", "127.0.0.1"]
-        where = {"UNICRON_ETCD_ENDPOINT": endpoint, "UNICRON_NODE_NAME": name, "PROBE": str(folder)}
-        env = {**os.environ, **where}
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
+        command = [os.path.join(sysconfig.get_path("scripts"), "unicron"), what, "--address", "127.0.0.1"]
+        where = {"UNICRON_ETCD_ENDPOINT": endpoint, "UNICRON_NODE_NAME": name}
+        self.process = warm.begin(self.log, *command, **where)
 
     def until(self, words: str) -> None:
         """Waits until it has said so."""
@@ -76,11 +76,13 @@ class Service:
 
 
 @pytest.fixture
-def service(launcher: Any, etcd: EmbeddedEtcd) -> Iterator[Callable[[str, str], Service]]:
+def service(
+    launcher: Any, etcd: EmbeddedEtcd, warm_launchers: WarmLaunchers
+) -> Iterator[Callable[[str, str], Service]]:
     made: list[Service] = []
 
     def begin(what: str, name: str) -> Service:
-        made.append(Service(launcher.folder, etcd.endpoint, what, name))
+        made.append(Service(warm_launchers, launcher.folder, etcd.endpoint, what, name))
         return made[-1]
 
     yield begin
@@ -90,10 +92,10 @@ def service(launcher: Any, etcd: EmbeddedEtcd) -> Iterator[Callable[[str, str], 
             each.process.wait()
 
 
-def unicron(etcd: EmbeddedEtcd, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """One command of an operator."""
-    command = [str(Path(sys.executable).parent / "unicron"), *arguments, "--endpoint", etcd.endpoint]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+@pytest.fixture
+def unicron(etcd: EmbeddedEtcd, warm_launchers: WarmLaunchers) -> Unicron:
+    """Runs one command of an operator."""
+    return lambda *words: warm_launchers.ask(*words, "--endpoint", etcd.endpoint)
 
 
 @pytest.mark.cold  # so that the killed agent has connected to the coordinator by the time its worker speaks
@@ -126,7 +128,7 @@ def test_an_agent_that_is_stopped_says_that_it_leaves(start: Start, launcher: An
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_job_whose_agents_are_all_stopped_is_no_problem(
-    start: Start, launcher: Any, etcd: EmbeddedEtcd, how: int
+    start: Start, launcher: Any, unicron: Unicron, how: int
 ) -> None:
     runs = [start(name, "2:3") for name in "abc"]
     for run in runs:
@@ -134,37 +136,35 @@ def test_a_job_whose_agents_are_all_stopped_is_no_problem(
     for run in runs:
         run.process.send_signal(how)
     assert [run.wait() for run in runs] == [1, 1, 1]
-    told = unicron(etcd, "status", "--json")
+    told = unicron("status", "--json")
     assert told.returncode == 0, told.stdout
     (job,) = json.loads(told.stdout)["jobs"]
     assert (job["state"], job["why"], job["nodes"]) == ("stopped", "All of its nodes were told to stop.", 0)
-    assert "stopped" in unicron(etcd, "jobs").stdout
+    assert "stopped" in unicron("jobs").stdout
     again = [start(name, "2:3") for name in "ab"]
     for run in again:
         run.until_line(r"^GENERATION 0 of 2")
-    assert "training" in unicron(etcd, "jobs").stdout
+    assert "training" in unicron("jobs").stdout
     (launcher.folder / "stop").touch()
     assert [run.wait() for run in again] == [0, 0]
 
 
-def test_a_job_is_stopped_though_one_of_its_nodes_waited_for_the_other_by_then(
-    start: Start, etcd: EmbeddedEtcd
-) -> None:
+def test_a_job_is_stopped_though_one_of_its_nodes_waited_for_the_other_by_then(start: Start, unicron: Unicron) -> None:
     first, second = runs = [start(name, "2:2") for name in "ab"]
     for run in runs:
         run.until_line(r"^GENERATION 0 of 2")
     first.process.send_signal(signal.SIGINT)
     assert first.wait() == 1
-    second.until(lambda: "waits" in unicron(etcd, "nodes").stdout, "a node that waits")
+    second.until(lambda: "waits" in unicron("nodes").stdout, "a node that waits")
     second.process.send_signal(signal.SIGINT)
     assert second.wait() == 1
-    told = unicron(etcd, "status")
+    told = unicron("status")
     assert told.returncode == 0, told.stdout
     assert "stopped" in told.stdout
 
 
 def test_a_job_whose_agents_were_all_killed_is_critical(
-    start: Start, etcd: EmbeddedEtcd, service: Callable[[str, str], Service]
+    start: Start, unicron: Unicron, service: Callable[[str, str], Service]
 ) -> None:
     service("coordinator", "boss").until("coordinates the cluster")
     runs = [start(name, "2:2") for name in "ab"]
@@ -173,17 +173,17 @@ def test_a_job_whose_agents_were_all_killed_is_critical(
     for run in runs:
         run.process.kill()
     end = time.monotonic() + DEADLINE_S
-    while (told := unicron(etcd, "status")).returncode != 2:
+    while (told := unicron("status")).returncode != 2:
         assert time.monotonic() < end, told.stdout
     assert "job stands still: No node of it is there." in told.stdout
 
 
-def test_a_spare_takes_the_place_of_who_is_lost(start: Start, launcher: Any, etcd: EmbeddedEtcd) -> None:
+def test_a_spare_takes_the_place_of_who_is_lost(start: Start, launcher: Any, unicron: Unicron) -> None:
     first, second = (start(name, "2:3", ",target_nodes=2") for name in "ab")
     for run in (first, second):
         run.until_line(r"^GENERATION 0 of 2")
     spare = start("c", "2:3", ",target_nodes=2")
-    spare.until(lambda: "waits" in unicron(etcd, "nodes").stdout, "a node that waits")
+    spare.until(lambda: "waits" in unicron("nodes").stdout, "a node that waits")
     assert first.out.count("GENERATION") == 1  # it does not disturb
     second.process.kill()
     for run in (first, spare):
@@ -193,14 +193,14 @@ def test_a_spare_takes_the_place_of_who_is_lost(start: Start, launcher: Any, etc
 
 
 def test_an_agent_without_a_job_is_lent_to_one_and_comes_back(
-    start: Start, launcher: Any, etcd: EmbeddedEtcd, service: Callable[[str, str], Service]
+    start: Start, launcher: Any, unicron: Unicron, service: Callable[[str, str], Service]
 ) -> None:
     runs = [start(name, "2:2") for name in "ab"]
     for run in runs:
         run.until_line(r"^GENERATION 0 of 2")
     spare = service("agent", "s")
     spare.until("s is a spare of the cluster")
-    assert "idle" in unicron(etcd, "nodes").stdout
+    assert "idle" in unicron("nodes").stdout
     runs[1].process.kill()
     runs[0].until_line(r"^GENERATION 1 of 2")
     spare.until("GENERATION 1 of 2 rank 1")
@@ -212,7 +212,7 @@ def test_an_agent_without_a_job_is_lent_to_one_and_comes_back(
 
 @pytest.mark.slow
 def test_a_coordinator_without_a_node_goes_before_agents(
-    start: Start, launcher: Any, etcd: EmbeddedEtcd, service: Callable[[str, str], Service]
+    start: Start, launcher: Any, unicron: Unicron, service: Callable[[str, str], Service]
 ) -> None:
     runs = [start(name, "1:2") for name in "ab"]
     for run in runs:
@@ -223,7 +223,7 @@ def test_a_coordinator_without_a_node_goes_before_agents(
     dedicated.process.wait()
     # Agents notice that, too, and one of them takes over.
     coordinates = re.compile("^[ab] .*coordinator$", re.MULTILINE)
-    runs[0].until(lambda: coordinates.search(unicron(etcd, "nodes").stdout), "another coordinator")
+    runs[0].until(lambda: coordinates.search(unicron("nodes").stdout), "another coordinator")
     os.kill(runs[0].process.pid, signal.SIGKILL)
     runs[1].until_line(r"^GENERATION 1 of 1")
     (launcher.folder / "stop").touch()
@@ -231,12 +231,12 @@ def test_a_coordinator_without_a_node_goes_before_agents(
 
 
 def test_a_drained_node_leaves_when_it_can_and_is_refused_until_lifted(
-    start: Start, launcher: Any, etcd: EmbeddedEtcd
+    start: Start, launcher: Any, unicron: Unicron
 ) -> None:
     runs = {name: start(name, "1:2") for name in "ab"}
     for run in runs.values():
         run.until_line(r"^GENERATION 0 of 2")
-    assert "It runs job, and is asked to leave" in unicron(etcd, "drain", "a", "--reason", "a loud fan").stdout
+    assert "It runs job, and is asked to leave" in unicron("drain", "a", "--reason", "a loud fan").stdout
     runs["b"].until_line(r"^GENERATION 0 of 1")  # no restart is counted
     assert runs["a"].wait() == 1
     assert re.search(r"Node a is drained by .*: a loud fan\. It has left the job\.", runs["a"].err), runs["a"].err
@@ -244,18 +244,18 @@ def test_a_drained_node_leaves_when_it_can_and_is_refused_until_lifted(
     assert refused.wait() == 1
     assert "a loud fan" in refused.err
     assert "Traceback" not in refused.err
-    assert unicron(etcd, "undrain", "a").returncode == 0
+    assert unicron("undrain", "a").returncode == 0
     back = start("a", "1:2")
     back.until_line(r"^GENERATION \d of 2")
     (launcher.folder / "stop").touch()
     assert [runs["b"].wait(), back.wait()] == [0, 0]
 
 
-def test_a_cancelled_job_ends_on_all_nodes_also_where_it_waits(start: Start, etcd: EmbeddedEtcd) -> None:
+def test_a_cancelled_job_ends_on_all_nodes_also_where_it_waits(start: Start, unicron: Unicron) -> None:
     training, waiting = start("a", "1:2", ",target_nodes=1"), start("b", "1:2", ",target_nodes=1")
     training.until(lambda: "GENERATION 0" in training.out + waiting.out, "training")
-    training.until(lambda: "waits" in unicron(etcd, "nodes").stdout, "a node that waits")
-    assert unicron(etcd, "cancel", "job", "--reason", "enough is learned").returncode == 0
+    training.until(lambda: "waits" in unicron("nodes").stdout, "a node that waits")
+    assert unicron("cancel", "job", "--reason", "enough is learned").returncode == 0
     for run in (training, waiting):
         assert run.wait() == 1
         assert "the job 'job' was cancelled by" in run.err

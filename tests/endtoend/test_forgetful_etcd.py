@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from test_planned_jobs import BIN, Lab, until
+from warm_launcher import WarmLaunchers
 
 pytestmark = pytest.mark.slow
 
@@ -18,9 +19,9 @@ TRAIN = Path(__file__).parents[2] / "examples" / "two_jobs" / "train.py"
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
+def lab(tmp_path: Path, warm_launchers: WarmLaunchers) -> Iterator[Lab]:
     """An etcd, and two agents."""
-    with Lab(tmp_path) as made:
+    with Lab(tmp_path, warm_launchers) as made:
         made.begin("a", "b")
         yield made
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from test_planned_jobs import Lab, until
+from warm_launcher import WarmLaunchers
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    with Lab(tmp_path) as made:
+def lab(tmp_path: Path, warm_launchers: WarmLaunchers) -> Iterator[Lab]:
+    with Lab(tmp_path, warm_launchers) as made:
         yield made
 
 

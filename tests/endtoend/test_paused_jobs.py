@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from test_planned_jobs import Agent, Lab, until
+from warm_launcher import WarmLaunchers
 
 from unicron_elastic.planning.coordinate.snapshot import JobPhase
 
@@ -67,8 +68,8 @@ else:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Lab]:
-    with Lab(tmp_path) as made:
+def own(tmp_path: Path, warm_launchers: WarmLaunchers) -> Iterator[Lab]:
+    with Lab(tmp_path, warm_launchers) as made:
         yield made
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_launcher import WarmLaunchers
 
 from unicron_elastic.planning.coordinate.node_status import NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.snapshot import JobPhase
@@ -86,8 +87,9 @@ class Agent:
 class Lab:
     """An etcd and agents."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warm: WarmLaunchers) -> None:
         self.folder = folder
+        self.warm = warm
         self.etcd = EmbeddedEtcd()
         self.agents: list[Agent] = []
 
@@ -138,8 +140,7 @@ class Lab:
 
     def unicron(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """One command of an operator."""
-        command = [str(BIN / "unicron"), *arguments, "--endpoint", self.etcd.endpoint]
-        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        return self.warm.ask(*arguments, "--endpoint", self.etcd.endpoint)
 
     def close(self) -> None:
         for each in self.agents:
@@ -157,9 +158,9 @@ def until(condition: Callable[[], Any], what: str, more: Callable[[], str] = str
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def shared(tmp_path_factory: pytest.TempPathFactory, warm_launchers: WarmLaunchers) -> Iterator[Lab]:
     """Agents a and b, which must be idle again after each test."""
-    with Lab(tmp_path_factory.mktemp("lab")) as lab:
+    with Lab(tmp_path_factory.mktemp("lab"), warm_launchers) as lab:
         programs = lab.folder / "bin"
         programs.mkdir()
         lab.begin("a", PATH=f"{programs}:{os.environ['PATH']}")
@@ -181,9 +182,9 @@ def lab(shared: Lab) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Lab]:
+def own(tmp_path: Path, warm_launchers: WarmLaunchers) -> Iterator[Lab]:
     """For a test that breaks it."""
-    made = Lab(tmp_path)
+    made = Lab(tmp_path, warm_launchers)
     try:
         yield made
     finally:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_launcher import WarmLaunchers
 
 from unicron_elastic.rendezvous.records.job import JobKeys
 from unicron_elastic.rendezvous.store.address import StoreAddress
@@ -24,6 +23,7 @@ DEADLINE_S = 60.0
 IN_PLACE = str(Path(__file__).with_name("train_in_place.py"))
 KEYS = JobKeys("job")
 Start = Callable[..., Any]
+Unicron = Callable[..., str]
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_node_that_is_not_recalled_any_more_stays(
 @pytest.mark.slow
 def test_who_waits_in_rendezvous_leaves_too(start: Start, launcher: Any, recall: Callable[[str], object]) -> None:
     waiting = start("a", "2:3")
-    waiting.until(lambda: "waits" in _nodes(waiting), "a node that waits")
+    waiting.until(lambda: "waits" in unicron("nodes"), "a node that waits")
     recall("a")
     _assert_left_well(waiting, "a")
     runs = {name: start(name, "2:3", last_call_s=1) for name in "bc"}  # the job is not closed
@@ -160,10 +160,16 @@ def test_who_waits_in_rendezvous_leaves_too(start: Start, launcher: Any, recall:
     assert all(run.out.count("GENERATION") == 1 for run in runs.values())
 
 
-def _nodes(run: Any) -> str:
-    endpoint = next(each.partition("=")[2] for each in run.process.args if each.startswith("--rdzv-endpoint="))
-    command = [str(Path(sys.executable).parent / "unicron"), "nodes", "--endpoint", endpoint]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False).stdout
+@pytest.fixture
+def unicron(etcd: EmbeddedEtcd, warm_launchers: WarmLaunchers) -> Unicron:
+    """Runs one command of an operator, and returns what it said."""
+
+    def run(*words: str) -> str:
+        done = warm_launchers.ask(*words, "--endpoint", etcd.endpoint)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture
@@ -213,14 +219,13 @@ def test_in_place_the_others_go_on_in_their_processes(
 
 @pytest.mark.parametrize("node", ["b", pytest.param("a", marks=pytest.mark.slow)])  # "a" is rank 0, with the store
 def test_in_place_the_others_go_on_without_a_drained_node(
-    start: Start, launcher: Any, etcd: EmbeddedEtcd, undisturbed: Any, node: str
+    start: Start, launcher: Any, unicron: Unicron, undisturbed: Any, node: str
 ) -> None:
     script = (IN_PLACE, "--steps=20", "--step-s=0.05", "--wait-for-worlds=2", "--say-steps")
     runs = {name: start(name, "1:3", *script) for name in "abc"}
     for run in runs.values():
         run.until_line(r"^STEP 3 ")
-    words = [str(Path(sys.executable).parent / "unicron"), "drain", node, "--reason", "a loud fan"]
-    subprocess.run([*words, "--endpoint", etcd.endpoint], check=True, capture_output=True, timeout=DEADLINE_S)
+    unicron("drain", node, "--reason", "a loud fan")
     gone = runs.pop(node)
     assert gone.wait() == 1, gone.err  # who started it must not take its end for the job's
     assert re.search(rf"Node {node} is drained by .*: a loud fan\. It has left the job\.", gone.err), gone.err

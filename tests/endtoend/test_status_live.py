@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from test_planned_jobs import BIN, Lab, until
+from warm_launcher import WarmLaunchers
 
 TRAIN = Path(__file__).parents[2] / "examples" / "two_jobs" / "train.py"
 
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
+def lab(tmp_path: Path, warm_launchers: WarmLaunchers) -> Iterator[Lab]:
     """An etcd, and agents that stand for hosts."""
-    with Lab(tmp_path) as made:
+    with Lab(tmp_path, warm_launchers) as made:
         yield made
 
 

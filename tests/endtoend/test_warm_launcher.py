@@ -14,7 +14,8 @@ import json, os, time
 own = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TMPDIR", "UNICRON_TEST_RUN"}
 environ = {name: value for name, value in os.environ.items() if name not in own and not name.startswith("UNICRON_")}
 with open("seen", "w") as file:
-    json.dump([environ, os.getcwd(), [line for line in open("/proc/self/status") if line.startswith("Sig")]], file)
+    signals = [line for line in open("/proc/self/status") if line.startswith(("SigP", "SigB", "SigI", "SigC"))]
+    json.dump([environ, os.getcwd(), signals], file)
 print("seen", flush=True)
 while not os.path.exists("stop"):
     time.sleep(0.01)
