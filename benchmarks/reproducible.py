@@ -31,6 +31,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import Tensor
 
+from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.training.step.tree import maximal, shares
 from unicron_elastic.training.step.tree_sum import TreeSum
 
@@ -91,6 +92,7 @@ class Tree:
         self.tree_sum = TreeSum(parameters, micro_batches)
         blocks = shares(micro_batches, dist.get_world_size())
         self.held = {rank: maximal(block, micro_batches) for rank, block in enumerate(blocks)}
+        self.world = Transport("", lambda: False)
 
     def begin(self) -> None:
         self.tree_sum.drop()
@@ -101,7 +103,7 @@ class Tree:
         self.tree_sum.add(index)
 
     def reduce(self) -> list[Tensor]:
-        return [self.tree_sum.reduce(b, dist.group.WORLD, self.held, dist.get_rank()) for b in self.buckets]
+        return [self.tree_sum.reduce(b, self.world, self.held, dist.get_rank()) for b in self.buckets]
 
 
 class Double:

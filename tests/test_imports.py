@@ -23,13 +23,15 @@ MAY_IMPORT = {
     "simulation": "",
     "state": "",
     "worker.process": "",
+    "engine": "",
+    "engine.transport": "compat",
     "faults": "base",
     "health.gpu": "base",
     "health.host": "base",
     "planning.model": "base",
     "rendezvous.store": "base",
     "state.pull": "base state",
-    "training.step": "compat state",
+    "training.step": "compat engine.transport state",
     "worker.collectives": "compat worker.process",
     "worker": "base compat worker.collectives worker.process",
     "launcher.common": "base worker",
@@ -58,20 +60,23 @@ MAY_IMPORT = {
         "base metrics planning.allocate planning.coordinate planning.model rendezvous.records rendezvous.store"
     ),
     "simulation.policies": "faults planning.allocate planning.model simulation.live simulation.model",
-    "training.group": "base compat state state.pull training.snapshot training.step worker worker.collectives",
+    "training.group": (
+        "base engine.transport state state.pull training.snapshot training.step worker worker.collectives"
+    ),
     "launcher.view.cluster": (
         "base launcher.common membership metrics planning.coordinate planning.model rendezvous.plan "
         "rendezvous.records rendezvous.store"
     ),
     "megatron": (
-        "base compat faults planning.model state.storage training.group training.step worker worker.collectives"
+        "base compat engine.transport faults planning.model state.storage training.group training.step worker "
+        "worker.collectives"
     ),
     "rendezvous.cluster": "base membership metrics rendezvous.plan rendezvous.records rendezvous.store",
     "simulation.study": (
         "base faults planning.coordinate planning.model simulation.history simulation.live simulation.model "
         "simulation.policies"
     ),
-    "training": "base compat state training.group training.snapshot training.step worker",
+    "training": "base compat engine.transport state training.group training.snapshot training.step worker",
     ".": "training worker",
     "launcher.export": "launcher.common launcher.config",
     "launcher.export.metrics": (

@@ -90,9 +90,12 @@ ENDS = {
         "SnapshotManager.wait_saved": SCRIPT,
         "SnapshotManager.restore": SCRIPT,
     },
-    "unicron_elastic/training/step/collective.py": {"Waiter.wait": COLLECTIVE},
-    "unicron_elastic/training/step/gradients.py": {"_wait": COLLECTIVE},
-    "unicron_elastic/training/step/tree_sum.py": {"TreeSum.__init__": COLLECTIVE},
+    "unicron_elastic/engine/transport/transport.py": {
+        "Transport.broadcast": COLLECTIVE,
+        "Transport.sum": COLLECTIVE,
+    },
+    "unicron_elastic/engine/transport/waiter.py": {"Waiter.wait": COLLECTIVE},
+    "unicron_elastic/training/group/assembly.py": {"Assembly._reduce": COLLECTIVE},
     "unicron_elastic/worker/channel.py": {
         "Channel._send_packet": "the channel's time-out; the keeper and the warm process block until the agent reads",
         "Channel._receive_packet": "the channel's time-out; the keeper and the warm process serve until the agent ends",

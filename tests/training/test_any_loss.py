@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import threads_as_ranks
-from threads_as_ranks import Changes, Distributed, Job, fetch_state
+from threads_as_ranks import Changes, Job, ThreadTransport, fetch_state
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.training import engine
-from unicron_elastic.training.group import agreement, arrival, assembly, meeting
+from unicron_elastic.training.group import agreement, arrival
 from unicron_elastic.training.group.agreement import NoStateLeft
 from unicron_elastic.training.step import gradients
 from unicron_elastic.worker.instructions import Invitation
@@ -18,16 +18,14 @@ STEPS, MICRO_BATCHES = 4, 8
 
 @pytest.fixture(autouse=True)
 def _ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (assembly, gradients):
-        monkeypatch.setattr(module, "dist", Distributed())
+    monkeypatch.setattr(engine, "Transport", ThreadTransport)
     monkeypatch.setattr(engine, "membership", lambda *_: threads_as_ranks.here.rank)
     monkeypatch.setattr(arrival, "fetch_state", fetch_state)
-    monkeypatch.setattr(meeting.Meeting, "connect", lambda *_: threads_as_ranks.here.rank.connect())
     make = gradients.Gradients.__init__
     monkeypatch.setattr(
         gradients.Gradients,
         "__init__",
-        lambda self, parameters, count, **others: make(self, parameters, count, **{**others, "bucket_bytes": 40}),
+        lambda self, *given, **others: make(self, *given, **{**others, "bucket_bytes": 40}),
     )
 
 

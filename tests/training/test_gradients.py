@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import HashStore
 
+from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.training.group.agreement import Agreement
 from unicron_elastic.training.group.assembly import Assembly
 from unicron_elastic.training.group.membership import FixedMembership
@@ -28,9 +29,13 @@ def _alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def _transport() -> Transport:
+    return Transport("gloo", lambda: False)
+
+
 def _made(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, bucket_bytes: int = 2**20) -> Gradients:
     parameters = [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in shapes]
-    gradients = Gradients(parameters, MICRO_BATCHES, bucket_bytes=bucket_bytes)
+    gradients = Gradients(parameters, MICRO_BATCHES, _transport(), bucket_bytes=bucket_bytes)
     gradients.begin()
     return gradients
 
@@ -116,7 +121,7 @@ def test_types_do_not_share_buckets_and_large_parameters_have_their_own() -> Non
         nn.Parameter(torch.zeros(count, dtype=dtype))
         for count, dtype in [(4, torch.float32), (9, torch.bfloat16), (100, torch.float32), (4, torch.float32)]
     ]
-    gradients = Gradients(parameters, MICRO_BATCHES, bucket_bytes=64)
+    gradients = Gradients(parameters, MICRO_BATCHES, _transport(), bucket_bytes=64)
     assert [bucket.parameters for bucket in gradients.buckets[:-1]] == [(1,), (0,), (2,), (3,)]
     assert [bucket.local.dtype for bucket in gradients.buckets[:-1]] == [torch.bfloat16] + [torch.float32] * 3
     assert gradients.buckets[-2].notes == Notes.size(MICRO_BATCHES, len(parameters))
@@ -166,13 +171,11 @@ def test_what_an_abandoned_collective_still_writes_is_not_seen() -> None:
     assert all(torch.equal(parameter.grad, torch.ones(2)) for parameter in gradients.parameters)
 
 
-def test_what_is_lost_while_it_is_given_again_takes_along_what_it_tells_the_size_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_lost_while_it_is_given_again_takes_along_what_it_tells_the_size_of() -> None:
     gradients = _made((2,), (2,), bucket_bytes=8)
     gradients.done.update(range(3))
-    assembly = Assembly(FixedMembership(), gradients, Reports(), "gloo", 1.0)
-    monkeypatch.setattr(assembly, "broadcast", Mock(side_effect=RuntimeError("Connection closed by peer")))
+    transport = Mock(broadcast=Mock(side_effect=RuntimeError("Connection closed by peer")))
+    assembly = Assembly(FixedMembership(), transport, gradients, Reports(), signs=Mock(), timeout_s=1.0)
     with pytest.raises(RuntimeError, match="closed by peer"):
         assembly._fill(Agreement(step=0, fill=((1, 1),)))
     assert gradients.done == {0}

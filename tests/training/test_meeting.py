@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
-import torch.distributed as dist
-from torch.distributed import DistStoreError, HashStore
+from torch.distributed import HashStore
 
 from unicron_elastic.base.world import Member, World
-from unicron_elastic.training.group.meeting import Meeting, MissingError, _Interruptible
-from unicron_elastic.training.group.superseded import Superseded
+from unicron_elastic.engine.transport.superseded import Superseded
+from unicron_elastic.training.group.meeting import Meeting, MissingError
 
 DEADLINE_S = 10.0
-
-# Rank 0 has met in a world before, in which it waited for a peer until the next world came; rank 1 is new.
-MEMBER = """
-import sys, time
-import torch, torch.distributed as dist
-from unicron_elastic.training.group.meeting import Meeting, Superseded
-from unicron_elastic.base.world import Member, World
-
-rank, path = int(sys.argv[1]), sys.argv[2]
-members = tuple(Member(name=str(each), node="n", local_rank=each) for each in range(2))
-store = dist.FileStore(path, -1)
-if rank == 0:
-    until = time.monotonic() + 0.1
-    try:
-        world = World(number=1, members=members, store="h:1")
-        Meeting(store, world, rank, lambda: time.monotonic() > until).connect("gloo", 60.0, None)
-    except Superseded:
-        print("superseded", end=" ")
-Meeting(store, World(number=2, members=members, store="h:1"), rank, lambda: False).connect("gloo", 60.0, None)
-total = torch.ones(1)
-dist.all_reduce(total)
-print(total.item(), flush=True)
-"""
 
 
 def _world(size: int, number: int = 1) -> World:
@@ -156,48 +128,3 @@ def test_newcomers_without_others_wait_for_one_another() -> None:
     for meeting in meetings:
         meeting.wait_for_others(DEADLINE_S)
         assert meeting.hear() == ["new", "new"]
-
-
-def test_who_waits_in_the_store_for_a_peer_stops_too() -> None:
-    store = _Interruptible(HashStore(), lambda: True)
-    with pytest.raises(Superseded):
-        store.get("address")
-    store.set("address", "here")
-    assert store.get("address") == b"here"
-    assert store.check(["address"])
-    assert not store.check(["other"])
-    assert store.add("count", 2) == 2
-
-
-def test_waiting_in_the_store_ends_in_time() -> None:
-    store = _Interruptible(HashStore(), _never)
-    with pytest.raises(DistStoreError, match=r"a, b did not come within 0\.05 s"):
-        store.wait(["a", "b"], timedelta(seconds=0.05))
-
-
-def test_who_has_given_up_one_world_connects_with_newcomers_in_the_next(warm_launchers: Any, tmp_path: Path) -> None:
-    script = tmp_path / "member.py"
-    script.write_text(MEMBER)
-    said = [tmp_path / f"said-{rank}" for rank in range(2)]
-    store = str(tmp_path / "store")
-    members = [warm_launchers.begin(said[rank], str(script), str(rank), store) for rank in range(2)]
-    try:
-        codes = [member.wait(6 * DEADLINE_S) for member in members]
-    finally:
-        for member in members:
-            member.kill()
-    told = [each.read_text().splitlines() for each in said]
-    assert codes == [0, 0], told
-    assert [lines[-1] for lines in told] == ["superseded 2.0", "2.0"], told
-
-
-def test_an_exception_is_told_once_and_by_the_rank_of_now_however_many_worlds_there_were(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "excepthook", lambda _kind, error, _trace: print(error, file=sys.stderr))
-    store, members = HashStore(), (Member(name="0", node="n", local_rank=0),)
-    for number in range(1, 4):
-        Meeting(store, World(number=number, members=members, store="h:1"), 0, lambda: False).connect("gloo", 9.0, None)
-        dist.destroy_process_group()
-    sys.excepthook(ValueError, ValueError("boom"), None)
-    assert capsys.readouterr().err == "[rank0]: boom\n"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from unicron_elastic.base.world import Member, World
+from unicron_elastic.engine.transport.superseded import Superseded
 from unicron_elastic.training.group.assembly import Assembly, OnRegroupError
 from unicron_elastic.training.group.reports import Reports
-from unicron_elastic.training.group.superseded import Superseded
 
 
 def _assembly(error: Exception) -> Assembly:
@@ -18,7 +19,7 @@ def _assembly(error: Exception) -> Assembly:
         raise error
 
     membership: Any = SimpleNamespace(is_left=lambda: False)
-    assembly = Assembly(membership, SimpleNamespace(), Reports(), "gloo", 1.0)  # type: ignore[arg-type]
+    assembly = Assembly(membership, Mock(), Mock(), Reports(), signs=Mock(), timeout_s=1.0)
     assembly.world = World(number=1, members=(Member(name="0", node="n", local_rank=0),), store="h:1")
     assembly.on_connect = make_groups
     return assembly

@@ -205,6 +205,9 @@ class Newcomer:
 
     def is_ready(self, _state: int) -> None: ...
 
+    def is_left(self) -> bool:
+        return False
+
     def tell(self, _message: dict[str, Any]) -> None: ...
 
 

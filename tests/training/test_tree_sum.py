@@ -73,6 +73,20 @@ def bits(values: Tensor) -> list[int | str]:
     return ["nan" if unordered else word for unordered, word in zip(values.isnan().tolist(), raw, strict=True)]
 
 
+class Through:
+    """A gloo group, as a sum needs it."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    @property
+    def size(self) -> int:
+        return int(self.group.size())
+
+    def exchange(self, came: Tensor, gone: Tensor, counts: Sequence[int], given: Sequence[int]) -> None:
+        self.group.alltoall_base(came, gone, counts, given).wait()
+
+
 class World:
     """The ranks of one gloo group, as threads of this process."""
 
@@ -80,7 +94,7 @@ class World:
         self.world_size = world_size
         self.threads = ThreadPoolExecutor(world_size)
         store, timeout = dist.HashStore(), timedelta(seconds=DEADLINE_S)
-        self.groups = self.run(lambda rank: dist.ProcessGroupGloo(store, rank, world_size, timeout))
+        self.groups = self.run(lambda rank: Through(dist.ProcessGroupGloo(store, rank, world_size, timeout)))
 
     def run(self, part: Callable[[int], Any]) -> list[Any]:
         """``part`` of every rank at once."""
@@ -261,13 +275,14 @@ from unicron_elastic.training.step.shares import deal
 from unicron_elastic.training.step.tree import maximal, shares
 from unicron_elastic.training.step.tree_sum import TreeSum
 sys.path.insert(0, sys.argv[3])
-from test_tree_sum import SHAPES, compute, parameters
+from test_tree_sum import SHAPES, Through, compute, parameters
 
 torch.set_num_threads(1)
 rank, path = int(sys.argv[1]), sys.argv[2]
 batch = [[7 * index + place for place in range(len(SHAPES))] for index in range(11)]
 store = dist.FileStore(path, -1)
-world = lambda name, rank, size: dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, timedelta(seconds=60))
+def world(name, rank, size):
+    return Through(dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, timedelta(seconds=60)))
 group = world("first", rank, 4)
 mine = shares(11, 4)
 tree_sum = TreeSum(parameters(), 11)

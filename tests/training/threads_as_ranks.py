@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.distributed import HashStore
 
 from unicron_elastic.base.world import Member, World
+from unicron_elastic.engine.transport.superseded import Superseded
 from unicron_elastic.training.engine import MissedStepError
 from unicron_elastic.training.group.sendable import Stateful
-from unicron_elastic.training.group.superseded import Superseded
 from unicron_elastic.training.run import Run
 from unicron_elastic.worker.instructions import Invitation
 from unicron_elastic.worker.notices import Left, Notice, Parted
@@ -76,24 +76,24 @@ class Group:
             return dict(slot)
 
 
-class Work:
+class Begun:
     """A collective that was begun; it has ended already, well or badly."""
 
     def __init__(self, error: RuntimeError | None) -> None:
         self.error = error
 
-    def wait(self, _timeout: Any = None) -> None:
+    def wait(self) -> None:
         """Raises how it ended."""
         if self.error is not None:
             raise self.error
 
-    def is_completed(self) -> bool:
-        """It is."""
+    def has_ended(self) -> bool:
+        """It has."""
         return True
 
 
 class Rank:
-    """One thread: its membership, and torch.distributed as far as the product uses it."""
+    """One thread: its membership, and its part of the collectives."""
 
     is_fixed = False
 
@@ -189,10 +189,10 @@ class Rank:
             self.job.change(lost=(self.name,))
             self.name += "~"
 
-    # -- torch.distributed --------------------------------------------------------------------------------------------
+    # -- collectives --------------------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """As Meeting.connect."""
+        """As Transport.connect."""
         self.point()
         assert self.world is not None
         if self.is_left():
@@ -200,11 +200,9 @@ class Rank:
         self.group = self.job.group_of(self.world)
         self.counts = {}
 
-    def is_initialized(self) -> bool:
-        return self.group is not None
-
-    def destroy_process_group(self) -> None:
-        assert self.group is not None
+    def leave_group(self) -> None:
+        if self.group is None:
+            return
         with self.job.changed:
             if self.job.newest.breaks(self.group.world):  # else it stays open for two more reductions
                 self.group.left.add(self.name)
@@ -228,64 +226,77 @@ class Rank:
             assembly._order._next = 0.0
             assembly._look()
 
-    def get_rank(self) -> int:
+    def in_group(self) -> int:
         assert self.group is not None
         rank = self.group.world.rank_of(self.name)
         assert rank is not None
         return rank
 
-    def all_reduce(self, tensor: Tensor, *, async_op: bool) -> Work:
-        assert async_op
-        return self._begin(tensor, "all", lambda given: torch.stack(list(given.values())).sum(0))
-
-    def all_gather(self, tensors: list[Tensor], tensor: Tensor, *, async_op: bool) -> Work:
-        assert async_op
-        assert self.group is not None
-        try:
-            given = self.exchange("all", self.group.world.size, tensor)
-        except RuntimeError as error:
-            return Work(error)
-        for rank, each in given.items():
-            tensors[rank].copy_(each)
-        return Work(None)
-
-    def broadcast(self, tensor: Tensor, source: int, *, async_op: bool) -> Work:
-        assert async_op
-        assert self.group is not None
-        is_source = self.group.world.rank_of(self.name) == source
-        return self._begin(tensor.clone() if is_source else tensor, "all", lambda given: given[source])
-
-    def isend(self, tensor: Tensor, destination: int) -> Work:
-        assert self.group is not None
-        return self._begin(tensor.clone(), (self.group.world.rank_of(self.name), destination), lambda _: tensor)
-
-    def irecv(self, tensor: Tensor, source: int) -> Work:
-        assert self.group is not None
-        return self._begin(tensor, (source, self.group.world.rank_of(self.name)), lambda given: given[source])
-
-    def _begin(self, tensor: Tensor, key: Any, result: Callable[[dict[int, Tensor]], Tensor]) -> Work:
+    def begin(self, tensor: Tensor, key: Any, result: Callable[[dict[int, Tensor]], Tensor]) -> Begun:
         assert self.group is not None
         try:
             tensor.copy_(result(self.exchange(key, self.group.world.size if key == "all" else 2, tensor)))
         except RuntimeError as error:
             tensor.fill_(77)  # a broken collective leaves anything
-            return Work(error)
-        return Work(None)
+            return Begun(error)
+        return Begun(None)
 
 
 here = threading.local()
 
 
-class Distributed:
-    """Stands for the module torch.distributed; each thread has its own."""
+class ThreadTransport:
+    """`ThreadTransport` is a `Transport` between threads of one process; each has its own."""
 
-    class group:
-        """As the module has it."""
+    def __init__(self, *_: Any) -> None:
+        self.is_connected = self.is_broken = False
+        self.on_look: Callable[[], None] = lambda: None
 
-        WORLD = None
+    @property
+    def rank(self) -> int:
+        """As Transport has it."""
+        return int(here.rank.in_group())
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(here.rank, name)
+    def connect(self, *_: Any, **__: Any) -> None:
+        here.rank.connect()
+        self.is_connected, self.is_broken = True, False
+
+    def leave(self) -> None:
+        self.is_connected = False
+        here.rank.leave_group()
+
+    def retire(self) -> None:
+        """Nothing is kept."""
+
+    def give_up(self, _error: Exception, _begun: Any) -> bool:
+        self.is_broken = True
+        return True
+
+    def reduce(self, tensor: Tensor) -> Begun:
+        return here.rank.begin(tensor, "all", lambda given: torch.stack(list(given.values())).sum(0))
+
+    def sum(self, tensor: Tensor) -> None:
+        self.reduce(tensor).wait()
+
+    def share(self, tensor: Tensor, source: int) -> Begun:
+        mine = tensor.clone() if self.rank == source else tensor
+        return here.rank.begin(mine, "all", lambda given: given[source])
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        given = here.rank.exchange("all", here.rank.group.world.size, tensor)
+        return [given[rank] for rank in range(len(given))]
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        if tensor.numel():
+            self.share(tensor, source).wait()
+
+    def send(self, tensor: Tensor, destination: int) -> None:
+        if tensor.numel():
+            here.rank.begin(tensor.clone(), (self.rank, destination), lambda _: tensor).wait()
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        if tensor.numel():
+            here.rank.begin(tensor, (source, self.rank), lambda given: given[source]).wait()
 
 
 class Job:

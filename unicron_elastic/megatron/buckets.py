@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
+from unicron_elastic.engine.transport.waiter import Waiter
 from unicron_elastic.megatron.rebuilding import Sums
 from unicron_elastic.training.group.assembly import BROKEN
-from unicron_elastic.training.step.collective import Waiter
 
 
 class Buckets:

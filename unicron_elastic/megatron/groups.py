@@ -21,12 +21,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from torch.distributed import Store
 
 from unicron_elastic.compat.groups import fake_store
+from unicron_elastic.engine.transport.connect import connect_group
+from unicron_elastic.engine.transport.superseded import given_up_when
+from unicron_elastic.engine.transport.waiter import keep_for_ever
 from unicron_elastic.megatron.layout import ReplicaShape
 from unicron_elastic.training.group.meeting import Meeting
-from unicron_elastic.training.group.superseded import given_up_when
-from unicron_elastic.training.step.collective import keep_for_ever
 
 _TAKES_PLACE = "UNICRON_TAKES_PLACE"  # set by the agent
 _init_process_group, _new_group = dist.init_process_group, dist.new_group
@@ -99,6 +101,7 @@ class Groups:
         self._check_order()
         self._named = _named()
         self._former: list[Any] = []
+        self._store: Store | None = None
 
     def leave(self) -> None:
         """Forgets the groups; they stay in memory until ``drop_former``."""
@@ -114,7 +117,14 @@ class Groups:
         Raises Superseded, or what torch raises if a member is lost meanwhile.
         """
         join()
-        meeting.connect(self.backend, self.timeout_s, None, rank=rank, size=size)
+        self._store = connect_group(
+            self.backend,
+            meeting.store,
+            rank=rank,
+            size=size,
+            timeout_s=self.timeout_s,
+            is_left=meeting.is_superseded,
+        )
         with given_up_when(meeting.is_superseded, number=None):
             self._make()
 

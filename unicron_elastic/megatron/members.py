@@ -14,6 +14,9 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from unicron_elastic.base.world import World
+from unicron_elastic.engine.transport.references import count_references, wait_let_go
+from unicron_elastic.engine.transport.superseded import Superseded
+from unicron_elastic.engine.transport.waiter import AbandonedError, Waiter
 from unicron_elastic.megatron.agreement import MemberSaid, ReplicaAgreement, agree
 from unicron_elastic.megatron.groups import Groups
 from unicron_elastic.megatron.layout import ReplicaLayout
@@ -22,8 +25,6 @@ from unicron_elastic.training.group.assembly import BROKEN
 from unicron_elastic.training.group.meeting import Meeting
 from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.group.said import MismatchError
-from unicron_elastic.training.group.superseded import Superseded
-from unicron_elastic.training.step.collective import AbandonedError, Waiter, count_references, wait_let_go
 from unicron_elastic.training.step.shares import from_ranges, to_ranges
 from unicron_elastic.worker.collectives.broken import break_collectives
 from unicron_elastic.worker.notices import Notice

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from unicron_elastic.engine.transport.waiter import keep_for_ever
 from unicron_elastic.megatron.layout import Span
 from unicron_elastic.megatron.state_part import like
-from unicron_elastic.training.step.collective import keep_for_ever
 
 
 def spans_of(chunks: Sequence[Any], numbers: Mapping[Tensor, int]) -> list[tuple[list[Span], int]]:

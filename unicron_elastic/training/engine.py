@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unicron_elastic.compat.tensors import copy_each
+from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.training.group.agreement import Agreement
 from unicron_elastic.training.group.arrival import Arrival
 from unicron_elastic.training.group.assembly import Assembly, OverError
@@ -27,6 +28,7 @@ from unicron_elastic.training.group.reports import Reports
 from unicron_elastic.training.group.said import MismatchError, Said
 from unicron_elastic.training.group.sendable import Stateful, check_sendable
 from unicron_elastic.training.group.servant import NotGivenError, Servant
+from unicron_elastic.training.group.signs import Effort, Signs
 from unicron_elastic.training.mean import MeanShare, check_same, few, message
 from unicron_elastic.training.registered import Registered, about_unlike
 from unicron_elastic.training.replicas import Replicas
@@ -92,7 +94,6 @@ class Engine:
         )
         self._randomness = randomness
         self._is_reproducible = is_reproducible
-        self._backend = backend
         self._timeout_s = timeout_s
         self._join_patience_s = join_patience_s
         self._on_regroup = on_regroup
@@ -103,6 +104,8 @@ class Engine:
             Servant(self._registered, self._gate, lambda: (self.until, self.state)).serve, backend
         )
         self._arrival = Arrival(self._membership, self._registered)
+        self._signs = Signs(timeout_s, Effort().look)
+        self._transport = Transport(backend, self._membership.is_left, self._signs)
         self.until = 0
         self.reports = Reports()
         self._is_compared = True  # what it has copied while others computed, with what they have
@@ -412,9 +415,9 @@ class Engine:
         assert asks is not None
 
         def reduce() -> None:
-            messages = assembly.all_gather(share.message(asks.label))
+            messages = self._transport.all_gather(share.message(asks.label))
             check_same(messages)
-            result.append(share.mean(messages, assembly.all_reduce))
+            result.append(share.mean(messages, self._transport.sum))
 
         if not assembly.together(reduce, asks.label):
             return None
@@ -490,11 +493,18 @@ class Engine:
         check_sendable(self._registered)
         kind = TreeGradients if self._is_reproducible else Gradients
         self._buffers = Buffers(self._model, micro_batches, is_reproducible=self._is_reproducible)
-        self._gradients = kind((), micro_batches)
+        self._gradients = kind((), micro_batches, self._transport)
         self._gradients.name = self._trainable.name
         self._gradients.digest = self._digest
         self._replicas.buffers = self._buffers
-        self._assembly = Assembly(self._membership, self._gradients, self.reports, self._backend, self._timeout_s)
+        self._assembly = Assembly(
+            self._membership,
+            self._transport,
+            self._gradients,
+            self.reports,
+            signs=self._signs,
+            timeout_s=self._timeout_s,
+        )
         self._assembly.on_connect = self._on_regroup
         self._assembly.tell_apart = self._trainable.tell_apart
         self._lay_out()
@@ -576,8 +586,9 @@ class Engine:
 
     def _gather_end(self, end: str, is_awaited: bool, awaited: list[bool]) -> None:
         """Says that it is at the ``end``, and whether a newcomer is ``awaited``, and hears the same of all."""
-        _, assembly = self._parts()
-        told = assembly.all_gather(message(end, torch.tensor([is_awaited], dtype=torch.float64, device=self._device)))
+        told = self._transport.all_gather(
+            message(end, torch.tensor([is_awaited], dtype=torch.float64, device=self._device))
+        )
         check_same(told)
         awaited[:] = [bool(few(each, 1) > 0) for each in told]
 
@@ -733,14 +744,16 @@ class Engine:
         if agreement.begins:
             received += [tensor.clone(memory_format=torch.contiguous_format) for tensor in self._tensors()]
             for tensor in received:
-                assembly.broadcast(tensor, source)
+                self._transport.broadcast(tensor, source)
             some = self._objects.some(unlike)
             is_source = assembly.rank == source
-            received.append(share_state(some, assembly, source, self._device, is_source=is_source) if unlike else None)
+            received.append(
+                share_state(some, self._transport, source, self._device, is_source=is_source) if unlike else None
+            )
         elif assembly.rank == source:
-            give_state(self._registered, assembly, agreement.pull, self._device)
+            give_state(self._registered, self._transport, agreement.pull, self._device)
         elif assembly.rank in agreement.pull:
-            received += receive_state(assembly, source, self._device)
+            received += receive_state(self._transport, source, self._device)
 
     def _tensors(self) -> list[Tensor]:
         return [tensor.detach() for tensor in (*self._model.parameters(), *named_buffers(self._model).values())]

@@ -18,10 +18,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from unicron_elastic.base.text import one_line
 from unicron_elastic.compat.tensors import is_plain
+from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.state.digest import digest_of, digests
 from unicron_elastic.state.exact import tensors_of
 from unicron_elastic.training.step.buffers import Buffers
-from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.training.step.comparison import MODEL, ComparisonVerdict, Told
 from unicron_elastic.training.step.module_values import asks_mode, decisive, has_extra_state
 

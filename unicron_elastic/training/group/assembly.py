@@ -5,37 +5,26 @@ Whatever happens on the way, another loss included, begins again with the newest
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import gc
 import traceback
-import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.distributed import DistError, Work
+from torch.distributed import DistError
 
 from unicron_elastic.base.text import counted, one_line
 from unicron_elastic.base.world import World
+from unicron_elastic.engine.transport.completion import Completion
+from unicron_elastic.engine.transport.of_script import is_of_script
+from unicron_elastic.engine.transport.superseded import Superseded
+from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.training.group.agreement import Agreement, agree, reports_to_give
 from unicron_elastic.training.group.collective_order import CollectiveOrder, OutgrownError
 from unicron_elastic.training.group.meeting import Meeting, MissingError
 from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.group.reports import Reports
 from unicron_elastic.training.group.said import MismatchError, Said, read, written
-from unicron_elastic.training.group.signs import Effort, Signs
-from unicron_elastic.training.group.superseded import Superseded
-from unicron_elastic.training.step.collective import (
-    AbandonedError,
-    Waiter,
-    count_references,
-    is_of_script,
-    keep_for_ever,
-    wait_let_go,
-)
+from unicron_elastic.training.group.signs import Signs
 from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.worker.collectives.broken import break_collectives, has_met_others
 from unicron_elastic.worker.notices import Left
@@ -59,35 +48,30 @@ class Assembly:
     """Meets the members of each world in turn and keeps its process group. ``terms`` must be the same for all."""
 
     def __init__(
-        self, membership: Membership, gradients: Gradients, reports: Reports, backend: str, timeout_s: float
+        self,
+        membership: Membership,
+        transport: Transport,
+        gradients: Gradients,
+        reports: Reports,
+        *,
+        signs: Signs,
+        timeout_s: float,
     ) -> None:
         self._membership = membership
+        self._transport = transport
         self._gradients = gradients
         self._reports = reports
-        self._backend = backend
+        self._signs = signs
         self._timeout_s = timeout_s
         self.terms = ""
         self._meeting: Meeting | None = None
-        # Groups of earlier worlds. Who drops one waits for gloo's threads, some 20 ms, and holds the interpreter: none
-        # of them may be waiting for it then, to let go of a tensor. So they have two more reductions' time.
-        self._former: list[Any] = []
-        self._retired: list[Any] = []
-        self._is_broken = False  # this world's group
-        self._signs = Signs(timeout_s, Effort().look)
-        self._waiter = Waiter(
-            lambda: self._is_broken or membership.is_left(), looks_up="gloo" in backend, patience=self._signs
-        )
-        gradients.wait = self._waiter.wait
         self.world: World | None = None
         self.rank = 0
-        self.is_connected = False
         self.parts_in = 0  # the number of the world in which this one waits at the end of its steps
         self.said: list[Said] = []  # by rank, in the latest meeting
         self.holdings: list[frozenset[int]] = []  # by rank, the micro-batches of this step that it has or will compute
         self._order: CollectiveOrder | None = None
-        self._gathered: list[tuple[list[Tensor], int]] = []  # the tensors of the latest, and how many refer to each
-        atexit.register(_let_go, weakref.ref(self))
-        self._waiter.on_look = self._look
+        transport.on_look = self._look
         self.on_connect: Callable[[], None] = lambda: None
         self.tell_apart: Callable[[frozenset[int]], str] = lambda _trained: "trains other parameters"
 
@@ -98,7 +82,7 @@ class Assembly:
 
     def needs_meeting(self) -> bool:
         """Whether this world is left for another one, or has not connected."""
-        return not self.is_connected or self._is_broken or self._membership.is_left()
+        return not self._transport.is_connected or self._transport.is_broken or self._membership.is_left()
 
     def is_over(self) -> bool:
         """Whether nobody comes to meet this one: others have begun to end, or have left the end that it is at."""
@@ -132,9 +116,9 @@ class Assembly:
     def _meet(self, say: Callable[[], Said], is_new: bool) -> Agreement:
         if self._meeting is None or self._membership.is_newer():
             self._outgrow()
-            self._leave_group()
+            self._transport.leave()
             self.world, self.rank, store = self._membership.adopt()
-            self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer, self._membership.is_left)
+            self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer)
             self._order = CollectiveOrder(self._meeting.store, self.rank)
             if not self._membership.is_fixed:
                 self._signs.watch(self._meeting.store)
@@ -158,7 +142,7 @@ class Assembly:
             return agreement
         if agreement.leave:
             self._await_world_without(agreement.leave)
-        if not self.is_connected:
+        if not self._transport.is_connected:
             self._connect()
         self._give_gradients(agreement)
         self._fill(agreement)
@@ -188,12 +172,12 @@ class Assembly:
     def _connect(self) -> None:
         assert self._meeting is not None
         device = self._gradients.buckets[-1].local.device
-        self._is_broken = False
-        self._waiter.begin()
-        timeout_s = self._timeout_s if self._membership.is_fixed else max(self._timeout_s, AT_WORK_S)
+        is_fixed = self._membership.is_fixed
+        timeout_s = self._timeout_s if is_fixed else max(self._timeout_s, AT_WORK_S)
         with phase(MEET), self._signs.waiting():
-            self._meeting.connect(self._backend, timeout_s, device)
-        self.is_connected = True
+            self._transport.connect(
+                self._meeting.store, self.rank, self.world_size, timeout_s=timeout_s, device=device, is_fixed=is_fixed
+            )
         self._call_script()
 
     def _call_script(self) -> None:
@@ -219,43 +203,39 @@ class Assembly:
 
     def _outgrow(self) -> None:
         """Tell a rank that has not heard of the newer world in time, and waits for this one in the old one."""
-        if self._order is not None and not self._is_broken and not self._membership.is_left():
+        if self._order is not None and not self._transport.is_broken and not self._membership.is_left():
             with contextlib.suppress(DistError):  # without its store the world is broken
                 self._order.outgrow()
-
-    def _leave_group(self) -> None:
-        self.is_connected = False
-        if dist.is_initialized():
-            self._former.append(dist.group.WORLD)
-            dist.destroy_process_group()
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
     def reduce(self, step: int, *, is_awaited: bool) -> bool:
         """Reduces all buckets that are not done; false if the world broke on the way, and a newer one has come."""
-        works: dict[int, Work | None] = {}
+        begun: dict[int, Completion] = {}
         self._begin(f"the gradients of step {step}")
         try:
             with self._signs.waiting():
-                self._reduce(works, is_awaited=is_awaited)
+                self._reduce(begun, is_awaited=is_awaited)
         except MismatchError:
             raise
         except BROKEN as error:
-            self._broke(error, *works.values())
+            self._broke(error, *begun.values())
             return False
         self._end()
-        self._retired, self._former = self._former, []
+        self._transport.retire()
         return True
 
-    def _reduce(self, works: dict[int, Work | None], *, is_awaited: bool) -> None:
+    def _reduce(self, begun: dict[int, Completion], *, is_awaited: bool) -> None:
         gradients = self._gradients
         for numbers in gradients.rounds:
             left = [number for number in numbers if number not in gradients.done]
             for number in left:
-                works[number] = gradients.reduce(number, self.holdings, is_awaited=is_awaited)
+                completion = gradients.reduce(number, self.holdings, is_awaited=is_awaited)
+                if completion is not None:
+                    begun[number] = completion
             for number in left:
-                if (work := works[number]) is not None:
-                    self._waiter.wait(work)
+                if number in begun:
+                    begun[number].wait()
                 gradients.done.add(number)
 
     def _give_gradients(self, agreement: Agreement) -> None:
@@ -263,10 +243,10 @@ class Assembly:
         for source, destination in agreement.gradients:
             for number in range(len(self._gradients.buckets)):
                 if self.rank == source:
-                    self.send(self._gradients.room(number), destination)
+                    self._transport.send(self._gradients.room(number), destination)
                 elif self.rank == destination:
                     self._gradients.forget(number)  # if it has come once before: what breaks on the way leaves anything
-                    self.receive(self._gradients.room(number), source)
+                    self._transport.receive(self._gradients.room(number), source)
                     self._gradients.done.add(number)
 
     def _fill(self, agreement: Agreement) -> None:
@@ -275,52 +255,20 @@ class Assembly:
         for number, source in agreement.fill:
             if self.rank != source:  # whoever had it, too: what breaks on the way leaves anything
                 self._gradients.forget(number)
-            self.broadcast(self._gradients.room(number), source)
+            self._transport.broadcast(self._gradients.room(number), source)
             self._gradients.done.add(number)
 
     def _give_reports(self) -> None:
         """Those who have not got the result of a reduction between steps get it from another who has."""
         for source, destination in reports_to_give(self.said):
             if self.rank == source:
-                self.send(self._reports.result, destination)
+                self._transport.send(self._reports.result, destination)
             elif self.rank == destination:
                 report = self.said[source].report
                 assert report is not None
                 result = self._reports.room()
-                self.receive(result, source)
+                self._transport.receive(result, source)
                 self._reports.take(report, result)
-
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """What each member gives, by rank. Raises what a collective raises.
-
-        Gloo ends a process whose collective of one kind meets one of another size, and no sum is gathered so: who
-        calls a sum then only waits.
-        """
-        given = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        held = [[each] for each in (tensor, *given)]
-        references = [count_references(each) for each in held]
-        self._waiter.wait(dist.all_gather(given, tensor, async_op=True))
-        self._gathered = list(zip(held, references, strict=True))
-        return given
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Sums it over all members, in place. Raises what a collective raises."""
-        self._waiter.wait(dist.all_reduce(tensor, async_op=True))
-
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Gives all members what ``source`` has. Raises what a collective raises."""
-        if tensor.numel():
-            self._waiter.wait(dist.broadcast(_bytes(tensor), source, async_op=True))
-
-    def send(self, tensor: Tensor, destination: int) -> None:
-        """Send to one member. Raises what a collective raises."""
-        if tensor.numel():
-            self._waiter.wait_one_to_one(dist.isend(_bytes(tensor), destination))
-
-    def receive(self, tensor: Tensor, source: int) -> None:
-        """Receive from one member. Raises what a collective raises."""
-        if tensor.numel():
-            self._waiter.wait_one_to_one(dist.irecv(_bytes(tensor), source))
 
     def exchange(self, text: str) -> list[str] | None:
         """What each member says at this point, by rank; None if the world broke, and a newer one has come."""
@@ -375,8 +323,8 @@ class Assembly:
                 self._order.compare()
             self._order.end()
 
-    def _broke(self, error: Exception, *works: Work | None) -> None:
-        """Breaks with this world, and returns when a newer one has come and ``works`` have ended, else raises.
+    def _broke(self, error: Exception, *begun: Completion) -> None:
+        """Breaks with this world, and returns when a newer one has come and what was ``begun`` has ended, else raises.
 
         Until they have ended they may write into their tensors; those of one that does not end are not used again.
         """
@@ -385,29 +333,11 @@ class Assembly:
             self._membership.broke(error)
         elif not self._membership.wait_for_agreed(self._timeout_s):
             raise MissingError("another rank has gone on to a larger world, of which this one is not told") from error
-        self._is_broken = True
-        ended = [work is None or self._waiter.has_ended(work) for work in works]
-        if isinstance(error, AbandonedError) or not all(ended):
+        if not self._transport.give_up(error, begun):
             self._gradients.renew()
-            if self.is_connected and dist.is_initialized():
-                keep_for_ever(dist.group.WORLD)
-
-
-def _let_go(assembly: weakref.ref[Assembly]) -> None:
-    """Waits, where the script ends right behind it, until gloo's threads have let go of what was gathered last."""
-    there = assembly()
-    if there is not None:
-        gc.collect()  # a time-out that was looked into leaves a circle with the collective in it
-        for held, references in there._gathered:
-            wait_let_go(held, references)
 
 
 def _is_from_torch(error: BaseException) -> bool:
     """Return whether torch.distributed has raised it, as where a peer is lost in a collective of the script."""
     names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(name.startswith("torch.distributed") for name in names)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor as bytes: back ends do not take all types."""
-    return tensor.view(-1).view(torch.uint8)

@@ -12,8 +12,8 @@ from torch.distributed import HashStore, Store
 
 from unicron_elastic.base.in_place import FORCE, is_forced
 from unicron_elastic.base.world import Member, World
+from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.training.group.meeting import connect_store
-from unicron_elastic.training.step.collective import is_of_script
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.collectives.broken import break_collectives
 from unicron_elastic.worker.instructions import FixedWorld, Instruction, Invitation, NewWorld

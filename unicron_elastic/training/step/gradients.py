@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import Work
 
 from unicron_elastic.compat.tensors import changes_of, copy_each, zero_each
+from unicron_elastic.engine.transport.completion import Completion
+from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.state.nested import shaped_like
 from unicron_elastic.training.step.comparison import written
 from unicron_elastic.training.step.notes import NOTES_DTYPE, Notes, digest_notes, made_bytes
@@ -51,16 +51,17 @@ class Gradients:
         self,
         parameters: Sequence[Tensor],
         micro_batches: int,
+        transport: Transport,
         *,
         others: Sequence[Tensor] = (),
         bucket_bytes: int | None = None,
     ) -> None:
         self.micro_batches = micro_batches
+        self._transport = transport
         self.done: set[int] = set()  # buckets whose reduced sum is complete
         self.has_last = False  # whether ``reduced`` still is that of the step before
         self.made: Tensor | None = None  # the buffers, if this rank has computed micro-batch 0 and it has changed any
         self.digest: Callable[[], list[float]] = lambda: written(None)  # of the state, for the notes
-        self.wait: Callable[[Work], None] = _wait  # for a collective
         self.name: Callable[[Tensor], str] = _shape  # of a parameter, for people
         self._bucket_bytes = bucket_bytes or BUCKET_BYTES
         self._touched: set[Tensor] = set()
@@ -170,14 +171,14 @@ class Gradients:
         last = len(self.buckets) - 1
         return range(last), range(last, last + 1)
 
-    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_awaited: bool) -> Work | None:
+    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_awaited: bool) -> Completion | None:
         """Begins to sum a bucket over all ranks; ``holdings`` are the micro-batches that each has computed.
 
         None if nothing is to be waited for. Raises what a collective raises.
         """
         if bucket in self.rounds[1]:
             return self._share_made(holdings)
-        return dist.all_reduce(self.stage(bucket, is_awaited=is_awaited), async_op=True)
+        return self._transport.reduce(self.stage(bucket, is_awaited=is_awaited))
 
     def stage(self, bucket: int, part: slice = slice(None), *, is_awaited: bool) -> Tensor:
         """What is to be reduced in place: a copy of this rank's sum, or a part of it that has the notes, if there are.
@@ -197,16 +198,16 @@ class Gradients:
             self._notes.write(staged[-each.notes :], touched, self.digest(), made_bytes=made, is_awaited=is_awaited)
         return staged
 
-    def _share_made(self, holdings: Sequence[frozenset[int]]) -> Work | None:
+    def _share_made(self, holdings: Sequence[frozenset[int]]) -> Completion | None:
         room = self.room(len(self.buckets) - 1)
         if not room.numel():
             return None
         source = next(rank for rank, held in enumerate(holdings) if 0 in held)
-        if source == dist.get_rank():
+        if source == self._transport.rank:
             # Of another size if micro-batch 0 was computed again, and made others: then all stay as they were.
             is_same = self.made is not None and self.made.numel() == room.numel()
             room.copy_(self.made) if self.made is not None and is_same else room.zero_()
-        return dist.broadcast(room, source, async_op=True)
+        return self._transport.share(room, source)
 
     def room(self, bucket: int) -> Tensor:
         """Where the reduced bucket is, or is to be received, when those before it are there."""
@@ -302,10 +303,6 @@ class Gradients:
         self._notes = Notes(self._flats[-1][-notes:], self.micro_batches)
         nothing = torch.empty(0, dtype=torch.uint8, device=self._flats[-1].device)
         return [*buckets[:-1], replace(buckets[-1], notes=notes), Bucket(local=nothing, reduced=nothing, parameters=())]
-
-
-def _wait(work: Work) -> None:
-    work.wait()
 
 
 def _shape(parameter: Tensor) -> str:

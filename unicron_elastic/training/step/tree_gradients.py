@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import Work
 
+from unicron_elastic.engine.transport.completion import Completion
+from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.training.step.tree import TreeNode, maximal
 from unicron_elastic.training.step.tree_sum import TreeSum
@@ -20,11 +20,12 @@ class TreeGradients(Gradients):
         self,
         parameters: Sequence[Tensor],
         micro_batches: int,
+        transport: Transport,
         *,
         others: Sequence[Tensor] = (),
         bucket_bytes: int | None = None,
     ) -> None:
-        super().__init__(parameters, micro_batches, others=others, bucket_bytes=bucket_bytes)
+        super().__init__(parameters, micro_batches, transport, others=others, bucket_bytes=bucket_bytes)
         self._holdings: list[frozenset[int]] = []
         self._nodes: dict[int, tuple[TreeNode, ...]] = {}
 
@@ -65,7 +66,7 @@ class TreeGradients(Gradients):
         super().settle()
         self._sum.drop()
 
-    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_awaited: bool) -> Work | None:
+    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_awaited: bool) -> Completion | None:
         """Done when it returns: each rank adds one segment in the tree's order, and the sums are gathered."""
         if bucket in self.rounds[1]:
             return super().reduce(bucket, holdings, is_awaited=is_awaited)
@@ -75,9 +76,8 @@ class TreeGradients(Gradients):
         if elements:
             of = [self.parameters[position] for position in each.parameters]
             held = self._nodes_of(holdings)
-            self._sum.wait = self.wait
-            self._sum.reduce(of, dist.group.WORLD, held, dist.get_rank(), out=each.reduced[:elements])
-        return dist.all_reduce(notes, async_op=True) if each.notes else None
+            self._sum.reduce(of, self._transport, held, self._transport.rank, out=each.reduced[:elements])
+        return self._transport.reduce(notes) if each.notes else None
 
     def _nodes_of(self, holdings: Sequence[frozenset[int]]) -> dict[int, tuple[TreeNode, ...]]:
         """Return nodes by rank; the buckets of a step ask for the same, and mostly those of the next one, too."""

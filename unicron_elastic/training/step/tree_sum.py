@@ -15,20 +15,30 @@ takes n more, or ``out``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from unicron_elastic.compat.tensors import add_each
 from unicron_elastic.state.nested import flat_like
-from unicron_elastic.training.step.collective import as_real
 from unicron_elastic.training.step.tree import Addition, TreeNode, combine_plan, merge, root
 
 Gradients = list[Tensor | None]  # one for each parameter; None where no micro-batch of the node gave it any
 Held = tuple[tuple[TreeNode, ...], ...]
+
+
+class Exchanges(Protocol):
+    """`Exchanges` is a process group, as far as a sum over all of its ranks needs it."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+
+    def exchange(self, came: Tensor, gone: Tensor, counts: Sequence[int], given: Sequence[int]) -> None:
+        """Gives each rank its part of ``gone``, of ``given`` elements, and gets ``counts`` elements from each."""
 
 
 class TreeSum:
@@ -53,7 +63,6 @@ class TreeSum:
         self._place = {id(parameter): place for place, parameter in enumerate(self.parameters)}
         self._values: dict[TreeNode, Gradients] = {}
         self._scratch: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
-        self.wait: Callable[[Any], object] = lambda work: work.wait()  # for a collective
 
     @property
     def nodes(self) -> tuple[TreeNode, ...]:
@@ -95,7 +104,7 @@ class TreeSum:
     def reduce(
         self,
         bucket: Sequence[Tensor],
-        group: Any,
+        group: Exchanges,
         held_by_rank: Mapping[int, Sequence[TreeNode]],
         rank: int,
         out: Tensor | None = None,
@@ -107,7 +116,7 @@ class TreeSum:
 
         Args:
             bucket: some of the parameters, all of one dtype on one device, in the same order on each rank.
-            group: a process group; its ranks count from 0.
+            group: the ranks that reduce, which count from 0.
             held_by_rank: for each rank of the group its ``nodes``; together they cover every micro-batch once.
             rank: this one's in the group.
             out: where to put the sum, 1-D and of the bucket's size and dtype; by default in a new tensor.
@@ -120,7 +129,7 @@ class TreeSum:
                 ``out`` does not fit.
             RuntimeError: a collective failed.
         """
-        held = self._check_held(held_by_rank, group.size(), rank)
+        held = self._check_held(held_by_rank, group.size, rank)
         _plan(held, self.micro_batches)  # raises unless every micro-batch is there once
         like = self._check(bucket)
         count = _elements(bucket)
@@ -139,7 +148,7 @@ class TreeSum:
             raise
         return out
 
-    def _reduce(self, bucket: Sequence[Tensor], group: Any, held: Held, rank: int, out: Tensor) -> None:
+    def _reduce(self, bucket: Sequence[Tensor], group: Exchanges, held: Held, rank: int, out: Tensor) -> None:
         """Exchange the pieces by segments, add those of this rank's segment, and exchange the sums."""
         segments = _segments(out.numel(), len(held))
         size = segments[rank]
@@ -155,14 +164,14 @@ class TreeSum:
                 self._write(held[rank][place], bucket, gone)
             counts = [size * sends for sends in senders]
             given = segments if senders[rank] else [0] * len(held)
-            self.wait(group.alltoall_base(as_real(came), as_real(gone), counts, given))
+            group.exchange(as_real(came), as_real(gone), counts, given)
             nodes = [nodes[place] for nodes, sends in zip(held, senders, strict=True) if sends]
             pieces |= zip(nodes, came.view(len(nodes), size).unbind(), strict=True)
         mine = _summed(pieces, held, self.micro_batches)
         copies = sent[: len(held) * size]
         copies.view(len(held), size).copy_(mine)
         # An all-gather by name: gloo's own takes twice the time, and all segments would have to be of one size.
-        self.wait(group.alltoall_base(as_real(out), as_real(copies), segments, [size] * len(held)))
+        group.exchange(as_real(out), as_real(copies), segments, [size] * len(held))
 
     def _scratch_for(self, like: Tensor, use: str, count: int) -> Tensor:
         """``count`` elements as they are; the largest that was asked for is kept."""
@@ -251,6 +260,11 @@ def _summed(values: dict[TreeNode, Tensor], held: Held, micro_batches: int) -> T
         total = values[addition.total] = values.pop(addition.left)
         as_real(total).add_(as_real(values.pop(addition.right)))
     return values[root(micro_batches)]
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """The same memory, with two real numbers for each complex one: back ends do not take those."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _segments(count: int, world_size: int) -> list[int]:

@@ -26,7 +26,7 @@ _CPU_S = 0.001  # that a thread may use while it waits
 _WAITING = (
     f"/{C10D.replace('.', '/')}.py",
     "/megatron/core/pipeline_parallel/",
-    "/unicron_elastic/training/step/collective.py",
+    "/unicron_elastic/engine/transport/waiter.py",
 )
 
 

@@ -9,25 +9,19 @@ same one, and then they are abandoned: group and collectives stay in memory, unt
 from __future__ import annotations
 
 import ctypes
-import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from inspect import CO_VARARGS
-from types import CodeType, FrameType
 from typing import Any, NoReturn, Protocol
 
-import torch
-from torch import Tensor
 from torch.distributed import Work
+
+from unicron_elastic.engine.transport.of_script import is_of_script
 
 LOOK_S = 0.05  # between two looks at whether it is broken
 LAST_LOOK_S = 0.001  # at one for which there is no patience left
 PATIENCE_S = 0.1  # for the broken ones to fail: most do within milliseconds
-LET_GO_S = 1.0
-_OF_COLLECTIVES = ("builtins", "torch", "unicron_elastic")  # where the types of what they raise are
 _ABANDONED = "a collective was broken off and does not end"
 _IN_VAIN = "a collective timed out, as a rank that is not known to be at work did not come to it"
 
@@ -169,65 +163,6 @@ class _InThread:
         if self._error is not None:
             raise self._error
         return has_ended
-
-
-def is_of_script(error: BaseException) -> bool:
-    """Return whether it says nothing of a collective and is the script's to handle.
-
-    Python runs the script's signal handlers in whatever the main thread is waiting for, and a thread may raise an
-    exception there (PyThreadState_SetAsyncExc). A handler is one also if it has put another in its place by now.
-    """
-    if type(error).__module__.partition(".")[0] not in _OF_COLLECTIVES:
-        return True
-    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in handlers or _was_given_its_caller(trace.tb_frame):
-            return True
-        trace = trace.tb_next
-    return False
-
-
-def _was_given_its_caller(frame: FrameType) -> bool:
-    """Return whether the frame from which the function seems to be called is one of its arguments, as for handlers."""
-    code, values = frame.f_code, frame.f_locals
-    given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
-    if code.co_flags & CO_VARARGS:
-        given += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount]) or ()
-    return frame.f_back is not None and any(each is frame.f_back for each in given)
-
-
-def _code(handler: Any) -> CodeType | None:
-    """Return the code of a function, a method, or an object that can be called."""
-    function = getattr(handler, "func", handler)  # of functools.partial
-    if not hasattr(function, "__code__"):
-        function = type(function).__call__
-    code = getattr(function, "__code__", None)
-    return code if isinstance(code, CodeType) else None
-
-
-def count_references(held: Sequence[Tensor]) -> int:
-    """Counts who refers to the only tensor of ``held``.
-
-    It comes in a list, as an argument counts as a reference of its own with Python up to 3.13, and not with 3.14.
-    """
-    return sys.getrefcount(held[0])
-
-
-def wait_let_go(held: Sequence[Tensor], references: int) -> None:
-    """Waits until gloo's threads have let go of a tensor that had so many references (``count_references``) before.
-
-    They do that after a collective has ended, and a thread which does it while the interpreter ends aborts the process
-    (torch 2.13: it needs the interpreter for that).
-    """
-    deadline = time.monotonic() + LET_GO_S
-    while count_references(held) > references and time.monotonic() < deadline:
-        time.sleep(0.0005)
-
-
-def as_real(tensor: Tensor) -> Tensor:
-    """The same memory, with two real numbers for each complex one: back ends do not take those."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def keep_for_ever(thing: Any) -> None:

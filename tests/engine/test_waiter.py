@@ -16,15 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from unicron_elastic.training.step.collective import (
-    LOOK_S,
-    PATIENCE_S,
-    AbandonedError,
-    Waiter,
-    count_references,
-    is_of_script,
-    wait_let_go,
-)
+from unicron_elastic.engine.transport.of_script import is_of_script
+from unicron_elastic.engine.transport.references import count_references, wait_let_go
+from unicron_elastic.engine.transport.waiter import LOOK_S, PATIENCE_S, AbandonedError, Waiter
 
 SLOW_S = 0.2  # as a look takes, at the most, on a machine with other things to do
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch.distributed import DistNetworkError
 
 from unicron_elastic.compat.groups import gloo_made_by
-from unicron_elastic.training.step.collective import Patience
+from unicron_elastic.engine.transport.waiter import Patience
 
 LOOK_S = 0.01
 GRACE_S = 0.1  # for connections that are nearly made

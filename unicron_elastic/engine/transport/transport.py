@@ -1,0 +1,172 @@
+"""The connections of a run with the others of its world, whatever back end they are made of.
+
+Nothing else in a run knows a back end, so that another one, or threads in tests, can be put in its place.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Store
+
+from unicron_elastic.engine.transport.completion import Completion
+from unicron_elastic.engine.transport.connect import connect_group
+from unicron_elastic.engine.transport.references import count_references, wait_let_go
+from unicron_elastic.engine.transport.waiter import AbandonedError, Patience, Waiter, keep_for_ever
+
+
+class Transport:
+    """`Transport` connects one process with the members of one world after another, and carries what they exchange.
+
+    ``is_left`` tells that a newer world ends what goes on; ``patience`` is how long this rank waits for the others.
+    All that a collective raises, also for another rank's loss, is raised where its result is waited for.
+    """
+
+    def __init__(self, backend: str, is_left: Callable[[], bool], patience: Patience | None = None) -> None:
+        self.is_connected = False
+        self.is_broken = False  # this world's connections
+        self._backend = backend
+        self._is_left = is_left
+        self._patience = patience
+        self._waiter = Waiter(lambda: self.is_broken or is_left(), looks_up="gloo" in backend, patience=patience)
+        # Groups of earlier worlds. Who drops one waits for gloo's threads, some 20 ms, and holds the interpreter: none
+        # of them may be waiting for it then, to let go of a tensor. So they have two more reductions' time.
+        self._former: list[Any] = []
+        self._retired: list[Any] = []
+        self._store: Store | None = None
+        self._gathered: list[tuple[list[Tensor], int]] = []  # the tensors of the latest, and how many refer to each
+        atexit.register(_let_go, weakref.ref(self))
+
+    @property
+    def rank(self) -> int:
+        """Return this one's in the group."""
+        return int(dist.get_rank())
+
+    @property
+    def size(self) -> int:
+        """Return how many members the group has."""
+        return int(dist.get_world_size())
+
+    @property
+    def on_look(self) -> Callable[[], None]:
+        """What is called at each look while it waits; what that raises ends the waiting."""
+        return self._waiter.on_look
+
+    @on_look.setter
+    def on_look(self, call: Callable[[], None]) -> None:
+        self._waiter.on_look = call
+
+    # -- the world ----------------------------------------------------------------------------------------------------
+
+    def connect(
+        self, store: Store, rank: int, size: int, *, timeout_s: float, device: torch.device, is_fixed: bool
+    ) -> None:
+        """Connects with the members who meet in ``store``. Raises Superseded, or what torch raises.
+
+        ``timeout_s`` is that of a collective. ``is_fixed``: no other world ever comes, and it has no other limit.
+        """
+        self.is_broken = False
+        self._waiter.begin()
+        self._store = connect_group(
+            self._backend,
+            store,
+            rank=rank,
+            size=size,
+            timeout_s=timeout_s,
+            is_left=self._is_left,
+            patience=None if is_fixed else self._patience,
+            device=device,
+        )
+        self.is_connected = True
+
+    def leave(self) -> None:
+        """Leaves this world's group, which is dropped two reductions later."""
+        self.is_connected = False
+        if dist.is_initialized():
+            self._former.append(dist.group.WORLD)
+            dist.destroy_process_group()
+
+    def retire(self) -> None:
+        """A reduction has ended well: groups that were left before the one before it are dropped."""
+        self._retired, self._former = self._former, []
+
+    def give_up(self, error: Exception, begun: Iterable[Completion]) -> bool:
+        """Waits for the end of what was ``begun`` in a world that broke with ``error``.
+
+        False if something of it was abandoned and may write into its tensors for ever.
+        """
+        self.is_broken = True
+        ended = [each.has_ended() for each in begun]
+        if not isinstance(error, AbandonedError) and all(ended):
+            return True
+        if self.is_connected and dist.is_initialized():
+            keep_for_ever(dist.group.WORLD)
+        return False
+
+    # -- collectives --------------------------------------------------------------------------------------------------
+
+    def reduce(self, tensor: Tensor) -> Completion:
+        """Begins to sum it over all members, in place."""
+        return Completion(dist.all_reduce(tensor, async_op=True), self._waiter)
+
+    def sum(self, tensor: Tensor) -> None:
+        """Sum it over all members, in place. Raises what a collective raises."""
+        self.reduce(tensor).wait()
+
+    def share(self, tensor: Tensor, source: int) -> Completion:
+        """Begins to give all members the bytes that ``source`` has."""
+        return Completion(dist.broadcast(tensor, source, async_op=True), self._waiter)
+
+    def exchange(self, came: Tensor, gone: Tensor, counts: Sequence[int], given: Sequence[int]) -> None:
+        """Gives each member its part of ``gone``, of ``given`` elements, and gets ``counts`` elements from each."""
+        assert dist.group.WORLD is not None
+        self._waiter.wait(dist.group.WORLD.alltoall_base(came, gone, list(counts), list(given)))
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """What each member gives, by rank. Raises what a collective raises.
+
+        Gloo ends a process whose collective of one kind meets one of another size, and no sum is gathered so: who
+        calls a sum then only waits.
+        """
+        given = [torch.empty_like(tensor) for _ in range(self.size)]
+        held = [[each] for each in (tensor, *given)]
+        references = [count_references(each) for each in held]
+        self._waiter.wait(dist.all_gather(given, tensor, async_op=True))
+        self._gathered = list(zip(held, references, strict=True))
+        return given
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Gives all members what ``source`` has. Raises what a collective raises."""
+        if tensor.numel():
+            self.share(_bytes(tensor), source).wait()
+
+    def send(self, tensor: Tensor, destination: int) -> None:
+        """Send to one member. Raises what a collective raises."""
+        if tensor.numel():
+            self._waiter.wait_one_to_one(dist.isend(_bytes(tensor), destination))
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        """Receive from one member. Raises what a collective raises."""
+        if tensor.numel():
+            self._waiter.wait_one_to_one(dist.irecv(_bytes(tensor), source))
+
+
+def _let_go(transport: weakref.ref[Transport]) -> None:
+    """Waits, where the script ends right behind it, until gloo's threads have let go of what was gathered last."""
+    there = transport()
+    if there is not None:
+        gc.collect()  # a time-out that was looked into leaves a circle with the collective in it
+        for held, references in there._gathered:
+            wait_let_go(held, references)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor as bytes: back ends do not take all types."""
+    return tensor.view(-1).view(torch.uint8)
