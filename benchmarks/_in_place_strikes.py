@@ -114,6 +114,7 @@ class Strikes:
 
     def install(self) -> None:
         """Wraps what it takes; before the run is made, which gets small buckets."""
+        from unicron_elastic.engine.transport import interruptible_store
         from unicron_elastic.training import engine
         from unicron_elastic.training.group import assembly, meeting, servant
         from unicron_elastic.training.step import gradients, tree_gradients, tree_sum
@@ -128,8 +129,8 @@ class Strikes:
         self._wrap(tree_gradients.TreeGradients, "reduce", before=self._name_bucket)
         self._wrap(tree_sum.TreeSum, "_reduce", exchange=self._watch_exchanges)
         self._wrap(importlib.import_module("torch.optim.adam"), "adam", before=self._count_groups())
-        self._wrap(meeting, "_wait", before=lambda _store, keys, *_: keys == ["all"] and self.at("meeting"))
-        self._wrap(meeting._Interruptible, "set", after=lambda *_: self.at("connecting"))
+        self._wrap(meeting.Meeting, "hear", before=lambda *_: self.at("meeting"))
+        self._wrap(interruptible_store.InterruptibleStore, "set", after=lambda *_: self.at("connecting"))
         self._wrap(servant, "pull", before=lambda *_: self._soon("newcomer-copies"))
         self._wrap(servant, "rebuild", before=lambda *_: self.at("newcomer-has-copied"))
         self._wrap_agree(assembly)

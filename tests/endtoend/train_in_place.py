@@ -23,8 +23,9 @@ import torch
 from torch import nn
 
 import unicron_elastic
+from unicron_elastic.engine.transport import interruptible_store, transport
 from unicron_elastic.training import engine
-from unicron_elastic.training.group import meeting, membership, servant
+from unicron_elastic.training.group import membership, servant
 from unicron_elastic.training.step import gradients, tree_gradients
 
 FOLDER = Path(os.environ["PROBE"])
@@ -127,8 +128,13 @@ def arm(strikes: Strikes) -> None:
     wrapped(engine.Engine, "_may_leave", lambda *_: strikes.at("reduced"), None)
     wrapped(engine.Engine, "_meet", lambda _: strikes.at("meet"), None)
     wrapped(engine.Engine, "part", lambda _: strikes.at("part"), lambda _: strikes.at("parted"))
-    wrapped(meeting.Meeting, "connect", lambda *_: strikes.at("connect"), lambda *_: strikes.at("connected"))
-    wrapped(meeting._Interruptible, "set", None, lambda *_: strikes.at("published"))
+    wrapped(
+        transport.Transport,
+        "connect",
+        lambda *_, **__: strikes.at("connect"),
+        lambda *_, **__: strikes.at("connected"),
+    )
+    wrapped(interruptible_store.InterruptibleStore, "set", None, lambda *_: strikes.at("published"))
     wrapped(membership.AgentMembership, "is_ready", None, lambda *_: strikes.at("ready"))
     wrapped(servant.Servant, "serve", lambda *_: strikes.at("serve"), None)
     wrapped(

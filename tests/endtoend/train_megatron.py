@@ -37,7 +37,6 @@ import unicron_elastic.megatron
 from unicron_elastic.base.world import World
 from unicron_elastic.megatron import buckets, cpu_stand_in, groups, members
 from unicron_elastic.megatron import run as running
-from unicron_elastic.training.group import meeting
 from unicron_elastic.worker.worlds import link
 
 FOLDER = Path(os.environ["PROBE"])
@@ -121,7 +120,7 @@ def arm(strikes: Strikes) -> None:
     wrapped(buckets.Buckets, "reduce", None, point("reduced"))
     wrapped(members.Members, "sum", summed("tokens", "commit"), summed("counted", "committed"))
     wrapped(running.MegatronRun, "_meet", point("meet"), None)
-    wrapped(meeting.Meeting, "connect", point("connect"), point("connecting"))
+    wrapped(groups, "connect_group", point("connect"), point("connecting"))
     wrapped(groups.Groups, "enter", None, point("connected"))
     wrapped(members.Members, "send", None, third("give"))
     wrapped(members.Members, "receive", None, third("take"))
