@@ -208,11 +208,15 @@ class _Group:
         self._out = out
         self._begun = begun
 
-    def alltoall_base(self, output: Tensor, *arguments: Any) -> Any:
-        work = self._group.alltoall_base(output, *arguments)
-        if output is self._out:
+    @property
+    def size(self) -> int:
+        return int(self._group.size)
+
+    def exchange(self, came: Tensor, *arguments: Any) -> Any:
+        begun = self._group.exchange(came, *arguments)
+        if came is self._out:
             self._begun()
-        return work
+        return begun
 
 
 def do(kind: str) -> None:

@@ -83,8 +83,8 @@ class Through:
     def size(self) -> int:
         return int(self.group.size())
 
-    def exchange(self, came: Tensor, gone: Tensor, counts: Sequence[int], given: Sequence[int]) -> None:
-        self.group.alltoall_base(came, gone, counts, given).wait()
+    def exchange(self, came: Tensor, gone: Tensor, counts: Sequence[int], given: Sequence[int]) -> Any:
+        return self.group.alltoall_base(came, gone, counts, given)
 
 
 class World:

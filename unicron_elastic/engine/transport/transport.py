@@ -124,10 +124,10 @@ class Transport:
         """Begins to give all members the bytes that ``source`` has."""
         return Completion(dist.broadcast(tensor, source, async_op=True), self._waiter)
 
-    def exchange(self, came: Tensor, gone: Tensor, counts: Sequence[int], given: Sequence[int]) -> None:
-        """Gives each member its part of ``gone``, of ``given`` elements, and gets ``counts`` elements from each."""
+    def exchange(self, came: Tensor, gone: Tensor, counts: Sequence[int], given: Sequence[int]) -> Completion:
+        """Begins to give each member its part of ``gone``, of ``given`` elements, and to get ``counts`` from each."""
         assert dist.group.WORLD is not None
-        self._waiter.wait(dist.group.WORLD.alltoall_base(came, gone, list(counts), list(given)))
+        return Completion(dist.group.WORLD.alltoall_base(came, gone, list(counts), list(given)), self._waiter)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """What each member gives, by rank. Raises what a collective raises.

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from unicron_elastic.compat.tensors import add_each
+from unicron_elastic.engine.transport.completion import Completion
 from unicron_elastic.state.nested import flat_like
 from unicron_elastic.training.step.tree import Addition, TreeNode, combine_plan, merge, root
 
@@ -37,8 +38,8 @@ class Exchanges(Protocol):
     def size(self) -> int:
         """How many ranks there are."""
 
-    def exchange(self, came: Tensor, gone: Tensor, counts: Sequence[int], given: Sequence[int]) -> None:
-        """Gives each rank its part of ``gone``, of ``given`` elements, and gets ``counts`` elements from each."""
+    def exchange(self, came: Tensor, gone: Tensor, counts: Sequence[int], given: Sequence[int]) -> Completion:
+        """Begins to give each rank its part of ``gone``, of ``given`` elements, and to get ``counts`` from each."""
 
 
 class TreeSum:
@@ -164,14 +165,14 @@ class TreeSum:
                 self._write(held[rank][place], bucket, gone)
             counts = [size * sends for sends in senders]
             given = segments if senders[rank] else [0] * len(held)
-            group.exchange(as_real(came), as_real(gone), counts, given)
+            group.exchange(as_real(came), as_real(gone), counts, given).wait()
             nodes = [nodes[place] for nodes, sends in zip(held, senders, strict=True) if sends]
             pieces |= zip(nodes, came.view(len(nodes), size).unbind(), strict=True)
         mine = _summed(pieces, held, self.micro_batches)
         copies = sent[: len(held) * size]
         copies.view(len(held), size).copy_(mine)
         # An all-gather by name: gloo's own takes twice the time, and all segments would have to be of one size.
-        group.exchange(as_real(out), as_real(copies), segments, [size] * len(held))
+        group.exchange(as_real(out), as_real(copies), segments, [size] * len(held)).wait()
 
     def _scratch_for(self, like: Tensor, use: str, count: int) -> Tensor:
         """``count`` elements as they are; the largest that was asked for is kept."""
