@@ -43,10 +43,11 @@ class RoundListener:
     that more are, and why; each is called instead of ``on_fault`` if that is all there is. ``on_depart``: which nodes
     are well and leave, each time that more do, and why. ``on_recall``: why this node is wanted elsewhere or drained,
     why it must stay, and whether it is drained, each time that changes. ``on_change`` is called whenever something may
-    have changed.
+    have changed. ``on_told`` hears instead of ``on_fault`` what another node tells, and says itself.
     """
 
     on_fault: Callable[[str], None]
+    on_told: Callable[[str], None] | None = None
     on_lost: Callable[[tuple[str, ...], str], None] | None = None
     on_taken_out: Callable[[str], None] | None = None
     on_change: Callable[[], None] = lambda: None
@@ -109,7 +110,8 @@ class RoundWatch:
     def told(self, number: int, reason: str) -> None:
         """Another node has told of a fault."""
         if number == self._round.number:
-            self._once("fault", lambda: self._listener.on_fault(reason))
+            hear = self._listener.on_told or self._listener.on_fault
+            self._once("fault", lambda: hear(reason))
 
     def _once(self, what: str, say: Callable[[], None]) -> None:
         with self._lock:

@@ -373,6 +373,17 @@ def test_a_killed_agent_takes_its_workers_along_and_is_replaced(lab: Lab, submit
     assert run.out.count("DONE") == 3
 
 
+def test_a_fault_is_said_once_where_the_job_was_submitted(lab: Lab, submit: Submit, launcher: Any) -> None:
+    """Both nodes speak there: the one on which it came says it."""
+    run = submit(lab, "--nnodes=2", "--rdzv-id=once", "--max-restarts=3", "work.py")
+    pids = works(run, 2)
+    os.kill(pids["b"], signal.SIGKILL)
+    works(run, 2, 4)
+    stop(launcher)
+    assert run.wait() == 0, run.err
+    assert run.err.count("was killed by signal 9 (SIGKILL)") == 1, run.err
+
+
 @pytest.mark.slow
 def test_nodes_of_a_job_may_end_one_after_the_other(lab: Lab, submit: Submit, launcher: Any) -> None:
     launcher.script("uneven.py", WORKER.replace('os.path.exists("stop")', "os.path.exists('stop' + environ['RANK'])"))

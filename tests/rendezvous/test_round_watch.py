@@ -65,3 +65,19 @@ def test_nodes_that_wait_are_told_of_unless_the_round_is_over(
     rounds.waiting = 1
     watch.look()
     assert heard == expected
+
+
+@pytest.mark.parametrize("tells_apart", [True, False])
+def test_what_another_node_tells_is_told_from_what_only_this_one_sees(tells_apart: bool) -> None:
+    heard: list[tuple[str, str]] = []
+    listener = RoundListener(
+        on_fault=lambda why: heard.append(("fault", why)),
+        on_told=(lambda why: heard.append(("told", why))) if tells_apart else None,
+    )
+    rounds = Rounds()
+    watch = RoundWatch(rounds, Round(number=1, places=(Place("a/1", "a"),)), listener)
+    watch.told(2, "On b, of another round.")
+    watch.told(1, "On b, rank 1 was killed.")
+    rounds.over = "b is lost."
+    watch.look()
+    assert heard == [("told" if tells_apart else "fault", "On b, rank 1 was killed.")]

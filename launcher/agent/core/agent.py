@@ -116,6 +116,7 @@ class Agent(TorchAgent):
         self._moves = StateMoves()
         self._teller = JobTeller(self._runtime.loop, self._nodes)
         self._recalls = Recalls(self._runtime.loop, self._events.append)
+        self._said_elsewhere: set[str] = set()  # of faults in this round, by the nodes that have told of them
         self._state = JobState(
             policy=policy_of(spec, self._options, self._shutdown_timeout),
             run_id=self._nodes.get_run_id(),
@@ -428,6 +429,10 @@ class Agent(TorchAgent):
         event = events.PeerFailed(at=time.monotonic(), reason=reason, generation=generation)
         self._runtime.loop.call_soon(lambda: self._events.append(event))
 
+    def _peer_told(self, generation: int, reason: str) -> None:
+        self._said_elsewhere.add(reason)
+        self._peer_failed(generation, reason)
+
     def _exit_barrier(self) -> None:
         wait_at_last_barrier(self._is_nobody_awaited, super()._exit_barrier)
         if self._unheard_loss:
@@ -503,8 +508,9 @@ class Agent(TorchAgent):
         self._pace.look()
 
     def _is_told(self, sentence: str) -> bool:
-        """Whether people know what departs, and so what comes of it: the nodes of a planned job speak in one place."""
-        return self._runtime.is_planned and self._recalls.is_told_there(sentence)
+        """Whether people know of it, or of what departs: the nodes of a planned job speak in one place."""
+        is_told = sentence in self._said_elsewhere or self._recalls.is_told_there(sentence)
+        return self._runtime.is_planned and is_told
 
     def _do(self, command: commands.Command) -> None:
         match command:
@@ -698,8 +704,10 @@ class Agent(TorchAgent):
         spec = self._worker_group.spec
         generation = self._state.generation
         remote_ranks = self._remote_ranks_of_round = self._remote_ranks()
+        self._said_elsewhere = set()
         listener = RoundListener(
             on_fault=partial(self._peer_failed, generation),
+            on_told=partial(self._peer_told, generation),
             on_cancel=self._cancelled,
             on_waiting=partial(self._nodes_wait, generation),
             on_recall=self._recalls.told,
@@ -714,7 +722,7 @@ class Agent(TorchAgent):
                 spec.rdzv_handler,
                 self._store,
                 spec.monitor_interval,
-                on_fault=partial(self._peer_failed, generation),
+                on_fault=partial(self._peer_told, generation),
                 on_waiting=partial(self._nodes_wait, generation),
                 on_error=partial(self._rendezvous_failed, generation),
                 outlives_store=self._nodes.outlives_stores,
