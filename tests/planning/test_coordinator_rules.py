@@ -33,6 +33,21 @@ def test_a_host_that_flaps_disturbs_one_job() -> None:
     assert {node.node_id for node in cluster.nodes.values() if node.job == "a"} == others
 
 
+def test_a_drained_node_is_not_called_lost() -> None:
+    cluster = two_jobs()
+    drained = cluster.nodes[cluster.node_of("b")]
+    cluster.drain(drained.node_id)
+    proposal = propose(cluster.snapshot(), cluster.wall)
+    assert proposal.plan.reason.startswith(
+        f"Node {drained.host} of job b is drained; b goes on with 2 of its 3 nodes: "
+    )
+    with_table = propose(cluster.snapshot(), cluster.wall, cluster.state.table)
+    assert with_table == proposal
+    cluster.lose(cluster.node_of("a"))
+    both = propose(cluster.snapshot(), cluster.wall).plan.reason
+    assert both.startswith(f"Job a lost a node and node {drained.host} of job b is drained; ")
+
+
 def test_a_clock_that_is_set_back_holds_nothing_up() -> None:
     assert is_within(100.0, 100.0, 10.0)
     assert not is_within(100.0, 90.0, 10.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,12 +21,19 @@ from unicron_elastic.planning.allocate.plan import Move, Share
 from unicron_elastic.planning.model.tasks import Task
 from unicron_elastic.planning.model.waf import standstill_s, waf_flops
 
+Drained: TypeAlias = Sequence[tuple[str, str]]  # host and job, "" for none
+
 NAMED = 3  # so many tasks or moves are named; of more it is said how many they are
 
 
-def reason_of(cluster: Cluster, event: Event, shares: Sequence[Share], moves: Sequence[Move]) -> str:
-    """``cluster``: the situation after ``event``, before the plan; ``shares`` are of its tasks, in their order."""
-    happened = "; ".join([_happened(event), *_goes_on(event, shares, moves)])
+def reason_of(
+    cluster: Cluster, event: Event, shares: Sequence[Share], moves: Sequence[Move], *, drained: Drained = ()
+) -> str:
+    """``cluster``: the situation after ``event``, before the plan; ``shares`` are of its tasks, in their order.
+
+    ``drained``: those of the nodes that the event has lost that are there still, and are drained, with their jobs.
+    """
+    happened = "; ".join([_happened(event, drained), *_goes_on(event, shares, moves, drained)])
     if not moves:
         return (
             f"{happened}: no node moves, as no move would earn what it costs before the next fault, expected in "
@@ -33,11 +42,11 @@ def reason_of(cluster: Cluster, event: Event, shares: Sequence[Share], moves: Se
     of = {share.task: share for share in shares}
     tasks = {task.name: task for task in cluster.tasks if of[task.name].after != task.nodes or task.lost_nodes}
     resting = {name: _resting(task) for name, task in tasks.items()}
-    moved = _listed([_moved(move, of, tasks, _subject(event)) for move in moves], "; ", "moves")
+    moved = _listed([_moved(move, of, tasks, _subject(event, drained)) for move in moves], "; ", "moves")
     return f"{happened}; {moved}{_ratio(moves, tasks, of, resting)}: {_effect(cluster, of, tasks, resting)}."
 
 
-def _happened(event: Event) -> str:
+def _happened(event: Event, drained: Drained) -> str:
     match event:
         case NothingChanged():
             return "Nothing has changed"
@@ -48,13 +57,20 @@ def _happened(event: Event) -> str:
         case TaskSubmitted(task):
             return f"Job {task.name} was submitted"
         case NodesLost(names, idle):
-            lost = [f"job {name} lost {_nodes(names.count(name))}" for name in dict.fromkeys(names)]
-            text = " and ".join([*lost, *([f"{_nodes(idle, 'idle ')} went away"] if idle else [])])
+            found = Counter(names) - Counter(job for _, job in drained if job)
+            lost = [f"job {name} lost {_nodes(found[name])}" for name in dict.fromkeys(names) if found[name]]
+            idle -= sum(not job for _, job in drained)
+            gone = [f"{_nodes(idle, 'idle ')} went away"] if idle else []
+            sent = [f"node {host}{f' of job {job}' if job else ''} is drained" for host, job in drained[:NAMED]]
+            more = [f"{len(drained) - NAMED} more"] if len(drained) > NAMED else []
+            text = " and ".join([*lost, *gone, *sent, *more])
             return text[0].upper() + text[1:]
 
 
-def _subject(event: Event) -> str | None:
+def _subject(event: Event, drained: Drained = ()) -> str | None:
     """The one task that the event is about, which can be called "it"."""
+    if drained:  # "it" would be the node
+        return None
     match event:
         case TaskSubmitted(task):
             return task.name
@@ -63,12 +79,12 @@ def _subject(event: Event) -> str | None:
     return None
 
 
-def _goes_on(event: Event, shares: Sequence[Share], moves: Sequence[Move]) -> Iterator[str]:
+def _goes_on(event: Event, shares: Sequence[Share], moves: Sequence[Move], drained: Drained) -> Iterator[str]:
     """What becomes of tasks that lost nodes and get none."""
     targets = {move.target for move in moves}
     lost = set(event.tasks) if isinstance(event, NodesLost) else set()
     for share in shares:
-        name = "it" if share.task == _subject(event) else share.task
+        name = "it" if share.task == _subject(event, drained) else share.task
         if share.task not in lost or share.task in targets:
             continue
         if share.after:

@@ -12,8 +12,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from unicron_elastic.planning.allocate.cluster import NodesLost, after
 from unicron_elastic.planning.allocate.plan import Plan, Wait
 from unicron_elastic.planning.allocate.plan_table import PlanTable, plan_for
+from unicron_elastic.planning.allocate.reason import reason_of
 from unicron_elastic.planning.coordinate.holding import (
     DWELL_S,
     dwell_s,
@@ -170,15 +172,26 @@ def _told(snapshot: ClusterSnapshot, plan: Plan, wait: Wait) -> Wait:
 
 def _planned(snapshot: ClusterSnapshot, changes: PlanDifferences, bounds: Bounds, table: PlanTable | None) -> Plan:
     cluster, event = situation_of(snapshot, changes, bounds)
-    return table.plan(event) if table is not None and table.cluster == cluster else plan_for(cluster, event)
+    plan = table.plan(event) if table is not None and table.cluster == cluster else plan_for(cluster, event)
+    drained = _drained(snapshot, changes)
+    if not drained or not isinstance(event, NodesLost):
+        return plan
+    return replace(plan, reason=reason_of(after(cluster, event), event, plan.shares, plan.moves, drained=drained))
+
+
+def _drained(snapshot: ClusterSnapshot, changes: PlanDifferences) -> list[tuple[str, str]]:
+    """Which of the nodes that jobs have no more are there still, and are to be drained; with these jobs."""
+    return [(seat.host, seat.job) for seat in changes.lost if seat.node_id in snapshot.draining_ids]
 
 
 def _happened(snapshot: ClusterSnapshot, changes: PlanDifferences, at_unix_s: float) -> str:
     """Several events at once, or one that the planner does not know, in a few words."""
     if snapshot.published is None:
         return "This is the first plan"
+    drained = len(_drained(snapshot, changes))
     told = [
-        (len(changes.lost), "lost", "node"),
+        (len(changes.lost) - drained, "lost", "node"),
+        (drained, "drained", "node"),
         (len(changes.joined), "new", "node"),
         (len(changes.ended), "ended", "job"),
         (len(changes.new), "new", "job"),
