@@ -31,8 +31,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import Tensor
 
+from unicron_elastic.engine.protocol.tree import maximal, shares
 from unicron_elastic.engine.transport.transport import Transport
-from unicron_elastic.training.step.tree import maximal, shares
 from unicron_elastic.training.step.tree_sum import TreeSum
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))

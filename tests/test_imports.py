@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "state": "",
     "worker.process": "",
     "engine": "",
+    "engine.protocol": "",
     "engine.transport": "compat",
     "faults": "base",
     "health.gpu": "base",
@@ -31,7 +32,7 @@ MAY_IMPORT = {
     "planning.model": "base",
     "rendezvous.store": "base",
     "state.pull": "base state",
-    "training.step": "compat engine.transport state",
+    "training.step": "compat engine.protocol engine.transport state",
     "worker.collectives": "compat worker.process",
     "worker": "base compat worker.collectives worker.process",
     "launcher.common": "base worker",
@@ -61,14 +62,15 @@ MAY_IMPORT = {
     ),
     "simulation.policies": "faults planning.allocate planning.model simulation.live simulation.model",
     "training.group": (
-        "base engine.transport state state.pull training.snapshot training.step worker worker.collectives"
+        "base engine.protocol engine.transport state state.pull training.snapshot training.step worker "
+        "worker.collectives"
     ),
     "launcher.view.cluster": (
         "base launcher.common membership metrics planning.coordinate planning.model rendezvous.plan "
         "rendezvous.records rendezvous.store"
     ),
     "megatron": (
-        "base compat engine.transport faults planning.model state.storage training.group training.step worker "
+        "base compat engine.protocol engine.transport faults planning.model state.storage training.group worker "
         "worker.collectives"
     ),
     "rendezvous.cluster": "base membership metrics rendezvous.plan rendezvous.records rendezvous.store",
@@ -76,7 +78,9 @@ MAY_IMPORT = {
         "base faults planning.coordinate planning.model simulation.history simulation.live simulation.model "
         "simulation.policies"
     ),
-    "training": "base compat engine.transport state training.group training.snapshot training.step worker",
+    "training": (
+        "base compat engine.protocol engine.transport state training.group training.snapshot training.step worker"
+    ),
     ".": "training worker",
     "launcher.export": "launcher.common launcher.config",
     "launcher.export.metrics": (
@@ -139,16 +143,14 @@ DECISIONS = (
     "unicron_elastic.base.quarantine",
     "unicron_elastic.base.world",
     "unicron_elastic.detection",
+    "unicron_elastic.engine.protocol",
     "unicron_elastic.faults",
     "unicron_elastic.membership",
     "unicron_elastic.metrics",
     "unicron_elastic.planning",
     "unicron_elastic.recovery",
     "unicron_elastic.testing.chaos_plan",
-    "unicron_elastic.training.group.agreement",
-    "unicron_elastic.training.group.said",
     "unicron_elastic.training.step.comparison",
-    "unicron_elastic.training.step.shares",
 )
 CALCULATES = "unicron_elastic.planning"  # with NumPy
 HEAVY = {"megatron", "numpy", "psutil", "pynvml", "rich", "torch", "typer"}

@@ -31,7 +31,7 @@ ELSEWHERE = {
     "launcher/export/web/server.py": "tests/launcher/test_web_server.py",
     "rendezvous/store/server.py": "what our own etcd process says",
     "unicron_elastic/megatron/members.py": "what the ranks of one job tell each other by a collective",
-    "unicron_elastic/training/group/said.py": "the same",
+    "unicron_elastic/engine/protocol/said.py": "the same",
     "unicron_elastic/training/group/collective_order.py": "the same",
     "unicron_elastic/training/engine.py": "the same",
     "unicron_elastic/training/step/comparison.py": "the same",

@@ -14,9 +14,9 @@ from replica_jobs import Job
 from replicas import FakeMeeting, Work, here
 from torch import Tensor
 
+from unicron_elastic.engine.protocol.agreement import NoStateLeft
 from unicron_elastic.megatron import members, run
 from unicron_elastic.megatron.agreement import MemberSaid, ReplicaAgreement, agree
-from unicron_elastic.training.group.agreement import NoStateLeft
 
 __all__ = ["install"]
 

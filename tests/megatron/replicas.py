@@ -19,9 +19,9 @@ from replica_buckets import BucketGroup, total
 from torch import Tensor
 
 from unicron_elastic.base.world import Member, World
+from unicron_elastic.engine.protocol.agreement import NoStateLeft
 from unicron_elastic.engine.transport.superseded import Superseded
 from unicron_elastic.megatron import buckets, members, run
-from unicron_elastic.training.group.agreement import NoStateLeft
 from unicron_elastic.worker.notices import Notice, Parted
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from jobs_in_place import InPlace
 from scenario import KILLED, none, only
 
 from unicron_elastic.base.world import Member
+from unicron_elastic.engine.protocol.agreement import NoStateLeft
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     ChangeWorld,
@@ -23,7 +24,6 @@ from unicron_elastic.recovery.commands import (
 from unicron_elastic.recovery.state import Part
 from unicron_elastic.recovery.storms import FRUITLESS_MAX
 from unicron_elastic.recovery.worker_loss import NO_STATE_LEFT, NOT_TAKEN, REPLACE_AFTER_S
-from unicron_elastic.training.group.agreement import NoStateLeft
 from unicron_elastic.training.group.handover import NotTakenError
 
 ELSEWHERE = Member(name="0.0#z", node="n2#z", local_rank=0)

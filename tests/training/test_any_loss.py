@@ -7,9 +7,10 @@ import threads_as_ranks
 from threads_as_ranks import Changes, Job, ThreadTransport, fetch_state
 
 from unicron_elastic.base.world import Member, World
+from unicron_elastic.engine.protocol import agreement
+from unicron_elastic.engine.protocol.agreement import NoStateLeft
 from unicron_elastic.training import engine
-from unicron_elastic.training.group import agreement, arrival
-from unicron_elastic.training.group.agreement import NoStateLeft
+from unicron_elastic.training.group import arrival
 from unicron_elastic.training.step import gradients
 from unicron_elastic.worker.instructions import Invitation
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import HashStore
 
+from unicron_elastic.engine.protocol.agreement import Agreement
 from unicron_elastic.engine.transport.transport import Transport
-from unicron_elastic.training.group.agreement import Agreement
 from unicron_elastic.training.group.assembly import Assembly
 from unicron_elastic.training.group.membership import FixedMembership
 from unicron_elastic.training.group.reports import Reports

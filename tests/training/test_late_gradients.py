@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unicron_elastic.training.group.agreement import Agreement
+from unicron_elastic.engine.protocol.agreement import Agreement
 from unicron_elastic.training.group.assembly import Assembly
 from unicron_elastic.training.group.reports import Reports
 

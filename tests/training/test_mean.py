@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from unicron_elastic import Run
-from unicron_elastic.training.group.agreement import reports_to_give
-from unicron_elastic.training.group.said import MismatchError, Report, Said
+from unicron_elastic.engine.protocol.agreement import reports_to_give
+from unicron_elastic.engine.protocol.said import MismatchError, Report, Said
 from unicron_elastic.training.mean import FEW, MESSAGE_BYTES, MeanShare, check_same
 
 CPU = torch.device("cpu")

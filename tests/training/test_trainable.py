@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from unicron_elastic import Run
 from unicron_elastic.compat.tensors import walked
+from unicron_elastic.engine.protocol.said import Said
 from unicron_elastic.training import engine
 from unicron_elastic.training.group import arrival
 from unicron_elastic.training.group.handover import Handover
-from unicron_elastic.training.group.said import Said
 from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
 from unicron_elastic.training.step.trainable import Trainable

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unicron_elastic.training.step.shares import deal
-from unicron_elastic.training.step.tree import TreeNode, maximal, shares
+from unicron_elastic.engine.protocol.shares import deal
+from unicron_elastic.engine.protocol.tree import TreeNode, maximal, shares
 from unicron_elastic.training.step.tree_sum import TreeSum
 
 DEADLINE_S = 60.0
@@ -271,8 +271,8 @@ SURVIVOR = """
 import os, signal, sys
 from datetime import timedelta
 import torch, torch.distributed as dist
-from unicron_elastic.training.step.shares import deal
-from unicron_elastic.training.step.tree import maximal, shares
+from unicron_elastic.engine.protocol.shares import deal
+from unicron_elastic.engine.protocol.tree import maximal, shares
 from unicron_elastic.training.step.tree_sum import TreeSum
 sys.path.insert(0, sys.argv[3])
 from test_tree_sum import SHAPES, Through, compute, parameters

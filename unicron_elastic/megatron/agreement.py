@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from unicron_elastic.engine.protocol.agreement import NoStateLeft
+from unicron_elastic.engine.protocol.shares import deal
 from unicron_elastic.megatron.layout import Cut, FormerPlace, ReplicaLayout, ReplicaShape, lay_out
-from unicron_elastic.training.group.agreement import NoStateLeft
-from unicron_elastic.training.step.shares import deal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

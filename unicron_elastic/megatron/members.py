@@ -14,18 +14,18 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from unicron_elastic.base.world import World
+from unicron_elastic.engine.protocol.agreement import NoStateLeft
+from unicron_elastic.engine.protocol.said import MismatchError
+from unicron_elastic.engine.protocol.shares import from_ranges, to_ranges
 from unicron_elastic.engine.transport.references import count_references, wait_let_go
 from unicron_elastic.engine.transport.superseded import Superseded
 from unicron_elastic.engine.transport.waiter import AbandonedError, Waiter
 from unicron_elastic.megatron.agreement import MemberSaid, ReplicaAgreement, agree
 from unicron_elastic.megatron.groups import Groups
 from unicron_elastic.megatron.layout import ReplicaLayout
-from unicron_elastic.training.group.agreement import NoStateLeft
 from unicron_elastic.training.group.assembly import BROKEN
 from unicron_elastic.training.group.meeting import Meeting
 from unicron_elastic.training.group.membership import Membership
-from unicron_elastic.training.group.said import MismatchError
-from unicron_elastic.training.step.shares import from_ranges, to_ranges
 from unicron_elastic.worker.collectives.broken import break_collectives
 from unicron_elastic.worker.notices import Notice
 from unicron_elastic.worker.phases import phase

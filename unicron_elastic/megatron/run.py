@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from unicron_elastic.base.fault import Failure, Severity
+from unicron_elastic.engine.protocol.agreement import NoStateLeft
 from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.engine.transport.waiter import AbandonedError
 from unicron_elastic.faults.classify import classify
@@ -25,7 +26,6 @@ from unicron_elastic.megatron.buckets import Buckets
 from unicron_elastic.megatron.members import Members
 from unicron_elastic.megatron.sharded import Sharded
 from unicron_elastic.megatron.state import State
-from unicron_elastic.training.group.agreement import NoStateLeft
 from unicron_elastic.training.group.assembly import BROKEN
 from unicron_elastic.training.group.give_state import about_taken, give_state, take_state
 from unicron_elastic.worker.notices import Parted, WentOn

@@ -17,15 +17,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unicron_elastic.compat.tensors import copy_each
+from unicron_elastic.engine.protocol.agreement import Agreement
+from unicron_elastic.engine.protocol.said import MismatchError, Said
+from unicron_elastic.engine.protocol.tree import shares
 from unicron_elastic.engine.transport.transport import Transport
-from unicron_elastic.training.group.agreement import Agreement
 from unicron_elastic.training.group.arrival import Arrival
 from unicron_elastic.training.group.assembly import Assembly, OverError
 from unicron_elastic.training.group.give_state import about_taken, give_state, receive_state, share_state
 from unicron_elastic.training.group.handover import Handover
 from unicron_elastic.training.group.membership import membership
 from unicron_elastic.training.group.reports import Reports
-from unicron_elastic.training.group.said import MismatchError, Said
 from unicron_elastic.training.group.sendable import Stateful, check_sendable
 from unicron_elastic.training.group.servant import NotGivenError, Servant
 from unicron_elastic.training.group.signs import Effort, Signs
@@ -41,7 +42,6 @@ from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
 from unicron_elastic.training.step.suitable import check_suitable
 from unicron_elastic.training.step.trainable import Trainable
-from unicron_elastic.training.step.tree import shares
 from unicron_elastic.training.step.tree_gradients import TreeGradients
 from unicron_elastic.worker.notices import Parted, WentOn
 from unicron_elastic.worker.step_count import count_as_step, made_before

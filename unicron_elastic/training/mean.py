@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unicron_elastic.training.group.said import MismatchError
+from unicron_elastic.engine.protocol.said import MismatchError
 
 MESSAGE_BYTES = 2048
 TEXT_BYTES = 160

@@ -10,10 +10,10 @@ import sys
 import time
 from typing import Protocol
 
+from unicron_elastic.engine.protocol.said import MismatchError
 from unicron_elastic.state.pull.client import Pulled
 from unicron_elastic.training.group.handover import Handover
 from unicron_elastic.training.group.membership import Membership
-from unicron_elastic.training.group.said import MismatchError
 from unicron_elastic.training.group.servant import NotGivenError, about_fetched, fetch_state
 from unicron_elastic.worker.instructions import Invitation
 

@@ -14,16 +14,16 @@ from torch.distributed import DistError
 
 from unicron_elastic.base.text import counted, one_line
 from unicron_elastic.base.world import World
+from unicron_elastic.engine.protocol.agreement import Agreement, agree, reports_to_give
+from unicron_elastic.engine.protocol.said import MismatchError, Said, read, written
 from unicron_elastic.engine.transport.completion import Completion
 from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.engine.transport.superseded import Superseded
 from unicron_elastic.engine.transport.transport import Transport
-from unicron_elastic.training.group.agreement import Agreement, agree, reports_to_give
 from unicron_elastic.training.group.collective_order import CollectiveOrder, OutgrownError
 from unicron_elastic.training.group.meeting import Meeting, MissingError
 from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.group.reports import Reports
-from unicron_elastic.training.group.said import MismatchError, Said, read, written
 from unicron_elastic.training.group.signs import Signs
 from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.worker.collectives.broken import break_collectives, has_met_others

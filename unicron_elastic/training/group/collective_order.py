@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from torch.distributed import Store
 
+from unicron_elastic.engine.protocol.said import MismatchError
 from unicron_elastic.engine.transport.waiter import AbandonedError
-from unicron_elastic.training.group.said import MismatchError
 
 PATIENCE_S = 1.0
 LOOK_S = 0.25

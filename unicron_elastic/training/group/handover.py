@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unicron_elastic.base.text import counted, one_line
+from unicron_elastic.engine.protocol.shares import from_ranges
 from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.training.group.sendable import Stateful
 from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
-from unicron_elastic.training.step.shares import from_ranges
 from unicron_elastic.training.step.trainable import Trainable
 
 _WHY_CHARACTERS = 500

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from unicron_elastic.base.text import counted
 from unicron_elastic.base.world import World
-from unicron_elastic.training.group.said import Report, Said
+from unicron_elastic.engine.protocol.said import Report, Said
 
 Place: TypeAlias = tuple[int, int]
 FIRST: Place = (-1, -1)  # where no step has ended yet in this process

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from unicron_elastic.compat.tensors import walked
-from unicron_elastic.training.step.shares import from_ranges, to_ranges
+from unicron_elastic.engine.protocol.shares import from_ranges, to_ranges
 
 _NAMES_MAX = 3
 

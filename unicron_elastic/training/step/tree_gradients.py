@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from unicron_elastic.engine.protocol.tree import TreeNode, maximal
 from unicron_elastic.engine.transport.completion import Completion
 from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.training.step.gradients import Gradients
-from unicron_elastic.training.step.tree import TreeNode, maximal
 from unicron_elastic.training.step.tree_sum import TreeSum
 
 

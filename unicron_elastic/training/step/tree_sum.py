@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from unicron_elastic.compat.tensors import add_each
+from unicron_elastic.engine.protocol.tree import Addition, TreeNode, combine_plan, merge, root
 from unicron_elastic.engine.transport.completion import Completion
 from unicron_elastic.state.nested import flat_like
-from unicron_elastic.training.step.tree import Addition, TreeNode, combine_plan, merge, root
 
 Gradients = list[Tensor | None]  # one for each parameter; None where no micro-batch of the node gave it any
 Held = tuple[tuple[TreeNode, ...], ...]

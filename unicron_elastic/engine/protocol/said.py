@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from unicron_elastic.training.step.shares import from_ranges, to_ranges
+from unicron_elastic.engine.protocol.shares import from_ranges, to_ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from unicron_elastic.training.group.said import Said
-from unicron_elastic.training.step.shares import deal
+from unicron_elastic.engine.protocol.said import Said
+from unicron_elastic.engine.protocol.shares import deal
 
 
 class NoStateLeft(Exception):

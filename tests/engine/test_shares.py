@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.training.step.shares import deal, from_ranges, to_ranges
+from unicron_elastic.engine.protocol.shares import deal, from_ranges, to_ranges
 
 INDICES = st.frozensets(st.integers(0, 60))
 

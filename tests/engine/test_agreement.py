@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.training.group.agreement import Agreement, NoStateLeft, agree
-from unicron_elastic.training.group.said import Said, read, written
+from unicron_elastic.engine.protocol.agreement import Agreement, NoStateLeft, agree
+from unicron_elastic.engine.protocol.said import Said, read, written
 
 
 @st.composite

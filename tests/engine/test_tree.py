@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron_elastic.training.step.shares import deal
-from unicron_elastic.training.step.tree import TreeNode, combine_plan, covers, maximal, merge, root, shares
+from unicron_elastic.engine.protocol.shares import deal
+from unicron_elastic.engine.protocol.tree import TreeNode, combine_plan, covers, maximal, merge, root, shares
 
 SIZES = st.integers(1, 70)
 
