@@ -85,6 +85,14 @@ class JobPresence(Presence[JobMirror]):
                 text = lost_text(node_id, reason, has_ended=True, is_orderly=is_orderly)
                 self._store.put(self._keys.lost(node_id), text, lease_id)
 
+    def has_ended(self, place: Place, reason: str) -> None:
+        """Tells the others that an agent, and its workers, are no more, which is certain."""
+        with contextlib.suppress(StoreError, LeaseGoneError):
+            if self._store is not None:
+                lease_id = self._store.grant(FAREWELL_S).lease_id
+                put = Put(self._keys.lost(place.node_id), lost_text(place.node_id, reason, has_ended=True), lease_id)
+                self._store.commit({self._keys.member(place.node_id): 0}, [put])
+
     def view(self) -> JobView:
         """The job as it was when last seen."""
         with self._changed:

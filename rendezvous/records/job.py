@@ -71,13 +71,15 @@ class JobKeys:
 def member_text(member: JobMember) -> bytes:
     """What a member's key holds."""
     told = {"node": member.node_id, "host": member.host, "label": member.label, "waits_for": member.waits_for}
-    return json.dumps(told).encode()
+    return json.dumps({**told, "process": member.process} if member.process else told).encode()
 
 
 def round_text(found: Round) -> bytes:
     """What the round's key holds."""
     places = [[place.node_id, place.host] for place in found.places]
-    return json.dumps({"number": found.number, "places": places}).encode()
+    processes = [place.process for place in found.places]
+    told = {"number": found.number, "places": places}
+    return json.dumps({**told, "processes": processes} if any(processes) else told).encode()
 
 
 def parse_member(entry: Entry) -> JobMember:
@@ -90,6 +92,7 @@ def parse_member(entry: Entry) -> JobMember:
             label=str(told["label"])[:NAME_CHARACTERS],
             joined=entry.created,
             waits_for=int(told["waits_for"]),
+            process=str(told.get("process", ""))[:NAME_CHARACTERS],
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise odd(entry, "member", error) from None
@@ -99,9 +102,11 @@ def parse_round(entry: Entry) -> Round:
     """Raises ValueError for what is no round."""
     told = object_in(entry, _RECORD_MAX_BYTES)
     try:
+        named = told["places"][:PLACES_MAX]
+        processes = list(told.get("processes", ())) or [""] * len(named)
         places = tuple(
-            Place(str(node)[:NAME_CHARACTERS], str(host)[:NAME_CHARACTERS])
-            for node, host in told["places"][:PLACES_MAX]
+            Place(str(node)[:NAME_CHARACTERS], str(host)[:NAME_CHARACTERS], str(process)[:NAME_CHARACTERS])
+            for (node, host), process in zip(named, processes, strict=True)
         )
         found = Round(number=int(told["number"]), places=places)
     except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -11,6 +11,7 @@ from unicron_elastic.compat.rendezvous import (
 )
 from unicron_elastic.membership.rounds import JobMember, Settings
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
+from unicron_elastic.rendezvous.job.agent_process import own_process
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.records.cluster import NodeRecord
 from unicron_elastic.rendezvous.records.job import JobKeys
@@ -60,7 +61,7 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
             address=here,
             may_lead=start is None,  # the agent that started this one does, and outlives it
         ),
-        JobMember(node_id=node_id, host=host, label=label, waits_for=0),
+        JobMember(node_id=node_id, host=host, label=label, waits_for=0, process=str(own_process() or "")),
         keys,
         run_id=parameters.run_id,
         settings=settings,

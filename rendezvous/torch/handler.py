@@ -34,6 +34,7 @@ from unicron_elastic.membership.rounds import (
     Formed,
     JobMember,
     JobView,
+    NotYet,
     Place,
     Round,
     Settings,
@@ -46,6 +47,7 @@ from unicron_elastic.membership.wait_news import WaitNews
 from unicron_elastic.metrics.samples import MetricSample
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.job import rounds
+from unicron_elastic.rendezvous.job.agent_process import has_ended, parse_process
 from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.job.round_watch import RoundListener, RoundWatch
@@ -379,6 +381,7 @@ class ClusterRendezvous(JobRendezvous):
                 self._join(deadline)  # it has begun without this node: on to the next one
                 continue
             decided = waiting.decide(view, now, self._presence.blind)
+            self._tell_who_has_ended(view, decided)
             deadline = max(deadline, now + safe_in_s(decided))
             if now > deadline:
                 raise RendezvousTimeoutError(
@@ -402,6 +405,19 @@ class ClusterRendezvous(JobRendezvous):
             self._presence.wait(min(pause_s, max(0.0, deadline - now) + 0.01), changes)
             if len(view.members) > _FEW:  # they come in a crowd: one look for many changes
                 time.sleep(min(_CROWD_S, _CROWD_PER_NODE_S * len(view.members)))
+
+    def _tell_who_has_ended(self, view: JobView, decided: Formed | NotYet) -> None:
+        """Tells of those who might train unseen, as far as others know, and of whom this host knows better."""
+        if not (isinstance(decided, NotYet) and decided.is_for_safety) or self._presence.blind:
+            return
+        own = parse_process(self._member.process)
+        if view.round is None or own is None:
+            return
+        there = {member.node_id for member in view.members}
+        for place in view.round.places:
+            told = None if place.node_id in there | view.ended else parse_process(place.process)
+            if told is not None and has_ended(told, self._run_id, own):
+                self._presence.has_ended(place, f"{place.host} is lost: its process has ended.")
 
     def why_over(self, this_round: Round) -> str:
         """Why ``this_round`` cannot go on, as a sentence; "": it can, or is over already, or this node is blind."""

@@ -47,14 +47,16 @@ class JobMember:
     label: str = ""  # of the place in the network, such as a rack: neighbours get neighbouring ranks
     joined: int = 0  # revision of the store at which it came
     waits_for: int = 1
+    process: str = ""  # which it is, on its host
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One rank of a round."""
+    """One rank of a round. ``process``: which the agent is, on its host; "" if that was not told."""
 
     node_id: str
     host: str
+    process: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +223,7 @@ def _ranked(before: Round | None, chosen: Iterable[JobMember]) -> tuple[Place, .
             moved.append(member)
     free = (rank for rank in range(size) if rank not in ranks)
     ranks.update(zip(free, [*moved, *left], strict=True))
-    return tuple(Place(ranks[rank].node_id, ranks[rank].host) for rank in range(size))
+    return tuple(Place(ranks[rank].node_id, ranks[rank].host, ranks[rank].process) for rank in range(size))
 
 
 def _returning(before: Round | None, members: Iterable[JobMember]) -> list[tuple[int, JobMember]]:
