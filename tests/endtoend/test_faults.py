@@ -155,8 +155,8 @@ def test_same_failure_and_do_not_restart_code_end_early(launcher: Any) -> None:
     launcher.script("bug.py", "print('ATTEMPT', flush=True)\nraise ValueError('the same each time')\n")
     run = launcher.run("--nproc-per-node=1", "--max-restarts=10", "bug.py")
     assert run.process.returncode == 1
-    assert run.out.count("ATTEMPT") == 3
-    assert "the same failure came 3 times" in run.err
+    assert run.out.count("ATTEMPT") in (2, 3)  # of which one may have lived long, on a loaded host
+    assert "the same failure came twice in a row" in run.err
     launcher.script("final.py", "import sys\nprint('ATTEMPT', flush=True)\nsys.exit(93)\n")
     run = launcher.run("--nproc-per-node=1", "--max-restarts=10", "final.py")
     assert run.process.returncode == 1

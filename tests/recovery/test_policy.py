@@ -140,6 +140,39 @@ def test_what_comes_again_each_time_is_not_tried_again(kind: str, step: int | No
     assert judge(Policy(max_restarts=3, same_failure_limit=0), 0, repeats, (cause.fault.failure,)).restart
 
 
+@pytest.mark.parametrize(
+    ("kind", "step", "lived_s", "ends_after"),
+    [
+        ("ValueError", 0, 2.0, 2),
+        ("RuntimeError", None, 2.0, 2),
+        ("ValueError", None, 59.0, 2),
+        ("ValueError", 0, 600.0, 3),  # it read data for minutes, or waited
+        ("ValueError", 7, 2.0, 3),
+        ("FileNotFoundError", 0, 2.0, 3),  # of what is mounted soon
+    ],
+)
+@pytest.mark.parametrize("limit", [1, 3, 0])
+def test_an_exception_before_the_first_step_is_tried_again_once(
+    kind: str, step: int | None, lived_s: float, ends_after: int, limit: int
+) -> None:
+    cause = _cause(exception_type=kind, message="x", step=step, exit_code=1)
+    life = Life(lived_s=lived_s, has_saved=False, has_restored=False)
+    policy, repeats, restarts = Policy(max_restarts=9, same_failure_limit=limit), None, []
+    for _ in range(4):
+        repeats = count_repeats(repeats, cause, life)
+        restarts.append(judge(policy, 0, repeats, (cause.fault.failure,)).restart)
+    tries = min(limit, ends_after) or 5
+    assert restarts == [number < tries for number in range(1, 5)]
+
+
+def test_a_name_that_a_module_does_not_have_is_not_looked_for_again() -> None:
+    message = "cannot import name 'nothing' from 'json' (/usr/lib/python3/json/__init__.py)"
+    cause = _cause(exception_type="ImportError", message=message, step=0, exit_code=1)
+    repeats = count_repeats(None, cause, Life(lived_s=2.0, has_saved=False, has_restored=False))
+    verdict = judge(Policy(max_restarts=3), 0, repeats, (cause.fault.failure,))
+    assert verdict.reason == "No restart: ImportError before the first step comes again each time."
+
+
 def test_the_reason_says_where_it_repeats() -> None:
     policy = Policy(max_restarts=9)
     at_start = judge(policy, 0, _repeats(3, step=0), (_failure(exit_code=1, step=0),))

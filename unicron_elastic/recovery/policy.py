@@ -17,8 +17,17 @@ from unicron_elastic.faults import Failure, Fault, RootCause, Severity, Status, 
 from unicron_elastic.planning.model.configurations import Configuration
 
 DO_NOT_RESTART_EXIT_CODE = 93  # nvidia-resiliency-ext's convention for "do not requeue"
-# What Python finds in a script by itself, and finds again each time. No ImportError: a sick node may lack a library.
+EARLY_LIMIT = 2  # of the same exception before the first step: what is no chance comes again at once
+# What Python finds in a script by itself, and finds again each time. No other ImportError: a node may lack a library.
 _CERTAIN = frozenset({"SyntaxError", "IndentationError", "TabError", "NameError", "ModuleNotFoundError"})
+# What files and hosts that are not there yet raise, and memory that others are about to give back.
+_MAY_PASS = frozenset(
+    {
+        *("OSError", "FileNotFoundError", "PermissionError", "BlockingIOError", "TimeoutError", "MemoryError"),
+        *("ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "ConnectionAbortedError"),
+        *("BrokenPipeError", "socket.gaierror", "urllib.error.URLError", "torch.OutOfMemoryError"),
+    }
+)
 # Signals a program raises by its own fault. SIGKILL and SIGTERM come from outside and prove no bug in the script.
 _OWN_FAULT_EXIT_CODES = frozenset({-4, -6, -7, -8, -11})  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 
@@ -56,6 +65,7 @@ class Repeats:
     was_saved: bool = False  # the last of these generations wrote a checkpoint
     longest_s: float = 0.0  # that any of them has lived
     certain: str = ""  # the kind of exception, if it comes again each time
+    is_early: bool = False  # an exception before the first step, that waiting does not mend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +122,7 @@ def count_repeats(previous: Repeats | None, cause: RootCause, life: Life | None 
         was_saved=life.has_saved is not False,
         longest_s=life.lived_s,
         certain=_certain(failure, life),
+        is_early=_is_early(failure, life) and failure.exception_type not in _MAY_PASS,
     )
     if previous is None or (previous.signature, previous.step) != (first.signature, first.step):
         return first
@@ -122,8 +133,13 @@ def count_repeats(previous: Repeats | None, cause: RootCause, life: Life | None 
 
 def _certain(failure: Failure, life: Life) -> str:
     """Return the kind of an exception that a script raises each time it starts; "" if it need not."""
-    is_early = not failure.step and life.lived_s < UNKNOWN_S
-    return failure.exception_type if is_early and failure.exception_type in _CERTAIN else ""
+    kind = failure.exception_type
+    is_misspelt = kind == "ImportError" and (failure.message or "").startswith("cannot import name ")
+    return kind if kind and (kind in _CERTAIN or is_misspelt) and _is_early(failure, life) else ""
+
+
+def _is_early(failure: Failure, life: Life) -> bool:
+    return failure.exception_type is not None and not failure.step and life.lived_s < UNKNOWN_S
 
 
 def _came_further(previous: Repeats, step: int | None, life: Life) -> bool:
@@ -189,12 +205,13 @@ def _why_hopeless(policy: Policy, repeats: Repeats | None) -> str | None:
         return None
     if repeats.certain:
         return f"No restart: {repeats.certain} before the first step comes again each time."
-    if repeats.count < policy.same_failure_limit:
+    limit = min(policy.same_failure_limit, EARLY_LIMIT) if repeats.is_early else policy.same_failure_limit
+    if repeats.count < limit:
         return None
     where = {None: "", 0: " before the first step", 1: " after 1 step"}.get(
         repeats.step, f" after {repeats.step} steps"
     )
-    times = "once" if repeats.count == 1 else f"{repeats.count} times in a row"
+    times = {1: "once", 2: "twice in a row"}.get(repeats.count, f"{repeats.count} times in a row")
     return f"No restart: the same failure came {times}{where}, without progress."
 
 
