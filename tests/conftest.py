@@ -171,6 +171,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many processes ``-n auto`` starts: one more than cores, as tests wait for a third of their time."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--update``, by which golden files are written anew."""
     parser.addoption("--update", action="store_true", help="write golden files anew from what the code says now")

@@ -129,7 +129,7 @@ class Ground:
         self._forget_launcher()
         _run_sitecustomize()
         sys.path.insert(0, os.path.dirname(os.path.realpath(argv[2])))
-        _run_script(argv[2])
+        run_script(argv[2])
 
     def _show_mark(self, mark: str) -> None:
         """Show it where the kernel shows the environment; the product finds it there, and shows those of workers."""
@@ -248,7 +248,7 @@ def _run_sitecustomize() -> None:
         sys.modules.pop("sitecustomize", None)
 
 
-def _run_script(path: str) -> NoReturn:
+def run_script(path: str) -> NoReturn:
     """Runs it as the interpreter does, which then ends with all that belongs to an end."""
     main = ModuleType("__main__")
     given: dict[str, Any] = {"__builtins__": sys.modules["builtins"]}
@@ -265,7 +265,7 @@ def _run_script(path: str) -> NoReturn:
 
 def _is_outermost(frame: FrameType) -> bool:
     """Whether no frame is beneath that an interpreter of its own would have."""
-    return frame.f_back is None or frame.f_back.f_code is _run_script.__code__
+    return frame.f_back is None or frame.f_back.f_code is run_script.__code__
 
 
 def _called_by_interpreter() -> bool:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from forked_keeper import MARK as MARK_OF_PRODUCT
-from forked_keeper import MARK_ROOM, Ground, freeze
+from forked_keeper import MARK_ROOM, Ground, freeze, run_script
 
 MARK = "UNICRON_TEST_RUN"  # in the environment of everything such a test starts
 STARTS_WITHIN_S = 60.0
@@ -44,6 +44,12 @@ def environment(mark: str, folder: Path) -> dict[str, str]:
     """Return that of what a test starts: nothing of a job around the tests, its mark, and a folder to say things in."""
     names = [name for name in os.environ if not name.startswith(("UNICRON_", "PET_", "TORCHEL"))]
     return {name: os.environ[name] for name in names} | {MARK: mark, "PROBE": str(folder), "OMP_NUM_THREADS": "1"}
+
+
+def environment_of_no_job(folder: Path) -> dict[str, str]:
+    """Return that of what is a process of its own."""
+    made = environment(uuid.uuid4().hex, folder)
+    return {name: value for name, value in made.items() if name not in OF_A_JOB}
 
 
 def may_be_warm(env: Mapping[str, str]) -> bool:
@@ -115,17 +121,20 @@ class WarmLaunchers:
         *,
         forks_keeper: bool = False,
         host: int | None = None,
+        ends_as_script: bool = False,
     ) -> WarmProcess:
         """Start a launcher with these standard streams, whose keeper and warm process may be forks, too.
 
-        With the pid of the first process of a host, it is on that host, and leads a session there.
+        With the pid of the first process of a host, it is on that host, and leads a session there. ``ends_as_script``:
+        in the end all is done that an interpreter does at its own.
         """
         if self._requests is None:
             self._begin(env)
         assert self._requests is not None
         ended, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         asked = {"command": list(command), "env": dict(env), "folder": str(folder)}
-        request = json.dumps({**asked, "forks_keeper": forks_keeper, "host": host})
+        how = {"forks_keeper": forks_keeper, "host": host, "ends_as_script": ends_as_script}
+        request = json.dumps({**asked, **how})
         files = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
         with end:
             socket.send_fds(self._requests, [request.encode()], [*files, end.fileno()])
@@ -134,18 +143,25 @@ class WarmLaunchers:
 
     def begin(self, said: Path, *command: str, **env: str) -> WarmProcess:
         """Start a script or a launcher in the folder in which is the file for what it says."""
-        environ = {
-            name: value for name, value in environment(uuid.uuid4().hex, said.parent).items() if name not in OF_A_JOB
-        }
+        environ = {**environment_of_no_job(said.parent), **env}
         with open(os.devnull, "rb") as null, open(said, "wb") as out:
-            return self.start(command, environ | env, said.parent, [null, out, out], forks_keeper=True)
+            return self.start(command, environ, said.parent, [null, out, out], forks_keeper=True)
 
     def ask(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run a command of ``unicron`` to its end, and return what it said."""
-        command = [os.path.join(sysconfig.get_path("scripts"), "unicron"), *words]
+        return self._run([os.path.join(sysconfig.get_path("scripts"), "unicron"), *words], env)
+
+    def script(self, path: Path, *arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a script that nobody launched to the end of its interpreter, and return what it said."""
+        return self._run(list(map(str, (path, *arguments))), env, ends_as_script=True)
+
+    def _run(
+        self, command: Sequence[str], env: Mapping[str, str], *, ends_as_script: bool = False
+    ) -> subprocess.CompletedProcess[str]:
         with open(os.devnull, "rb") as null, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             here = Path.cwd()
-            process = self.start(command, environment(uuid.uuid4().hex, here) | env, here, [null, out, err])
+            environ = {**environment_of_no_job(here), **env}
+            process = self.start(command, environ, here, [null, out, err], ends_as_script=ends_as_script)
             try:
                 code = process.wait(ANSWERS_WITHIN_S)
             except subprocess.TimeoutExpired:
@@ -215,6 +231,8 @@ def _become(ground: Ground, request: dict[str, object], files: Sequence[int]) ->
         sys.path[0] = os.path.dirname(command[0])
         Path("/proc/self/comm").write_text(os.path.basename(command[0]))
         ground.renewal.renew()
+        if request["ends_as_script"]:
+            run_script(command[0])
         runpy.run_path(command[0], run_name="__main__")
         code = 0
     except SystemExit as end:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_launcher import WarmLaunchers
 
 from unicron_elastic.compat.expectations import EXPECTATIONS, Expectation, Feature
 from unicron_elastic.launcher.stepping_aside import _without_own
@@ -19,18 +20,11 @@ ONE_OF_EACH = {each.part: each for each in reversed(EXPECTATIONS)}
 class Done:
     """A job that has ended."""
 
-    def __init__(self, folder: Path, *arguments: str, **environ: str) -> None:
-        # torch's own agent needs the variable for a restart on gloo.
-        env = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONPATH": str(HERE), **environ}
-        env["XDG_STATE_HOME"] = str(folder)
-        options = ["--standalone", "--nproc-per-node=2", "--max-restarts=2", *arguments]
-        command = [sys.executable, str(HERE / "pretend.py"), *options, str(HERE / "train_small.py")]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
-        self.err = done.stderr
-        assert done.returncode == 0, done.stderr
-        assert "\nTraceback" not in f"\n{done.stderr}", done.stderr  # but for those of a script, "[rank0]: Traceback"
-        (self.result,) = [line for line in done.stdout.splitlines() if line.startswith("DONE")]
-        self.told = [line for line in done.stderr.splitlines() if line.startswith("unicron-run: ")]
+    def __init__(self, out: str, err: str) -> None:
+        self.err = err
+        assert "\nTraceback" not in f"\n{err}", err  # but for those of a script, "[rank0]: Traceback"
+        (self.result,) = [line for line in out.splitlines() if line.startswith("DONE")]
+        self.told = [line for line in err.splitlines() if line.startswith("unicron-run: ")]
 
     @property
     def goes_on_in_place(self) -> bool:
@@ -38,10 +32,34 @@ class Done:
         return "goes on from the failed step" in self.err
 
 
+def command(*arguments: str, ranks: int = 2) -> list[str]:
+    options = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=2", *arguments]
+    return [str(HERE / "pretend.py"), *options, str(HERE / "train_small.py")]
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """torch's own agent needs the first variable for a restart on gloo."""
+    own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONPATH": str(HERE), "XDG_STATE_HOME": str(folder)}
+    return {**own, **more}
+
+
+def run(folder: Path, *arguments: str, ranks: int = 2, **environ: str) -> Done:
+    """Runs the job to its end, with a torch that is imported anew."""
+    env = {**os.environ, **environment(folder, **environ)}
+    words = [sys.executable, *command(*arguments, ranks=ranks)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return Done(done.stdout, done.stderr)
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Done:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_launchers: WarmLaunchers) -> Done:
     """Of the torch that is installed."""
-    return Done(tmp_path_factory.mktemp("undisturbed"))
+    folder = tmp_path_factory.mktemp("undisturbed")
+    said = folder / "said"
+    process = warm_launchers.begin(said, *command(), **environment(folder))
+    assert process.wait(100) == 0, said.read_text()
+    return Done(said.read_text(), said.read_text())
 
 
 def test_with_a_torch_that_is_known_nothing_is_said(undisturbed: Done) -> None:
@@ -51,7 +69,7 @@ def test_with_a_torch_that_is_known_nothing_is_said(undisturbed: Done) -> None:
 
 def check_runs_without(missing: list[Expectation], folder: Path, undisturbed: Done) -> None:
     hidden = [path for each in missing for path in (each.path, each.orelse) if path]
-    done = Done(folder, PRETEND=",".join(hidden), PRETEND_KNOWN="2.10")
+    done = run(folder, PRETEND=",".join(hidden), PRETEND_KNOWN="2.10")
     assert done.result == undisturbed.result
     (line,) = done.told
     assert " is newer than what this version knows (2.10): " in line
@@ -77,14 +95,14 @@ def test_without_anything_of_the_table_the_job_runs(missing: Expectation, tmp_pa
 
 @pytest.mark.slow
 def test_a_newer_torch_that_lacks_nothing_is_not_spoken_of(tmp_path: Path) -> None:
-    done = Done(tmp_path, PRETEND_KNOWN="2.10")
+    done = run(tmp_path, PRETEND_KNOWN="2.10")
     assert (done.told, done.goes_on_in_place) == ([], True)
 
 
 @pytest.mark.parametrize("what", ["start", pytest.param("agent", marks=pytest.mark.slow), "parser"])
 def test_what_nobody_foresaw_is_left_to_torchs_own_agent(what: str, tmp_path: Path, undisturbed: Done) -> None:
     """As torch 2.15 was for a version that knew 2.13: a private function that takes another argument."""
-    done = Done(tmp_path, "--unicron-console=plain", PRETEND_BROKEN=what, PRETEND_KNOWN="2.10")
+    done = run(tmp_path, "--unicron-console=plain", ranks=1, PRETEND_BROKEN=what, PRETEND_KNOWN="2.10")
     assert done.result == undisturbed.result
     line = done.told[0]
     assert "torch's own agent runs the job" in line

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from relays import Relay
+from warm_launcher import WarmLaunchers, environment_of_no_job
 
 from unicron_elastic.state.pull.chunks import CHUNK_BYTES
 
@@ -23,10 +23,13 @@ SCRIPT = Path(__file__).parent / "state_source.py"
 class SourceProcess:
     """One source and its address."""
 
-    def __init__(self, **told: Any) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), json.dumps(told)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-        )
+    def __init__(self, warm: WarmLaunchers, **told: Any) -> None:
+        stdin, self._until_closed = os.pipe()
+        self._lines, stdout = os.pipe()
+        with open(stdin, "rb") as ends, open(stdout, "wb") as says:
+            environ = environment_of_no_job(SCRIPT.parent)
+            command = [str(SCRIPT), json.dumps(told)]
+            self.process = warm.start(command, environ, SCRIPT.parent, [ends, says, 2], ends_as_script=True)
         self._address: dict[str, Any] | None = None
 
     @property
@@ -38,9 +41,11 @@ class SourceProcess:
 
     def line(self) -> str:
         """The next line of the source."""
-        assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], DEADLINE_S)[0], "the source says nothing"
-        return self.process.stdout.readline().decode().strip()
+        line = b""
+        while not line.endswith(b"\n"):
+            assert select.select([self._lines], [], [], DEADLINE_S)[0], "the source says nothing"
+            line += os.read(self._lines, 1)
+        return line.decode().strip()
 
     def kill(self) -> None:
         """Kills the source and waits for its end."""
@@ -50,18 +55,17 @@ class SourceProcess:
     def end(self) -> None:
         """Ends the source."""
         self.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+        for pipe in (self._until_closed, self._lines):
+            os.close(pipe)
 
 
 @pytest.fixture
-def start_source() -> Iterator[Callable[..., SourceProcess]]:
+def start_source(warm_launchers: WarmLaunchers) -> Iterator[Callable[..., SourceProcess]]:
     """Starts sources, which end with the test."""
     with contextlib.ExitStack() as opened:
 
         def start(**told: Any) -> SourceProcess:
-            source = SourceProcess(**told)
+            source = SourceProcess(warm_launchers, **told)
             opened.callback(source.end)
             return source
 
@@ -69,10 +73,10 @@ def start_source() -> Iterator[Callable[..., SourceProcess]]:
 
 
 @pytest.fixture(scope="module")
-def steady() -> Iterator[list[SourceProcess]]:
+def steady(warm_launchers: WarmLaunchers) -> Iterator[list[SourceProcess]]:
     """Two sources of the same state of ten chunks, which no test ends."""
     with contextlib.ExitStack() as opened:
-        sources = [SourceProcess(words=10 * CHUNK_BYTES // 8) for _ in range(2)]
+        sources = [SourceProcess(warm_launchers, words=10 * CHUNK_BYTES // 8) for _ in range(2)]
         for source in sources:
             opened.callback(source.end)
         yield sources

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from state_source import make_state
+from warm_launcher import WarmLaunchers
 
 from unicron_elastic.state.layout import flatten, rebuild
 from unicron_elastic.state.pull import transfer
@@ -285,13 +286,16 @@ def test_nobody_there() -> None:
         pull([{"host": "a", "boot_id": "", "unix": "", "rack": "", "kind": "replica"}], b"key")
 
 
-def test_a_client_that_dies_releases_its_hold(start_source: Start) -> None:
+def test_a_client_that_dies_releases_its_hold(
+    start_source: Start, tmp_path: Path, warm_launchers: WarmLaunchers
+) -> None:
     source = start_source()
-    code = (
+    client = tmp_path / "client.py"
+    client.write_text(
         "import os, sys, json; from unicron_elastic.state.pull.client import pull;"
         "pull([json.loads(sys.argv[1])], b'key', timeout_s=60); os.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", code, json.dumps(source.address)], timeout=100, check=False)
+    assert warm_launchers.script(client, json.dumps(source.address)).returncode == -9
     assert source.line() == "held"
     assert source.line() == "released"
 

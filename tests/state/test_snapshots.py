@@ -9,8 +9,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -19,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from warm_launcher import WarmLaunchers
 
 from unicron_elastic.state.layout import flatten, rebuild
 from unicron_elastic.state.snapshot import file as snapshot_file
@@ -277,7 +276,9 @@ def test_a_new_process_goes_on_in_the_files_and_forgets_what_came_later() -> Non
     assert set(agent.files) == {0, 1}
 
 
-def test_a_script_that_ends_while_a_copy_is_made_ends_well_and_has_it(tmp_path: Path) -> None:
+def test_a_script_that_ends_while_a_copy_is_made_ends_well_and_has_it(
+    tmp_path: Path, warm_launchers: WarmLaunchers
+) -> None:
     script = tmp_path / "ends.py"
     script.write_text(
         "import os, torch\n"
@@ -287,7 +288,7 @@ def test_a_script_that_ends_while_a_copy_is_made_ends_well_and_has_it(tmp_path: 
         "writer = SnapshotWriter(files=2)\n"
         f"writer.begin(layout, tensors, {ABOUT | {'step': 3}}, lambda made: print(made.message(), flush=True))\n"
     )
-    ended = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, timeout=DEADLINE_S)
+    ended = warm_launchers.script(script)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == "{'is': 'SnapshotMade', 'slot': 0, 'is_for_peer': False}\n"
 

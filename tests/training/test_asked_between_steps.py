@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from warm_launcher import WarmLaunchers
 
 from unicron_elastic import Run
-
-DEADLINE_S = 60.0
 
 
 class Training:
@@ -108,14 +105,12 @@ if sys.argv[2] == "fails":
 """
 
 
-def test_a_script_that_ends_well_has_saved_what_it_asked_for(tmp_path: Path) -> None:
+def test_a_script_that_ends_well_has_saved_what_it_asked_for(tmp_path: Path, warm_launchers: WarmLaunchers) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    ways = ("ends", "fails")
-    words = {how: [sys.executable, str(tmp_path / "train.py"), str(tmp_path / how), how] for how in ways}
-    scripts = {how: subprocess.Popen(words[how], stderr=subprocess.PIPE, text=True) for how in ways}
-    errors = {how: script.communicate(timeout=DEADLINE_S)[1] for how, script in scripts.items()}
-    assert scripts["ends"].returncode == 0, errors["ends"]
-    assert "in the middle of a change" in errors["fails"]
+    ended, failed = (warm_launchers.script(tmp_path / "train.py", tmp_path / how, how) for how in ("ends", "fails"))
+    assert ended.returncode == 0, ended.stderr
+    assert failed.returncode == 1
+    assert "in the middle of a change" in failed.stderr
     assert not (tmp_path / "fails").exists()
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -142,10 +137,11 @@ if sys.argv[2] == "no-threads":  # as Python 3.12.1 at a script's end
 
 
 @pytest.mark.parametrize("how", ["before", "first", "no-threads"])
-def test_what_a_script_asks_for_when_it_has_ended_is_saved(tmp_path: Path, how: str) -> None:
+def test_what_a_script_asks_for_when_it_has_ended_is_saved(
+    tmp_path: Path, how: str, warm_launchers: WarmLaunchers
+) -> None:
     (tmp_path / "train.py").write_text(AT_EXIT)
-    words = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "states"), how]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    ended = warm_launchers.script(tmp_path / "train.py", tmp_path / "states", how)
     assert "Traceback" not in ended.stderr
     model = torch.nn.Linear(2, 1)
     run = Run(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_launcher import WarmLaunchers
 
 from unicron_elastic.worker.arrivals import LATEST, arrivals
 from unicron_elastic.worker.message import heard
 from unicron_elastic.worker.notices import NOTICES, LatestCollectives
 
+DEADLINE_S = 60.0
 # Two ranks; rank 1 is 20 ms late for each of the last five collectives.
 PEERS = """
 import json, os, sys, time
@@ -33,13 +35,13 @@ print(json.dumps(arrivals().message()))
 """
 
 
-def test_who_is_late_is_seen_in_the_times(tmp_path: Any) -> None:
-    command = [sys.executable, "-c", PEERS]
-    peers = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    outputs = [peer.communicate(timeout=60)[0].splitlines() for peer in peers]
+def test_who_is_late_is_seen_in_the_times(tmp_path: Path, warm_launchers: WarmLaunchers) -> None:
+    script = tmp_path / "peers.py"
+    script.write_text(PEERS)
+    said = [tmp_path / f"said-{rank}" for rank in range(2)]
+    peers = [warm_launchers.begin(said[rank], str(script), str(rank), str(tmp_path / "store")) for rank in range(2)]
+    assert [peer.wait(DEADLINE_S) for peer in peers] == [0, 0]
+    outputs = [[line for line in each.read_text().splitlines() if line.startswith("{")] for each in said]
     (first, second), after = (
         [heard(json.loads(each), NOTICES) for each in lines] for lines in zip(*outputs, strict=True)
     )

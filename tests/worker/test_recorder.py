@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from warm_launcher import WarmLaunchers
+
+DEADLINE_S = 60.0
 
 # Rank 2 is no member of the first of the two groups, so that the second is its number 1 and the number 2 of rank 1.
 PEERS = """
@@ -48,12 +50,13 @@ def _by_name(told: list[dict[str, Any]]) -> dict[str, tuple[int, int | None]]:
     return {each["name"]: (each["begun"], each["ended"]) for each in told}
 
 
-def test_each_rank_means_the_same_group(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PEERS]
-    peers = [
-        subprocess.Popen([*command, str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True) for rank in range(3)
-    ]
-    told = [json.loads(peer.communicate(timeout=60)[0].splitlines()[-1]) for peer in peers]
+def test_each_rank_means_the_same_group(tmp_path: Path, warm_launchers: WarmLaunchers) -> None:
+    script = tmp_path / "peers.py"
+    script.write_text(PEERS)
+    said = [tmp_path / f"said-{rank}" for rank in range(3)]
+    peers = [warm_launchers.begin(said[rank], str(script), str(rank), str(tmp_path)) for rank in range(3)]
+    assert [peer.wait(DEADLINE_S) for peer in peers] == [0, 0, 0]
+    told = [json.loads(each.read_text().splitlines()[-1]) for each in said]
     first, second = told[1]["names"]
     assert [each["names"] for each in told] == [[first], [first, second], [second]]
     expected = {first: 3, second: 5}
