@@ -33,13 +33,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="(default: %(default)s)")
     parser.add_argument("--ranks", type=int, default=2, help="(default: %(default)s)")
     parser.add_argument("--evaluate-every", type=int, default=250, metavar="STEPS", help="(default: %(default)s)")
-    parser.add_argument("--checkpoint-every", type=int, default=150, metavar="STEPS", help="(default: %(default)s)")
     args = parser.parse_args()
     machine = describe_machine()
     print(json.dumps(machine), file=sys.stderr)
     end = time.monotonic() + 60 * args.minutes
     arguments = ["--steps=100000000", f"--evaluate-every={args.evaluate_every}"]
-    arguments += [f"--checkpoint-every={args.checkpoint_every}"]
     options = ("--max-restarts=0", "--unicron-console=plain", "--tee=0:1")
     with (
         TemporaryDirectory(prefix="unicron-checkpoints-") as checkpoints,

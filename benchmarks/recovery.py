@@ -4,7 +4,7 @@
     python benchmarks/recovery.py --torchft-python ft/bin/python --nvrx-python nvrx/bin/python --json result.json
     python benchmarks/recovery.py --peers torchrun,unicron-run --rounds 3 --pairs 0
 
-Four ranks on this machine with gloo train the small GPT of examples/train_gpt.py, 16 micro-batches a step by gradient
+Four ranks on this machine with gloo train the small GPT of examples/gpt.py, 16 micro-batches a step by gradient
 accumulation, with Adam. In each round every competitor's job loses the same rank, by SIGKILL, in the same step and
 after the same part of it, drawn from the seed. All times are the workers' own, from one log of events of each job.
 Then the undisturbed step: plain DDP under torchrun and tier 2 under unicron-run in turn. The competitor

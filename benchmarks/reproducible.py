@@ -36,7 +36,7 @@ from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.training.step.tree_sum import TreeSum
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
-from train_gpt import GPT
+from gpt import GPT
 
 # Arguments of the GPT, and sequences of 64 bytes in a micro-batch: few, or what is compared would be lost in the rest.
 MODELS: dict[str, tuple[dict[str, int], int]] = {

@@ -27,6 +27,7 @@ from xml.etree import ElementTree
 from _report import describe_machine
 
 ROOT = Path(__file__).parent.parent
+KILL = "--unicron-chaos=kill:rank=1,step=150"
 GONE_ON = re.compile(r"Incident \d+: first step (\d+) ms after the fault")
 # What is tried by tests: column, and what pytest is given.
 TESTS = {
@@ -113,7 +114,7 @@ class Environment:
 
 def demo(environment: Environment) -> Cell:
     """README's: rank 1 is killed, and rank 0 goes on in the step in which it was."""
-    code, output = environment.job("examples/train_gpt_in_place.py", "--kill", "1:150", "--steps", "200")
+    code, output = environment.job(KILL, "examples/train_gpt_in_place.py", "--steps", "200")
     found = GONE_ON.search(output)
     is_well = code == 0 and found is not None and "2 ranks train together" in output and "Traceback" not in output
     return Cell(f"{found[1]} ms" if is_well and found else "failed", is_well, "" if is_well else output[-3000:])
@@ -122,8 +123,8 @@ def demo(environment: Environment) -> Cell:
 def restart(environment: Environment) -> Cell:
     """A script that knows nothing of us: all restart, from their checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["--checkpoint-dir", folder, "--kill", "1:150", "--steps", "200"]
-        code, output = environment.job("examples/train_gpt.py", *arguments)
+        arguments = ["--checkpoint-dir", folder, "--steps", "200"]
+        code, output = environment.job(KILL, "examples/train_gpt.py", *arguments)
     found = GONE_ON.search(output)
     is_well = code == 0 and found is not None and "Restart 1 of 3" in output and "done: step 200" in output
     return Cell(f"{found[1]} ms" if is_well and found else "failed", is_well, "" if is_well else output[-3000:])

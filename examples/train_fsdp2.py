@@ -1,4 +1,4 @@
-"""Train the GPT of train_gpt.py with FSDP2, each rank holding a shard of it, and restart from memory.
+"""Train the GPT of gpt.py with FSDP2, each rank holding a shard of it, and restart from memory.
 
 No rank has another's shard, so when one is lost all have to restart. But they do not have to read a checkpoint: after
 every step the launcher's memory has each rank's shards of the weights and of the optimizer's state, and they go on from
@@ -9,25 +9,28 @@ of ranks. It runs the same under each of these:
     torchrun --standalone --nproc-per-node=2 --max-restarts=3 train_fsdp2.py
     unicron-run --standalone --nproc-per-node=2 --max-restarts=3 train_fsdp2.py
 
-To watch a recovery, let a rank die on the way: ``--kill 1:150`` makes rank 1 kill itself when it reaches step 150.
+To watch a recovery: ``unicron-run ... --unicron-chaos kill:rank=1,step=150,phase=backward train_fsdp2.py``. A rank that
+dies in the backward pass has told of the step before, as all have, by what it gathered in the forward pass.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import signal
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from gpt import GPT, read_corpus, windows
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from train_gpt import GPT, WARM_UP_STEPS, evaluate, join_world, rank_and_step, read_corpus, training_batch
 
 import unicron_elastic
+
+WARM_UP_STEPS = 50
+HELD_OUT_WINDOWS = 64
 
 
 def sharded_gpt(device: torch.device) -> GPT:
@@ -38,6 +41,36 @@ def sharded_gpt(device: torch.device) -> GPT:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
+
+
+def join_world() -> torch.device:
+    """Join the launcher's world, or make a world of one without a launcher; return this rank's device."""
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    backend = "nccl" if cuda else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return device
+
+
+def batch_of(text: Tensor, context: int, args: argparse.Namespace, step: int) -> tuple[Tensor, Tensor]:
+    """Draw this rank's batch of a step, by nothing but (seed, step, rank)."""
+    generator = torch.Generator().manual_seed(hash((args.seed, step, dist.get_rank())))
+    starts = torch.randint(len(text) - context - 1, (args.batch_size,), generator=generator)
+    return windows(text, starts, context, torch.device("cpu"))
+
+
+@torch.no_grad()
+def evaluate(model: GPT, text: Tensor, device: torch.device) -> float:
+    """Return the loss on windows of the held-out text, each rank with its share."""
+    starts = torch.linspace(0, len(text) - model.context - 1, HELD_OUT_WINDOWS * dist.get_world_size()).long()
+    total = model(*windows(text, starts[dist.get_rank() :: dist.get_world_size()], model.context, device))
+    dist.all_reduce(total)
+    return float(total.item() / dist.get_world_size())
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
@@ -57,10 +90,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
     since, counted = time.perf_counter(), 0
     for step in range(done + 1, args.steps + 1):
-        loss = model(*training_batch(training_text, model.context, device, args, step))
-        # Behind the forward pass, for which ranks gather parameters: all have told of the step before.
-        if args.kill == (dist.get_rank(), step) and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
+        tokens, targets = batch_of(training_text, model.context, args, step)
+        loss = model(tokens.to(device), targets.to(device))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -75,7 +106,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             since, counted = now, 0
         if args.checkpoint_dir and (step % args.checkpoint_every == 0 or step == args.steps):
             run.save(args.checkpoint_dir, step)
-    loss_at_end = evaluate(model, held_out_text, device, args.batch_size)
+    loss_at_end = evaluate(model, held_out_text, device)
     if first:
         print(f"done: step {max(done, args.steps)}  eval loss {loss_at_end:.3f} nats per byte")
     run.wait_saved()  # which needs the process group
@@ -92,7 +123,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--snapshot-every", type=int, default=1, metavar="STEPS", help="(default: %(default)s)")
     parser.add_argument("--checkpoint-dir", type=Path, metavar="DIR", help="a folder all ranks see (default: none)")
     parser.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS", help="(default: %(default)s)")
-    parser.add_argument("--kill", type=rank_and_step, metavar="RANK:STEP", help="this rank dies there, the first time")
     return parser.parse_args()
 
 

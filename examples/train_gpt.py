@@ -1,246 +1,121 @@
-"""Train a small byte-level GPT with DistributedDataParallel, on a text that every machine has.
-
-The text is the source code of Python's own standard library, so there is nothing to download. The script is an ordinary
-one: it knows nothing of its launcher, and runs the same under each of these:
-
-    python train_gpt.py
-    torchrun --standalone --nproc-per-node=2 --max-restarts=3 train_gpt.py
-    unicron-run --standalone --nproc-per-node=2 --max-restarts=3 train_gpt.py
-
-To watch a recovery, let a rank die on the way: ``--kill 1:150`` makes rank 1 kill itself when it reaches step 150.
-"""
+"""Train a small GPT as nanoGPT does: accumulation, autocast, GradScaler, cosine, evaluation, save and resume."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import os
-import signal
-import sysconfig
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # DDP imports it too, but after the group exists, which it would then keep alive for ever
-import torch.nn.functional as F
+from checkpoint import load_checkpoint, save_checkpoint
+from gpt import GPT, read_corpus, windows
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-VOCABULARY = 256  # the tokens are bytes
-CORPUS_BYTES = 2_000_000
-HELD_OUT_BYTES = 100_000
-EVALUATION_BATCHES = 8
-WARM_UP_STEPS = 50
+EVALUATION_WINDOWS = 96
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Block(nn.Module):
-    """One transformer layer: causal self-attention, then a feed-forward network, each added to its input."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_norm = nn.LayerNorm(width)
-        self.attention_in = nn.Linear(width, 3 * width, bias=False)
-        self.attention_out = nn.Linear(width, width, bias=False)
-        self.feed_forward = nn.Sequential(
-            nn.LayerNorm(width),
-            nn.Linear(width, 4 * width),
-            nn.GELU(),
-            nn.Linear(4 * width, width),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, time, width) to the same shape."""
-        batch, length, width = x.shape
-        projected = self.attention_in(self.attention_norm(x)).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = projected.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.feed_forward(x)
-
-
-class GPT(nn.Module):
-    """A decoder-only language model over bytes; 0.8 million parameters as it stands."""
-
-    def __init__(self, width: int = 128, layers: int = 4, heads: int = 4, context: int = 64) -> None:
-        super().__init__()
-        self.context = context
-        self.token_embedding = nn.Embedding(VOCABULARY, width)
-        self.position_embedding = nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, VOCABULARY, bias=False)
-        self.head.weight = self.token_embedding.weight
-        for parameter in self.parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy, in nats per byte."""
-        positions = torch.arange(tokens.size(1), device=tokens.device)
-        x = self.token_embedding(tokens) + self.position_embedding(positions)
-        logits = self.head(self.norm(self.blocks(x)))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def read_corpus() -> tuple[Tensor, Tensor]:
-    """Return the training text and the held-out text, one byte per element."""
-    text = bytearray()
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        text += path.read_bytes()
-        if len(text) >= CORPUS_BYTES:
-            break
-    if len(text) < 2 * HELD_OUT_BYTES:
-        raise SystemExit("this Python has no source files of its standard library to learn from")
-    tokens = torch.frombuffer(text, dtype=torch.uint8)
-    return tokens[:-HELD_OUT_BYTES], tokens[-HELD_OUT_BYTES:]
-
-
-def windows(text: Tensor, starts: Tensor, context: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cut one window at each start; the targets are the same windows, one byte later."""
-    cut = text[starts[:, None] + torch.arange(context + 1)].to(device, torch.long)
-    return cut[:, :-1], cut[:, 1:]
-
-
-def training_batch(
-    text: Tensor, context: int, device: torch.device, args: argparse.Namespace, step: int
-) -> tuple[Tensor, Tensor]:
-    """Draw this rank's batch of this step.
-
-    It depends on nothing but (seed, step, rank), so a run that was interrupted sees the batches it would have seen.
-    """
-    generator = torch.Generator().manual_seed(hash((args.seed, step, dist.get_rank())))
-    starts = torch.randint(len(text) - context - 1, (args.batch_size,), generator=generator)
-    return windows(text, starts, context, device)
-
-
-@torch.no_grad()
-def evaluate(model: GPT, text: Tensor, device: torch.device, batch_size: int) -> float:
-    """Return the loss on windows spread evenly over the held-out text; the ranks share the work."""
-    count = EVALUATION_BATCHES * batch_size * dist.get_world_size()
-    starts = torch.linspace(0, len(text) - model.context - 1, count).long()[dist.get_rank() :: dist.get_world_size()]
-    losses = [model(*windows(text, part, model.context, device)) for part in starts.split(batch_size)]
-    total = torch.stack(losses).mean()
-    dist.all_reduce(total)
-    return total.item() / dist.get_world_size()
-
-
-def save_checkpoint(path: Path, model: GPT, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Write the whole state after ``step`` steps; a crash on the way leaves the previous file whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    state = {
-        "step": step,
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "rng": torch.get_rng_state(),
-    }
-    unfinished = path.with_suffix(".tmp")
-    with unfinished.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
-
-
-def load_checkpoint(path: Path, model: GPT, optimizer: torch.optim.Optimizer) -> int:
-    """Load the state if there is one, and return how many steps it has behind it."""
-    if not path.exists():
-        return 0
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    # Nothing draws from this generator after the weights are made. A model with dropout would, and it belongs to the
-    # state of a training run.
-    torch.set_rng_state(state["rng"])
-    return int(state["step"])
-
-
-def join_world() -> torch.device:
-    """Join the launcher's world, or make a world of one without a launcher; return this rank's device."""
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    backend = "nccl" if cuda else "gloo"
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return device
+def learning_rate(step: int, args: argparse.Namespace) -> float:
+    """Return that of a step: it rises, then falls to a tenth along a cosine."""
+    if step < args.warm_up:
+        return float(args.learning_rate * (step + 1) / args.warm_up)
+    done = min(1.0, (step - args.warm_up) / max(1, args.steps - args.warm_up))
+    return float(args.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * done))))
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
-    """Train from the newest checkpoint to the last step, and report the loss on the held-out text."""
-    first = dist.get_rank() == 0
+    """Train from the newest state there is to the last step, and report the loss on the held-out text."""
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    torch.manual_seed(args.seed + dist.get_rank())
     training_text, held_out_text = read_corpus()
-    torch.manual_seed(args.seed)
-    model = GPT().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.1)
+    model = GPT(args.width, args.layers).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "float16")
+    autocast = torch.autocast(device.type, PRECISIONS[args.precision], enabled=args.precision != "float32")
+    state = {"model": model, "optimizer": optimizer, "scaler": scaler}
     checkpoint = args.checkpoint_dir / "checkpoint.pt" if args.checkpoint_dir else None
-    done = load_checkpoint(checkpoint, model, optimizer) if checkpoint else 0
     parallel = DistributedDataParallel(model)
-    if first:
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        print(f"{parameters:,} parameters  {dist.get_world_size()} ranks  {device.type}  from step {done}", flush=True)
+    done = load_checkpoint(checkpoint, **state) if checkpoint else 0
+    accumulated = args.micro_batches // dist.get_world_size()
 
-    since, counted = time.perf_counter(), 0
-    for step in range(done + 1, args.steps + 1):
-        if args.kill == (dist.get_rank(), step) and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
+    def say(text: str) -> None:
+        if dist.get_rank() == 0:
+            print(text, flush=True)
+
+    def batch() -> tuple[Tensor, Tensor]:
+        starts = torch.randint(len(training_text) - model.context - 1, (args.batch_size,))
+        return windows(training_text, starts, model.context, device)
+
+    @torch.no_grad()
+    def evaluate() -> float:
+        model.eval()
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        starts = torch.linspace(0, len(held_out_text) - model.context - 1, EVALUATION_WINDOWS).long()[rank::ranks]
+        with autocast:
+            losses = [
+                model(*windows(held_out_text, part, model.context, device)) for part in starts.split(args.batch_size)
+            ]
+        model.train()
+        total = torch.stack(losses).mean()
+        dist.all_reduce(total)
+        return total.item() / ranks
+
+    say(f"{sum(each.numel() for each in model.parameters()):,} parameters  {device.type}  from step {done}")
+    since = time.perf_counter()
+    for number in range(done, args.steps):
         for group in optimizer.param_groups:
-            group["lr"] = args.learning_rate * min(1.0, step / WARM_UP_STEPS)
-        loss = parallel(*training_batch(training_text, model.context, device, args, step))
+            group["lr"] = learning_rate(number, args)
+        if number and number % args.evaluate_every == 0:
+            say(f"step {number}  eval loss {evaluate():.4f}")
+            if checkpoint and dist.get_rank() == 0:
+                save_checkpoint(checkpoint, number, **state)
+        for index in range(accumulated):
+            parallel.require_backward_grad_sync = index == accumulated - 1
+            with autocast:
+                loss = parallel(*batch()) / accumulated
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        counted += 1
-        if step % args.log_every == 0 or step in (1, args.steps):
-            # Rank 0's own loss, not the mean over ranks: reading it costs no communication.
-            value, now = loss.item(), time.perf_counter()
-            if first:
-                print(f"step {step}  loss {value:.3f}  {(now - since) / counted * 1e3:.0f} ms/step", flush=True)
-            since, counted = now, 0
-        if first and checkpoint and (step % args.checkpoint_every == 0 or step == args.steps):
-            save_checkpoint(checkpoint, model, optimizer, step)
-        if args.evaluate_every and step % args.evaluate_every == 0 and step != args.steps:
-            held_out_loss = evaluate(model, held_out_text, device, args.batch_size)
-            if first:
-                print(f"step {step}  eval loss {held_out_loss:.3f}", flush=True)
-            since, counted = time.perf_counter(), 0
-    loss_at_end = evaluate(model, held_out_text, device, args.batch_size)
-    if first:
-        bits = loss_at_end / math.log(2)
-        print(f"done: step {max(done, args.steps)}  eval loss {loss_at_end:.3f} nats ({bits:.2f} bits) per byte")
-
-
-def rank_and_step(text: str) -> tuple[int, int]:
-    """Parse ``RANK:STEP``."""
-    rank, _, step = text.partition(":")
-    return int(rank), int(step)
+        if (number + 1) % args.log_every == 0:
+            took, since = time.perf_counter() - since, time.perf_counter()
+            say(f"step {number + 1}  loss {loss.item() * accumulated:.4f}  {took / args.log_every * 1e3:.0f} ms/step")
+    say(f"done: step {args.steps}  eval loss {evaluate():.4f} nats per byte")
 
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Train a small byte-level GPT on Python's own source code.")
     parser.add_argument("--steps", type=int, default=500, help="train until this step (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=8, help="sequences per rank and step (default: %(default)s)")
-    parser.add_argument("--learning-rate", type=float, default=2e-3, help="(default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the batches (default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=4, help="of the model (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=128, help="of the model (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=6, help="sequences per micro-batch (default: %(default)s)")
+    parser.add_argument("--micro-batches", type=int, default=6, help="per step, of all ranks (default: %(default)s)")
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="at its highest (default: %(default)s)")
+    parser.add_argument("--warm-up", type=int, default=50, metavar="STEPS", help="(default: %(default)s)")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of autocast (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
     parser.add_argument("--log-every", type=int, default=20, metavar="STEPS", help="(default: %(default)s)")
+    parser.add_argument("--evaluate-every", type=int, default=100, metavar="STEPS", help="(default: %(default)s)")
     parser.add_argument("--checkpoint-dir", type=Path, metavar="DIR", help="a folder all ranks see (default: none)")
-    parser.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS", help="(default: %(default)s)")
-    parser.add_argument("--evaluate-every", type=int, default=0, metavar="STEPS", help="(default: only at the end)")
-    parser.add_argument("--kill", type=rank_and_step, metavar="RANK:STEP", help="this rank dies there, the first time")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Join, train, leave."""
-    args = parse_arguments()
-    train(args, join_world())
-    # The DDP object is gone now, with train's other locals. If it outlived the group, torch 2.13 with gloo could hang.
-    dist.destroy_process_group()
+    """Train on this rank's device."""
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    train(parse_arguments(), device)
+    dist.destroy_process_group()  # behind train: DDP, which is gone with its locals, must not outlive the group
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks" / "workers"), str(ROOT / "examples")]
 
+from checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
+from gpt import GPT  # noqa: E402
 from recovery_common import Batches, EventLog  # noqa: E402
-from train_gpt import GPT, load_checkpoint, save_checkpoint  # noqa: E402
 
 __all__ = ["Job", "StruckError", "load_checkpoint", "save_checkpoint"]
 

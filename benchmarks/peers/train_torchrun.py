@@ -15,7 +15,7 @@ def train(job: Job) -> None:
     rank, world, count = dist.get_rank(), dist.get_world_size(), job.micro_batches
     model = job.model()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    done = load_checkpoint(job.checkpoint, model, optimizer)
+    done = load_checkpoint(job.checkpoint, model=model, optimizer=optimizer)
     parallel = DistributedDataParallel(model)
     for step in range(done + 1, job.steps + 1):
         optimizer.zero_grad()
@@ -27,7 +27,7 @@ def train(job: Job) -> None:
         optimizer.step()
         job.done(step, 0, world)
         if rank == 0 and step % job.checkpoint_every == 0:
-            save_checkpoint(job.checkpoint, model, optimizer, step)
+            save_checkpoint(job.checkpoint, step, model=model, optimizer=optimizer)
 
 
 def main() -> None:

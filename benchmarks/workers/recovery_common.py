@@ -58,7 +58,7 @@ class Batches:
     """The global batch of every step, cut into micro-batches; the same whoever asks."""
 
     def __init__(self, batch_size: int) -> None:
-        from train_gpt import read_corpus
+        from gpt import read_corpus
 
         self._text, _ = read_corpus()
         self._batch_size = batch_size
@@ -66,7 +66,7 @@ class Batches:
     def loss(self, model: nn.Module, step: int, index: int) -> Tensor:
         """The mean loss of ``model`` on micro-batch ``index`` of ``step``."""
         import torch
-        from train_gpt import GPT, windows
+        from gpt import GPT, windows
 
         module = getattr(model, "module", model)
         assert isinstance(module, GPT)
@@ -79,7 +79,7 @@ class Batches:
 def make_model(arguments: argparse.Namespace) -> tuple[nn.Module, Batches]:
     """The GPT of the example, the same weights in every process, and its batches; torch gets one thread."""
     import torch
-    from train_gpt import GPT
+    from gpt import GPT
 
     torch.set_num_threads(1)
     torch.manual_seed(SEED)

@@ -23,8 +23,8 @@ def train(arguments: argparse.Namespace, log: EventLog, generation: int) -> None
     """Train from the newest checkpoint until the process is ended, a peer dies, or ``--steps`` are done."""
     import torch
     import torch.distributed as dist
+    from checkpoint import load_checkpoint, save_checkpoint
     from torch.nn.parallel import DistributedDataParallel
-    from train_gpt import load_checkpoint, save_checkpoint
 
     rank, world, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), arguments.micro_batches
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -34,7 +34,7 @@ def train(arguments: argparse.Namespace, log: EventLog, generation: int) -> None
     model, batches = make_model(arguments)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     checkpoint: Path = arguments.folder / "checkpoint.pt"
-    done = load_checkpoint(checkpoint, model, optimizer)
+    done = load_checkpoint(checkpoint, model=model, optimizer=optimizer)
     parallel = DistributedDataParallel(model)
     for step in range(done + 1, arguments.steps + 1):
         optimizer.zero_grad()
@@ -49,7 +49,7 @@ def train(arguments: argparse.Namespace, log: EventLog, generation: int) -> None
         optimizer.step()
         log.step(step, generation, world)
         if rank == 0 and arguments.checkpoint_every and step % arguments.checkpoint_every == 0:
-            save_checkpoint(checkpoint, model, optimizer, step)
+            save_checkpoint(checkpoint, step, model=model, optimizer=optimizer)
 
 
 def wrapped(arguments: argparse.Namespace, log: EventLog) -> None:

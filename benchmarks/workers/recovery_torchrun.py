@@ -18,14 +18,14 @@ def train(arguments: argparse.Namespace, log: EventLog, generation: int) -> None
     """Train from the newest checkpoint until the process is ended or ``--steps`` are done."""
     import torch
     import torch.distributed as dist
+    from checkpoint import load_checkpoint, save_checkpoint
     from torch.nn.parallel import DistributedDataParallel
-    from train_gpt import load_checkpoint, save_checkpoint
 
     rank, world, count = dist.get_rank(), dist.get_world_size(), arguments.micro_batches
     model, batches = make_model(arguments)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     checkpoint: Path = arguments.folder / "checkpoint.pt"
-    done = load_checkpoint(checkpoint, model, optimizer)
+    done = load_checkpoint(checkpoint, model=model, optimizer=optimizer)
     parallel = DistributedDataParallel(model)
     for step in range(done + 1, arguments.steps + 1):
         optimizer.zero_grad()
@@ -40,7 +40,7 @@ def train(arguments: argparse.Namespace, log: EventLog, generation: int) -> None
         optimizer.step()
         log.step(step, generation, world)
         if rank == 0 and arguments.checkpoint_every and step % arguments.checkpoint_every == 0:
-            save_checkpoint(checkpoint, model, optimizer, step)
+            save_checkpoint(checkpoint, step, model=model, optimizer=optimizer)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sysconfig
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -202,6 +203,13 @@ def launcher(tmp_path: Path, request: pytest.FixtureRequest, warm_launchers: War
     finally:
         for run in made.runs:
             run.clear()
+
+
+@pytest.fixture
+def short() -> Iterator[dict[str, str]]:
+    """For runs with workers of a DataLoader: they make sockets below TMPDIR, whose names must be short."""
+    with tempfile.TemporaryDirectory(prefix="u-", dir="/tmp") as folder:
+        yield {"TMPDIR": folder}
 
 
 def read_until(fd: int, wanted: bytes, deadline_s: float = DEADLINE_S) -> bytes:

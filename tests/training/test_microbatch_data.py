@@ -121,6 +121,22 @@ def test_each_epoch_has_every_sample_once(
     assert all(len(batches.samples(*number)) == size for number in numbers) or not drop_last
 
 
+def test_epochs_of_whole_steps_end_with_one() -> None:
+    batches = MicroBatches(Numbers(47), 3, 4, whole_steps=True)
+    assert (batches.per_epoch, batches.steps_per_epoch) == (12, 3)
+    for epoch in range(2):
+        samples = [batches.samples(3 * epoch + step, index) for step in range(3) for index in range(4)]
+        assert len(set(itertools.chain(*samples))) == 36
+
+
+def test_steps_of_an_epoch_are_a_whole_number_or_refused() -> None:
+    assert MicroBatches(Numbers(48), 3, 4).steps_per_epoch == 4
+    with pytest.raises(ValueError, match=r"an epoch has 15 micro-batches, .* whole_steps=True"):
+        _ = MicroBatches(Numbers(47), 3, 4).steps_per_epoch
+    with pytest.raises(ValueError, match="a dataset of 11 samples does not fill one step of 4 micro-batches of 3"):
+        MicroBatches(Numbers(11), 3, 4, whole_steps=True)
+
+
 def test_what_is_asked_for_is_what_comes() -> None:
     batches = MicroBatches(Numbers(1000), 4, 8, seed=3)
     same = MicroBatches(Numbers(1000), 4, 8, seed=3)

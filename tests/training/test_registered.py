@@ -50,3 +50,14 @@ def test_what_does_not_fit_is_named() -> None:
     state = of_two.state()
     with pytest.raises(RuntimeError, match=r"^student: (?s:.*)size mismatch for weight"):
         Registered({"teacher": nn.Linear(2, 2), "student": nn.Linear(2, 3)}).load(state, {})
+
+
+def test_a_dict_is_registered_as_it_is_and_changed_in_place() -> None:
+    best = {"accuracy": 0.1, "epochs_without": 2}
+    state = Registered({"best": best}).state()
+    assert state == {"best": {"accuracy": 0.1, "epochs_without": 2}}
+    best["accuracy"] = 0.7
+    assert state["best"]["accuracy"] == 0.1
+    other: dict[str, Any] = {"of_before": 1}
+    Registered({"best": other}).load(state, {})
+    assert other == {"accuracy": 0.1, "epochs_without": 2}

@@ -10,7 +10,8 @@ the step, so there is nothing to save. Nothing here knows of ranks: it is the sa
 
 Micro-batch ``index`` of step ``s``, the first step being 0, is number ``g = s * micro_batches + index`` of one endless
 row. With ``n = len(dataset) // micro_batch_size`` of them in an epoch it is number ``g % n`` of epoch ``g // n``; so an
-epoch may end within a step. ``Shuffle`` says which samples stand there.
+epoch may end within a step, but with ``whole_steps=True``, for which ``n`` is rounded down to a multiple of
+``micro_batches``. ``Shuffle`` says which samples stand there.
 
 A dataset that can only be iterated has no number to ask by, and is refused: what a lost rank has read from it could not
 be read again by another. Give it an index (a table from number to file and offset), or use a function of your own in
@@ -106,6 +107,7 @@ class MicroBatches:
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = True,
+        whole_steps: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         """Look at the dataset's length, and read nothing yet.
@@ -118,11 +120,13 @@ class MicroBatches:
             shuffle: another order in each epoch; else always the dataset's own.
             drop_last: leave out the samples at an epoch's end that fill no micro-batch; else that one is smaller, and
                 its samples weigh more in the mean over micro-batches.
+            whole_steps: leave out the micro-batches at an epoch's end that fill no step, for scripts that do something
+                at the end of each, and ask for ``steps_per_epoch``; else an epoch may end within a step.
             collate_fn: makes a batch from a list of samples; by default torch's ``default_collate``.
 
         Raises:
             TypeError: the dataset has no index or no length.
-            ValueError: it has too few samples for one micro-batch, or a number is below one.
+            ValueError: it has too few samples for one micro-batch or whole step, or a number is below one.
         """
         _check_dataset(dataset)
         for name, number in (("micro_batch_size", micro_batch_size), ("micro_batches", micro_batches)):
@@ -132,6 +136,13 @@ class MicroBatches:
         self.per_epoch = self._length // micro_batch_size if drop_last else -(-self._length // micro_batch_size)
         if self.per_epoch == 0:
             raise ValueError(f"a dataset of {self._length} samples does not fill one micro-batch of {micro_batch_size}")
+        if whole_steps:
+            if self.per_epoch < micro_batches:
+                raise ValueError(
+                    f"a dataset of {self._length} samples does not fill one step of {micro_batches} micro-batches of "
+                    f"{micro_batch_size}"
+                )
+            self.per_epoch -= self.per_epoch % micro_batches
         self.dataset, self.seed, self.shuffle = dataset, seed, shuffle
         self.micro_batch_size, self.micro_batches = micro_batch_size, micro_batches
         self._collate = collate_fn or default_collate
@@ -145,6 +156,17 @@ class MicroBatches:
                 return self._collate(read_all(samples) if read_all else [self.dataset[sample] for sample in samples])
         except Exception as error:
             raise MicroBatchError(step, index, samples, f"{type(error).__name__}: {error}") from error
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many steps are in each epoch. Raises ValueError if epochs end within steps: see ``whole_steps``."""
+        steps, rest = divmod(self.per_epoch, self.micro_batches)
+        if rest:
+            raise ValueError(
+                f"an epoch has {self.per_epoch} micro-batches, which are no whole number of steps of "
+                f"{self.micro_batches}: MicroBatches(..., whole_steps=True) leaves out the rest"
+            )
+        return steps
 
     def samples(self, step: int, index: int) -> list[int]:
         """The numbers of its samples in the dataset; raises ValueError if there is no such micro-batch."""

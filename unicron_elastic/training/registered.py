@@ -1,4 +1,7 @@
-"""What a run has registered, object by object: its state, with what ``state_dict`` leaves out, and digests of it."""
+"""What a run has registered, object by object: its state, with what ``state_dict`` leaves out, and digests of it.
+
+A dict is registered as it is, for counters and the like of a script's own.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,33 @@ MODEL = "model"  # the name of what is trained, which the engine looks after
 _OWN_NAMES = frozenset({MODEL, "optimizer", "scheduler", "scaler"})
 
 
+class ValuesOfScript:
+    """`ValuesOfScript` is a dict that a script keeps, whose values are its state."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is in it."""
+        return dict(self._values)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Change it to what was in another."""
+        self._values.clear()
+        self._values.update(state_dict)
+
+
 class Registered:
     """The ``objects`` of one run, by name. Raises TypeError for one that has no state_dict or cannot load one."""
 
-    def __init__(self, objects: Mapping[str, Stateful]) -> None:
-        for name, each in objects.items():
+    def __init__(self, objects: Mapping[str, Stateful | dict[str, Any]]) -> None:
+        given = {name: ValuesOfScript(each) if isinstance(each, dict) else each for name, each in objects.items()}
+        for name, each in given.items():
             if isinstance(each, type):
                 raise TypeError(f"{name} must be an object with a state, and not the class {each.__name__}")
             if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
                 raise TypeError(f"{name} must have state_dict and load_state_dict, and a {type(each).__name__} has not")
-        self.objects = dict(objects)
+        self.objects: dict[str, Stateful] = given
 
     def state(self) -> dict[str, Any]:
         """Return the state_dict of each. Raises NotSendableError if one gives none."""

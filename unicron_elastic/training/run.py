@@ -29,7 +29,8 @@ class Run:
 
     ``model``, ``optimizer``, ``scheduler``, ``scaler`` and whatever else is given by name are the state that a
     replacement of a lost rank gets from its peers. The gradients of ``model``'s parameters are summed up over the
-    micro-batches of a step and reduced over all ranks: do not wrap it in DistributedDataParallel.
+    micro-batches of a step and reduced over all ranks: do not wrap it in DistributedDataParallel. A dict is state, too,
+    as of what a script counts: it is changed in place when the state of others is taken over.
 
     ``reproducible``: the parameters and losses are bitwise those of any other run with the same micro-batches, however
     many ranks there are and whichever of them are lost. ``seed`` seeds torch's random numbers before each micro-batch,
@@ -66,7 +67,7 @@ class Run:
         peer_snapshot_every: int = 0,
         replicated: bool | None = None,
         compare_every: int = 100,
-        **state: Stateful,
+        **state: Stateful | dict[str, Any],
     ) -> None:
         check_module("model", model)
         self._is_wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
@@ -111,6 +112,14 @@ class Run:
     def step(self) -> int:
         """How many optimizer steps the parameters have behind them."""
         return self._engine.state
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether this is a newcomer, and the others have the call of ``steps()`` behind them that it has just left.
+
+        What stands between that call and the next one it need not do: it gets the others' state.
+        """
+        return self._engine.is_passing
 
     def steps(self, total: int, micro_batches: int) -> Iterator[Step]:
         """Yields the steps that are left of ``total``, each of ``micro_batches`` micro-batches.
