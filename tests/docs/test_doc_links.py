@@ -67,6 +67,10 @@ def test_files_that_the_page_of_rooms_names_are_in_the_room_of_their_row() -> No
             assert missing == [], room
 
 
+def test_the_first_page_is_short() -> None:
+    assert len(Page("README.md").text.splitlines()) <= 120
+
+
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.path)
 def test_lists_and_tables_stand_apart(page: Page) -> None:
     """The site's Markdown takes them for the paragraph before them otherwise."""
