@@ -23,10 +23,11 @@ from unicron_elastic.launcher import stepping_aside
 from unicron_elastic.launcher.agent.process.processes import KeeperLost
 from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.common.kept_snapshots import take_shelf
+from unicron_elastic.launcher.common.odd_patience import odd_patience
 from unicron_elastic.launcher.common.open_streams import hold_closed
 from unicron_elastic.launcher.config import arguments, options
 from unicron_elastic.launcher.config.arguments import warm_command
-from unicron_elastic.launcher.config.checks import STDIN, BadArgument, check
+from unicron_elastic.launcher.config.checks import STDIN, BadArgument, check, pairs_of
 from unicron_elastic.launcher.config.forwarded import AGENT_VARIABLE, PLANNED_JOB, shared_arguments
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, BadConfig, located
 from unicron_elastic.launcher.export.metrics.link import take_teller
@@ -169,6 +170,7 @@ def _run_ours(argv: Sequence[str]) -> int:
         check(args, warn=_say)
         if not is_planned:  # else who submitted it was told
             _tell_odd_variables(os.environ)
+            _tell_odd_patience(args, chosen)
         if cluster := _cluster_of(args):
             return _submit(args, argv, cluster)
         _check_is_for_here(args)
@@ -195,6 +197,17 @@ def _run_ours(argv: Sequence[str]) -> int:
         return _complain("its keeper process, which starts the workers, was killed from outside", 1)
     finally:
         runtime.end()
+
+
+def _tell_odd_patience(args: argparse.Namespace, chosen: options.Options) -> None:
+    for sentence in odd_patience(
+        args.rdzv_backend,
+        args.nnodes,
+        pairs_of(args.rdzv_conf),
+        hang_patience_s=chosen.hang_patience,
+        acts_on_hangs=chosen.on_hang == chosen.on_fault == "act",
+    ):
+        _say(sentence)
 
 
 def _runtime_for(args: argparse.Namespace, chosen: options.Options) -> Runtime:

@@ -83,13 +83,25 @@ def check_value(name: str, value: Any) -> None:
                 raise _bad(flag, value, f"key=value pairs with commas between; {pair!r} is none")
 
 
+def pairs_of(conf: str) -> dict[str, str]:
+    """Return the keys and values of --rdzv-conf."""
+    pairs = (pair.partition("=") for pair in conf.split(",") if "=" in pair)
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
 def odd_conf(backend: str, conf: str) -> Iterator[str]:
     """Say of each key of --rdzv-conf that nobody reads, and which one may be meant. All of torch's are known."""
-    keys = [pair.partition("=")[0].strip() for pair in conf.split(",") if "=" in pair]
+    pairs = pairs_of(conf)
+    keys = list(pairs)
     if backend not in _BACKENDS or "start" in keys:  # which a cluster's agent adds to what was told already
         return
     if not keys:
         return
+    if pairs.get("agent", "unicron") != "unicron":
+        yield (
+            f"--rdzv-conf: agent={pairs['agent'][:80]} has no effect under unicron-run, whose agent is its own; it is "
+            "for torchrun --rdzv-backend=unicron"
+        )
     from unicron_elastic.rendezvous.store.options import OPTIONS  # in the time of those alone who have such keys
 
     every = {*OPTIONS, *CONF_OF_ETCD, *_CONF_OF_TORCH}

@@ -145,6 +145,9 @@ def test_a_wrong_wish_to_go_on_in_place_is_refused_before_anything_starts(monkey
         ("unicron", "keep_alive_interval=5,is_host=1,store_type=tcp,timeout=9,read_timeout=60", []),
         ("unicron", "last_call_timout=5,start=3", []),  # a part of a planned job: it was told where that was submitted
         ("somebodys", "last_call_timout=5", []),
+        ("unicron", "agent=torch", ["agent=torch has no effect under unicron-run, whose agent is its own; it is"]),
+        ("c10d", "agent=torch", ["agent=torch has no effect under unicron-run"]),
+        ("unicron", "agent=unicron", []),
         ("static", "", []),
     ],
 )  # fmt: skip
