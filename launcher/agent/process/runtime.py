@@ -6,14 +6,16 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+from unicron_elastic.launcher.agent.process.early_variables import source_files
 from unicron_elastic.launcher.agent.process.helper import HelperPatience
 from unicron_elastic.launcher.agent.process.processes import KEEPER_PATIENCE, Exit, KeeperLost, Processes
 from unicron_elastic.launcher.agent.process.warm import WARM_PATIENCE, WarmProcess, why_not
 from unicron_elastic.launcher.common.kept_snapshots import NodeShelf
 from unicron_elastic.launcher.common.loop import Loop
+from unicron_elastic.launcher.common.needs_torch import needs_torch
 from unicron_elastic.launcher.common.open_streams import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
-from unicron_elastic.launcher.config.options import Options
+from unicron_elastic.launcher.config.options import PRELOAD_DEFAULT, Options
 from unicron_elastic.launcher.export.metrics.link import Teller
 from unicron_elastic.worker.process.ignored_signals import ignored_signals
 
@@ -55,6 +57,8 @@ class Runtime:
             return
         if self.warm is not None and not self.warm.is_gone:
             return
+        if self.options.preload == PRELOAD_DEFAULT and not needs_torch(source_files(command)):
+            return  # its imports would take longer than the script
         streams = open_streams()
         self.why_plain = why_not(command) if len(streams) == 3 else "a standard stream is closed"
         if self.why_plain is None:
