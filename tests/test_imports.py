@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "simulation.history": "base faults",
     "state.snapshot": "state state.pull worker",
     "testing": "compat rendezvous.store worker worker.process",
+    "testing.late": "compat",
     "worker.rank_monitor": "worker",
     "launcher.config": "base compat recovery rendezvous.store testing worker.process",
     "planning.coordinate": "base planning.allocate planning.model",

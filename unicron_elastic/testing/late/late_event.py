@@ -1,0 +1,86 @@
+"""When what a late collective has received is in its tensors, and what is in them until then."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+INTEGER_GARBAGE = 85
+
+
+class Fate(Enum):
+    """`Fate` is what has become of a collective."""
+
+    PENDING = "pending"
+    LANDED = "landed"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class Lateness:
+    """`Lateness` is how the back end behaves: results come ``delay_s`` after their collective was begun, or later.
+
+    ``is_torn``: until then a tensor has what it had, and after an abort the rank's own values in front and the sum
+    behind, as NCCL may leave it; else it has NaN, or the like, from the beginning.
+    """
+
+    delay_s: float = 0.02
+    is_torn: bool = False
+
+    def spoil(self, tensor: Tensor) -> None:
+        """Put garbage where a result is to come."""
+        if self.is_torn:
+            return
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.fill_(float("nan"))
+        else:
+            tensor.fill_(True if tensor.dtype is torch.bool else INTEGER_GARBAGE)
+
+    def tear(self, tensor: Tensor, result: Tensor) -> None:
+        """Leave what an abort half way leaves: the second half of the ``result``, if it is to be torn."""
+        if self.is_torn and tensor.is_contiguous():
+            half = tensor.numel() // 2
+            tensor.view(-1)[half:].copy_(result.view(-1)[half:])
+
+
+lateness = Lateness()  # of all groups of this process
+
+
+class LateEvent:
+    """A `LateEvent` is what a CUDA event behind a collective is: it can be asked, and waited for."""
+
+    __slots__ = ("_has_ended", "begun_at", "fate", "followers")
+
+    def __init__(self) -> None:
+        self.fate = Fate.PENDING
+        self.begun_at = time.monotonic()
+        self.followers: list[LateEvent] = []  # of the same bracket, which share its fate
+        self._has_ended = threading.Event()
+
+    def query(self) -> bool:
+        """Return whether it has ended, well or badly: as on CUDA, an abort ends it, too."""
+        return self._has_ended.is_set()
+
+    def synchronize(self, timeout_s: float | None = None) -> bool:
+        """Wait for its end; return whether it has come."""
+        return self._has_ended.wait(timeout_s)
+
+    def end(self, fate: Fate) -> None:
+        """Note what has become of it, and of all in its bracket."""
+        for each in (self, *self.followers):
+            each.fate = fate
+            each._has_ended.set()
+
+
+pending: dict[int, LateEvent] = {}  # by the address of a storage that waits for a result
+
+
+def event_of(tensor: Tensor) -> LateEvent | None:
+    """Return the event that ``tensor`` waits for; None if nothing is on its way to it."""
+    return pending.get(tensor.untyped_storage().data_ptr())
