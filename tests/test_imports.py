@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "state": "",
     "worker.process": "",
     "engine": "",
-    "engine.protocol": "",
+    "engine.protocol": "base",
     "engine.transport": "compat",
     "faults": "base",
     "health.gpu": "base",

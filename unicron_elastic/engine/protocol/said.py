@@ -67,7 +67,7 @@ class Said:
     has_parted: bool = False
     is_new: bool = False
     is_between: bool = False
-    digests: Mapping[str, int] = field(default_factory=dict)
+    digests: Mapping[str, int] = field(default_factory=dict, hash=False)
     report: Report | None = None
     asks: Report | None = None
     place: tuple[int, int] = (-1, -1)

@@ -1,0 +1,195 @@
+"""The protocol with one of its checks taken out: the source of its parts, changed in one place."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from interleavings import Bounds, Decide
+
+from unicron_elastic.engine.protocol import agreement, handle
+
+TWO = Bounds(2, (1,), losses=1)
+BREAKS = Bounds(2, (1,), breaks=1)
+LATE = Bounds(2, (2,), breaks=1)
+REPLACED = Bounds(2, (2,), losses=1, newcomers=1)
+GROWS = Bounds(1, (2,), newcomers=1, grows=True)
+CALLS = Bounds(1, (1, 2), newcomers=1, grows=True)
+SEATS = Bounds(2, (1,), seats=2, breaks=1)
+THREE = Bounds(3, (1,), losses=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`Mutant` is what is said of it, what is replaced by what, and in which bounds it is to be found."""
+
+    what: str
+    old: str
+    new: str
+    bounds: Bounds
+
+    def decide(self) -> Decide:
+        """Return ``handle`` with the change."""
+        source = Path(agreement.__file__).read_text(encoding="utf-8")
+        if self.old in source:
+            assert source.count(self.old) == 1, self.old
+            changed = _module(agreement, source.replace(self.old, self.new))
+            of_handle = Path(handle.__file__).read_text(encoding="utf-8")
+            mutant = _module(handle, of_handle)
+            mutant.agree = changed.agree  # type: ignore[attr-defined]
+        else:
+            source = Path(handle.__file__).read_text(encoding="utf-8")
+            assert source.count(self.old) == 1, self.old
+            mutant = _module(handle, source.replace(self.old, self.new))
+        decide: Decide = mutant.handle
+        return decide
+
+
+def _module(like: ModuleType, source: str) -> ModuleType:
+    module = ModuleType(f"{like.__name__}_mutant")
+    module.__file__ = like.__file__
+    sys.modules[module.__name__] = module  # where dataclasses look for the names of their types
+    try:
+        exec(compile(source, module.__name__, "exec"), module.__dict__)
+    finally:
+        del sys.modules[module.__name__]
+    return module
+
+
+MUTANTS = (
+    # -- what all conclude
+    Mutant("nobody is given a bucket that others have", "if not _all_have(said, bucket))", "if False)", BREAKS),
+    Mutant(
+        "what the lost held is dealt to nobody",
+        "lost = frozenset(range(micro_batches)).difference(*(each.held for each in said)) if left else frozenset()",
+        "lost = frozenset[int]()",
+        TWO,
+    ),
+    Mutant(
+        "what is held is dealt again",
+        ".difference(*(each.held for each in said))",
+        ".difference()",
+        Bounds(3, (1,), micro_batches=3, losses=1),
+    ),
+    Mutant(
+        "who is late is thought to have the gradients",
+        "whole = tuple(rank for rank in late if said[rank].has_all)",
+        "whole = late",
+        LATE,
+    ),
+    Mutant(
+        "who has overwritten the last gradients gives them",
+        "for rank in even if said[rank].keeps_last)",
+        "for rank in even)",
+        LATE,
+    ),
+    Mutant(
+        "a bucket is given by who has it not",
+        "return next(rank for rank, each in enumerate(said) if bucket in each.done)",
+        "return 0",
+        BREAKS,
+    ),
+    Mutant(
+        "a newcomer that is a step behind is late",
+        "each.state == step - 1 and not each.is_new)",
+        "each.state == step - 1)",
+        REPLACED,
+    ),
+    Mutant(
+        "who is in the call before takes the state",
+        "each.state == step and each.until < until)",
+        "False)",
+        Bounds(2, (1, 2), breaks=1),
+    ),
+    Mutant("newcomers of another call stay", "(is_between or each.until != until)", "is_between", CALLS),
+    Mutant("those who have not come so far count as even", "if _place(each) == _place(first))", "if True)", LATE),
+    # -- the gate
+    Mutant(
+        "nobody waits for those who copy",
+        "    if not replica.holders:\n        return _commit",
+        "    if True:\n        return _commit",
+        Bounds(1, (1,), breaks=1, newcomers=1, grows=True),
+    ),
+    Mutant(
+        "a copy that takes too long is not broken off",
+        "    if replica.holders:\n        return _with(answer",
+        "    if False:\n        return _with(answer",
+        GROWS,
+    ),
+    # -- the sum and the commit
+    Mutant(
+        "a sum counts before it is whole in all seats",
+        "if not any(bucket == event.bucket for bucket, _ in left):",
+        "if True:",
+        SEATS,
+    ),
+    Mutant(
+        "sums of the last step are thought to be there",
+        "work = replace(work, has_last=False)\n    else",
+        "work = replace(work)\n    else",
+        Bounds(2, (2,), breaks=2),
+    ),
+    Mutant(
+        "what was computed is computed again",
+        "left = replica.work.held - replica.work.computed",
+        "left = replica.work.held",
+        TWO,
+    ),
+    Mutant(
+        "who is dealt what is forgotten", "before | frozenset(more) for before, more", "before for before, _", THREE
+    ),
+    Mutant(
+        "it commits in a broken world",
+        "_go_to_next(replace(replica, is_connected=False), record)\n    return answer if",
+        "_commit(replica, WaitFor.HOLDERS)\n    return answer if",
+        TWO,
+    ),
+    # -- meetings
+    Mutant("who is late thinks that it has met", "Standing.APART if is_late", "Standing.EVEN if is_late", LATE),
+    Mutant("a newcomer forgets what it was dealt", "if record.standing is Standing.MET:", "if False:", GROWS),
+    Mutant(
+        "nobody waits at the end",
+        "return _with(_wait_at_end(replica), _CLEAR)",
+        "return _finish(replica, record.standing)",
+        BREAKS,
+    ),
+    Mutant("nobody hears that others have ended", "heard.over > 0 or heard.parted", "heard.parted", BREAKS),
+    Mutant(
+        "nobody is told that a world broke",
+        "return answer if is_told else _with(answer, broke)",
+        "return answer",
+        BREAKS,
+    ),
+    Mutant(
+        "who leaves does not say so",
+        "return _with(_look_elsewhere(replica, arriving, agreement.until, agreement.step), left)",
+        "return _look_elsewhere(replica, arriving, agreement.until, agreement.step)",
+        CALLS,
+    ),
+    Mutant(
+        "one seat is handed a bucket for all",
+        "return replace(replica, record=replace(record, by=by)), ()\n    bucket",
+        "pass\n    bucket",
+        SEATS,
+    ),
+    Mutant(
+        "one seat takes the state for all",
+        "return replace(replica, record=replace(record, by=by)), ()\n    agreement = _agreement(record.meeting)",
+        "pass\n    agreement = _agreement(record.meeting)",
+        SEATS,
+    ),
+    Mutant(
+        "one seat waits at the end for all",
+        "return replace(replica, record=record), ()\n    if record.is_awaited",
+        "pass\n    if record.is_awaited",
+        SEATS,
+    ),
+    Mutant(
+        "one that was cut off takes another state",
+        "record.has_state and rank in agreement.pull and",
+        "False and rank in agreement.pull and",
+        Bounds(2, (2,), breaks=2),
+    ),
+)

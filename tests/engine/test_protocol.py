@@ -1,0 +1,58 @@
+"""No interleaving breaks the protocol: all of them within these bounds, each with what is to hold in it.
+
+Every step that is applied has each micro-batch once, on all, and none is applied twice or left out; a state is given
+as it was in one span of the script; seats go on together; no script is told an error, except one that has missed a
+step whose gradients nobody has any more; and from every state all come to their end without one more fault.
+"""
+
+from __future__ import annotations
+
+import pytest
+from exploration import Found, explore
+from interleavings import Bounds
+
+SHORT = (
+    Bounds(1, (1, 2), newcomers=1, grows=True),
+    Bounds(2, (2,), breaks=2),
+    Bounds(2, (2,), losses=1, newcomers=1),
+    Bounds(2, (2,), losses=2, newcomers=1),
+    Bounds(2, (1, 2), losses=1, breaks=1),
+    Bounds(2, (1,), seats=2, losses=1, breaks=1),
+    Bounds(1, (1,), breaks=1, newcomers=1, grows=True),
+    Bounds(2, (1,), micro_batches=3, buckets=3, losses=1, breaks=1),
+    Bounds(3, (1,), micro_batches=3, losses=1),
+)
+DEEP = (
+    Bounds(2, (2,), losses=2, newcomers=2),
+    Bounds(2, (2,), losses=1, breaks=1, newcomers=1),
+    Bounds(2, (1, 2), losses=1, newcomers=1),
+    Bounds(2, (2,), micro_batches=3, seats=2, losses=1, breaks=1),
+    Bounds(2, (2,), seats=2, losses=1, newcomers=1),
+    Bounds(2, (1,), breaks=1, newcomers=1, grows=True),
+    Bounds(3, (2,), losses=2),
+    Bounds(3, (1,), losses=1, breaks=1),
+    Bounds(3, (1,), losses=1, newcomers=1),
+)
+
+
+def _check(bounds: Bounds, capsys: pytest.CaptureFixture[str]) -> Found:
+    found = explore(bounds)
+    with capsys.disabled():
+        print(f"\n{bounds}: {found}")
+    assert found.is_whole
+    assert not found.wrong
+    assert found.ends
+    return found
+
+
+@pytest.mark.timeout(600)  # of a loaded machine; a few seconds of a processor
+@pytest.mark.parametrize("bounds", SHORT, ids=str)
+def test_no_interleaving_breaks_the_protocol(bounds: Bounds, capsys: pytest.CaptureFixture[str]) -> None:
+    _check(bounds, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("bounds", DEEP, ids=str)
+def test_no_interleaving_of_more_breaks_the_protocol(bounds: Bounds, capsys: pytest.CaptureFixture[str]) -> None:
+    _check(bounds, capsys)

@@ -1,0 +1,671 @@
+"""What a replica does that trains with others, whoever is lost meanwhile: ``handle(replica, event)``, and no more.
+
+Pure: no torch, no time, no input and output. What the members of a new world conclude from what each says is in
+`agreement`; here is when they meet, and what follows in each.
+
+A replica has *met* its world when all members have spoken in one round of the meeting, their process group stands, and
+all are in the same step with the same parameters. Until then it does nothing with others but meet. It meets
+
+- when its script calls ``run.steps()`` for the first time: as one of the first, or as a newcomer with a copied state;
+- when the script asks for the first micro-batch, and when it has computed what it was dealt, if its world was left;
+- when the reduction has broken, or has told of a newcomer whose world has come;
+- at the end of a call, in which all stay until all are there: one of them may have missed the end of a reduction.
+
+One that finds the others a step ahead is *late*: it has, or is given, the gradients of that step, makes it alone, and
+meets them again. Its state may be copied from the moment when the script asks for the first micro-batch of a step until
+the first reduction, in which all hear of it; those who copy are waited for before the script may change the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from unicron_elastic.engine.protocol.agreement import Agreement, NoStateLeft, agree
+from unicron_elastic.engine.protocol.replica_command import (
+    AskAgent,
+    AwaitHolders,
+    AwaitWorld,
+    BreakOff,
+    Clear,
+    Commit,
+    Compute,
+    CopyState,
+    Gather,
+    HandOver,
+    LetGo,
+    MakeGroup,
+    MoveState,
+    Raise,
+    Reduce,
+    ReleaseSource,
+    ReplicaCommand,
+    Say,
+    TellBroke,
+    TellEntered,
+    TellLeft,
+    TellParted,
+    TellReady,
+)
+from unicron_elastic.engine.protocol.replica_event import (
+    AllSaid,
+    Answered,
+    CallBegun,
+    CallEnded,
+    Computed,
+    Connected,
+    Copied,
+    Gathered,
+    GroupBroke,
+    Handed,
+    HoldBegan,
+    HoldEnded,
+    MoreAsked,
+    Moved,
+    NotCopied,
+    Outgrown,
+    PatienceOver,
+    Reduced,
+    ReplicaEvent,
+    RoundLeft,
+    ScriptRaised,
+    StepBegun,
+    StepMade,
+    WorldHeard,
+)
+from unicron_elastic.engine.protocol.replica_phase import (
+    Arriving,
+    Committed,
+    Computing,
+    Ended,
+    Errand,
+    Finished,
+    Handing,
+    InMeeting,
+    Moving,
+    Outside,
+    Parting,
+    Passing,
+    Reducing,
+    Replica,
+    Spot,
+    Standing,
+    Stepping,
+    Talk,
+    WaitFor,
+    Work,
+)
+from unicron_elastic.engine.protocol.said import Said
+from unicron_elastic.engine.protocol.tree import shares
+
+COPIES_MAX = 2  # of one newcomer; for each that is too slow the others wait in vain
+Answer: TypeAlias = tuple[Replica, tuple[ReplicaCommand, ...]]
+
+
+class ProtocolError(RuntimeError):
+    """`ProtocolError`: an event came in a phase that cannot have it: the shell has not done what it was told."""
+
+
+def handle(replica: Replica, event: ReplicaEvent) -> Answer:
+    """Return the replica behind the event, and what it is to do. Raises ProtocolError."""
+    match event:
+        case WorldHeard(world=world, rank=rank):
+            return _hear_world(replace(replica, heard=world, heard_rank=rank))
+        case HoldBegan():
+            if not replica.may_be_copied:
+                raise ProtocolError(f"nobody may begin to copy the state of one that is {replica.phase.value}")
+            return replace(replica, holders=replica.holders + 1), ()
+        case HoldEnded():
+            return _end_hold(replace(replica, holders=replica.holders - 1))
+        case PatienceOver():
+            return _end_patience(replica)
+    found = _HANDLERS.get((type(replica.record), type(event)))
+    if found is None:
+        raise ProtocolError(f"{type(event).__name__} came to a replica that is {replica.phase.value}")
+    return found(replica, replica.record, event)
+
+
+def _fail(replica: Replica, kind: str, reason: str) -> Answer:
+    return replace(replica, record=Ended(kind)), (Raise(kind, reason=reason),)
+
+
+def _with(answer: Answer, *before: ReplicaCommand) -> Answer:
+    """Put commands before those of an answer."""
+    return answer[0], (*before, *answer[1])
+
+
+def _cleared(replica: Replica) -> Replica:
+    """Nothing of the step that begins is done."""
+    return replace(replica, work=Work(has_last=replica.is_complete))
+
+
+_CLEAR = Clear(reason="nothing of the step that begins is done")
+
+
+def _begin_call(replica: Replica, record: Outside | Passing, event: CallBegun) -> Answer:
+    replica = replace(replica, until=event.until)
+    if isinstance(record, Outside):
+        return _ask(replica, Arriving())
+    if event.until < record.others_until:
+        return replace(replica, step=event.until), (
+            LetGo(is_over=True, reason="the others have that call behind them"),
+        )
+    arriving = Arriving(copies=record.copies, others_until=record.others_until)
+    if record.kept is None:
+        return _ask(replica, arriving)
+    return _use_copy(replica, arriving, *record.kept)
+
+
+def _ask(replica: Replica, arriving: Arriving, *, is_again: bool = False) -> Answer:
+    record = replace(arriving, errand=Errand.ANSWER, has_copy=False)
+    reason = "the others were elsewhere, or gave no state" if is_again else "the script begins to train"
+    return replace(replica, record=record, step=0), (AskAgent(is_again, reason=reason),)
+
+
+def _hear_answer(replica: Replica, record: Arriving, event: Answered) -> Answer:
+    if event.is_member:
+        return _meet(replica, InMeeting(Spot.FIRST, Talk.ALL, has_state=False))
+    if event.where is not None and event.where[0] != replica.until:
+        return _look_elsewhere(replica, record, *event.where)
+    if not event.has_source or record.copies >= COPIES_MAX:
+        return _await_join(replica, replace(record, has_copy=False))
+    copying = CopyState(reason="others train already, and one of them gives its state")
+    return replace(replica, record=replace(record, errand=Errand.COPY)), (copying,)
+
+
+def _take_copy(replica: Replica, record: Arriving, event: Copied) -> Answer:
+    return _use_copy(replica, replace(record, copies=record.copies + 1), event.until, event.step)
+
+
+def _use_copy(replica: Replica, record: Arriving, until: int, step: int) -> Answer:
+    if until == replica.until:
+        return _await_join(replace(replica, step=step), replace(record, has_copy=True))
+    if until > replica.until:
+        return _look_elsewhere(replica, record, until, step, kept=(until, step))
+    release = ReleaseSource(reason="the source is in an earlier call than this newcomer")
+    return _with(_look_elsewhere(replica, record, until, step), release)
+
+
+def _miss_copy(replica: Replica, record: Arriving, _event: NotCopied) -> Answer:
+    return _ask(replica, replace(record, copies=record.copies + 1), is_again=True)
+
+
+def _await_join(replica: Replica, record: Arriving) -> Answer:
+    ready = TellReady(reason="this newcomer has what it can get before it meets the others")
+    return replace(replica, record=replace(record, errand=Errand.WORLD)), (ready,)
+
+
+def _look_elsewhere(
+    replica: Replica, record: Arriving, until: int, step: int, *, kept: tuple[int, int] | None = None
+) -> Answer:
+    """The others are in step ``step`` of the call ``until``: pass this call by, or ask again."""
+    others_until = max(record.others_until, until)
+    if replica.until >= until:
+        return _ask(replica, replace(record, others_until=others_until), is_again=True)
+    if replica.until > step:
+        return _fail(replica, "mismatch", f"the others train from step {step} until {until}, and make no such call")
+    passing = Passing(record.copies, others_until, kept)
+    let_go = LetGo(is_over=True, reason=f"the others have this call behind them, and are in step {step} of {until}")
+    return replace(replica, record=passing, step=replica.until), (let_go,)
+
+
+def _hear_world(replica: Replica) -> Answer:
+    record = replica.record
+    match record:
+        case Arriving(errand=Errand.WORLD) if replica.heard_rank is not None:
+            meeting = InMeeting(
+                Spot.ARRIVING,
+                Talk.ALL,
+                has_state=record.has_copy,
+                copies=record.copies,
+                others_until=record.others_until,
+            )
+            release = (ReleaseSource(reason="the others are about to meet, and the copy is whole"),)
+            return _with(_meet(_cleared(replica), meeting), *(release if record.has_copy else ()), _CLEAR)
+        case InMeeting(talk=Talk.WORLD) if replica.knows_newer:
+            return _meet(replica, record)
+        case InMeeting(talk=Talk.GROUP) if replica.is_left:
+            return _meet(replica, record)
+        case Committed(wait=WaitFor.NEWCOMER) if replica.knows_newer:
+            return _meet_within(replica)
+        case Committed(wait=WaitFor.HOLDERS) if replica.is_left:
+            return _meet_within(replica)
+        case Parting(wait=WaitFor.NEWCOMER) if replica.knows_newer:
+            return _leave_barrier(replica, must_meet=True)
+        case Parting(wait=WaitFor.HOLDERS) if replica.is_left:
+            return _leave_barrier(replica)
+    return replica, ()
+
+
+def _meet_within(replica: Replica) -> Answer:
+    return _meet(replica, InMeeting(Spot.WITHIN, Talk.ALL, has_state=True))
+
+
+def _is_over(replica: Replica, parts_in: int) -> bool:
+    """Tell whether nobody comes to meet this one: others have ended, or have left the end at which it is."""
+    heard = replica.heard
+    return heard is not None and (heard.over > 0 or heard.parted >= parts_in > 0)
+
+
+def _meet(replica: Replica, meeting: InMeeting) -> Answer:
+    """Speak in the newest world."""
+    if _is_over(replica, meeting.parts_in):
+        if meeting.spot is Spot.END:
+            return _finish(replica, Standing.APART)
+        return _fail(replica, "over", "other ranks have made their last step and ended: all must ask for as many steps")
+    if replica.knows_newer:
+        if replica.heard_rank is None:
+            return _fail(replica, "not a member", "this process is not a member of the newest world")
+        replica = replace(replica, met=replica.heard, rank=replica.heard_rank, is_connected=False)
+    assert replica.met is not None
+    said = _said(replica, meeting)
+    record = replace(meeting, talk=Talk.ALL, agreement=None, by=frozenset())
+    reason = f"the members of world {replica.met.number} say where they are"
+    return replace(replica, record=record), (Say(replica.met.number, said, reason=reason),)
+
+
+def _said(replica: Replica, meeting: InMeeting) -> Said:
+    is_new = meeting.spot is Spot.ARRIVING
+    if not meeting.has_state:
+        return Said(state=None, start=None if is_new else replica.step, until=replica.until, is_new=is_new)
+    work = replica.work
+    return Said(
+        state=replica.step,
+        until=replica.until,
+        is_new=is_new,
+        is_between=meeting.spot is Spot.FIRST,
+        held=work.held,
+        done=work.done,
+        keeps_last=work.has_last,
+        buckets=replica.buckets,
+    )
+
+
+def _await_newer(replica: Replica, meeting: InMeeting, reason: str) -> Answer:
+    if replica.knows_newer:
+        return _meet(replica, meeting)
+    return replace(replica, record=replace(meeting, talk=Talk.WORLD)), (AwaitWorld(reason=reason),)
+
+
+def _leave_round(replica: Replica, record: InMeeting, _event: RoundLeft) -> Answer:
+    return _meet(replica, record)
+
+
+def _hear_all(replica: Replica, record: InMeeting, event: AllSaid) -> Answer:
+    try:
+        agreement = agree(event.said, micro_batches=replica.micro_batches)
+    except NoStateLeft as error:
+        return _fail(replica, "no state left", str(error))
+    holdings = tuple(each.held for each in event.said)
+    replica = replace(replica, work=replace(replica.work, holdings=holdings))
+    if replica.rank in agreement.leave:
+        left = TellLeft(reason="this newcomer comes too early or too late")
+        arriving = Arriving(copies=record.copies, others_until=record.others_until)
+        return _with(_look_elsewhere(replica, arriving, agreement.until, agreement.step), left)
+    if agreement.leave:
+        return _await_newer(replica, record, "newcomers that came too early or too late leave this world")
+    record = replace(record, agreement=agreement)
+    if not replica.is_connected:
+        assert replica.met is not None
+        make = MakeGroup(replica.met.number, reason="all have spoken, and the world has no process group yet")
+        return replace(replica, record=replace(record, talk=Talk.GROUP, by=frozenset())), (make,)
+    return _begin_handing(replica, record)
+
+
+def _connect(replica: Replica, record: InMeeting, event: Connected) -> Answer:
+    by = record.by | {event.seat}
+    if len(by) < replica.seats:
+        return replace(replica, record=replace(record, by=by)), ()
+    return _begin_handing(replace(replica, is_connected=True), record)
+
+
+def _agreement(record: InMeeting) -> Agreement:
+    assert record.agreement is not None
+    return record.agreement
+
+
+def _begin_handing(replica: Replica, record: InMeeting) -> Answer:
+    agreement = _agreement(record)
+    rank = replica.rank
+    given = [
+        (bucket, source, to)
+        for source, to in agreement.gradients
+        for bucket in range(replica.buckets)
+        if rank in (source, to)
+    ]
+    if agreement.fill:
+        replica = replace(replica, work=replace(replica.work, has_last=False))
+    filled = [(bucket, source, None) for bucket, source in agreement.fill]
+    return _hand(replica, record, (*given, *filled))
+
+
+def _hand(replica: Replica, record: InMeeting, left: tuple[tuple[int, int, int | None], ...]) -> Answer:
+    """Hand over the next bucket: what breaks on the way leaves anything in the memory of those who are given it."""
+    if not left:
+        return _conclude(replica, record)
+    bucket, source, to = left[0]
+    if source != replica.rank:
+        replica = replace(replica, work=replace(replica.work, done=_without(replica, bucket)))
+    reason = "a member has the sum of this bucket, and " + ("others need it" if to is None else "one is late")
+    return replace(replica, record=Handing(record, left)), (HandOver(bucket, source, to, reason=reason),)
+
+
+def _without(replica: Replica, bucket: int) -> frozenset[int]:
+    """What is reduced without this bucket, nor the last one if this is the one whose notes tell its size."""
+    gone = {bucket, bucket + 1} if bucket == replica.buckets - 2 else {bucket}
+    return replica.work.done - gone
+
+
+def _end_handing(replica: Replica, record: Handing, event: Handed) -> Answer:
+    by = record.by | {event.seat}
+    if len(by) < replica.seats:
+        return replace(replica, record=replace(record, by=by)), ()
+    bucket, _, to = record.left[0]
+    if to in (None, replica.rank):
+        replica = replace(replica, work=replace(replica.work, done=replica.work.done | {bucket}))
+    return _hand(replica, record.meeting, record.left[1:])
+
+
+def _conclude(replica: Replica, record: InMeeting) -> Answer:
+    """Do what the agreement says of this replica: all that was to be handed over is."""
+    agreement = _agreement(record)
+    replica = replace(replica, work=replace(replica.work, is_awaited=False))
+    rank = replica.rank
+    if agreement.is_even:
+        held = replica.work.held | frozenset(agreement.dealt[rank])
+        holdings = tuple(
+            before | frozenset(more) for before, more in zip(replica.work.holdings, agreement.dealt, strict=True)
+        )
+        return _go_on_even(replace(replica, work=replace(replica.work, held=held, holdings=holdings)), record)
+    if rank in agreement.advance:
+        return _be_late(replica, record, agreement)
+    if not agreement.pull or not (agreement.begins or rank == agreement.sources[0] or rank in agreement.pull):
+        return _meet(replica, record)
+    if record.has_state and rank in agreement.pull and record.spot is not Spot.ARRIVING and not agreement.begins:
+        return _fail(
+            replica,
+            "missed step",
+            f"the others have made step {replica.step} while this rank was cut off, and nobody has its gradients",
+        )
+    reason = "nobody has trained yet: all begin with what one has" if agreement.begins else "newcomers need the state"
+    move = MoveState(agreement.sources[0], agreement.pull, agreement.begins, reason=reason)
+    return replace(replica, record=Moving(record)), (move,)
+
+
+def _end_moving(replica: Replica, record: Moving, event: Moved) -> Answer:
+    by = record.by | {event.seat}
+    if len(by) < replica.seats:
+        return replace(replica, record=replace(record, by=by)), ()
+    agreement = _agreement(record.meeting)
+    if agreement.begins or replica.rank in agreement.pull:
+        replica = _cleared(replace(replica, step=agreement.step))
+        return _with(_meet(replica, replace(record.meeting, has_state=True)), _CLEAR)
+    return _meet(replica, record.meeting)
+
+
+def _be_late(replica: Replica, record: InMeeting, agreement: Agreement) -> Answer:
+    """Make the step that the others have made: its gradients are here now."""
+    if agreement.until != replica.until and replica.step < replica.until:
+        reason = f"others train until {agreement.until}, and this rank until {replica.until}"
+        return _fail(replica, "mismatch", reason)
+    if record.spot is Spot.END:
+        return _finish(replica, Standing.APART)
+    if record.spot is not Spot.WITHIN:
+        raise ProtocolError("one that has not begun a step cannot have missed its end")
+    return _leave_step(replica, WaitFor.HOLDERS_LATE)
+
+
+def _go_on_even(replica: Replica, record: InMeeting) -> Answer:
+    """Go on: all members are in the same step with the same parameters."""
+    match record.spot:
+        case Spot.WITHIN:
+            return _compute(replica)
+        case Spot.END:
+            return _wait_at_end(replica)
+    return replace(replica, record=Stepping(Standing.MET, is_behind=False)), (
+        LetGo(is_over=False, reason="it is with the others, and its step may begin"),
+    )
+
+
+def _begin_step(replica: Replica, record: Stepping, _event: StepBegun) -> Answer:
+    if record.is_behind:
+        raise ProtocolError("a step begins when the one before has ended")
+    if record.standing is Standing.MET:
+        replica = replace(replica, work=replace(replica.work, computed=frozenset(), is_shut=False))
+        clear = Clear(keeps_reduced=True, reason="what it was dealt when it met the others in this step stays")
+    else:
+        replica, clear = _cleared(replica), _CLEAR
+        if record.standing is Standing.EVEN:
+            assert replica.met is not None
+            holdings = tuple(frozenset(each) for each in shares(replica.micro_batches, replica.met.size))
+            replica = replace(replica, work=replace(replica.work, holdings=holdings, held=holdings[replica.rank]))
+    if record.standing is Standing.APART or replica.needs_meeting:
+        return _with(_meet_within(replica), clear)
+    return _with(_compute(replica), clear)
+
+
+def _compute(replica: Replica) -> Answer:
+    left = replica.work.held - replica.work.computed
+    if not left:
+        return _go_on(replica)
+    reason = "these micro-batches were dealt to it, and it has not computed them"
+    return replace(replica, record=Computing(left)), (Compute(tuple(sorted(left)), reason=reason),)
+
+
+def _end_computing(replica: Replica, record: Computing, event: Computed) -> Answer:
+    if event.index not in record.left:
+        raise ProtocolError(f"micro-batch {event.index} is computed, and was not dealt")
+    work = replace(replica.work, computed=replica.work.computed | {event.index})
+    return replace(replica, record=Computing(record.left - {event.index}), work=work), ()
+
+
+def _ask_more(replica: Replica, record: Computing, _event: MoreAsked) -> Answer:
+    if record.left:
+        raise ProtocolError(f"the script asks for more, and has not computed {sorted(record.left)}")
+    return _go_on(replica)
+
+
+def _catch(replica: Replica, _record: Computing, event: ScriptRaised) -> Answer:
+    return _fail(replica, "script", f"the gradient of micro-batch {event.index} is not whole, and is in the sum")
+
+
+def _go_on(replica: Replica) -> Answer:
+    """Meet, reduce, or leave the step, whichever is next."""
+    if replica.needs_meeting:
+        return _meet_within(replica)
+    if not replica.is_complete:
+        return _reduce(replica, replica.holders > 0 or replica.knows_newer)
+    if replica.work.is_awaited:
+        if replica.knows_newer:
+            return _meet_within(replica)
+        wait = AwaitWorld(is_patient=False, reason="some rank has told all others of a newcomer on its way")
+        return replace(replica, record=Committed(WaitFor.NEWCOMER)), (wait,)
+    return _leave_step(replica, WaitFor.HOLDERS)
+
+
+def _reduce(replica: Replica, knows: bool) -> Answer:
+    """Sum what is not summed; the last bucket when the others are there, as their notes tell its size."""
+    last = replica.buckets - 1
+    work = replica.work
+    buckets = tuple(bucket for bucket in range(last) if bucket not in work.done)
+    if buckets:
+        work = replace(work, has_last=False)
+    else:
+        buckets = (last,)
+    source = next((rank for rank, held in enumerate(work.holdings) if 0 in held), 0)
+    record = Reducing(frozenset((bucket, seat) for bucket in buckets for seat in range(replica.seats)), knows)
+    command = Reduce(buckets, source, knows, reason="all that was dealt is computed")
+    return replace(replica, record=record, work=replace(work, is_shut=True)), (command,)
+
+
+def _end_reducing(replica: Replica, record: Reducing, event: Reduced) -> Answer:
+    one = (event.bucket, event.seat)
+    if one not in record.left:
+        raise ProtocolError(f"bucket {event.bucket} of seat {event.seat} is not being reduced")
+    left = record.left - {one}
+    if not any(bucket == event.bucket for bucket, _ in left):
+        work = replace(replica.work, done=replica.work.done | {event.bucket})
+        if event.bucket == replica.buckets - 2:
+            work = replace(work, is_awaited=event.is_awaited)
+        replica = replace(replica, work=work)
+    if left:
+        return replace(replica, record=Reducing(left, record.knows)), ()
+    return _go_on(replica) if replica.is_complete else _reduce(replica, record.knows)
+
+
+def _leave_step(replica: Replica, wait: WaitFor) -> Answer:
+    if not replica.holders:
+        return _commit(replica, wait)
+    hold = AwaitHolders(reason="somebody copies the state, which is about to change")
+    return replace(replica, record=Committed(wait)), (hold,)
+
+
+def _commit(replica: Replica, wait: WaitFor) -> Answer:
+    is_late = wait is WaitFor.HOLDERS_LATE
+    record = Stepping(Standing.APART if is_late else Standing.EVEN, is_behind=True)
+    reason = "the others have made this step, and its gradients are here" if is_late else "all gradients are whole"
+    return replace(replica, record=record), (Commit(replica.step, reason=reason),)
+
+
+def _end_hold(replica: Replica) -> Answer:
+    if replica.holders < 0:
+        raise ProtocolError("nobody has copied the state who could end it")
+    if not replica.holders:
+        match replica.record:
+            case Committed(wait=WaitFor.HOLDERS | WaitFor.HOLDERS_LATE as wait):
+                return _commit(replica, wait)
+            case Parting(wait=WaitFor.HOLDERS):
+                return _finish(replica, Standing.EVEN)
+    return replica, ()
+
+
+def _end_patience(replica: Replica) -> Answer:
+    """Go on without those for whom it waited."""
+    match replica.record:
+        case Committed(wait=wait):
+            answer = _commit(replica, wait)
+        case Parting(wait=WaitFor()):
+            answer = _finish(replica, Standing.EVEN)
+        case _:
+            raise ProtocolError(f"one that is {replica.phase.value} waits for nobody for a limited time")
+    if replica.holders:
+        return _with(answer, BreakOff(reason="the state is about to change, and somebody copies it still"))
+    return answer
+
+
+def _end_step(replica: Replica, record: Stepping, _event: StepMade) -> Answer:
+    if not record.is_behind:
+        raise ProtocolError("a step has ended that has no gradients")
+    return replace(replica, step=replica.step + 1, record=Stepping(record.standing, is_behind=False)), ()
+
+
+def _end_call(replica: Replica, record: Stepping, _event: CallEnded) -> Answer:
+    if record.is_behind or replica.step < replica.until:
+        raise ProtocolError(f"the call is not over in step {replica.step} of {replica.until}")
+    replica = _cleared(replica)
+    if record.standing is Standing.APART:
+        return _with(_meet(replica, InMeeting(Spot.END, Talk.ALL, has_state=True)), _CLEAR)
+    return _with(_wait_at_end(replica), _CLEAR)
+
+
+def _wait_at_end(replica: Replica, parts_in: int = 0) -> Answer:
+    """Wait for all members there; ``parts_in``: the world in which this one has waited already."""
+    if _is_over(replica, parts_in):
+        return _finish(replica, Standing.EVEN)
+    if replica.needs_meeting:
+        return _meet(replica, InMeeting(Spot.END, Talk.ALL, has_state=True, parts_in=parts_in))
+    reason = "nobody leaves before all are here: one may have missed the end of the last reduction"
+    return replace(replica, record=Parting()), (Gather(replica.knows_newer, reason=reason),)
+
+
+def _parts_in(replica: Replica) -> int:
+    assert replica.met is not None
+    return replica.met.number
+
+
+def _leave_barrier(replica: Replica, *, must_meet: bool = False) -> Answer:
+    """Meet all at the end of the call again."""
+    parts_in = _parts_in(replica)
+    if must_meet and not _is_over(replica, parts_in):
+        return _meet(replica, InMeeting(Spot.END, Talk.ALL, has_state=True, parts_in=parts_in))
+    return _wait_at_end(replica, parts_in)
+
+
+def _end_gathering(replica: Replica, record: Parting, event: Gathered) -> Answer:
+    record = Parting(record.by | {event.seat}, record.is_awaited or event.is_awaited)
+    if len(record.by) < replica.seats:
+        return replace(replica, record=record), ()
+    if record.is_awaited:
+        if replica.knows_newer:
+            return _leave_barrier(replica, must_meet=True)
+        wait = AwaitWorld(is_patient=False, reason="some rank has told all others of a newcomer on its way")
+        return replace(replica, record=replace(record, wait=WaitFor.NEWCOMER)), (wait,)
+    if replica.holders:
+        hold = AwaitHolders(reason="somebody copies the state, which is about to change")
+        return replace(replica, record=replace(record, wait=WaitFor.HOLDERS)), (hold,)
+    return _finish(replica, Standing.EVEN)
+
+
+def _finish(replica: Replica, standing: Standing) -> Answer:
+    parted = TellParted(_parts_in(replica), reason="all have come to the end of the call")
+    let_go = LetGo(is_over=True, reason="nobody needs this rank at the end of the call any more")
+    return replace(replica, record=Finished(standing)), (parted, let_go)
+
+
+def _begin_next_call(replica: Replica, record: Finished, event: CallBegun) -> Answer:
+    if replica.step >= event.until:
+        return replica, (LetGo(is_over=True, reason="as many steps are made"),)
+    entered = TellEntered(reason="the script makes one more call")
+    return replace(replica, until=event.until, record=Stepping(record.standing, is_behind=False)), (entered,)
+
+
+def _break(replica: Replica, record: Any, _event: GroupBroke) -> Answer:
+    """Break with this world, and meet the others in the next."""
+    assert replica.met is not None
+    is_told = replica.is_left
+    broke = TellBroke(replica.met.number, reason="what members do together has failed, and no newer world says why")
+    answer = _go_to_next(replace(replica, is_connected=False), record)
+    return answer if is_told else _with(answer, broke)
+
+
+def _outgrow(replica: Replica, record: Any, _event: Outgrown) -> Answer:
+    return _go_to_next(replace(replica, is_connected=False), record)
+
+
+def _go_to_next(replica: Replica, record: Any) -> Answer:
+    match record:
+        case Handing(meeting=meeting) | Moving(meeting=meeting):
+            pass
+        case InMeeting():
+            meeting = record
+        case Parting():
+            meeting = InMeeting(Spot.END, Talk.ALL, has_state=True, parts_in=_parts_in(replica))
+        case _:
+            meeting = InMeeting(Spot.WITHIN, Talk.ALL, has_state=True)
+    return _await_newer(replica, meeting, "this world has broken, and the agents make the next")
+
+
+_HANDLERS: dict[tuple[type, type], Callable[[Replica, Any, Any], Answer]] = {
+    (Outside, CallBegun): _begin_call,
+    (Passing, CallBegun): _begin_call,
+    (Finished, CallBegun): _begin_next_call,
+    (Arriving, Answered): _hear_answer,
+    (Arriving, Copied): _take_copy,
+    (Arriving, NotCopied): _miss_copy,
+    (InMeeting, AllSaid): _hear_all,
+    (InMeeting, RoundLeft): _leave_round,
+    (InMeeting, Connected): _connect,
+    (Handing, Handed): _end_handing,
+    (Moving, Moved): _end_moving,
+    (Stepping, StepBegun): _begin_step,
+    (Stepping, StepMade): _end_step,
+    (Stepping, CallEnded): _end_call,
+    (Computing, Computed): _end_computing,
+    (Computing, MoreAsked): _ask_more,
+    (Computing, ScriptRaised): _catch,
+    (Reducing, Reduced): _end_reducing,
+    (Parting, Gathered): _end_gathering,
+    **{(kind, GroupBroke): _break for kind in (InMeeting, Handing, Moving, Reducing, Parting)},
+    **{(kind, Outgrown): _outgrow for kind in (InMeeting, Handing, Moving, Reducing, Parting)},
+}

@@ -1,0 +1,171 @@
+"""What happens to a replica: its script's calls, the agent's words, and how what it does with others ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unicron_elastic.base.world import World
+from unicron_elastic.engine.protocol.said import Said
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaEvent:
+    """`ReplicaEvent` is the base of all that happens to a replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun(ReplicaEvent):
+    """`CallBegun`: the script calls ``run.steps()`` with the total ``until``."""
+
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded(ReplicaEvent):
+    """`CallEnded`: the script has made all steps of its call."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBegun(ReplicaEvent):
+    """`StepBegun`: the script asks for the first micro-batch of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed(ReplicaEvent):
+    """`Computed`: the script has added the gradients of a micro-batch."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoreAsked(ReplicaEvent):
+    """`MoreAsked`: the script asks for the next micro-batch, and has computed all that it was dealt."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMade(ReplicaEvent):
+    """`StepMade`: the script has made the optimizer's step, and its loop has come round."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRaised(ReplicaEvent):
+    """`ScriptRaised`: the script has raised in a micro-batch, and its gradient is not whole."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(ReplicaEvent):
+    """`Answered`: the agent says what this process is in the job.
+
+    ``is_member``: the first world is there, with this process. Else others train already, and it is invited to copy
+    their state, if ``has_source``. ``where`` are the total and the step that a source is in, if that is known.
+    """
+
+    is_member: bool = False
+    has_source: bool = False
+    where: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Copied(ReplicaEvent):
+    """`Copied`: this newcomer has a copy of the state that a source had in step ``step`` of its call ``until``."""
+
+    until: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotCopied(ReplicaEvent):
+    """`NotCopied`: no source held its state until this newcomer had all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldHeard(ReplicaEvent):
+    """`WorldHeard`: the agent tells of a newer world, in which this process has this ``rank``, or none."""
+
+    world: World
+    rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AllSaid(ReplicaEvent):
+    """`AllSaid`: all members have spoken in this round of the meeting; what they ``said``, by rank."""
+
+    said: tuple[Said, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLeft(ReplicaEvent):
+    """`RoundLeft`: a member has left this round of the meeting for a newer world, and so all do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected(ReplicaEvent):
+    """`Connected`: the process group of this ``seat`` stands."""
+
+    seat: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Handed(ReplicaEvent):
+    """`Handed`: the reduced bucket that was handed over is here, or there, for this ``seat``."""
+
+    seat: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moved(ReplicaEvent):
+    """`Moved`: the state was given or taken by this ``seat``."""
+
+    seat: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced(ReplicaEvent):
+    """`Reduced`: the sum of a bucket is whole for this ``seat``.
+
+    ``is_awaited``: some rank has said, in the notes behind the gradients, that a newcomer is on its way.
+    """
+
+    bucket: int
+    seat: int = 0
+    is_awaited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered(ReplicaEvent):
+    """`Gathered`: all members have come to the end of the call, as this ``seat`` hears.
+
+    ``is_awaited`` as in `Reduced`.
+    """
+
+    seat: int = 0
+    is_awaited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBroke(ReplicaEvent):
+    """`GroupBroke`: what this replica does with others has broken, and none of it writes to memory any more."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outgrown(ReplicaEvent):
+    """`Outgrown`: a member has gone on to a larger world, of which this one has not heard."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldBegan(ReplicaEvent):
+    """`HoldBegan`: somebody copies this replica's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldEnded(ReplicaEvent):
+    """`HoldEnded`: somebody copies it no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatienceOver(ReplicaEvent):
+    """`PatienceOver`: what a command waits for at most so long has not come."""
