@@ -21,6 +21,7 @@ from unicron_elastic.base.state_folder import state_folder
 from unicron_elastic.base.text import counted, one_line
 from unicron_elastic.launcher.commands import chaos as chaos_cli
 from unicron_elastic.launcher.commands import cluster as cluster_cli
+from unicron_elastic.launcher.commands import completion as completion_cli
 from unicron_elastic.launcher.commands import config as config_cli
 from unicron_elastic.launcher.commands import etcd as etcd_cli
 from unicron_elastic.launcher.commands import plan as plan_cli
@@ -39,7 +40,7 @@ _SECTIONS = (
     ("See", ("status", "jobs", "nodes", "plan", "incidents", "web")),
     ("Operate", ("drain", "undrain", "cancel", "quarantine")),
     ("Run a cluster, to which unicron-run --cluster submits jobs", ("agent", "coordinator", "etcd")),
-    ("Tools", ("simulate", "chaos", "config", "version")),
+    ("Tools", ("simulate", "chaos", "config", "completion", "version")),
 )
 
 
@@ -262,6 +263,7 @@ def _evidence_of(incident: Incident) -> str:
 
 app.command("status", cls=status_cli.StatusCommand)(status_cli.status)
 app.command("etcd")(etcd_cli.etcd)
+app.command("completion")(completion_cli.completion)
 app.command("coordinator")(cluster_services.coordinator)
 app.command("agent")(cluster_services.agent)
 app.add_typer(cluster_cli.jobs_app, name="jobs")
