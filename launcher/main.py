@@ -28,7 +28,7 @@ from unicron_elastic.launcher.common.open_streams import hold_closed
 from unicron_elastic.launcher.config import arguments, options
 from unicron_elastic.launcher.config.arguments import warm_command
 from unicron_elastic.launcher.config.checks import STDIN, BadArgument, check, pairs_of
-from unicron_elastic.launcher.config.forwarded import AGENT_VARIABLE, PLANNED_JOB, shared_arguments
+from unicron_elastic.launcher.config.forwarded import AGENT_VARIABLE, PLANNED_JOB, sets_threads, shared_arguments
 from unicron_elastic.launcher.config.origin import CONFIG_VARIABLE, BadConfig, located
 from unicron_elastic.launcher.export.metrics.link import take_teller
 from unicron_elastic.worker.process.collector_paused import collector_paused
@@ -168,9 +168,7 @@ def _run_ours(argv: Sequence[str]) -> int:
             if not chosen.in_band:
                 _say("no fault will be injected: --unicron-chaos needs --unicron-in-band on")
         check(args, warn=_say)
-        if not is_planned:  # else who submitted it was told
-            _tell_odd_variables(os.environ)
-            _tell_odd_patience(args, chosen)
+        _tell_or_was_told(args, chosen, is_planned=is_planned)
         if cluster := _cluster_of(args):
             return _submit(args, argv, cluster)
         _check_is_for_here(args)
@@ -197,6 +195,15 @@ def _run_ours(argv: Sequence[str]) -> int:
         return _complain("its keeper process, which starts the workers, was killed from outside", 1)
     finally:
         runtime.end()
+
+
+def _tell_or_was_told(args: argparse.Namespace, chosen: options.Options, *, is_planned: bool) -> None:
+    """Says what is odd about this launch. Of a planned job that, and its threads, were told where it was submitted."""
+    if not is_planned:
+        _tell_odd_variables(os.environ)
+        _tell_odd_patience(args, chosen)
+    elif sets_threads(args.nproc_per_node):  # which torch would say at length, on each node
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def _tell_odd_patience(args: argparse.Namespace, chosen: options.Options) -> None:
@@ -252,8 +259,9 @@ def _submit(args: argparse.Namespace, argv: Sequence[str], cluster: str) -> int:
     spec_file = environ.get("UNICRON_JOB_SPEC", "") if args.job_spec is None else args.job_spec
     try:
         spec = submission.spec_of(args, argv, weight=weight, spec_file=spec_file)
-        if lost := submission.not_taken(args, spec):
-            _say(f"{lost}.")
+        for told in (submission.not_taken(args, spec), submission.threads_told(args.nproc_per_node, spec)):
+            if told:
+                _say(f"{told}.")
         return submission.submit(spec, cluster, detach=detach)
     except submission.CannotSubmit as error:
         return _complain(str(error), 1)

@@ -104,3 +104,8 @@ def without_options(argv: Sequence[str], names: Sequence[str], flags: Sequence[s
         elif argument not in flags and not argument.startswith(tuple(f"{name}=" for name in names)):
             kept.append(argument)
     return kept
+
+
+def sets_threads(nproc_per_node: str) -> bool:
+    """Whether torchrun sets OMP_NUM_THREADS to 1, where nobody has, for so many processes; not if that is open."""
+    return nproc_per_node.isdecimal() and int(nproc_per_node) > 1

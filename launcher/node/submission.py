@@ -21,7 +21,13 @@ from typing import Any
 from unicron_elastic.base.text import one_line
 from unicron_elastic.launcher.common.output import stamped
 from unicron_elastic.launcher.config.checks import STDIN
-from unicron_elastic.launcher.config.forwarded import OF_SUBMISSION, SPEC_VARIABLE, environment, left_behind
+from unicron_elastic.launcher.config.forwarded import (
+    OF_SUBMISSION,
+    SPEC_VARIABLE,
+    environment,
+    left_behind,
+    sets_threads,
+)
 from unicron_elastic.launcher.config.options import UNNAMED
 from unicron_elastic.launcher.node.output_receiver import OutputReceiver
 from unicron_elastic.launcher.node.planned import parsed, shared_options
@@ -123,6 +129,16 @@ def not_taken(args: argparse.Namespace, spec: JobSpec, environ: Mapping[str, str
     are, them = ("is", "it") if is_one else ("are", "them")
     sent = f"but {are} not sent to the nodes; {SPEC_VARIABLE} takes the names of what is to be"
     return f"{', '.join(names)} {are} set here, and {script} names {them}, {sent}"
+
+
+def threads_told(nproc_per_node: str, spec: JobSpec) -> str:
+    """Say once, for all nodes, what torchrun says on each: how many threads a process has; "" where it says nothing."""
+    if "OMP_NUM_THREADS" in spec.env or not sets_threads(nproc_per_node):
+        return ""
+    return (
+        "OMP_NUM_THREADS is not set: each process of the job gets 1, as torchrun gives it, unless its node says "
+        "otherwise; another number may suit it better"
+    )
 
 
 def submit(spec: JobSpec, cluster: str, *, detach: bool) -> int:

@@ -44,6 +44,23 @@ def made(*argv: str, weight: str = "", spec_file: str = "", environ: dict[str, s
 
 
 @pytest.mark.parametrize(
+    ("processes", "environ", "is_told"),
+    [
+        ("2", {}, True),
+        ("2", {"OMP_NUM_THREADS": "4"}, False),
+        ("1", {}, False),
+        ("gpu", {}, False),  # each node says so of itself
+    ],
+)
+def test_how_many_threads_a_process_has_is_told_once_for_all_nodes(
+    processes: str, environ: dict[str, str], is_told: bool
+) -> None:
+    told = submission.threads_told(processes, made("train.py", environ=environ))
+    assert told.startswith("OMP_NUM_THREADS is not set: each process of the job gets 1, as torchrun ") is is_told
+    assert bool(told) is is_told
+
+
+@pytest.mark.parametrize(
     ("options", "low", "high"),
     [
         ([], 1, 1),
