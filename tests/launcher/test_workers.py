@@ -84,6 +84,7 @@ class Node:
         self.contexts: list[WorkersContext] = []
         self.heard: list[tuple[int, str, Any]] = []  # (local rank, what, more)
         self.ending: list[int] = []  # local ranks
+        self.raised_in: list[int] = []  # pids
 
     def workers(self, *codes: str, entrypoint: str = sys.executable, redirects: Std = Std.ALL) -> WorkersContext:
         """A generation, not yet started, of one worker for each piece of Python."""
@@ -121,6 +122,7 @@ class Node:
     def _said(self, worker: WorkerProcess, said: Notice | Odd) -> None:
         if isinstance(said, Raised):
             self.heard.append((worker.local_rank, "exception", said.exception))
+            self.raised_in.append(worker.pid)
         else:
             self.heard.append((worker.local_rank, type(said).__name__, said))
 
@@ -307,6 +309,7 @@ def test_an_exit_that_is_heard_before_the_pid_is_not_lost(node: Node, monkeypatc
     context.start()
     assert node.exits() == {0: 1, 1: 0}
     assert node.said_by(0) == ["exception", "exit"]
+    assert node.raised_in == [context.pids()[0]]  # else the exception were nobody's
 
 
 def test_a_signal_that_comes_while_workers_start_lets_them_save(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

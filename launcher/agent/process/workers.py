@@ -84,11 +84,6 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, death_sig or signal.SIGTERM)
 
-    @property
-    def is_mute(self) -> bool:
-        """Whether it had a channel, and has closed it."""
-        return self.page is not None and self.control is None
-
     def reading(self) -> PulseReading | None:
         """What its pulse page says; None if it has none or the script overwrote it."""
         return self.page.read() if self.page is not None else None
@@ -252,11 +247,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             except ChannelClosed:  # it died this very moment, or does not answer
                 worker = self._start_one(local_rank, self._request_start)
         self.workers[local_rank] = worker
-        early = self._early_exits.pop(worker.pid, None)
-        if early is not None:
-            self._exited(early)
-        elif worker.is_mute:
-            self._look_at_mute(worker)
+        self._listen(worker)
         return worker
 
     def _start_one(self, local_rank: int, request: Callable[[WorkerProcess], int]) -> WorkerProcess:
@@ -338,11 +329,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             self.subprocess_handlers = workers
             for worker in workers.values():
                 worker.pid = self._runtime.processes.wait_for_pid(worker.number, self.entrypoint)
-                early = self._early_exits.pop(worker.pid, None)
-                if early is not None:
-                    self._exited(early)
-                elif worker.is_mute:
-                    self._look_at_mute(worker)
+                self._listen(worker)
         except BaseException:
             for worker in workers.values():
                 worker.release()
@@ -380,8 +367,15 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         worker.control.settimeout(0)
         env = self.envs[worker.local_rank]
         worker.page = PulsePage(page_name(int(env["RANK"]), worker.local_rank, env.get("TORCHELASTIC_RUN_ID", "")))
-        self._runtime.loop.on_readable(worker.control, lambda: self._hear(worker))
         return theirs, worker.page
+
+    def _listen(self, worker: WorkerProcess) -> None:
+        """Hears a worker from when its pid is known: what was said of it without would be of nobody."""
+        early = self._early_exits.pop(worker.pid, None)
+        if early is not None:
+            self._exited(early)
+        elif worker.control is not None:
+            self._runtime.loop.on_readable(worker.control, lambda: self._hear(worker))
 
     def _runs_our_python(self) -> bool:
         import sys
@@ -447,8 +441,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             return False
         except (ChannelClosed, OSError):
             worker.hang_up()
-            if worker.pid:
-                self._look_at_mute(worker)
+            self._look_at_mute(worker)
             return False
         if isinstance(said, Ending):
             worker.is_leaving = True
