@@ -1,6 +1,7 @@
 """Which process an agent is: another agent on its host can be certain that it, and its workers, are no more.
 
-Certain is what the kernel says of its own processes: the same boot, and the same namespaces of numbers and of time. A
+Certain is what the kernel says of its own processes: the same boot, and the same namespaces of numbers and of time.
+Copies of a virtual machine that was running share all of these, but as nodes of one job have addresses of their own. A
 connection that is refused proves less: who has never been connected to an agent does not know who refuses on the way,
 and a host of the same name may be another machine.
 """
@@ -11,7 +12,7 @@ import contextlib
 import os
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 _WORKER = "TORCHELASTIC_RUN_ID"  # in the environment of each worker
 _PAGE = "/memfd:unicron-pulse:"  # a warm worker shows its parent's environment, and has this name among its maps
@@ -19,39 +20,40 @@ _ENDED = ("Z", "X")
 
 
 class AgentProcess(NamedTuple):
-    """`AgentProcess` names one process of one boot of a kernel. Empty names are not known, and prove nothing."""
+    """`AgentProcess` names one process of one boot of a kernel. ``address`` is where other nodes find it."""
 
     boot: str
     namespaces: str  # of processes and of time
+    address: str
     user: int
     pid: int
     started_at: int  # clock ticks after the boot
 
     def __str__(self) -> str:
-        return " ".join(map(str, self))
+        return " ".join(map(str, self._replace(address=quote(self.address))))
 
 
-def own_process(proc: Path = Path("/proc")) -> AgentProcess | None:
+def own_process(address: str, proc: Path = Path("/proc")) -> AgentProcess | None:
     """Return what this process is; None if the kernel does not tell."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         if os.readlink(proc / "self") == str(os.getpid()):  # else it is mounted from another namespace
             boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
             spaces = ",".join(os.readlink(proc / "self/ns" / name) for name in ("pid", "time"))
-            return AgentProcess(boot, spaces, os.getuid(), os.getpid(), _state_and_start(proc / "self")[1])
+            return AgentProcess(boot, spaces, address, os.getuid(), os.getpid(), _state_and_start(proc / "self")[1])
     return None
 
 
 def parse_process(text: str) -> AgentProcess | None:
     """Return what an agent has told of itself; None for what tells nothing."""
     with contextlib.suppress(ValueError):
-        boot, spaces, user, pid, started_at = text.split(" ")
-        return AgentProcess(boot, spaces, int(user), int(pid), int(started_at))
+        boot, spaces, address, user, pid, started_at = text.split(" ")
+        return AgentProcess(boot, spaces, unquote(address), int(user), int(pid), int(started_at))
     return None
 
 
 def has_ended(told: AgentProcess, run_id: str, own: AgentProcess, proc: Path = Path("/proc")) -> bool:
     """Whether it is certain, as ``own`` sees it, that an agent is no more, nor any of its workers of run ``run_id``."""
-    if (told.boot, told.namespaces) != (own.boot, own.namespaces) or own.user not in (0, told.user):
+    if told[:3] != own[:3] or own.user not in (0, told.user):
         return False
     folder = proc / str(told.pid)
     try:

@@ -14,6 +14,7 @@ from unicron_elastic.rendezvous.store.interface import Change, Entry, Snapshot
 from unicron_elastic.rendezvous.store.records import object_in, odd
 
 NAME_CHARACTERS = 200  # of hosts, labels and nodes
+PROCESS_CHARACTERS = 500
 PLACES_MAX = 100_000
 REASON_CHARACTERS = 2000
 _RECORD_MAX_BYTES = 32 * 1024 * 1024  # a round names all of its nodes
@@ -92,7 +93,7 @@ def parse_member(entry: Entry) -> JobMember:
             label=str(told["label"])[:NAME_CHARACTERS],
             joined=entry.created,
             waits_for=int(told["waits_for"]),
-            process=str(told.get("process", ""))[:NAME_CHARACTERS],
+            process=_whole(told.get("process", "")),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise odd(entry, "member", error) from None
@@ -105,7 +106,7 @@ def parse_round(entry: Entry) -> Round:
         named = told["places"][:PLACES_MAX]
         processes = list(told.get("processes", ())) or [""] * len(named)
         places = tuple(
-            Place(str(node)[:NAME_CHARACTERS], str(host)[:NAME_CHARACTERS], str(process)[:NAME_CHARACTERS])
+            Place(str(node)[:NAME_CHARACTERS], str(host)[:NAME_CHARACTERS], _whole(process))
             for (node, host), process in zip(named, processes, strict=True)
         )
         found = Round(number=int(told["number"]), places=places)
@@ -114,6 +115,11 @@ def parse_round(entry: Entry) -> Round:
     if found.number < 1 or not places:
         raise odd(entry, "round", ValueError(f"its number is {found.number}, and it has {len(places)} places"))
     return found
+
+
+def _whole(process: object) -> str:
+    """What names a process, which a part of it would not: then "", which proves nothing."""
+    return process if isinstance(process, str) and len(process) <= PROCESS_CHARACTERS else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
             address=here,
             may_lead=start is None,  # the agent that started this one does, and outlives it
         ),
-        JobMember(node_id=node_id, host=host, label=label, waits_for=0, process=str(own_process() or "")),
+        JobMember(node_id=node_id, host=host, label=label, waits_for=0, process=str(own_process(here) or "")),
         keys,
         run_id=parameters.run_id,
         settings=settings,

@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from unicron_elastic.membership.rounds import JobMember, Place, Round
 from unicron_elastic.rendezvous.job.agent_process import AgentProcess, has_ended, own_process, parse_process
+from unicron_elastic.rendezvous.records.job import member_text, parse_member, parse_round, round_text
+from unicron_elastic.rendezvous.store.interface import Entry
 from unicron_elastic.worker.pulse import page_name
 
 AGENT = """
 import sys
 from unicron_elastic.rendezvous.job.agent_process import own_process
-print(own_process(), flush=True)
+print(own_process("node 1"), flush=True)
 sys.stdin.read()
 """
 # Plainly started, or forked by a process that is not of the run, so that only the page names it.
@@ -57,7 +60,7 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture
 def own() -> AgentProcess:
-    found = own_process()
+    found = own_process("node 1")
     assert found is not None
     return found
 
@@ -108,8 +111,11 @@ def test_an_agent_whose_worker_lives_has_not_ended(start: Start, own: AgentProce
     assert has_ended(told, run_id, own)
 
 
-@pytest.mark.parametrize("change", [{"boot": "another"}, {"namespaces": "pid:[1],time:[1]"}, {"user": 12345}])
-def test_nothing_is_certain_of_another_boot_container_or_user(
+@pytest.mark.parametrize(
+    "change",
+    [{"boot": "another"}, {"namespaces": "pid:[1],time:[1]"}, {"address": "node 2"}, {"user": 12345}],
+)
+def test_nothing_is_certain_of_another_boot_container_address_or_user(
     start: Start, own: AgentProcess, change: dict[str, object]
 ) -> None:
     told = ended(start)
@@ -118,10 +124,22 @@ def test_nothing_is_certain_of_another_boot_container_or_user(
     assert not has_ended(told._replace(**change), "run", seen_by)
 
 
-@pytest.mark.parametrize("text", ["", "a b c", "boot spaces 0 x 1", "1 2 3 4 5 6"])
+@pytest.mark.parametrize("text", ["", "a b c", "boot spaces here 0 x 1", "1 2 3 4 5 6 7"])
 def test_what_tells_nothing_proves_nothing(text: str) -> None:
     assert parse_process(text) is None
 
 
 def test_what_is_told_is_read_back(own: AgentProcess) -> None:
     assert parse_process(str(own)) == own
+
+
+def test_it_is_kept_whole_in_what_a_job_keeps_or_not_at_all(own: AgentProcess) -> None:
+    for process, kept in ((str(own), str(own)), ("x" * 501, ""), ("", "")):
+        member = JobMember(node_id="a/1", host="a", process=process)
+        found = Round(number=1, places=(Place("a/1", "a", process), Place("b/1", "b")))
+        assert parse_member(entry_of(member_text(member))).process == kept
+        assert [place.process for place in parse_round(entry_of(round_text(found))).places] == [kept, ""]
+
+
+def entry_of(text: bytes) -> Entry:
+    return Entry(key="key", value=text, revision=1, created=1, lease_id=None)
