@@ -87,6 +87,18 @@ def test_a_step_at_a_rate_of_zero_is_a_step(counting: Counting) -> None:
     assert (counting.step, counting.first) == (1, [1])
 
 
+@pytest.mark.parametrize("rate", [torch.tensor([0.1, 0.2]), "as scheduled", None], ids=["many", "a word", "none"])
+def test_an_optimizer_with_rates_of_its_own_kind_steps_as_without_us(counting: Counting, rate: object) -> None:
+    class Own(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:
+            """Do nothing with the rate."""
+
+    optimizer = Own([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    optimizer.param_groups[0]["lr"] = rate
+    optimizer.step()
+    assert (counting.step, counting.first) == (1, [1])
+
+
 def test_two_optimizers_make_one_iteration(counting: Counting) -> None:
     first, second = _optimizer(), _optimizer()
     for step in (1, 2, 3):

@@ -73,7 +73,10 @@ def is_initialising(optimizer: Any) -> bool:
 
     ``get_state_dict`` and ``set_state_dict`` do, of zero gradients at a learning rate of zero, if there is none yet.
     """
-    if any("lr" in group and _is_above_zero(group["lr"]) for group in optimizer.param_groups):
+    try:
+        if any("lr" in group and _is_above_zero(group["lr"]) for group in optimizer.param_groups):
+            return False
+    except Exception:  # an optimizer of the script's own, whose groups or rates are something else
         return False
     made_by = getattr(getattr(sys.modules.get(_STATE_DICT), "_init_optim_state", None), "__code__", None)
     frame = sys._getframe(1)
