@@ -108,7 +108,9 @@ ENDS = {
     "unicron_elastic/worker/control.py": {
         "Control.wait": "the agent's word or its end; in the answering thread, which nobody waits for",
     },
+    "unicron_elastic/worker/start/learning.py": {"Learning._attempt": ENDED},
     "unicron_elastic/worker/start/warm.py": {
+        "_next_task": "the agent's wish or its end, or the learner's word or its end; it has nothing else to do",
         "_wait": "it has ended, or was killed at its limit",
         "_fork_worker": "the process in between, which only forks; the agent gives a silent warm process up",
     },

@@ -26,6 +26,7 @@ class Options:
 
     warm: bool = True
     preload: str = PRELOAD_DEFAULT
+    learn: bool = True
     in_band: bool = True
     console: str = "auto"
     ledger: str = ""
@@ -151,6 +152,12 @@ OPTIONS = (
         metavar="MODULES",
         help="comma-separated modules the warm process imports; a leading ? marks one that may be absent "
         f"(default: {PRELOAD_DEFAULT})",
+    ),
+    _Option(
+        name="learn",
+        parse=_switch,
+        metavar="on|off",
+        help="once the job trains, import for the workers of the next start what these have imported (default: on)",
     ),
     _Option(
         name="in_band",

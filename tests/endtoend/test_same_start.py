@@ -101,6 +101,11 @@ def observe(launcher: Any, tool: str, arguments: list[str], options: list[str], 
     run = launcher.run(*options, "--nproc-per-node=2", *arguments, tool=tool, **how)
     assert run.process.returncode == 0, run.err
     assert "--unicron-warm=on" not in options or "without the warm process" not in run.err, run.err
+    return looked_at(launcher)
+
+
+def looked_at(launcher: Any) -> list[Any]:
+    """What the two ranks have seen."""
     found = []
     for rank in range(2):
         path = Path(launcher.folder) / f"seen-{rank}"
@@ -171,6 +176,42 @@ def test_what_the_launcher_ignored_or_handles_is_ignored_as_with_torchrun(
     for options in (["--unicron-warm=on"], ["--unicron-warm=off"]):
         found = observe(launcher, "unicron-run", ["probe.py"], [*handled, *options], wrap=wrap)
         assert [each["signals"] for each in found] == [each["signals"] for each in expected], options
+
+
+# Begins again once what it imports is imported for the next start, which is then the one that is looked at.
+LEARNED = """
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    import asyncio, email.mime.text, http.client, mailbox, sqlite3, unittest.mock, logging.config, ftplib, tarfile
+    import xml.dom.minidom, xmlrpc.client
+    import torch
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    parameter.sum().backward()
+    optimizer.step()
+    while not os.path.exists(os.environ["PROBE"] + "/again"):
+        time.sleep(0.02)
+    sys.exit(1)
+"""
+
+
+def test_script_sees_what_torchrun_shows_when_its_imports_were_learned(launcher: Any) -> None:
+    launcher.script("probe.py", PROBE + LEARNED)
+    go_on = launcher.folder / "again"
+    go_on.touch()
+    restarts = "--max-restarts=1"
+    (expected, other) = observe(launcher, "torchrun", ["probe.py"], [restarts])
+    go_on.unlink()
+    run = launcher.start("--nproc-per-node=2", restarts, "probe.py", tool="unicron-run", fast=False)
+    run.until(lambda: "The next start finds" in run.err, "what was learned")
+    go_on.touch()
+    assert run.wait() == 0, run.err
+    found = looked_at(launcher)
+    assert "Left to each worker" not in run.err, run.err
+    for one, learned in zip((expected, other), found, strict=True):
+        # What torch adds to the filters of warnings is not learned: it is there in any warm worker.
+        assert [each for each in differences(one, learned) if not each.startswith("/filters:")] == []
+        assert {"mailbox", "sqlite3"} <= set(learned["early"]["modules"])
+        assert learned["fds"] == ["memfd", "socket"]
 
 
 def test_variables_set_before_importing_torch_count(launcher: Any) -> None:

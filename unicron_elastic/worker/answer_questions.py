@@ -28,13 +28,15 @@ from unicron_elastic.worker.exceptions import hide_broken_connections
 from unicron_elastic.worker.instructions import (
     INSTRUCTIONS,
     AskCollectives,
+    AskImported,
     AskPosition,
     ExpectBreaks,
     FreeToStop,
     Instruction,
 )
 from unicron_elastic.worker.message import Odd
-from unicron_elastic.worker.notices import GroupCounts, LatestCollectives, Position
+from unicron_elastic.worker.notices import GroupCounts, Imported, LatestCollectives, Position
+from unicron_elastic.worker.process.imported_modules import ImportedModules
 from unicron_elastic.worker.worlds import hear
 
 THREAD_NAME = "unicron-answers"  # for the kernel: who asks whether a worker is at work does not mean this thread
@@ -44,12 +46,12 @@ FRAMES_MAX = 20  # from the innermost: between a script's call and the wait ther
 OP_CHARACTERS = 40
 
 
-def answer_questions(control: Control) -> None:
-    """Begins to answer; returns at once."""
-    _thread.start_new_thread(_answer, (control,))
+def answer_questions(control: Control, imported: ImportedModules | None = None) -> None:
+    """Begins to answer; returns at once. ``imported`` knows what was."""
+    _thread.start_new_thread(_answer, (control, imported))
 
 
-def _answer(control: Control) -> None:
+def _answer(control: Control, imported: ImportedModules | None) -> None:
     with contextlib.suppress(OSError), open("/proc/thread-self/comm", "w") as name:
         name.write(THREAD_NAME)
     tell_odd = _once(lambda why: _say(f"what the agent said is left out: {why}."))
@@ -59,6 +61,9 @@ def _answer(control: Control) -> None:
             instruction = control.wait(INSTRUCTIONS)
             if isinstance(instruction, Odd):
                 tell_odd(instruction.why)
+            elif isinstance(instruction, AskImported):
+                if imported is not None:
+                    control.send(_imported(imported))
             else:
                 _do(control, instruction)
         except TimeoutError:
@@ -89,6 +94,12 @@ def _do(control: Control, instruction: Instruction) -> None:
             free_to_stop(reason)
         case _:
             hear(instruction)
+
+
+def _imported(imported: ImportedModules) -> Imported:
+    return Imported(
+        modules=imported.installed(), changed=imported.changed_variables, seeded_before=imported.seeded_before
+    )
 
 
 def _once(tell: Callable[[str], object]) -> Callable[[str], None]:

@@ -84,6 +84,21 @@ class ForkWorker(HelperTask):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Learn(HelperTask):
+    """`Learn` has the warm process import what a worker has imported, {name: file}, for those that it will fork.
+
+    ``env`` is that worker's, ``varying`` are the variables that are not for all workers, or not for ever, what they are
+    in the warm process. ``changed`` and ``seeded_before`` are as in `Imported`.
+    """
+
+    modules: dict[str, str]
+    env: dict[str, str]
+    varying: tuple[str, ...]
+    changed: dict[str, str | None]
+    seeded_before: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HelperReady(HelperAnswer):
     """`HelperReady` ends the silence of a helper that begins: it can be asked."""
 
@@ -93,6 +108,30 @@ class Unfit(HelperAnswer):
     """`Unfit` says why no worker can be forked from the warm process, which ends."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotLearned:
+    """`NotLearned` says why a module is left to the workers."""
+
+    module: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned(HelperAnswer):
+    """`Learned` ends a `Learn`: workers find so many ``modules`` imported, in so much more memory that they share."""
+
+    modules: int = 0
+    grown_bytes: int = 0
+    left_out: tuple[NotLearned, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten(HelperAnswer):
+    """`Forgotten` says why what was learned is not used any more; it may be learned anew."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,5 +161,5 @@ class Swept(HelperAnswer):
 
 KEEPER_TASKS: tuple[type[HelperTask], ...] = (StartProcess, SweepAll, ClearAfter, Remember)
 KEEPER_ANSWERS: tuple[type[HelperAnswer], ...] = (HelperReady, ProcessStarted, ProcessEnded, Swept)
-WARM_TASKS: tuple[type[HelperTask], ...] = (WarmUp, ForkWorker)
-WARM_ANSWERS: tuple[type[HelperAnswer], ...] = (HelperReady, Unfit, ProcessStarted)
+WARM_TASKS: tuple[type[HelperTask], ...] = (WarmUp, ForkWorker, Learn)
+WARM_ANSWERS: tuple[type[HelperAnswer], ...] = (HelperReady, Unfit, ProcessStarted, Learned, Forgotten)

@@ -26,6 +26,11 @@ class AskCollectives(Instruction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskImported(Instruction):
+    """`AskImported` asks what the worker has imported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectBreaks(Instruction):
     """`ExpectBreaks` says that connections will break, as a node departs: that is no failure."""
 
@@ -104,5 +109,5 @@ class SnapshotOffers(Instruction):
 
 INSTRUCTIONS: tuple[type[Instruction], ...] = (
     *(AskPosition, AskCollectives, ExpectBreaks, FreeToStop, MakeSnapshot, ServeState, Invitation, FixedWorld),
-    *(BePatient, NewWorld, SnapshotOffers),
+    *(BePatient, NewWorld, SnapshotOffers, AskImported),
 )

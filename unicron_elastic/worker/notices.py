@@ -197,8 +197,21 @@ class LatestCollectives(Notice):
     op: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported(Notice):
+    """`Imported` says what a worker has imported since its start, up to its first process group: {name: file}.
+
+    ``changed``: the variables that had changed by then, and their values. ``seeded_before``: the first module whose
+    import began after the script had seeded Python's random numbers, "" for none; None: it had not.
+    """
+
+    modules: dict[str, str]
+    changed: dict[str, str | None]
+    seeded_before: str | None = None
+
+
 NOTICES: tuple[type[Notice], ...] = (
     *(FirstStep, Ending, Raised, FlopsPerStep, SectionLimits, SectionOverdue, ControlWanted),
     *(StateTaken, Restored, Saving, Entered, Ready, Left, Broke, WentOn, Parted, Served),
-    *(SnapshotMade, SnapshotsWanted, Position, LatestCollectives),
+    *(SnapshotMade, SnapshotsWanted, Position, LatestCollectives, Imported),
 )

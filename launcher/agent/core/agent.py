@@ -399,6 +399,7 @@ class Agent(TorchAgent):
         spec = self._worker_group.spec
         if lacks(Feature.WARM):
             self._runtime.stay_plain("torch does not say whether a fork may use CUDA")
+        self._runtime.on_word = self._reporter.say
         can_be_warm = isinstance(spec.entrypoint, str) and spec.numa_options is None
         self._runtime.begin([spec.entrypoint, *map(str, spec.args)] if can_be_warm else None, os.environ)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from unicron_elastic.launcher.agent.process.early_variables import source_files
 from unicron_elastic.launcher.agent.process.helper import HelperPatience
@@ -17,6 +17,7 @@ from unicron_elastic.launcher.common.open_streams import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.launcher.config.options import PRELOAD_DEFAULT, Options
 from unicron_elastic.launcher.export.metrics.link import Teller
+from unicron_elastic.worker.notices import Imported
 from unicron_elastic.worker.process.ignored_signals import ignored_signals
 
 
@@ -47,6 +48,7 @@ class Runtime:
         self.metrics_teller: Teller | None = None  # to the agent of the cluster that started this process
         self.shelf: NodeShelf | None = None  # likewise
         self.why_plain: str | None = None  # why workers start plainly, once that is known
+        self.on_word: Callable[[str], None] = lambda _sentence: None  # of the warm process, for people
         self._is_unfit = False  # a warm process refused to serve, as the next one would
 
     def begin(self, command: Sequence[str] | None, env: Mapping[str, str]) -> None:
@@ -63,6 +65,7 @@ class Runtime:
         self.why_plain = why_not(command) if len(streams) == 3 else "a standard stream is closed"
         if self.why_plain is None:
             self.warm = WarmProcess(self.loop, self.processes, self.options.preload, self._warm_patience)
+            self.warm.on_word = lambda sentence: self.on_word(sentence)  # noqa: PLW0108 - on_word changes
             self.warm.begin(command, for_scripts(env), os.getcwd(), streams)
 
     def ready_warm(self) -> WarmProcess | None:
@@ -74,6 +77,15 @@ class Runtime:
             self._is_unfit = not self.warm.is_gone
             self.warm = None
         return self.warm
+
+    def may_learn(self) -> bool:
+        """Whether the warm process wants to know what workers import."""
+        return self.options.learn and self.warm is not None and self.warm.may_learn
+
+    def learn(self, imported: Imported, env: Mapping[str, str], of_worker: Iterable[str]) -> None:
+        """A worker has told what it has imported; ``env`` is its own, ``of_worker`` names what varies."""
+        if self.warm is not None and self.may_learn():
+            self.warm.learn(imported, env, of_worker)
 
     def stay_plain(self, why: str) -> None:
         """Lets a warm process go, and begins none."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 
@@ -23,16 +24,24 @@ from unicron_elastic.worker import inject as inject_package
 from unicron_elastic.worker.channel import Channel, ChannelClosed
 from unicron_elastic.worker.helper_tasks import (
     WARM_ANSWERS,
+    Forgotten,
     ForkWorker,
     HelperReady,
+    Learn,
+    Learned,
     ProcessStarted,
     Unfit,
     WarmUp,
 )
+from unicron_elastic.worker.notices import Imported
 from unicron_elastic.worker.process.mark import MARK, mark_of
 from unicron_elastic.worker.start import bootstrap, warm
 
 WARM_PATIENCE = HelperPatience()
+LEARNED_AT_LEAST = 30  # modules: to import fewer takes a worker no time
+TOLD_MAX = 3  # modules that are left out, in one sentence
+# What code in C, of packages that may be learned, reads of the environment as it is loaded.
+_READ_BY_C = re.compile(r"(ARROW|JE_ARROW|MIMALLOC|MALLOC|JEMALLOC|GRPC|HDF5|TF|XLA|RAYON|NUMEXPR|BLIS|TBB)_[A-Z0-9_]*")
 WHILE_IT_IMPORTS = HelperPatience(given_up_s=120.0)  # torch, from a cold network file system
 
 
@@ -60,6 +69,16 @@ def why_not(argv: Sequence[str]) -> str | None:
     return None
 
 
+def sentence_of(said: Learned) -> str:
+    """What users read of it."""
+    left_out = [f"{each.module}: {each.why}" for each in said.left_out[:TOLD_MAX]]
+    if len(said.left_out) > TOLD_MAX:
+        left_out.append(f"{len(said.left_out) - TOLD_MAX} more")
+    rest = f" Left to each worker: {'; '.join(left_out)}." if left_out else ""
+    count = f"{said.modules} more modules" if said.modules != 1 else "one more module"
+    return f"The next start finds {count} imported, in {said.grown_bytes / 1e6:.0f} MB that all workers share.{rest}"
+
+
 class WarmProcess:
     """A process that has imported torch and waits before the script; workers are forked from it."""
 
@@ -78,6 +97,12 @@ class WarmProcess:
         self.pid: int | None = None
         self.refusal: str | None = None  # why it cannot serve
         self.is_gone = False  # it died; another may be begun
+        self.learned_at_least = LEARNED_AT_LEAST
+        self.on_word: Callable[[str], None] = lambda _sentence: None  # of what it has learned
+        self._is_learning = False
+        self._has_learned = False
+        self._env: Mapping[str, str] = {}
+        self._sets: tuple[str, ...] = ()  # variables that the script seems to set
 
     def begin(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, streams: Sequence[int]) -> None:
         """Starts it with the command of the workers; it imports while the agent goes on. Raises KeeperLost."""
@@ -86,8 +111,9 @@ class WarmProcess:
         full = injected(env)
         full[bootstrap.WARM_FD] = str(lowest)
         full[warm.PRELOAD] = self._preload
-        sets = [name for path in source_files(argv) for name in set_variables(path)]
-        ours.send(WarmUp(argv=tuple(argv), env=dict(env), sets=tuple(sets)))
+        self._env = dict(env)
+        self._sets = tuple(name for path in source_files(argv) for name in set_variables(path))
+        ours.send(WarmUp(argv=tuple(argv), env=dict(env), sets=self._sets))
         fds = {**{stream: stream for stream in streams}, lowest: theirs.fileno()}
         try:
             self._number = self._processes.request_start(argv, full, cwd, fds)
@@ -120,6 +146,7 @@ class WarmProcess:
         if self._channel is None:
             raise ChannelClosed("the warm process is gone")
         helper = self._expect(self._patience)
+        self._is_learning = False  # it stops that
         number = self._processes.next_number(helper)
         task = ForkWorker(
             number=number,
@@ -138,6 +165,42 @@ class WarmProcess:
             raise ChannelClosed(self.refusal) from None
         self._asked.add(number)
         return number
+
+    @property
+    def may_learn(self) -> bool:
+        """Whether it can be told what workers import, and has not been."""
+        return self._is_ready and not self._is_learning and not self._has_learned
+
+    def learn(self, imported: Imported, env: Mapping[str, str], of_worker: Iterable[str]) -> None:
+        """Tells it what a worker has imported; it has that imported while the job trains, for the next start.
+
+        ``env`` is that worker's, ``of_worker`` are the variables that each worker has of its own.
+        """
+        if self._channel is None or not self.may_learn or len(imported.modules) < self.learned_at_least:
+            return
+        if by_c := next(filter(_READ_BY_C.fullmatch, (*imported.changed, *self._sets)), None):
+            self._has_learned = True
+            self.on_word(f"The next start finds no more modules imported than this one: the script sets {by_c}.")
+            return
+        own = {name for name in of_worker if env.get(name) != self._env.get(name)}
+        task = Learn(
+            modules=imported.modules,
+            env=dict(env),
+            varying=tuple(sorted({*own, *self._sets, MARK})),
+            changed=imported.changed,
+            seeded_before=imported.seeded_before,
+        )
+        with contextlib.suppress(ChannelClosed, TimeoutError, ValueError):  # as many names do not fit
+            self._expect(self._patience).send(self._channel, task)
+            self._is_learning = True
+
+    def _learned(self, said: Learned) -> None:
+        self._is_learning, self._has_learned = False, True
+        self.on_word(sentence_of(said))
+
+    def _forgotten(self, why: str) -> None:
+        self._is_learning = self._has_learned = False
+        self.on_word(f"What was imported for the next start is not used: {why}.")
 
     def _give_up(self) -> None:
         """Kills it, as it does not answer; another may be begun."""
@@ -169,6 +232,10 @@ class WarmProcess:
                 self._is_ready = True
             case Unfit(reason=reason):
                 self._refuse(reason)
+            case Learned():
+                self._learned(answer)
+            case Forgotten(why=why):
+                self._forgotten(why)
             case ProcessStarted():
                 self._asked.discard(answer.number)
                 self._processes.answered(answer)

@@ -31,9 +31,25 @@ from unicron_elastic.launcher.agent.process.whereabouts import Whereabouts, arri
 from unicron_elastic.launcher.common.open_streams import open_streams
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.worker.channel import Channel, ChannelClosed
-from unicron_elastic.worker.instructions import AskCollectives, AskPosition, ExpectBreaks, FreeToStop, Instruction
+from unicron_elastic.worker.instructions import (
+    AskCollectives,
+    AskImported,
+    AskPosition,
+    ExpectBreaks,
+    FreeToStop,
+    Instruction,
+)
 from unicron_elastic.worker.message import Odd
-from unicron_elastic.worker.notices import NOTICES, Ending, LatestCollectives, Notice, Position, Raised
+from unicron_elastic.worker.notices import (
+    NOTICES,
+    Ending,
+    FirstStep,
+    Imported,
+    LatestCollectives,
+    Notice,
+    Position,
+    Raised,
+)
 from unicron_elastic.worker.pulse import PAGE_PATH, PulsePage, PulseReading, page_name
 from unicron_elastic.worker.start import bootstrap
 
@@ -447,6 +463,11 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             worker.is_leaving = True
             self._on_ending(worker)
             return True
+        if isinstance(said, Imported):
+            self._runtime.learn(said, self._env(worker), self.envs[worker.local_rank])
+            return True
+        if isinstance(said, FirstStep) and worker.is_warm and self._runtime.may_learn():
+            worker.tell(AskImported())
         if isinstance(said, Raised):
             self._tell_who_ends(but=worker)
         self._on_message(worker, said)

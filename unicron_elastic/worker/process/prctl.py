@@ -27,9 +27,19 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
+def outlive_parent() -> None:
+    """Takes ``die_with_parent`` back."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
+
+
 def become_subreaper() -> None:
     """Orphans among this process's descendants become its children, so that none escapes."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def be_no_subreaper() -> None:
+    """Takes ``become_subreaper`` back, for orphans to come."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def set_thread_name(name: str) -> None:

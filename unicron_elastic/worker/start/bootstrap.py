@@ -20,6 +20,7 @@ from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.exceptions import propagate
 from unicron_elastic.worker.notices import Ending, FirstStep
 from unicron_elastic.worker.phases import announce_phases
+from unicron_elastic.worker.process.imported_modules import ImportedModules
 from unicron_elastic.worker.process.stacks import offer_stacks
 from unicron_elastic.worker.pulse import Pulse
 from unicron_elastic.worker.rank_monitor.finder import offer_rank_monitor
@@ -49,18 +50,28 @@ def start(loaded_before: Iterable[str], refusal: str | None) -> None:
         return
     from unicron_elastic.worker.start import warm
 
-    attach(*warm.serve(warm_fd, loaded_before, refusal))  # returns only in a forked worker
+    attach(*warm.serve(warm_fd, loaded_before, refusal), is_warm=True)  # returns only in a forked worker
 
 
-def attach(control_fd: int | None, pulse_fd: int | None) -> None:
-    """Takes over the two inherited descriptors and installs the hooks that feed them."""
+def attach(control_fd: int | None, pulse_fd: int | None, *, is_warm: bool = False) -> None:
+    """Takes over the two inherited descriptors and installs the hooks that feed them.
+
+    What it imports from now on is remembered if the worker ``is_warm``, for those that come after it.
+    """
     control = _guarded("control channel", lambda: _open_control(control_fd))
     pulse = _guarded("pulse page", lambda: None if pulse_fd is None else Pulse(pulse_fd))
     if control is not None:
         _guarded("exception propagation", lambda: propagate(control))
-    answer = _once(lambda: None if control is None else answer_questions(control))
+    imported = _guarded("memory of imports", lambda: ImportedModules(os.environ)) if is_warm else None
+    answer = _once(lambda: None if control is None else answer_questions(control, imported))
+
+    def first_group_made() -> None:
+        if imported is not None:
+            imported.end()
+        answer()
+
     if control is not None:
-        _guarded("collective breaker", lambda: watch_groups(answer))
+        _guarded("collective breaker", lambda: watch_groups(first_group_made))
         _guarded("word of new worlds", lambda: offer(control, answer))
 
     def first_step_done(step: int) -> None:

@@ -115,10 +115,39 @@ def _renew_logging(module: Any) -> None:
     module._startTime = time.time() if isinstance(module._startTime, float) else time.time_ns()
 
 
+def _renew_lightning(rank_zero: Any) -> None:
+    """Sets the rank as the module does when it is imported."""
+    rank_zero.rank_zero_only.rank = rank_zero._get_rank() or 0
+
+
+def _renew_torchmetrics(prints: Any) -> None:
+    """Sets the rank as the module does when it is imported."""
+    prints.rank_zero_only.rank = int(os.environ.get("LOCAL_RANK", "0"))
+
+
+# What these modules read of the environment while they are imported is read anew, too.
+_RENEWED: dict[str, tuple[str, ...]] = {
+    "lightning.fabric.utilities.rank_zero": ("RANK", "LOCAL_RANK"),
+    "lightning_fabric.utilities.rank_zero": ("RANK", "LOCAL_RANK"),
+    "torchmetrics.utilities.prints": ("LOCAL_RANK",),
+}
+# These go through the whole environment, for the variables with a beginning of their own.
+_OWN_BEGINNINGS = {"fsspec.config": "FSSPEC"}
+
+
+def is_renewed(module: str, variable: str) -> bool:
+    """Whether it does not matter, in a fork, what the module has read of this variable while it was imported."""
+    beginning = _OWN_BEGINNINGS.get(module)
+    return variable in _RENEWED.get(module, ()) or (beginning is not None and not variable.startswith(beginning))
+
+
 _OF_MODULES: dict[str, Callable[[Any], None]] = {
     "numpy.random": _renew_numpy,
     "torch": _renew_torch,
     "multiprocessing.process": _renew_multiprocessing,
     "logging": _renew_logging,
     "sympy.core.symbol": _renew_sympy,
+    "torchmetrics.utilities.prints": _renew_torchmetrics,
+    "lightning_fabric.utilities.rank_zero": _renew_lightning,
+    "lightning.fabric.utilities.rank_zero": _renew_lightning,
 }

@@ -38,6 +38,10 @@ class ImportedVariables:
                 if before.get(name) != now.get(name):
                     self._changes[name] = now.get(name)
 
+    def keep(self, changes: Mapping[str, str]) -> None:
+        """Workers find these as well, which were noticed otherwise."""
+        self._changes.update(changes)
+
     def read_of(self, names: Iterable[str]) -> str | None:
         """The first of ``names`` that was read."""
         return next((name for name in names if name in self._read), None)

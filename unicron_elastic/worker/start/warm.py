@@ -12,20 +12,26 @@ import contextlib
 import gc
 import importlib
 import os
+import resource
+import select
 import shlex
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import NoReturn
 
 from unicron_elastic.compat.loaded import DYNAMO, forbids_cuda
 from unicron_elastic.worker.channel import Channel, ChannelClosed, close_all
 from unicron_elastic.worker.helper_tasks import (
+    Forgotten,
     ForkWorker,
     HelperAnswer,
     HelperReady,
+    Learn,
+    Learned,
     ProcessStarted,
     Unfit,
     WarmUp,
@@ -37,6 +43,9 @@ from unicron_elastic.worker.process.mark import MARK, show_mark
 from unicron_elastic.worker.process.prctl import die_with_parent, set_thread_name
 from unicron_elastic.worker.start.hidden_modules import hidden_modules, script_folder
 from unicron_elastic.worker.start.late import hold_back
+from unicron_elastic.worker.start.learner import Learner
+from unicron_elastic.worker.start.learner import serve as serve_learned
+from unicron_elastic.worker.start.learning import Learning
 from unicron_elastic.worker.start.likeness import arguments_at, how_different
 from unicron_elastic.worker.start.renewal import Renewal
 from unicron_elastic.worker.start.variables import ImportedVariables
@@ -53,6 +62,9 @@ _WHILE_IMPORTING = {
     # fork would lose; allocations then return it as they go (jemalloc.net/jemalloc.3.html, "background_thread").
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
+
+
+_TASKS: tuple[type[ForkWorker | Learn], ...] = (ForkWorker, Learn)
 
 
 class _Unfit(Exception):
@@ -92,7 +104,7 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
         reason = str(error) if isinstance(error, _Unfit) else f"{type(error).__name__}: {error}"
         _send_and_exit(channel, Unfit(reason=reason))
     _send(channel, HelperReady())
-    task = _fork_workers(channel)
+    task, channel = _fork_workers(channel, partial(_learn, (renewal, variables), loaded_before))
     try:
         channel.close()
         set_thread_name(original_name)
@@ -102,20 +114,118 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
         os._exit(1)
 
 
-def _fork_workers(channel: Channel) -> ForkWorker:
-    """Forks a worker for each request until the agent is gone; returns, in each worker, what it is to be."""
+def _fork_workers(channel: Channel, learn: Callable[[Learn, Channel, int], ForkWorker]) -> tuple[ForkWorker, Channel]:
+    """Forks a worker for each request until the agent is gone; returns, in each worker, what it is to be.
+
+    The other thing that is returned is a channel that is the worker's to close. ``learn`` returns in a worker as well.
+    """
     warm_pid = os.getpid()
+    learner = Learner()
     while True:
         try:
-            task = channel.hear([ForkWorker])
-            if isinstance(task, Odd):
-                raise ValueError(task.why)
-            is_worker = _fork_worker(channel, task)
+            task = _next_task(channel, learner)
+            if isinstance(task, Learn):
+                learners_end = learner.begin()
+                if learners_end is not None:
+                    channel.close()
+                    return learn(task, learners_end, warm_pid), learners_end
+                continue
+            is_worker = _fork_from_either(channel, learner, task)
         except BaseException:  # ChannelClosed at the end; a signal sent to all processes of the job
             os._exit(0 if os.getpid() == warm_pid else 1)
         if is_worker:
-            return task
+            learner.forget()
+            return task, channel
         close_all(task.fds)
+
+
+def _next_task(channel: Channel, learner: Learner) -> ForkWorker | Learn:
+    """Waits for what the agent wants, and tells it what the learner says meanwhile."""
+    while True:
+        watched = [each for each in (channel, learner.channel) if each is not None]
+        ready = select.select(watched, [], [])[0]
+        if learner.channel in ready:
+            channel.send(learner.hear())
+            continue
+        task = channel.hear(_TASKS)
+        if isinstance(task, Odd):
+            raise ValueError(task.why)
+        return task
+
+
+def _fork_from_either(channel: Channel, learner: Learner, task: ForkWorker) -> bool:
+    """Forks a worker from the learner, or from this process where that cannot serve; true in a worker of the latter."""
+    answer = learner.fork(task)
+    if answer is not None:
+        channel.send(answer)
+    return not isinstance(answer, ProcessStarted) and _fork_worker(channel, task)
+
+
+def _learn(
+    left: tuple[Renewal, ImportedVariables], loaded_before: Iterable[str], task: Learn, channel: Channel, home: int
+) -> ForkWorker:
+    """Learns, in a fork of its own, and then forks workers; returns in each what it is to be.
+
+    ``left`` knows what imports leave.
+    """
+    renewal, variables = left
+    set_thread_name("unicron-learns")
+    began_bytes = _resident_bytes()
+    try:
+        die_with_parent(home)
+        _replace_environment(task.env)
+        with collector_paused(), renewal.watching(), _set_while_importing(), _without_warnings(), _in_silence():
+            learning = Learning(task, home, _try_fork)
+            had = len(sys.modules)
+            learning.run()
+            _check_shadowing(loaded_before)
+            variables.keep(learning.set_variables)
+            hold_back()
+            gc.collect()
+        answer = Learned(
+            modules=len(sys.modules) - had,
+            grown_bytes=max(0, _resident_bytes() - began_bytes),
+            left_out=tuple(learning.left_out),
+        )
+        _send(channel, answer)
+    except BaseException as error:  # whatever it is, this process must never go on to the script
+        reason = str(error) if isinstance(error, _Unfit) else f"{type(error).__name__}: {error}"
+        _send_and_exit(channel, Forgotten(why=reason))
+
+    def why_forgotten() -> str | None:
+        path = learning.stamps.changed()
+        if path is not None:
+            return f"{path} has changed"
+        try:
+            _check_shadowing(loaded_before)
+        except _Unfit as error:
+            return str(error)
+        return None
+
+    return serve_learned(channel, why_forgotten, partial(_fork_worker, channel))
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+@contextlib.contextmanager
+def _in_silence() -> Iterator[None]:
+    """What is said while modules are imported was said by those who have imported them first."""
+    kept = [os.dup(fd) for fd in (1, 2)]
+    null = os.open(os.devnull, os.O_WRONLY)
+    for fd in (1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for fd, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, fd)
+            os.close(copy)
 
 
 def _send(channel: Channel, answer: HelperAnswer) -> None:
@@ -234,8 +344,6 @@ def _wait(pid: int, deadline_s: float) -> int:
     """The exit code of ``pid``, which is killed at the deadline."""
     pidfd = os.pidfd_open(pid)
     try:
-        import select
-
         if not select.select([pidfd], [], [], deadline_s)[0]:
             os.kill(pid, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
