@@ -14,6 +14,7 @@ from warm_lab import Forked, Warmer
 from unicron_elastic.launcher.agent.process.warm import WarmProcess, sentence_of
 from unicron_elastic.worker.helper_tasks import Learned, NotLearned
 from unicron_elastic.worker.notices import Imported
+from unicron_elastic.worker.start.learning import FAILURES_MAX
 
 if TYPE_CHECKING:
     from conftest import Lab
@@ -145,6 +146,18 @@ def test_a_package_whose_module_cannot_be_learned_is_left_to_the_workers_with_wh
     said = learner.learn(warm, "good", "bad", "last")
     assert said.endswith(" Left to each worker: bad: it reads RANK.")
     assert learner.fork(warm, rank=3).output() == ("last 3 3 good\n", "")
+
+
+def test_many_modules_that_cannot_be_learned_take_none_along_that_can(learner: Learner) -> None:
+    learner.write("bad", GOOD)
+    many = [f"many{number}" for number in range(FAILURES_MAX)]
+    for name in many:
+        learner.write(name, "import os\nVALUE = os.environ.get('RANK')\n")
+    warm = learner.begin()
+    said = learner.learn(warm, "good", "bad", *many, "last")
+    assert said.startswith("The next start finds 2 more modules imported, in ")
+    assert said.endswith("; 47 more.")
+    assert learner.fork(warm).output() == ("bad good good good good\n", "")
 
 
 def test_a_variable_that_an_import_sets_is_what_it_became_in_the_worker(learner: Learner) -> None:

@@ -63,6 +63,7 @@ class Learning:
         self._seeded = self._places.get(task.seeded_before or "", len(self._places))
         self._pending = [name for name, path in task.modules.items() if path and not name.startswith(DYNAMO)]
         self._failures = 0
+        self._to_keep = 0  # so many imports of the attempt that failed were good: the next one makes no more
         self._alone = 0  # so many imports are to be tried one by one
         self._threads = dict.fromkeys(os.listdir("/proc/self/task"), "python")
         self._watch = _EnvironmentWatch()
@@ -113,8 +114,9 @@ class Learning:
                 _tell(writing, f"+{name}")
                 self._import(name)
                 made += 1
-                if self._alone or time.process_time() - began > BATCH_S:
+                if self._alone or made == self._to_keep or time.process_time() - began > BATCH_S:
                     break
+            self._to_keep = 0
             self._alone = max(0, self._alone - made)
             self._check()
         except BaseException as error:  # whatever it is, the process without these imports goes on
@@ -141,6 +143,7 @@ class Learning:
             self._alone = len(begun)  # which of them it was is to be seen
             return
         self._failures += 1
+        self._to_keep = len(begun) - 1
         name = begun[-1]
         culprit = culprit or name
         if culprit not in self._barrier.names:
