@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.trains
+
 STEPS = textwrap.dedent(
     """
     import torch, torch.distributed as dist

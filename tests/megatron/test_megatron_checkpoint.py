@@ -13,12 +13,13 @@ import shutil
 import signal
 import subprocess
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from megatron_processes import DEADLINE_S, EXAMPLE, needs_megatron
+from warm_launcher import WarmLaunchers, environment_of_no_job
 
 pytestmark = needs_megatron
 
@@ -43,15 +44,23 @@ class Run(NamedTuple):
 
 
 def train(
-    layout: str, folder: Path, *more: str, launcher: str = "torchrun", script: tuple[Any, ...] = (EXAMPLE,)
+    layout: str,
+    folder: Path,
+    *more: str,
+    launcher: str = "torchrun",
+    script: tuple[Any, ...] = (EXAMPLE,),
+    warm: WarmLaunchers | None = None,
 ) -> Run:
-    """The example on as many ranks as the layout begins with, with its options."""
+    """The example on as many ranks as the layout begins with, with its options; ``warm``: in forks of unicron-run."""
     ranks, *options = layout.split()
     arguments = (*SIZE, f"--steps={STEPS}", "--log-every=1", f"--checkpoint={folder}", f"--checkpoint-every={HALF}")
     launch = [Path(sysconfig.get_path("scripts")) / launcher, "--standalone", f"--nproc-per-node={ranks}"]
     launch += ["--max-restarts=9"] if launcher == "unicron-run" else []
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("UNICRON_", "PET_", "TORCHEL"))}
     environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TORCHDYNAMO_DISABLE": "1"}
+    if warm is not None:
+        launch[0] = launch[0].with_name("unicron-run")
+        return _trained_in_forks(warm, [*launch, *script, *arguments, *options, *more], environ, folder.parent)
     with subprocess.Popen(
         [*launch, *script, *arguments, *options, *more],
         env=environ,
@@ -66,6 +75,17 @@ def train(
             os.killpg(process.pid, signal.SIGKILL)
             pytest.fail("still running: {}\n{}".format(*process.communicate()))
     assert process.returncode == 0, run
+    return run
+
+
+def _trained_in_forks(warm: WarmLaunchers, words: Sequence[Any], environ: dict[str, str], folder: Path) -> Run:
+    said = folder / "out", folder / "err"
+    with open(os.devnull, "rb") as null, open(said[0], "wb") as out, open(said[1], "wb") as err:
+        environ = environ | environment_of_no_job(folder)
+        process = warm.start(list(map(str, words)), environ, folder, [null, out, err], forks_keeper=True)
+    code = process.wait(DEADLINE_S)
+    run = Run(*(each.read_text() for each in said))
+    assert code == 0, run
     return run
 
 
@@ -107,14 +127,14 @@ Begun = Callable[[str], Undisturbed]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Begun:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_launchers: WarmLaunchers) -> Begun:
     """What a layout comes to if nothing happens; each is run once."""
     known: dict[str, Undisturbed] = {}
 
     def of(layout: str) -> Undisturbed:
         if layout not in known:
             folder = tmp_path_factory.mktemp("undisturbed") / "checkpoints"
-            known[layout] = Undisturbed(folder, train(layout, folder))
+            known[layout] = Undisturbed(folder, train(layout, folder, warm=warm_launchers))
             assert sorted(path.name for path in folder.iterdir()) == [f"step-{HALF}", f"step-{STEPS}"]
         return known[layout]
 
@@ -163,10 +183,12 @@ SHARDED = "--distributed-optimizer"
         ),
     ],
 )
-def test_another_layout_trains_on_alike(undisturbed: Begun, tmp_path: Path, first: str, second: str) -> None:
+def test_another_layout_trains_on_alike(
+    undisturbed: Begun, tmp_path: Path, first: str, second: str, warm_launchers: WarmLaunchers
+) -> None:
     begun = undisturbed(first)
     folder = half_of(begun, tmp_path)
-    assert_went_on(train(second, folder), folder, begun, is_bf16="--bf16" in first)
+    assert_went_on(train(second, folder, warm=warm_launchers), folder, begun, is_bf16="--bf16" in first)
 
 
 @pytest.mark.slow
