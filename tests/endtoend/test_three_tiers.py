@@ -87,7 +87,7 @@ def assert_same(struck: Trained, whole: Trained) -> None:
         first = right.index(made[0])
         assert made == right[first : first + len(made)], name
     assert {tuple(step) for made in struck.steps.values() for step in made} == {tuple(step) for step in right}
-    assert len(whole.losses) in (16, 18)
+    assert len(whole.losses) in (15, 16, 18)
     assert struck.losses <= whole.losses  # a lost rank 0 has printed none of the step that the others finish
     assert struck.done[0] == whole.done[0]
     assert struck.done[1] == pytest.approx(whole.done[1], abs=2e-4)  # a mean of ranks' means has another rounding
@@ -126,4 +126,19 @@ def test_going_on_in_place_changes_no_number(
     assert "All ranks go on" not in struck.err
     if kind == "resnet":  # a replacement evaluates no epoch that the others have behind them
         assert "after 12 steps. 1 rank goes on with what it does between steps." in struck.err
+    assert_same(struck, whole)
+
+
+def test_a_snapshot_of_the_end_of_an_epoch_has_what_is_done_there(train: Any, undisturbed: Any) -> None:
+    """It is asked for by the epoch's last step, before the evaluation and the scheduler's step."""
+    arguments = (
+        "--pictures=40",
+        "--batch-size=32",
+        "--epochs=3",
+        "--decay-epochs=1",
+        "--log-every=1",
+    )  # five steps each
+    whole = undisturbed("train_resnet_in_place.py", *arguments)
+    struck = train("train_resnet_in_place.py", *arguments, strikes=("0:step:13:0", "1:step:13:0"))
+    assert "All ranks go on from step 10, from the memory of their hosts." in struck.err
     assert_same(struck, whole)

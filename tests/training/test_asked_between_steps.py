@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from warm_launcher import WarmLaunchers
 
 from unicron_elastic import Run
+from unicron_elastic.training.snapshot.requests import Requests
 
 
 class Training:
@@ -50,6 +53,23 @@ def test_each_saved_state_is_that_with_which_a_script_goes_on(tmp_path: Path, st
     other = Training(tmp_path)
     assert other.run.restore(tmp_path) == step
     assert other.now() == one.begun[step]
+
+
+def test_a_process_that_is_forked_between_steps_keeps_nothing_at_its_own_end(tmp_path: Path) -> None:
+    """As a worker of a DataLoader in an evaluation, which has the state before the end of the epoch."""
+
+    def keep() -> None:
+        (tmp_path / str(os.getpid())).touch()
+
+    requests = Requests(lambda: None)
+    requests.ask("save", keep)
+    forked = multiprocessing.get_context("fork").Process(target=int)
+    forked.start()
+    forked.join(30.0)
+    assert forked.exitcode == 0
+    assert list(tmp_path.iterdir()) == []
+    requests.carry_out()
+    assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
 
 
 class Odd:

@@ -6,6 +6,7 @@ on that restores the state: what it does before the step's first micro-batch it 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Hashable
@@ -16,6 +17,7 @@ class Requests:
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self._wait = wait
+        self._process = os.getpid()
         self._asked: dict[Hashable, Callable[[], object]] = {}
         self._is_hooked = False
         self._told = ""  # why a state cannot be kept
@@ -46,7 +48,13 @@ class Requests:
                     sys.stderr.write(f"unicron: the state is not kept: {why}. The training goes on.\n")
 
     def _end(self) -> None:
-        """When the script ends, unless by an exception, which may have come when half of the state was changed."""
+        """When the script ends, unless by an exception, which may have come when half of the state was changed.
+
+        A process that it has forked between two steps, as a worker of a DataLoader, comes here at its own end, and has
+        the state of another moment.
+        """
+        if os.getpid() != self._process:
+            return
         self._has_ended = True
         if self._asked and getattr(sys, "last_value", None) is None:
             self.carry_out()
