@@ -17,10 +17,12 @@ from typing import Any
 from zlib import crc32
 
 import torch
+from shadow import Shadow
 from torch import Tensor, nn
 from torch.distributed import HashStore
 
 from unicron_elastic.base.world import Member, World
+from unicron_elastic.engine.protocol.replica_event import GroupBroke, Outgrown
 from unicron_elastic.engine.transport.superseded import Superseded
 from unicron_elastic.training.engine import MissedStepError
 from unicron_elastic.training.group.sendable import Stateful
@@ -107,6 +109,7 @@ class Rank:
         self.group: Group | None = None
         self.counts: dict[Any, int] = {}
         self.run: Run | None = None
+        self.shadow: Shadow | None = None
         self.error: BaseException | None = None
         self.fetches = 0
         self.trained: list[int] = []  # steps
@@ -120,13 +123,23 @@ class Rank:
         if self.points == self.breaks_at and self.world is not None:
             self.job.broke(self.world)
 
+    def tell_news(self) -> None:
+        """Tell the shadow of the newest world, which the engine has looked at."""
+        if self.shadow is not None and self.job.newest.number > 0:
+            self.shadow.hear(self.job.newest, self.name)
+
     # -- membership ---------------------------------------------------------------------------------------------------
 
     def enter(self) -> Invitation | None:
         with self.job.changed:
             self.live()
             self.job.over.discard(self.name)
-            return None if self.job.newest.rank_of(self.name) is not None else Invitation(sources=({},))
+            invitation = None if self.job.newest.rank_of(self.name) is not None else Invitation(sources=({},))
+            if invitation is None:
+                self.tell_news()
+            if self.shadow is not None:
+                self.shadow.on_entered(invitation)
+            return invitation
 
     def live(self) -> None:
         """Raises Died if the agent has ended this process."""
@@ -135,11 +148,20 @@ class Rank:
 
     def is_ready(self, _state: int) -> None:
         self.point()
+        if self.shadow is not None:
+            self.shadow.flush()
         self.job.change(joined=(Member(name=self.name, node="n", local_rank=self.local_rank),))
 
     def is_newer(self) -> bool:
         """Whether this rank has heard of a newer world: of one in which others have only joined it may hear late."""
         self.live()
+        with self.job.changed:
+            is_newer = self._is_newer()
+            if is_newer and self.world is not None:
+                self.tell_news()
+        return is_newer
+
+    def _is_newer(self) -> bool:
         newest = self.job.newest
         if self.world is None or newest.number <= self.world.number:
             return newest.number > 0 and self.world is None
@@ -148,17 +170,31 @@ class Rank:
 
     def is_left(self) -> bool:
         self.live()
-        return self.world is not None and self.job.newest.breaks(self.world)
+        with self.job.changed:
+            is_left = self.world is not None and self.job.newest.breaks(self.world)
+            if is_left:
+                self.tell_news()
+        return is_left
 
     def is_over(self) -> bool:
-        return self.job.newest.over > 0
+        with self.job.changed:
+            is_over = self.job.newest.over > 0
+            if is_over:
+                self.tell_news()
+        return is_over
 
     def has_parted(self, number: int) -> bool:
-        return self.job.newest.parted >= number > 0
+        with self.job.changed:
+            has_parted = self.job.newest.parted >= number > 0
+            if has_parted:
+                self.tell_news()
+        return has_parted
 
     def adopt(self) -> tuple[World, int, Any]:
         self.point()
-        world = self.world = self.job.newest
+        with self.job.changed:
+            world = self.world = self.job.newest
+            self.tell_news()
         rank = world.rank_of(self.name)
         assert rank is not None, (self.name, world)
         return world, rank, self.job.store
@@ -168,13 +204,19 @@ class Rank:
         with self.job.changed:
             while not self.job.changed.wait_for(self.is_newer, min(LOOK_S, max(0.0, end - time.monotonic()))):
                 if time.monotonic() >= end:
+                    if self.shadow is not None:
+                        self.shadow.on_patience()
                     return False
         return True
 
     def wait_for_agreed(self, timeout_s: float) -> bool:
+        if self.shadow is not None:
+            self.shadow.on_broke(Outgrown())
         return self.wait_for_newer(max(timeout_s, 2 * HEARS_LATE_S))
 
     def broke(self, error: Exception) -> None:
+        if self.shadow is not None:
+            self.shadow.on_broke(GroupBroke(str(error)))
         assert self.world is not None
         self.job.broke(self.world)
         with self.job.changed:  # who ends makes a newer world, too
@@ -260,6 +302,8 @@ class ThreadTransport:
     def connect(self, *_: Any, **__: Any) -> None:
         here.rank.connect()
         self.is_connected, self.is_broken = True, False
+        if here.rank.shadow is not None:
+            here.rank.shadow.on_connected()
 
     def leave(self) -> None:
         self.is_connected = False
@@ -289,14 +333,23 @@ class ThreadTransport:
     def broadcast(self, tensor: Tensor, source: int) -> None:
         if tensor.numel():
             self.share(tensor, source).wait()
+        _has_handed()
 
     def send(self, tensor: Tensor, destination: int) -> None:
         if tensor.numel():
             here.rank.begin(tensor.clone(), (self.rank, destination), lambda _: tensor).wait()
+        _has_handed()
 
     def receive(self, tensor: Tensor, source: int) -> None:
         if tensor.numel():
             here.rank.begin(tensor, (source, self.rank), lambda given: given[source]).wait()
+        _has_handed()
+
+
+def _has_handed() -> None:
+    """Tell the shadow of this thread that what it gives, or is given, has come."""
+    if here.rank.shadow is not None:
+        here.rank.shadow.on_handed()
 
 
 class Job:
@@ -332,6 +385,7 @@ class Job:
         self.steps_behind, self.is_shaky, self.is_outrun, self.is_torn = steps_behind, is_shaky, is_outrun, is_torn
         self.is_slow_to_hear = is_slow_to_hear
         self.changes = changes or {}
+        self.is_shadowed = not changes and not reports  # what the protocol does not know of yet
         self.totals, self.reports = tuple(totals) or (steps,), reports
         self.plain = Plain(self.totals, micro_batches, self.changes)
         self.steps, self.micro_batches = steps, micro_batches
@@ -493,7 +547,15 @@ class Fetched:
         self.source.run._engine._gate.release()
 
 
-def fetch_state(run: Stateful, _invitation: Invitation) -> Fetched | None:
+def fetch_state(run: Stateful, invitation: Invitation) -> Fetched | None:
+    """Copies, and tells the shadow of it."""
+    fetched = _fetch_state(run, invitation)
+    if here.rank.shadow is not None:
+        here.rank.shadow.on_fetched(fetched is not None)
+    return fetched
+
+
+def _fetch_state(run: Stateful, _invitation: Invitation) -> Fetched | None:
     """Copies the state of somebody who lives, tensor by tensor while that one may go on."""
     rank = here.rank
     job = rank.job
@@ -758,6 +820,8 @@ def _train(rank: Rank) -> None:
     optimizer = optimizer_of(model)
     trail = Trail()
     run = rank.run = Run(model=model, optimizer=optimizer, trail=trail, seed=None, join_patience_s=0.3)
+    if job.is_shadowed:
+        rank.shadow = Shadow(run._engine)
     for total in job.totals:
         for step in run.steps(total, job.micro_batches):
             rank.point()
