@@ -26,6 +26,7 @@ def _parse(line: str, environ: dict[str, str] | None = None) -> Options:
 VALUES = [
     ("warm", "off", False),
     ("preload", "a,?b", "a,?b"),
+    ("learn", "off", False),
     ("in_band", "no", False),
     ("console", "plain", "plain"),
     ("ledger", "/logs/incidents.jsonl", "/logs/incidents.jsonl"),

@@ -12,6 +12,7 @@ import pytest
 from warm_lab import Forked, Warmer
 
 from unicron_elastic.launcher.agent.process.warm import WarmProcess, sentence_of
+from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.helper_tasks import Learned, NotLearned
 from unicron_elastic.worker.notices import Imported
 from unicron_elastic.worker.start.learning import FAILURES_MAX
@@ -241,7 +242,11 @@ def test_its_death_costs_no_worker(learner: Learner) -> None:
     warm = learner.begin()
     learner.learn(warm, "good")
     os.kill(_learned_pid(warm), signal.SIGKILL)
-    assert learner.fork(warm).output() == ("good good good\n", "")
+    try:
+        forked = learner.fork(warm)
+    except ChannelClosed:  # it was asked in the very moment of its death: an agent starts that worker plainly
+        forked = learner.fork(warm)
+    assert forked.output() == ("good good good\n", "")
 
 
 def test_it_ends_with_the_warm_process(learner: Learner, lab: Lab) -> None:

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from unicron_elastic.training.step import collective
+from unicron_elastic.engine.transport import waiter
 from unicron_elastic.worker.collectives.stuck import Glance, is_stuck
 
 HERE = Glance(frame=7, instruction=40, file="/lib/torch/distributed/distributed_c10d.py", cpu_s=3.0)
@@ -47,7 +47,7 @@ def test_who_waits_for_something_else_is_not(file: str) -> None:
 
 
 def test_who_waits_in_our_own_collectives_is_stuck() -> None:
-    file = collective.__file__
+    file = waiter.__file__
     assert is_stuck(HERE._replace(file=file), HERE._replace(file=file))
 
 
