@@ -365,15 +365,17 @@ def _odd_steps(generation: Generation) -> list[str]:
 
 
 @cache
-def _undisturbed_losses(thousands: int) -> list[float]:
+def _undisturbed() -> tuple[Iterator[float], list[float]]:
     from train_rounds import undisturbed_losses
 
-    return undisturbed_losses(1000 * thousands)
+    return undisturbed_losses(), []
 
 
 def undisturbed_loss(step: int) -> float:
-    """The loss of a step in a run that nothing happens to."""
-    return _undisturbed_losses(step // 1000 + 1)[step - 1]
+    """The loss of a step in a run that nothing happens to, which is computed as far as it is asked for."""
+    coming, known = _undisturbed()
+    known.extend(itertools.islice(coming, max(0, step - len(known))))
+    return known[step - 1]
 
 
 def until(condition: Callable[[], T | None], what: str, story: Callable[[], str]) -> T:

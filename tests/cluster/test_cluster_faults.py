@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hosts import Host, Network
@@ -412,17 +413,17 @@ def trained(name: str, loaded: int, last: int, began: float, factor: float = 1.0
 @pytest.mark.parametrize(
     ("second", "fault"),
     [
-        (trained("2", 10, 14, began=13.0), None),
-        (trained("2", 5, 14, began=13.0), None),  # who was to write the last checkpoint was lost before it did
-        (trained("2", 10, 14, began=11.0), "at the same time"),
-        (trained("2", 15, 16, began=13.0), "goes on from step"),
-        (trained("2", 0, 14, began=13.0), "goes on from step"),
-        (trained("2", 10, 14, began=13.0, factor=1.001), "has the loss"),
+        (partial(trained, "2", 10, 14, began=13.0), None),
+        (partial(trained, "2", 5, 14, began=13.0), None),  # who was to write the last checkpoint was lost before it did
+        (partial(trained, "2", 10, 14, began=11.0), "at the same time"),
+        (partial(trained, "2", 15, 16, began=13.0), "goes on from step"),
+        (partial(trained, "2", 0, 14, began=13.0), "goes on from step"),
+        (partial(trained, "2", 10, 14, began=13.0, factor=1.001), "has the loss"),
     ],
 )
-def test_what_a_training_may_not_do(second: Generation, fault: str | None) -> None:
+def test_what_a_training_may_not_do(second: Callable[[], Generation], fault: str | None) -> None:
     """What these tests rest on finds what is wrong, and nothing else."""
-    found = faults_in([trained("1", 0, 12, began=0.0), second])
+    found = faults_in([trained("1", 0, 12, began=0.0), second()])
     assert (found == []) if fault is None else any(fault in each for each in found), found
 
 

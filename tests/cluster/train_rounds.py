@@ -6,12 +6,14 @@ whatever the number of ranks, and whether or not it is done for the second time.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +41,15 @@ def loss_of(model: torch.nn.Module, step: int, rank: int, size: int) -> torch.Te
     return torch.nn.functional.mse_loss(model(inputs[rank::size]), targets[rank::size])
 
 
-def undisturbed_losses(steps: int) -> list[float]:
+def undisturbed_losses() -> Iterator[float]:
     """The losses of steps 1, 2, ... of a run with one rank that nothing happens to."""
     model, optimizer = make_model()
-    losses = []
-    for step in range(1, steps + 1):
+    for step in itertools.count(1):
         loss = loss_of(model, step, 0, 1)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
-    return losses
+        yield loss.item()
 
 
 class Log:
