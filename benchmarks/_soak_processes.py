@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from unicron_elastic.worker.process.process_stat import parse_stat
+
 __all__ = ["Process", "count_files", "look_at"]
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -42,20 +44,20 @@ def look_at(host: str, pids: Iterable[int]) -> list[Process]:
 
 
 def _read(host: str, folder: Path) -> Process | None:
-    stat = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    if stat[0] in "ZX":
-        return Process(pid=int(folder.name), started=int(stat[19]), host=host, role="zombie", rss_kib=0, pss_kib=0,
+    stat = parse_stat((folder / "stat").read_text(errors="replace"))
+    if stat.has_ended:
+        return Process(pid=int(folder.name), started=stat.started_at, host=host, role="zombie", rss_kib=0, pss_kib=0,
                        descriptors=0, threads=0, cpu_s=0.0)  # fmt: skip
     return Process(
         pid=int(folder.name),
-        started=int(stat[19]),
+        started=stat.started_at,
         host=host,
         role=role_of(folder),
         rss_kib=int((folder / "statm").read_text().split()[1]) * PAGE_KIB,
         pss_kib=_pss_kib(folder),
         descriptors=len(os.listdir(folder / "fd")),
-        threads=int(stat[17]),
-        cpu_s=(int(stat[11]) + int(stat[12])) / TICKS,
+        threads=stat.threads,
+        cpu_s=stat.cpu_ticks / TICKS,
     )
 
 

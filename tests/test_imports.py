@@ -28,14 +28,14 @@ MAY_IMPORT = {
     "engine.transport": "compat",
     "faults": "base",
     "health.gpu": "base",
-    "health.host": "base",
+    "health.host": "base worker.process",
     "planning.model": "base",
     "rendezvous.store": "base",
     "state.pull": "base state",
     "training.step": "compat engine.protocol engine.transport state",
     "worker.collectives": "compat worker.process",
     "worker": "base compat worker.collectives worker.process",
-    "launcher.common": "base worker",
+    "launcher.common": "base membership worker",
     "detection": "base faults",
     "health": "base health.gpu health.host",
     "launcher.view.incidents": "base launcher.common",
@@ -57,14 +57,14 @@ MAY_IMPORT = {
     "simulation.live": "base faults planning.coordinate planning.model recovery simulation.history simulation.model",
     "training.snapshot": "state state.snapshot state.storage worker",
     "worker.inject": "worker.start",
-    "rendezvous.job": "base compat membership rendezvous.records rendezvous.store",
+    "rendezvous.job": "base compat membership rendezvous.records rendezvous.store worker.process",
     "rendezvous.plan": (
         "base metrics planning.allocate planning.coordinate planning.model rendezvous.records rendezvous.store"
     ),
     "simulation.policies": "faults planning.allocate planning.model simulation.live simulation.model",
     "training.group": (
         "base engine.protocol engine.transport state state.pull training.snapshot training.step worker "
-        "worker.collectives"
+        "worker.collectives worker.process"
     ),
     "launcher.view.cluster": (
         "base launcher.common membership metrics planning.coordinate planning.model rendezvous.plan "
@@ -318,4 +318,5 @@ def test_the_keeper_loads_little() -> None:
         "unicron_elastic.worker.process.ignored_signals",
         "unicron_elastic.worker.process.mark",
         "unicron_elastic.worker.process.prctl",
+        "unicron_elastic.worker.process.process_stat",
     }

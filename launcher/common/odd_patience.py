@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-# Defaults of --rdzv-conf over etcd, as `rendezvous.torch.create_handler` has them; seconds.
-OF_ETCD: Mapping[str, float] = {
-    "join_timeout": 600.0,
-    "last_call_timeout": 30.0,
-    "connect_timeout": 30.0,
-    "lease_ttl": 3.0,
-    "blind_patience": 600.0,
-}
+from unicron_elastic.membership.rounds import WAITS_S
+
 NCCL_TIMEOUT_S = 600.0  # torch's default for a process group over NCCL
 SEEN_AGAIN_S = 5.0  # so long after its return etcd is seen again by all
 
@@ -21,7 +15,7 @@ def odd_patience(
 ) -> Iterator[str]:
     """Say which of these waits is shorter than what it must outlast, one sentence each, and what comes of it."""
     if backend == "unicron":
-        seconds = {name: _seconds(conf, name, default) for name, default in OF_ETCD.items()}
+        seconds = {name: _seconds(conf, name, default) for name, default in WAITS_S.items()}
         if None not in seconds.values():
             yield from _odd_in_etcd(nnodes, {name: each for name, each in seconds.items() if each is not None})
     if acts_on_hangs and hang_patience_s >= NCCL_TIMEOUT_S:

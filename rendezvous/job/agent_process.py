@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+from unicron_elastic.worker.process.process_stat import ProcessStat, parse_stat
+
 _WORKER = "TORCHELASTIC_RUN_ID"  # in the environment of each worker
 _PAGE = "/memfd:unicron-pulse:"  # a warm worker shows its parent's environment, and has this name among its maps
-_ENDED = ("Z", "X")
 
 
 class AgentProcess(NamedTuple):
@@ -35,11 +36,11 @@ class AgentProcess(NamedTuple):
 
 def own_process(address: str, proc: Path = Path("/proc")) -> AgentProcess | None:
     """Return what this process is; None if the kernel does not tell."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
+    with contextlib.suppress(OSError, ValueError):
         if os.readlink(proc / "self") == str(os.getpid()):  # else it is mounted from another namespace
             boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
             spaces = ",".join(os.readlink(proc / "self/ns" / name) for name in ("pid", "time"))
-            return AgentProcess(boot, spaces, address, os.getuid(), os.getpid(), _state_and_start(proc / "self")[1])
+            return AgentProcess(boot, spaces, address, os.getuid(), os.getpid(), _stat(proc / "self").started_at)
     return None
 
 
@@ -57,12 +58,12 @@ def has_ended(told: AgentProcess, run_id: str, own: AgentProcess, proc: Path = P
         return False
     folder = proc / str(told.pid)
     try:
-        state, started_at = _state_and_start(folder)
-        if started_at == told.started_at and not (state in _ENDED and len(os.listdir(folder / "task")) <= 1):
+        stat = _stat(folder)
+        if stat.started_at == told.started_at and not (stat.has_ended and len(os.listdir(folder / "task")) <= 1):
             return False
     except (FileNotFoundError, ProcessLookupError):
         pass
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError):
         return False
     try:
         pids = [name for name in os.listdir(proc) if name.isdecimal()]
@@ -71,11 +72,9 @@ def has_ended(told: AgentProcess, run_id: str, own: AgentProcess, proc: Path = P
     return not any(_may_be_worker(proc / pid, run_id, told) for pid in pids)
 
 
-def _state_and_start(folder: Path) -> tuple[str, int]:
-    """Raise OSError, ValueError or IndexError for what cannot be read."""
-    # The second field is a name in parentheses and may hold anything; state and start time are fields 3 and 22.
-    fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    return fields[0], int(fields[19])
+def _stat(folder: Path) -> ProcessStat:
+    """Raise OSError or ValueError for what cannot be read."""
+    return parse_stat((folder / "stat").read_text(errors="replace"))
 
 
 def _may_be_worker(folder: Path, run_id: str, of: AgentProcess) -> bool:
@@ -83,8 +82,8 @@ def _may_be_worker(folder: Path, run_id: str, of: AgentProcess) -> bool:
     try:
         if of.user not in (0, *_users(folder)):  # root's workers may have become anybody
             return False
-        state, started_at = _state_and_start(folder)
-        if state in _ENDED or started_at < of.started_at:
+        stat = _stat(folder)
+        if stat.has_ended or stat.started_at < of.started_at:
             return False
         environ = (folder / "environ").read_bytes().split(b"\0")
         if f"{_WORKER}={run_id}".encode() in environ:
@@ -93,7 +92,7 @@ def _may_be_worker(folder: Path, run_id: str, of: AgentProcess) -> bool:
         return is_ours and any(_is_page_of(line, run_id) for line in (folder / "maps").read_text().splitlines())
     except (FileNotFoundError, ProcessLookupError):
         return False
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError):
         return True
 
 

@@ -9,7 +9,7 @@ from unicron_elastic.base.node_name import node_label, node_name
 from unicron_elastic.compat.rendezvous import (
     RendezvousParameters,
 )
-from unicron_elastic.membership.rounds import JobMember, Settings
+from unicron_elastic.membership.rounds import WAITS_S, JobMember, Settings
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.job.agent_process import own_process
 from unicron_elastic.rendezvous.job.presence import JobPresence
@@ -21,7 +21,6 @@ from unicron_elastic.rendezvous.store.options import address_from_options
 from unicron_elastic.rendezvous.store.own_address import own_address
 from unicron_elastic.rendezvous.torch.handler import ClusterRendezvous
 
-LEASE_TTL_S = 3.0
 _LONGEST_S = 86_400.0  # of all that may be waited for; a lease cannot be longer
 
 
@@ -40,16 +39,16 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
     settings = Settings(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        last_call_s=_seconds(parameters, "last_call_timeout", 30.0),
+        last_call_s=_seconds(parameters, "last_call_timeout"),
         target_nodes=_number(parameters, "target_nodes"),
         expected_nodes=_number(parameters, "expected_nodes"),
-        blind_patience_s=_seconds(parameters, "blind_patience", 600.0, 10.0),
+        blind_patience_s=_seconds(parameters, "blind_patience", 10.0),
     )
     host = node_name()
     node_id = f"{host}/{uuid.uuid4().hex[:12]}"
     label = node_label(str(parameters.get("label", "")), "--rdzv-conf label")
     record = NodeRecord(node_id=node_id, host=host, job=run, label=label, pid=os.getpid())
-    lease_ttl_s = _seconds(parameters, "lease_ttl", LEASE_TTL_S, 1.0)
+    lease_ttl_s = _seconds(parameters, "lease_ttl", 1.0)
     bind, here = parameters.local_addr or "", parameters.local_addr or own_address(address)
     return ClusterRendezvous(
         JobPresence(opener, keys, lease_ttl_s),
@@ -66,8 +65,8 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
         run_id=parameters.run_id,
         settings=settings,
         address=here,
-        join_timeout_s=_seconds(parameters, "join_timeout", 600.0),
-        connect_timeout_s=_seconds(parameters, "connect_timeout", 30.0),
+        join_timeout_s=_seconds(parameters, "join_timeout"),
+        connect_timeout_s=_seconds(parameters, "connect_timeout"),
         is_shared=start is not None,  # a planned job, whose nodes speak where it was submitted
     )
 
@@ -94,8 +93,8 @@ def _number(parameters: RendezvousParameters, name: str) -> int | None:
     return int(value)
 
 
-def _seconds(parameters: RendezvousParameters, name: str, default: float, least: float = 0.0) -> float:
-    value = parameters.get(name, default)
+def _seconds(parameters: RendezvousParameters, name: str, least: float = 0.0) -> float:
+    value = parameters.get(name, WAITS_S[name])
     try:
         seconds = float(value)
     except (TypeError, ValueError):

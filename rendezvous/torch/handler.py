@@ -102,8 +102,8 @@ class ClusterRendezvous(JobRendezvous):
         run_id: str,
         settings: Settings,
         address: str,
-        join_timeout_s: float = 600.0,
-        connect_timeout_s: float = 30.0,
+        join_timeout_s: float,
+        connect_timeout_s: float,
         is_shared: bool = False,
     ) -> None:
         """``address`` is where other nodes find this one; ``is_shared``: what all nodes say comes to one place."""

@@ -52,6 +52,40 @@ def test_what_does_not_fit_is_named() -> None:
         Registered({"teacher": nn.Linear(2, 2), "student": nn.Linear(2, 3)}).load(state, {})
 
 
+class Sampler(dict[str, Any]):
+    """A dict of a script's own, whose state is another than what is in it."""
+
+    def __init__(self) -> None:
+        super().__init__(seen=0, cache=object())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self["seen"]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self["seen"] = state["seen"] + 1
+
+
+def test_a_dict_of_a_class_of_its_own_keeps_its_state_dict() -> None:
+    sampler = Sampler()
+    registered = Registered({"sampler": sampler})
+    assert registered.state() == {"sampler": {"seen": 0}}
+    cache = sampler["cache"]
+    registered.load({"sampler": {"seen": 4}}, {})
+    assert sampler == {"seen": 5, "cache": cache}
+
+
+class HalfSampler(dict[str, Any]):
+    """One that can give a state and load none."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_dict_that_has_half_of_what_a_state_needs_is_refused() -> None:
+    with pytest.raises(TypeError, match="best must have state_dict and load_state_dict, and a HalfSampler has not"):
+        Registered({"best": HalfSampler()})
+
+
 def test_a_dict_is_registered_as_it_is_and_changed_in_place() -> None:
     best = {"accuracy": 0.1, "epochs_without": 2}
     state = Registered({"best": best}).state()

@@ -95,4 +95,13 @@ def test_anything_may_stand_in_for_a_module() -> None:
 def test_what_is_installed_lies_in_pythons_own_folders() -> None:
     assert is_installed(os.__file__)
     assert is_installed("/x/lib/python3.11/site-packages/torch/__init__.py")
+    assert is_installed("<frozen importlib._bootstrap>")
     assert not is_installed("/home/me/train.py")
+
+
+def test_a_script_below_the_prefix_of_python_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    # With a distribution's Python the prefix is /usr, and containers often keep the script in /usr/src/app.
+    monkeypatch.setattr(sys, "prefix", "/usr")
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    assert not is_installed("/usr/src/app/train.py")
+    assert is_installed("/usr/lib/python3/site-packages/torch/nn/modules/module.py")

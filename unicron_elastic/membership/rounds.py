@@ -8,9 +8,17 @@ by compare-and-set: all would write the same. That makes one write of each node 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+# What is waited for if --rdzv-conf says nothing else of it; seconds.
+WAITS_S: Mapping[str, float] = {
+    "join_timeout": 600.0,
+    "last_call_timeout": 30.0,
+    "connect_timeout": 30.0,
+    "lease_ttl": 3.0,
+    "blind_patience": 600.0,
+}
 BEGINS_IN_S = 30.0  # a round, once it may
 BLIND_MARGIN_S = 10.0  # until a blind node has noticed that it is, and its workers have ended
 
@@ -21,8 +29,8 @@ class Settings:
 
     min_nodes: int
     max_nodes: int
-    blind_patience_s: float = 600.0  # so long a node trains that cannot see the store
-    last_call_s: float = 30.0  # for more than the fewest nodes to come to the first round
+    blind_patience_s: float = WAITS_S["blind_patience"]  # so long a node trains that cannot see the store
+    last_call_s: float = WAITS_S["last_call_timeout"]  # for more than the fewest nodes to come to the first round
     target_nodes: int | None = None  # train at most; the others, up to the most, are spares
     expected_nodes: int | None = None  # come to the first round, if that is known; else as many as train at most
 

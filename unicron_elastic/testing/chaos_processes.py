@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from unicron_elastic.worker.process.mark import MARK, token_of
+from unicron_elastic.worker.process.process_stat import parse_stat
 
 _RANK, _LOCAL_RANK, _RUN_ID = "RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"
 _PAGE = re.compile(r"/memfd:unicron-pulse:(\d+):(\d+):(\S*)")  # as worker.pulse.page_name has it
@@ -49,7 +50,6 @@ _STATES = {
     "t": "traced",
     "I": "idle",
 }
-_ENDED = ("Z", "X")
 
 
 def find_workers(proc: Path = Path("/proc")) -> list[LiveWorker]:
@@ -96,19 +96,18 @@ def _look_at(proc: Path, pid: int) -> LiveWorker | None:
         if identity is None:
             return None  # the warm process, say
         rank, local_rank, run_id = identity
-        # The second field is a name in parentheses and may hold anything; state and start time are fields 3 and 22.
-        stat = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        if stat[0] in _ENDED:
+        stat = parse_stat((folder / "stat").read_text(errors="replace"))
+        if stat.has_ended:
             return None
         return LiveWorker(
             run_id=run_id,
             rank=rank,
             local_rank=local_rank,
             pid=pid,
-            state=_STATES.get(stat[0], stat[0]),
+            state=_STATES.get(stat.state, stat.state),
             command=(folder / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace"),
             token=token_of(environ[MARK]),
-            started_at=int(stat[19]),
+            started_at=stat.started_at,
         )
     return None
 

@@ -6,7 +6,7 @@ A dict is registered as it is, for counters and the like of a script's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ class Registered:
     """The ``objects`` of one run, by name. Raises TypeError for one that has no state_dict or cannot load one."""
 
     def __init__(self, objects: Mapping[str, Stateful | dict[str, Any]]) -> None:
-        given = {name: ValuesOfScript(each) if isinstance(each, dict) else each for name, each in objects.items()}
+        given = {name: _with_state(each) for name, each in objects.items()}
         for name, each in given.items():
             if isinstance(each, type):
                 raise TypeError(f"{name} must be an object with a state, and not the class {each.__name__}")
@@ -105,6 +105,13 @@ class _Some:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes it over."""
         self._registered.load(state["state"], state["hidden"])
+
+
+def _with_state(each: Stateful | dict[str, Any]) -> Stateful:
+    """Return it, or what stands for a dict. A class of the script's that is a dict may have a state_dict of its own."""
+    if isinstance(each, dict) and not (hasattr(each, "state_dict") or hasattr(each, "load_state_dict")):
+        return ValuesOfScript(each)
+    return cast("Stateful", each)
 
 
 def _was_made_for_inference(name: str, registered: Stateful) -> bool:

@@ -13,10 +13,10 @@ from types import TracebackType
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.notices import Raised
+from unicron_elastic.worker.process.imported_modules import is_installed
 
 MESSAGE_CHARS_MAX = 4_000
 STACK_CHARS_MAX = 20_000
-_PACKAGES = frozenset({"site-packages", "dist-packages"})
 HIDDEN_FOR_S = 5.0  # so long after the word of a departure its breaks are no news
 
 # Of a collective or store whose peer has ended: gloo, NCCL, torch's TCPStore.
@@ -140,14 +140,6 @@ def _text_of(error: BaseException) -> str:
 def _location(frames: traceback.StackSummary) -> str | None:
     if not frames:
         return None
-    own = [frame for frame in frames if not _is_installed(frame.filename)]
+    own = [frame for frame in frames if not is_installed(frame.filename)]
     frame = (own or frames)[-1]
     return f"{frame.filename}:{frame.lineno} in {frame.name}"
-
-
-def _is_installed(filename: str) -> bool:
-    """Whether a file is of the standard library or a package, wherever Python and the script are installed."""
-    # Not sys.prefix: that is /usr for a distribution's Python, and /usr/src/app may hold the script. Not sysconfig
-    # either, which would have to be imported in a process that is ending; its "stdlib" is this folder.
-    library = os.path.dirname(os.__file__) + os.sep
-    return filename.startswith((library, "<frozen")) or not _PACKAGES.isdisjoint(filename.split(os.sep))

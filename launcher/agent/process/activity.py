@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from unicron_elastic.health.host.files import read
 from unicron_elastic.worker.answer_questions import THREAD_NAME
+from unicron_elastic.worker.process.process_stat import ProcessStat, read_stat
 
 # Descendants looked at: a data loader has some, a worker that forks without end must not hold us up.
 _PROCESSES_MAX = 64
@@ -17,8 +18,6 @@ _PROCESSES_MAX = 64
 # those with which torch watches NCCL. Timers end together, so that who looks at one often finds it awake.
 _ONLY_LOOK = (THREAD_NAME, "gloo_tcp_loop", "pt_nccl_watchdg", "pt_nccl_heartbt")
 _AGAIN_S = 0.001  # such a thread sleeps again by then: before torch 2.13, gloo's had no name of its own
-_FLAGS = 6  # the field of /proc/PID/stat, counted from the state
-_EXIT_STATUS = 49  # the same
 _PF_EXITING = 0x4  # Linux's include/linux/sched.h; set before the kernel closes the process's files
 
 
@@ -50,7 +49,7 @@ def activity(pid: int) -> Activity | None:
     awake = [thread for thread, letter in states.items() if letter == "R"]
     if awake:
         time.sleep(_AGAIN_S)
-    runs = "t" in states.values() or any(_stat(thread)[1][:1] == "R" for thread in awake)
+    runs = "t" in states.values() or any(_letter(_stat(thread)) == "R" for thread in awake)
     return Activity(stopped=set(own.values()) == {"T"}, runnable=runs, in_io="D" in states.values())
 
 
@@ -59,7 +58,7 @@ def is_ending(pid: int) -> bool:
 
     With all of its threads: a main thread may leave the others to go on.
     """
-    return all(_is_exiting(_stat(f"{pid}/task/{thread}")[1].split()) for thread in threads(pid))
+    return all(_is_exiting(_stat(f"{pid}/task/{thread}")) for thread in threads(pid))
 
 
 def maps_file(pid: int, name: str) -> bool | None:
@@ -80,36 +79,40 @@ def exit_code(pid: int) -> int | None:
 
     Only of our own: the kernel says 0 of everybody to who may not look.
     """
-    fields = _stat(str(pid))[1].split()
+    stat = _stat(str(pid))
+    if stat is None or stat.state != "Z" or stat.exit_status is None:
+        return None
     with contextlib.suppress(OSError):
-        if len(fields) > _EXIT_STATUS and fields[0] == "Z" and os.geteuid() in {0, os.stat(f"/proc/{pid}").st_uid}:
-            return os.waitstatus_to_exitcode(int(fields[_EXIT_STATUS]))
+        if os.geteuid() in {0, os.stat(f"/proc/{pid}").st_uid}:
+            return os.waitstatus_to_exitcode(stat.exit_status)
     return None
 
 
-def _is_exiting(fields: list[str]) -> bool:
+def _is_exiting(stat: ProcessStat | None) -> bool:
     """Tell whether a thread is exiting; one that is gone has done so."""
-    return len(fields) <= _FLAGS or fields[0] in "ZX" or bool(int(fields[_FLAGS]) & _PF_EXITING)
+    return stat is None or stat.has_ended or bool(stat.flags & _PF_EXITING)
 
 
 def state(pid: int, thread: str | None = None) -> str:
     """The letter of a process's state, or of a thread's; "" if it is gone."""
-    return _stat(str(pid) if thread is None else f"{pid}/task/{thread}")[1][:1]
+    return _letter(_stat(str(pid) if thread is None else f"{pid}/task/{thread}"))
 
 
-def _stat(of: str) -> tuple[str, str]:
-    """The number with the name, and the fields from the state on; empty if it is gone."""
-    name, _, rest = (read(f"/proc/{of}/stat") or "").rpartition(") ")
-    return name, rest
+def _letter(stat: ProcessStat | None) -> str:
+    return "" if stat is None else stat.state
+
+
+def _stat(of: str) -> ProcessStat | None:
+    return read_stat(f"/proc/{of}/stat")
 
 
 def _states(pid: int) -> dict[str, str]:
     """Return states by thread, as its folder below /proc, without those that only look."""
     found = {}
     for thread in threads(pid):
-        name, rest = _stat(f"{pid}/task/{thread}")
-        if rest and name.partition("(")[2] not in _ONLY_LOOK:
-            found[f"{pid}/task/{thread}"] = rest[:1]
+        stat = _stat(f"{pid}/task/{thread}")
+        if stat is not None and stat.name not in _ONLY_LOOK:
+            found[f"{pid}/task/{thread}"] = stat.state
     return found
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from unicron_elastic.worker.process.mark import MARK, token_of
+from unicron_elastic.worker.process.process_stat import read_stat
 
 START_GRACE_S = 0.1  # a process that is just replacing its program has no command line by which it is known
 SWEEP_DEADLINE_S = 5.0  # a process in uninterruptible sleep cannot be waited for longer than this
@@ -164,8 +165,8 @@ def _is_nameless(pid: int) -> bool:
     """Whether a process has no command line although it lives: it is in the middle of execve(2), or took it away."""
     with contextlib.suppress(OSError):
         if not _read(f"/proc/{pid}/cmdline"):
-            state = _read(f"/proc/{pid}/stat").rpartition(b") ")[2][:1]
-            return state not in b"ZX"
+            stat = read_stat(f"/proc/{pid}/stat")
+            return stat is not None and not stat.has_ended
     return False
 
 

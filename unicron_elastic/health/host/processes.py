@@ -13,16 +13,14 @@ from dataclasses import dataclass
 from unicron_elastic.base.fault import Status
 from unicron_elastic.base.finding import Finding, Level, finding
 from unicron_elastic.health.host.files import number, read
-
-# The fields of /proc/PID/stat after the name: state, and the time it started at, which tells a reused pid apart.
-_STATE, _STARTED = 0, 19
+from unicron_elastic.worker.process.process_stat import read_stat
 
 
 @dataclass(slots=True)
 class _Kept:
     """A state and since when it lasts; `switches` proves that nothing ran in between."""
 
-    started: str
+    started: int
     state: str
     switches: int | None
     since: float
@@ -55,12 +53,11 @@ class ProcessProbe:
         return [found for pid, label in workers.items() for found in self._check(pid, label, now)]
 
     def _check(self, pid: int, label: str, now: float) -> Iterator[Finding]:
-        fields = (read(f"{self._proc}/{pid}/stat") or "").rpartition(")")[2].split()
-        state = fields[_STATE] if len(fields) > _STARTED else ""
-        if state not in self._limits:
+        stat = read_stat(f"{self._proc}/{pid}/stat")
+        if stat is None or stat.state not in self._limits:
             self._kept.pop(pid, None)
             return
-        started = fields[_STARTED]
+        state, started = stat.state, stat.started_at
         switches = self._switches(pid) if state == "D" else None
         kept = self._kept.get(pid)
         if kept is None or (kept.started, kept.state, kept.switches) != (started, state, switches):
@@ -90,7 +87,8 @@ class ProcessProbe:
 
     def _dead(self, pid: int, subject: str, for_long: str, now: float) -> Finding:
         """Ended, but its entry is left: nobody has collected it, or threads of it cannot end."""
-        stuck = sum(" D " in (read(f"{folder}/stat") or "").rpartition(")")[2][:3] for folder in self._threads(pid))
+        stats = [read_stat(f"{folder}/stat") for folder in self._threads(pid)]
+        stuck = sum(stat is not None and stat.state == "D" for stat in stats)
         if stuck:
             threads = f"{stuck} of its threads wait" if stuck > 1 else "one of its threads waits"
             reason = f"{subject} has ended, but {threads} in the kernel {for_long}: what it holds stays held."

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed import AllToAllOptions, ProcessGroup, ProcessGroupGloo, Store, Work
 
+from unicron_elastic.compat.dispatch import leaves
 from unicron_elastic.testing.late.late_event import Fate, LateEvent, lateness, pending
 
 LOOK_S = 0.0005
@@ -311,9 +312,7 @@ def synchronize(limit_s: float = LIMIT_S) -> bool:
 
 
 def _flat(nested: Any) -> list[Tensor]:
-    if isinstance(nested, Tensor):
-        return list[Tensor]([nested])
-    return [tensor for each in nested for tensor in _flat(each)] if isinstance(nested, (list, tuple)) else []
+    return [each for each in leaves(nested) if isinstance(each, Tensor)]
 
 
 def _swapped(nested: Any, copies: dict[int, Tensor]) -> Any:

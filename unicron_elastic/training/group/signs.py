@@ -13,12 +13,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from torch.distributed import Store
 
 from unicron_elastic.worker.answer_questions import is_at_prompt
 from unicron_elastic.worker.phases import present_phase
+from unicron_elastic.worker.process.process_stat import read_stat
 from unicron_elastic.worker.pulse import MEET, SPARE, TRAIN
 
 PHASE_S = 600.0  # that a phase may take in which nothing is seen to be done, as the agent has it
@@ -140,7 +140,5 @@ def _count(store: Store) -> int | None:
 
 def _runs() -> bool:
     """Tell whether the main thread has a CPU, or waits for one, for a disk or for a driver."""
-    try:
-        return Path("/proc/self/stat").read_text().rpartition(")")[2].split()[0] in ("R", "D")
-    except OSError:
-        return False
+    stat = read_stat("/proc/self/stat")
+    return stat is not None and stat.state in ("R", "D")

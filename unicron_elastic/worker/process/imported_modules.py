@@ -12,7 +12,7 @@ from typing import Any
 
 _WORDS = 624  # of a Mersenne Twister
 _GENERATIONS_MAX = 20  # drawn between two imports; who draws more is taken for one who has seeded
-INSTALLED = ("site-packages", "dist-packages")
+INSTALLED = frozenset({"site-packages", "dist-packages"})
 # Ours, or replaced by ours; the program itself; what stands in for another module.
 _LEFT_OUT = ("unicron_elastic", "nvidia_resiliency_ext", "__main__", "__mp_main__", "sitecustomize", "usercustomize")
 
@@ -125,5 +125,7 @@ def file_of(module: ModuleType) -> str:
 
 def is_installed(path: str) -> bool:
     """Whether a file lies where packages are installed, or in Python's own library: nobody edits it there."""
-    folders = path.split(os.sep)
-    return any(folder in folders for folder in INSTALLED) or path.startswith(os.path.dirname(os.__file__) + os.sep)
+    # Not sys.prefix: that is /usr for a distribution's Python, and /usr/src/app may hold the script. Not sysconfig
+    # either, which would have to be imported, also in a process that is ending; its "stdlib" is this folder.
+    library = os.path.dirname(os.__file__) + os.sep
+    return path.startswith((library, "<frozen")) or not INSTALLED.isdisjoint(path.split(os.sep))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 
 # From Linux's include/uapi/linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+REPARENT_DEADLINE_S = 5.0
 
 
 def _prctl(option: int, argument: int | bytes) -> None:
@@ -30,6 +32,13 @@ def die_with_parent(parent_pid: int) -> None:
 def outlive_parent() -> None:
     """Takes ``die_with_parent`` back."""
     _prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def wait_for_parent(parent_pid: int) -> None:
+    """Waits the moment until the process in between has ended and that one has taken this one over."""
+    deadline = time.monotonic() + REPARENT_DEADLINE_S
+    while os.getppid() != parent_pid and time.monotonic() < deadline:
+        time.sleep(0.0002)
 
 
 def become_subreaper() -> None:

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import NoReturn
 
-from unicron_elastic.worker.channel import Channel, ChannelClosed
+from unicron_elastic.worker.channel import Channel, ChannelClosed, close_all
 from unicron_elastic.worker.helper_tasks import Forgotten, ForkWorker, Learned, ProcessStarted
 from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.process.prctl import be_no_subreaper, become_subreaper
@@ -113,8 +113,7 @@ def serve(channel: Channel, why_forgotten: Callable[[], str | None], fork: Calla
                 os._exit(0)
             if fork(task):
                 return task
-            for fd in task.fds:
-                os.close(fd)
+            close_all(task.fds)
     except BaseException:  # ChannelClosed at the end
         _end(here)
 

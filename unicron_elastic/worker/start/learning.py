@@ -22,7 +22,7 @@ from typing import Any
 from unicron_elastic.compat.loaded import DYNAMO
 from unicron_elastic.worker.helper_tasks import Learn, NotLearned
 from unicron_elastic.worker.process.imported_modules import file_of
-from unicron_elastic.worker.process.prctl import die_with_parent, outlive_parent
+from unicron_elastic.worker.process.prctl import die_with_parent, outlive_parent, wait_for_parent
 from unicron_elastic.worker.start.observed import change, children, observed
 from unicron_elastic.worker.start.renewal import is_renewed
 from unicron_elastic.worker.start.stamps import Stamps
@@ -127,7 +127,7 @@ class Learning:
         outlive_parent()
         _tell(writing, _DONE)
         os.close(writing)
-        _wait_for_parent(self._home)
+        wait_for_parent(self._home)
         die_with_parent(self._home)
         time.sleep(self._rest * (time.process_time() - began))
 
@@ -295,9 +295,3 @@ def _heard(fd: int) -> Iterator[str]:
             yield line.decode()
             if line == _DONE.encode():
                 return
-
-
-def _wait_for_parent(pid: int, deadline_s: float = 5.0) -> None:
-    deadline = time.monotonic() + deadline_s
-    while os.getppid() != pid and time.monotonic() < deadline:
-        time.sleep(0.0005)

@@ -17,7 +17,6 @@ import select
 import shlex
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
@@ -40,7 +39,7 @@ from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.process.collector_paused import collector_paused
 from unicron_elastic.worker.process.ignored_signals import ignore_instead, ignored_signals
 from unicron_elastic.worker.process.mark import MARK, show_mark
-from unicron_elastic.worker.process.prctl import die_with_parent, set_thread_name
+from unicron_elastic.worker.process.prctl import die_with_parent, set_thread_name, wait_for_parent
 from unicron_elastic.worker.start.hidden_modules import hidden_modules, script_folder
 from unicron_elastic.worker.start.late import hold_back
 from unicron_elastic.worker.start.learner import Learner
@@ -52,7 +51,6 @@ from unicron_elastic.worker.start.variables import ImportedVariables
 
 PRELOAD = "UNICRON_PRELOAD"
 TRIAL_DEADLINE_S = 10.0
-REPARENT_DEADLINE_S = 5.0
 # In the environment while modules are imported, unless the user has set them; no worker finds them there.
 _WHILE_IMPORTING = {
     # Makes torch.cuda.is_available() ask NVML instead of opening CUDA in a process that will fork
@@ -101,8 +99,7 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
             gc.collect()
         _try_fork(threads)
     except BaseException as error:  # whatever it is, this process must never go on to the script
-        reason = str(error) if isinstance(error, _Unfit) else f"{type(error).__name__}: {error}"
-        _send_and_exit(channel, Unfit(reason=reason))
+        _send_and_exit(channel, Unfit(reason=_why(error)))
     _send(channel, HelperReady())
     task, channel = _fork_workers(channel, partial(_learn, (renewal, variables), loaded_before))
     try:
@@ -112,6 +109,10 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
     except BaseException as error:
         sys.stderr.write(f"unicron: this worker could not be set up: {type(error).__name__}: {error}\n")
         os._exit(1)
+
+
+def _why(error: BaseException) -> str:
+    return str(error) if isinstance(error, _Unfit) else f"{type(error).__name__}: {error}"
 
 
 def _fork_workers(channel: Channel, learn: Callable[[Learn, Channel, int], ForkWorker]) -> tuple[ForkWorker, Channel]:
@@ -189,8 +190,7 @@ def _learn(
         )
         _send(channel, answer)
     except BaseException as error:  # whatever it is, this process must never go on to the script
-        reason = str(error) if isinstance(error, _Unfit) else f"{type(error).__name__}: {error}"
-        _send_and_exit(channel, Forgotten(why=reason))
+        _send_and_exit(channel, Forgotten(why=_why(error)))
 
     def why_forgotten() -> str | None:
         path = learning.stamps.changed()
@@ -403,7 +403,7 @@ def _become_worker(
     _take_arguments(list(task.argv))
     renewal.renew()
     atexit.register(_unfreeze)
-    _wait_for_parent(task.keeper)
+    wait_for_parent(task.keeper)  # the process in between may not have ended yet
     die_with_parent(task.keeper)
     return control_fd, pulse_fd
 
@@ -432,10 +432,3 @@ def _unfreeze() -> None:
     """
     if any(each.__module__ == "nanobind" for each in type.__subclasses__(type)):
         gc.unfreeze()
-
-
-def _wait_for_parent(keeper_pid: int) -> None:
-    """Waits the moment until the process in between has ended and the keeper has taken this one over."""
-    deadline = time.monotonic() + REPARENT_DEADLINE_S
-    while os.getppid() != keeper_pid and time.monotonic() < deadline:
-        time.sleep(0.0002)
