@@ -182,7 +182,8 @@ OPTIONS = (
         name="same_failure_limit",
         parse=_count,
         metavar="N",
-        help="end the job when the same failure came N times in a row at the same step; 0: never (default: 3)",
+        help="end the job when the same mistake of the script came N times in a row at the same step; 0: never "
+        "(default: 3)",
     ),
     _Option(
         name="reset_restarts_after_steps",

@@ -163,6 +163,18 @@ def test_same_failure_and_do_not_restart_code_end_early(launcher: Any) -> None:
     assert run.out.count("ATTEMPT") == 1
 
 
+@pytest.mark.parametrize("raised", ["TimeoutError()", "ValueError(f'bad reply {attempt}')"])
+def test_what_passes_is_tried_as_often_as_was_asked(launcher: Any, raised: str) -> None:
+    launcher.script(
+        "mends.py",
+        "import os\nattempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\nprint('ATTEMPT', flush=True)\n"
+        f"if attempt < 3:\n    raise {raised}\n",
+    )
+    run = launcher.run("--nproc-per-node=1", "--max-restarts=3", "mends.py")
+    assert run.process.returncode == 0, run.err
+    assert run.out.count("ATTEMPT") == 4
+
+
 def test_shared_memory_of_a_killed_worker_is_removed(launcher: Any) -> None:
     launcher.script(
         "shm.py",

@@ -133,7 +133,7 @@ class Job:
             exception_type=kind,
             message=message,
             location="train.py:88 in step",
-            stack=f"Traceback\n{kind}: {message}\n",
+            stack=f"Traceback (most recent call last):\n{kind}: {message}\n",
             step=step,
         )
         return self.feed(WorkerRaised(at=at, failure=failure))
@@ -248,10 +248,13 @@ class Job:
         """These end by our SIGTERM; all commands of it."""
         return [command for local_rank in local_ranks for command in self.exited(local_rank, TERMINATED)]
 
-    def fail_once(self, code: int = 1, *, step: int | None = None) -> list[Command]:
-        """One generation, from its start to its end, in which every worker exits with ``code``."""
+    def fail_once(self, code: int = 1, *, step: int | None = None, kind: str | None = None) -> list[Command]:
+        """One generation, from its start to its end, in which every worker exits with ``code``.
+
+        The first one raises an exception of this ``kind``, if any, before it does.
+        """
         self.start(self.state.restarts_used if self.state.generation == 0 else self.started()[-1].restarts_used)
-        commands: list[Command] = []
+        commands: list[Command] = [] if kind is None else self.raised(0, kind=kind, step=step)
         for local_rank in range(self.workers):
             commands += self.exited(local_rank, code, step=step)
         return commands

@@ -45,8 +45,8 @@ def test_late_time_changes_nothing() -> None:
 def test_progress_starts_the_count_of_equal_failures_anew() -> None:
     job = Job(max_restarts=100, same_failure_limit=2)
     for step in (7, 8, 7, 9, 10):
-        assert only(job.fail_once(1, step=step), StartWorkers)
-    assert only(job.fail_once(1, step=10), FailJob)
+        assert only(job.fail_once(1, step=step, kind="KeyError"), StartWorkers)
+    assert only(job.fail_once(1, step=10, kind="KeyError"), FailJob)
 
 
 def test_a_job_whose_steps_are_unknown_keeps_all_of_its_restarts() -> None:
@@ -65,7 +65,7 @@ def test_sigkill_never_counts_as_the_same_failure() -> None:
 def test_a_limit_of_zero_never_stops_early() -> None:
     job = Job(max_restarts=100, same_failure_limit=0)
     for _ in range(6):
-        assert only(job.fail_once(1, step=7), StartWorkers)
+        assert only(job.fail_once(1, step=7, kind="KeyError"), StartWorkers)
 
 
 def test_the_steps_of_those_that_did_not_fail_count_as_progress() -> None:

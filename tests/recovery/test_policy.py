@@ -9,6 +9,8 @@ import pytest
 from unicron_elastic.faults import Failure, RootCause, classify, root_cause
 from unicron_elastic.recovery.policy import Life, Policy, Repeats, count_repeats, judge, restarts_after_progress
 
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 88, in step\n'
+
 
 def _failure(**known: Any) -> Failure:
     return Failure(**{"at": 1.0, "rank": 3, "local_rank": 1, "pid": 4242, "step": 5, **known})
@@ -22,15 +24,22 @@ def _repeats(count: int, step: int = 5) -> Repeats:
     return Repeats(signature="exit 1 | ", step=step, count=count)
 
 
-@pytest.mark.parametrize(
-    "known",
-    [
-        {"exit_code": 1},
-        *({"exit_code": -number} for number in (4, 6, 7, 8, 11)),
-        {"exception_type": "KeyError", "message": "'x'"},
-    ],
+OWN_MISTAKES = (
+    *("SyntaxError", "NameError", "ImportError", "AttributeError", "TypeError", "IndexError", "KeyError", "ValueError"),
+    *("AssertionError", "ZeroDivisionError", "NotImplementedError"),
 )
-def test_a_failure_of_its_own_is_counted_in_a_row(known: dict[str, Any]) -> None:
+FROM_OUTSIDE = (
+    *("TimeoutError", "ConnectionError", "ConnectionResetError", "OSError", "FileNotFoundError", "BlockingIOError"),
+    *("EOFError", "MemoryError", "KeyboardInterrupt", "RuntimeError", "queue.Empty", "urllib.error.URLError"),
+    *("requests.exceptions.ConnectionError", "json.decoder.JSONDecodeError", "UnicodeDecodeError", "SystemExit"),
+    *("torch.OutOfMemoryError", "torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"),
+    *("botocore.exceptions.ClientError", "MyError"),
+)
+
+
+@pytest.mark.parametrize("kind", OWN_MISTAKES)
+def test_a_mistake_of_the_script_is_counted_in_a_row(kind: str) -> None:
+    known = {"exception_type": kind, "message": "'x'", "stack": f"{TRACEBACK}{kind}: 'x'\n"}
     first = count_repeats(None, _cause(**known))
     assert first is not None
     assert (first.count, first.step) == (1, 5)
@@ -39,9 +48,60 @@ def test_a_failure_of_its_own_is_counted_in_a_row(known: dict[str, Any]) -> None
     assert second.count == 2
 
 
+@pytest.mark.parametrize("kind", FROM_OUTSIDE)
+@pytest.mark.parametrize("step", [None, 0, 5])
+@pytest.mark.parametrize("message", ["", "bad reply"])
+def test_what_comes_from_outside_never_ends_a_job_early(kind: str, step: int | None, message: str) -> None:
+    cause = _cause(exception_type=kind, message=message, step=step, exit_code=1)
+    assert count_repeats(None, cause, Life(lived_s=2.0, has_saved=False, has_restored=False)) is None
+
+
+@pytest.mark.parametrize("exit_code", [1, *(-number for number in (4, 6, 7, 8, 9, 11, 15))])
+def test_without_an_exception_nothing_says_that_it_comes_again(exit_code: int) -> None:
+    assert count_repeats(None, _cause(exit_code=exit_code)) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "is_counted"), [("TimeoutError", False), ("requests.exceptions.ReadTimeout", False), ("KeyError", True)]
+)
+@pytest.mark.parametrize(
+    "joined",
+    [
+        "The above exception was the direct cause of the following exception:",
+        "During handling of the above exception, another exception occurred:",
+    ],
+)
+def test_a_mistake_in_answer_to_what_came_from_outside_is_not_counted(
+    first: str, is_counted: bool, joined: str
+) -> None:
+    stack = f"{TRACEBACK}{first}: x\n\n{joined}\n\n{TRACEBACK}ValueError: no batch\n"
+    cause = _cause(exception_type="ValueError", message="no batch", stack=stack)
+    assert (count_repeats(None, cause) is not None) is is_counted
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "count"),
+    [
+        ("bad reply 0", "bad reply 1", 1),
+        ("no such key: /tmp/a1/x", "no such key: /tmp/b2/x", 1),
+        ("<Batch object at 0x7f22ff731e10> is empty", "<Batch object at 0x55d15f6809da> is empty", 2),
+        ("bad reply", "bad reply", 2),
+    ],
+)
+@pytest.mark.parametrize("step", [0, 5])
+def test_the_text_must_be_the_same_but_for_addresses(one: str, other: str, count: int, step: int) -> None:
+    repeats = None
+    for message in (one, other):
+        repeats = count_repeats(repeats, _cause(exception_type="ValueError", message=message, step=step))
+    assert repeats is not None
+    assert repeats.count == count
+
+
 def test_another_step_or_another_failure_starts_anew() -> None:
-    first = count_repeats(None, _cause(exit_code=1))
-    for cause in (_cause(exit_code=1, step=6), _cause(exit_code=2), _cause(exit_code=-11)):
+    known = {"exception_type": "KeyError", "message": "'x'"}
+    first = count_repeats(None, _cause(**known))
+    for changed in ({"step": 6}, {"message": "'y'"}, {"exception_type": "IndexError"}):
+        cause = _cause(**{**known, **changed})
         repeats = count_repeats(first, cause)
         assert repeats is not None
         assert repeats.count == 1
@@ -55,14 +115,15 @@ def test_another_step_or_another_failure_starts_anew() -> None:
         ({"exit_code": 1, "step": 0}, False),  # all that is known of two failures: that they were failures
         ({"exit_code": -11, "step": 0}, False),
         ({"exception_type": "KeyError", "message": "'x'", "exit_code": 1, "step": 0}, True),
-        ({"exit_code": 1, "step": 1}, True),
+        ({"exit_code": 1, "step": 1}, False),
+        ({"exception_type": "KeyError", "message": "'x'", "exit_code": 1, "step": 1}, True),
     ],
 )
 def test_what_cannot_be_told_to_be_the_same_is_not_counted(known: dict[str, Any], is_counted: bool) -> None:
     assert (count_repeats(None, _cause(**known)) is not None) is is_counted
 
 
-@pytest.mark.parametrize("changed", [{"message": "'y'"}, {"exception_type": "OSError"}, {"location": "train.py:9"}])
+@pytest.mark.parametrize("changed", [{"message": "'y'"}, {"exception_type": "IndexError"}, {"location": "train.py:9"}])
 def test_before_the_first_step_the_exception_must_be_the_same(changed: dict[str, Any]) -> None:
     known = {"exception_type": "KeyError", "message": "'x'", "location": "train.py:88", "step": 0}
     first = count_repeats(None, _cause(**known))
@@ -144,16 +205,17 @@ def test_what_comes_again_each_time_is_not_tried_again(kind: str, step: int | No
     ("kind", "step", "lived_s", "ends_after"),
     [
         ("ValueError", 0, 2.0, 2),
-        ("RuntimeError", None, 2.0, 2),
+        ("KeyError", None, 2.0, 2),
+        ("RuntimeError", None, 2.0, None),
         ("ValueError", None, 59.0, 2),
         ("ValueError", 0, 600.0, 3),  # it read data for minutes, or waited
         ("ValueError", 7, 2.0, 3),
-        ("FileNotFoundError", 0, 2.0, 3),  # of what is mounted soon
+        ("FileNotFoundError", 0, 2.0, None),  # of what is mounted soon
     ],
 )
 @pytest.mark.parametrize("limit", [1, 3, 0])
 def test_an_exception_before_the_first_step_is_tried_again_once(
-    kind: str, step: int | None, lived_s: float, ends_after: int, limit: int
+    kind: str, step: int | None, lived_s: float, ends_after: int | None, limit: int
 ) -> None:
     cause = _cause(exception_type=kind, message="x", step=step, exit_code=1)
     life = Life(lived_s=lived_s, has_saved=False, has_restored=False)
@@ -161,7 +223,7 @@ def test_an_exception_before_the_first_step_is_tried_again_once(
     for _ in range(4):
         repeats = count_repeats(repeats, cause, life)
         restarts.append(judge(policy, 0, repeats, (cause.fault.failure,)).restart)
-    tries = min(limit, ends_after) or 5
+    tries = (ends_after and min(limit, ends_after)) or 5
     assert restarts == [number < tries for number in range(1, 5)]
 
 

@@ -41,7 +41,7 @@ def _ended_after(history: list[Generation], is_counted: bool = True, nodes: int 
         at += each.lived_s
         step = each.made if is_counted else None
         failure = Failure(
-            at=at, rank=0, local_rank=0, pid=number, exception_type="MemoryError", message="2 GiB", step=step
+            at=at, rank=0, local_rank=0, pid=number, exception_type="ValueError", message="2 GiB", step=step
         )
         state, _ = handle(state, WorkerRaised(at=at, failure=failure))
         exited = WorkerExited(
@@ -84,7 +84,7 @@ def test_a_job_that_goes_on_from_what_it_saved_keeps_its_restarts(
 @pytest.mark.parametrize("began", [0, 20])
 def test_a_bug_from_the_same_beginning_ends_the_job(began: int, is_counted: bool) -> None:
     same = Generation(began=began, made=5, saved=began, lived_s=2.0)
-    assert _ended_after([same] * RESTARTS, is_counted) == 3
+    assert _ended_after([same] * RESTARTS, is_counted) == (3 if is_counted else 2)  # none known: before the first one
 
 
 def test_a_script_that_saves_and_never_reads_it_makes_no_progress() -> None:

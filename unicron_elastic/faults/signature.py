@@ -12,6 +12,8 @@ from unicron_elastic.faults.exit_status import signal_of
 
 _LONGEST_MESSAGE = 300  # characters after normalising; the rest of a text seldom tells two failures apart
 
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+", re.IGNORECASE)  # of an object, in its repr: another one in each process
+
 # What differs between two runs of the same failure, in the order in which it is replaced: addresses and identifiers
 # before numbers, because they contain digits.
 _CHANGING: Mapping[re.Pattern[str], str] = MappingProxyType(
@@ -22,7 +24,7 @@ _CHANGING: Mapping[re.Pattern[str], str] = MappingProxyType(
         re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE): "<id>",
         # IPv6, with or without zone; at least two colons and a hexadecimal end, so "c10d::Store" stays.
         re.compile(r"(?<![\w:])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}(?:%\w+)?(?![\w:])", re.IGNORECASE): "<ip>",
-        re.compile(r"\b0x[0-9a-f]+", re.IGNORECASE): "#",
+        _ADDRESS: "#",
         re.compile(r"\b(?=[a-f]{0,64}\d)[0-9a-f]{8,64}\b", re.IGNORECASE): "#",
         re.compile(r"(?<![\w)])[-+](?=\d)"): "",
         re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE): "#",
@@ -33,14 +35,16 @@ _CHANGING: Mapping[re.Pattern[str], str] = MappingProxyType(
 _TEMPORARY = next(pattern for pattern, mark in _CHANGING.items() if mark == "<tmp>")
 
 
-def signature(failure: Failure) -> str:
+def signature(failure: Failure, *, is_exact: bool = False) -> str:
     """An identity that stays the same when the same failure happens again at the same place.
 
     Made of the exception's type, the place in the user's code and the message without numbers, addresses, ports and
     temporary paths; without an exception, of how the process ended. Rank, host, process and step are left out: a bug in
-    the script may strike any rank at any step. Equal signatures are therefore a strong hint, not a proof.
+    the script may strike any rank at any step. Equal signatures are therefore a strong hint, not a proof. With
+    ``is_exact`` the message counts as it is, but for addresses of objects (0x...).
     """
-    message = _normalise(failure.message or "")
+    message = failure.message or ""
+    message = one_line(_ADDRESS.sub("#", message), LONGEST_TEXT) if is_exact else _normalise(message)
     if failure.exception_type:
         place = _TEMPORARY.sub("<tmp>", one_line(failure.location or ""))
         return f"{one_line(failure.exception_type)} | {place} | {message}"

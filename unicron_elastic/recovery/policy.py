@@ -13,6 +13,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from unicron_elastic.base.text import chained_exceptions
 from unicron_elastic.faults import Failure, Fault, RootCause, Severity, Status, signature
 from unicron_elastic.planning.model.configurations import Configuration
 
@@ -20,12 +21,14 @@ DO_NOT_RESTART_EXIT_CODE = 93  # nvidia-resiliency-ext's convention for "do not 
 EARLY_LIMIT = 2  # of the same exception before the first step: what is no chance comes again at once
 # What Python finds in a script by itself, and finds again each time. No other ImportError: a node may lack a library.
 _CERTAIN = frozenset({"SyntaxError", "IndentationError", "TabError", "NameError", "ModuleNotFoundError"})
-# What files and hosts that are not there yet raise, and memory that others are about to give back.
-_MAY_PASS = frozenset(
+# What Python raises of the same code and the same values each time. By name: a subclass, as of a library that reads
+# half a reply, may tell of something outside of the script, and so may all that is not named here: RuntimeError is said
+# of shapes and of connections.
+_OWN_MISTAKES = _CERTAIN | frozenset(
     {
-        *("OSError", "FileNotFoundError", "PermissionError", "BlockingIOError", "TimeoutError", "MemoryError"),
-        *("ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "ConnectionAbortedError"),
-        *("BrokenPipeError", "socket.gaierror", "urllib.error.URLError", "torch.OutOfMemoryError"),
+        *("UnboundLocalError", "ImportError", "AttributeError", "TypeError", "ValueError", "AssertionError"),
+        *("LookupError", "IndexError", "KeyError", "ArithmeticError", "ZeroDivisionError", "OverflowError"),
+        *("NotImplementedError", "RecursionError"),
     }
 )
 # Signals a program raises by its own fault. SIGKILL and SIGTERM come from outside and prove no bug in the script.
@@ -65,7 +68,7 @@ class Repeats:
     was_saved: bool = False  # the last of these generations wrote a checkpoint
     longest_s: float = 0.0  # that any of them has lived
     certain: str = ""  # the kind of exception, if it comes again each time
-    is_early: bool = False  # an exception before the first step, that waiting does not mend
+    is_early: bool = False  # it came before the first step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,31 +107,44 @@ LONGER = 1.5  # so many times as long as any before it has one lived that came f
 def count_repeats(previous: Repeats | None, cause: RootCause, life: Life | None = None) -> Repeats | None:
     """How often this failure has come at this step in a row without progress; None if it cannot be said to repeat.
 
-    It must prove a bug in the script. Where no step is known to have been made, an exit code alone does not tell two
-    failures from one: there it has to be the same exception at the same place. Progress is the job's, not the
-    process's: one that began from a checkpoint which the one before it wrote has come further after as many steps.
+    It must prove a bug in the script: an exception of a kind that is the script's own mistake, and then the same one,
+    at the same place, with the same text. What comes from outside, as connections and memory do, may be gone the next
+    time, and an exit code alone does not tell two failures from one. Progress is the job's, not the process's: one that
+    began from a checkpoint which the one before it wrote has come further after as many steps.
     """
     failure, life = cause.fault.failure, life or Life()
-    if cause.fault.severity is not Severity.SEV2 or not _is_own_fault(failure):
-        return None
-    if not failure.step and failure.exception_type is None:
-        return None
-    if failure.step is None and (life.has_restored is None or life.lived_s >= UNKNOWN_S):
+    if not may_be_the_scripts(cause.fault, life) or not _is_own_mistake(failure):
         return None
     first = Repeats(
-        signature=signature(failure),
+        signature=signature(failure, is_exact=True),
         step=failure.step,
         count=1,
         was_saved=life.has_saved is not False,
         longest_s=life.lived_s,
         certain=_certain(failure, life),
-        is_early=_is_early(failure, life) and failure.exception_type not in _MAY_PASS,
+        is_early=_is_early(failure, life),
     )
     if previous is None or (previous.signature, previous.step) != (first.signature, first.step):
         return first
     if _came_further(previous, failure.step, life):
         return first
     return replace(first, count=previous.count + 1, longest_s=max(previous.longest_s, life.lived_s))
+
+
+def may_be_the_scripts(fault: Fault, life: Life) -> bool:
+    """Whether the script may have caused it, and enough is known to tell it from another failure."""
+    failure = fault.failure
+    if fault.severity is not Severity.SEV2 or not _is_own_fault(failure):
+        return False
+    if not failure.step and failure.exception_type is None:
+        return False
+    return failure.step is not None or (life.has_restored is not None and life.lived_s < UNKNOWN_S)
+
+
+def _is_own_mistake(failure: Failure) -> bool:
+    """Whether the exception, and each that it was raised in answer to, is of a kind that the script makes itself."""
+    chain = [kind for kind, _ in chained_exceptions(failure.stack or "")]
+    return failure.exception_type in _OWN_MISTAKES and _OWN_MISTAKES.issuperset(chain)
 
 
 def _certain(failure: Failure, life: Life) -> str:

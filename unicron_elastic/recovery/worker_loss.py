@@ -37,7 +37,16 @@ from unicron_elastic.recovery.events import MemberParted, OtherNodesLost, Worker
 from unicron_elastic.recovery.hangs import METHOD as HANG_METHOD
 from unicron_elastic.recovery.hangs import hang_after
 from unicron_elastic.recovery.node import open_loss_incident
-from unicron_elastic.recovery.policy import Life, Verdict, climb, count_repeats, judge, why_final, why_none_left
+from unicron_elastic.recovery.policy import (
+    Life,
+    Verdict,
+    climb,
+    count_repeats,
+    judge,
+    may_be_the_scripts,
+    why_final,
+    why_none_left,
+)
 from unicron_elastic.recovery.records import judged, open_incident
 from unicron_elastic.recovery.state import (
     JobState,
@@ -300,8 +309,7 @@ def is_being_answered(state: JobState, fault: Fault, at: float) -> bool:
     gone = state.find(fault.failure.local_rank)
     if state.answered is None or gone is None:
         return False
-    cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
-    is_bug = count_repeats(None, cause, _life(state, fault, at)) is not None
+    is_bug = may_be_the_scripts(fault, _life(state, fault, at))
     is_same = state.answered == (signature(fault.failure), fault.failure.step) and not gone.takes_place
     return fault.is_consequence or (is_bug and is_same)
 
