@@ -35,7 +35,7 @@ probe = os.environ["PROBE"]
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(rank)
-is_exact = kind == "fsdp" or not ("storage" in how or "node" in how)  # else random numbers of rank 1 are lost
+is_exact = kind == "fsdp" or "storage" not in how  # else random numbers of rank 1 are lost
 drop = 0.1 if is_exact else 0.0
 model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Dropout(drop), torch.nn.Tanh(), torch.nn.Linear(64, 1))
 if kind == "ddp":
@@ -139,11 +139,12 @@ def test_the_loss_goes_on_from_the_snapshot_in_memory(launcher: Any, kind: str) 
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_while_it_copies_has_the_snapshot_before(launcher: Any) -> None:
-    run = train(launcher, "fsdp", "in-copy")
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_rank_that_dies_while_it_copies_has_the_snapshot_before(launcher: Any, kind: str) -> None:
+    run = train(launcher, kind, "in-copy")
     assert starts(run.out) == [0, 0, 10, 10]
     assert "All ranks go back to step 10, the newest that everyone has: rank 1 has no state of step 15." in run.err
-    assert_as_if_nothing_happened(launcher, run.out, "fsdp")
+    assert_as_if_nothing_happened(launcher, run.out, kind)
 
 
 @pytest.mark.slow
@@ -153,13 +154,6 @@ def test_a_spoiled_snapshot_is_not_used(launcher: Any) -> None:
     assert "Rank 1: the state of step 15 cannot be used: " in run.err
     assert "its checksum is wrong" in run.err
     assert_as_if_nothing_happened(launcher, run.out, "fsdp")
-
-
-@pytest.mark.slow
-def test_a_rank_without_the_newest_snapshot_takes_that_of_another_if_they_are_the_same(launcher: Any) -> None:
-    run = train(launcher, "ddp", "in-copy")
-    assert starts(run.out) == [0, 0, 15, 15]
-    assert set(losses(run.out)) == {(step, rank) for step in range(STEPS) for rank in range(2)}
 
 
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
@@ -202,8 +196,7 @@ def test_a_spare_node_gets_the_state_of_a_lost_one_from_its_neighbour(
     nodes[1].process.send_signal(signal.SIGKILL)
     assert [nodes[0].wait(), spare.wait()] == [0, 0], nodes[0].err + spare.err
     text = nodes[0].out + spare.out
-    newest = 15 if kind == "ddp" else 10  # any rank's own, or the copy that is made less often
-    assert starts(text) == [0, newest, newest], text
+    assert starts(text) == [0, 10, 10], text  # the copy, which is made less often, has what is of the lost rank
     said = nodes[0].err + spare.err
     assert "from the memory of a neighbouring node" in said
     assert_as_if_nothing_happened(launcher, nodes[0].out + nodes[1].out + spare.out, kind, "node-none")

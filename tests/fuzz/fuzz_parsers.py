@@ -131,7 +131,7 @@ class Parser:
 
 SECRET = "5e" * 32
 HEADER = Header(
-    step=7, lineage=1, rank=0, world_size=2, is_replicated=True, is_for_peer=False, layout_bytes=10,
+    step=7, lineage=1, rank=0, world_size=2, is_replicated=True, has_own_parts=True, is_for_peer=False, layout_bytes=10,
     layout_sum="0" * 32, data_at=8192, data_bytes=64, data_sum="0" * 32,
 )  # fmt: skip
 ADDRESS = Address("host", "boot", 7, ("10.0.0.1", 4711), "name", "rack-1", "snapshot").to_dict()

@@ -24,7 +24,7 @@ from unicron_elastic.worker.notices import SnapshotMade
 
 DEADLINE_S = 20.0
 HEADER = Header(
-    step=1, lineage=7, rank=0, world_size=4, is_replicated=False, is_for_peer=True,
+    step=1, lineage=7, rank=0, world_size=4, is_replicated=False, has_own_parts=True, is_for_peer=True,
     layout_bytes=1, layout_sum="0" * 32, data_at=8192, data_bytes=4, data_sum="0" * 32,
 )  # fmt: skip
 
@@ -68,7 +68,14 @@ class Node:
         if is_new:
             self.slots[slot] = SnapshotFile.create()
         layout, tensors = flatten({"weight": torch.full((64,), float(step))})
-        more = {"rank": rank, "world_size": world_size, "is_replicated": True, "is_for_peer": True, "lineage": 1}
+        more = {
+            "rank": rank,
+            "world_size": world_size,
+            "is_replicated": True,
+            "has_own_parts": True,
+            "is_for_peer": True,
+            "lineage": 1,
+        }
         self.slots[slot].write(layout, tensors, step=step, **more)
         fds = (os.dup(self.slots[slot].fd),) if is_new else ()
         self.shelf.made(self.worker, SnapshotMade(slot=slot, is_for_peer=True, fds=fds))
@@ -157,7 +164,8 @@ def copied(copies: NeighbourCopies, rank: int, step: int) -> SnapshotFile:
     """As ``take`` does, without another node."""
     file = copies._begin(rank)
     layout, tensors = flatten({"weight": torch.zeros(4)})
-    file.write(layout, tensors, step=step, lineage=1, rank=rank, world_size=3, is_replicated=True, is_for_peer=True)
+    about = {"is_replicated": True, "has_own_parts": True, "is_for_peer": True}
+    file.write(layout, tensors, step=step, lineage=1, rank=rank, world_size=3, **about)
     copies._busy.discard(file)
     return file
 

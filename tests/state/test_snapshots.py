@@ -24,14 +24,22 @@ from unicron_elastic.state.snapshot import file as snapshot_file
 from unicron_elastic.state.snapshot.exchange import Servers, SnapshotExchange, copy_of, parse_remotes
 from unicron_elastic.state.snapshot.file import SnapshotFile, read_header
 from unicron_elastic.state.snapshot.header import HEADER_BYTES, Header
-from unicron_elastic.state.snapshot.newest_common import best_for, newest_common, victim, why_back, why_behind
+from unicron_elastic.state.snapshot.newest_common import (
+    best_for,
+    is_borrowed,
+    newest_common,
+    that_count,
+    victim,
+    why_back,
+    why_behind,
+)
 from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
 from unicron_elastic.state.snapshot.writer import SnapshotWriter
 from unicron_elastic.worker.instructions import RemoteSnapshot, SnapshotOffers
 from unicron_elastic.worker.notices import SnapshotMade
 
 DEADLINE_S = 30.0
-ABOUT = {"lineage": 7, "rank": 1, "world_size": 4, "is_replicated": False, "is_for_peer": False}
+ABOUT = {"lineage": 7, "rank": 1, "world_size": 4, "is_replicated": False, "has_own_parts": True, "is_for_peer": False}
 
 
 def state(step: int) -> dict[str, Any]:
@@ -375,6 +383,24 @@ def test_a_rank_takes_its_own_or_an_equal_one() -> None:
     assert best_for([same], 1, 3) == {(3, 7): same}
     mine = found(rank=1, is_replicated=True)
     assert best_for([same, mine, found(rank=3, is_replicated=True)], 1, 3) == {(3, 7): mine}
+
+
+def test_what_a_rank_has_not_made_itself_lacks_what_is_of_the_rank() -> None:
+    assert not is_borrowed(header(rank=1), 1, 4)
+    assert is_borrowed(header(rank=2), 1, 4)
+    assert is_borrowed(header(rank=1), 1, 3), "the job does not go on as it was"
+    assert not is_borrowed(header(rank=2, has_own_parts=False), 1, 4)
+
+
+def test_no_state_of_another_rank_goes_before_one_that_each_rank_has_of_its_own() -> None:
+    both, borrowed = [(10, 1), (15, 1)], [(15, 1)]
+    assert newest_common(that_count([both, both], [[], borrowed])) == (10, 1)
+    assert newest_common(that_count([both, both], [[], []])) == (15, 1)
+    assert newest_common(that_count([both, both], [[], both])) == (15, 1), "a node is lost"
+    stored = [(5, 0), (10, 1)]
+    assert newest_common(that_count([stored, stored], [[], [(10, 1)]])) == (10, 1), "what is stored lacks it as well"
+    stored = [(12, 0), *both]
+    assert newest_common(that_count([stored, stored], [[], borrowed])) == (15, 1), "where what is stored is newer"
 
 
 @pytest.mark.parametrize("files", [2, 3])

@@ -41,7 +41,8 @@ class Run:
 
     ``snapshot_every`` and ``peer_snapshot_every``: ``steps()`` keeps a snapshot in memory at each step that one of them
     divides, and those of the latter are copied to a neighbouring node; 0: none. ``replicated``: all ranks have the same
-    state, and one may go on from another's; by default those with a model in DistributedDataParallel or ``steps()``.
+    state, and one may go on from another's; by default those in ``steps()``, and those with a model in
+    DistributedDataParallel where there is no step of which each rank has its own, as its random numbers are.
     ``compare_every``: once in so many steps, more often in the first ones and after newcomers, and in the last, ranks
     compare digests of parameters, buffers and optimizer state before the optimizer steps, and one whose state is not
     that of most ends; 0: never.
@@ -95,7 +96,11 @@ class Run:
         self._peer_snapshot_every = whole_number("peer_snapshot_every", peer_snapshot_every or 0)
         self._is_in_steps = False
         self._snapshots = SnapshotManager(
-            self, self._registered.objects, is_replicated=is_replicated, peer_every=self._peer_snapshot_every
+            self,
+            self._registered.objects,
+            is_replicated=is_replicated,
+            may_be_lost=bool(replicated),
+            peer_every=self._peer_snapshot_every,
         )
 
     @property
@@ -144,7 +149,7 @@ class Run:
                 "going on, or was left by break, return or an exception, and that step would be trained twice. Let the "
                 "loop end; to stop early, give run.steps() smaller totals and make no further call"
             )
-        self._snapshots.is_replicated = True
+        self._snapshots.is_replicated, self._snapshots.has_own_parts = True, False
         engine = self._engine
         if engine.has_made(total) or not engine.join(total, micro_batches):
             return

@@ -22,9 +22,10 @@ _SUM_DIGITS = 32
 class Header:
     """Of a snapshot. ``lineage`` tells apart states of one step that were reached in two different ways.
 
-    ``rank`` was its rank of ``world_size``. ``is_replicated``: every rank has the same state. The layout is JSON of
-    ``layout_bytes`` behind the header, and the tensors are ``data_bytes`` from ``data_at`` on. ``layout_sum`` and
-    ``data_sum`` are checksums in hexadecimal digits. ``is_for_peer``: a neighbouring node is to copy it.
+    ``rank`` was its rank of ``world_size``. ``is_replicated``: every rank has the same state, but, where
+    ``has_own_parts``, for what is of that rank alone, as its random numbers. The layout is JSON of ``layout_bytes``
+    behind the header, and the tensors are ``data_bytes`` from ``data_at`` on. ``layout_sum`` and ``data_sum`` are
+    checksums in hexadecimal digits. ``is_for_peer``: a neighbouring node is to copy it.
     """
 
     step: int
@@ -32,6 +33,7 @@ class Header:
     rank: int
     world_size: int
     is_replicated: bool
+    has_own_parts: bool
     is_for_peer: bool
     layout_bytes: int
     layout_sum: str
@@ -77,7 +79,7 @@ class Header:
         for name in ("step", "lineage", "rank", "world_size", "layout_bytes", "data_at", "data_bytes"):
             if type(told[name]) is not int or not 0 <= told[name] <= (2**63 if name == "lineage" else BYTES_MAX):
                 raise ValueError(f"the {name} of a snapshot is not a number that can be")
-        for name in ("is_replicated", "is_for_peer"):
+        for name in ("is_replicated", "has_own_parts", "is_for_peer"):
             if type(told[name]) is not bool:
                 raise ValueError(f"the {name} of a snapshot is not true or false")
         for name in ("layout_sum", "data_sum"):

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from unicron_elastic.state.snapshot.header import Header
 
-Key = tuple[int, ...]  # it begins with the step
+Key = tuple[int, ...]  # the step first; then not 0 for a state in memory
 
 
 class Found(Protocol):
@@ -25,6 +25,17 @@ def newest_common(said: Sequence[Collection[Key]]) -> Key | None:
     """The newest of the keys that every rank said; None if there is none."""
     common = set(said[0]).intersection(*said[1:]) if said else set()
     return max(common, default=None)
+
+
+def that_count(said: Sequence[Collection[Key]], borrowed: Sequence[Collection[Key]]) -> Sequence[Collection[Key]]:
+    """Return by rank the keys from which the newest common one is taken, of those that each rank ``said``.
+
+    A ``borrowed`` state lacks what is of this rank itself: with it a rank draws other random numbers than in a job that
+    nobody struck. So it does not count, also if it is newer, where memory has one that nobody has to borrow.
+    """
+    own = [set(keys).difference(others) for keys, others in zip(said, borrowed, strict=True)]
+    newest = newest_common(own)
+    return own if newest is not None and newest[1] else said
 
 
 def why_back(said: Sequence[Collection[Key]], chosen: Key | None) -> str:
@@ -57,6 +68,11 @@ def why_behind(said: Sequence[Collection[Key]], chosen: Key | None, reached: Seq
 def fits(header: Header, rank: int, world_size: int) -> bool:
     """Whether a rank of a world of this size can go on from a snapshot."""
     return header.is_replicated or (header.rank == rank and header.world_size == world_size)
+
+
+def is_borrowed(header: Header, rank: int, world_size: int) -> bool:
+    """Whether a snapshot that fits lacks what is of the rank itself in a job that goes on as it was."""
+    return header.has_own_parts and (header.rank, header.world_size) != (rank, world_size)
 
 
 def best_for(found: Iterable[T], rank: int, world_size: int) -> dict[tuple[int, int], T]:

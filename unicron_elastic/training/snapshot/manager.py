@@ -12,7 +12,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,10 +22,19 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unicron_elastic.state.layout import flatten, rebuild
 from unicron_elastic.state.snapshot.gather import gathering, own_rank
-from unicron_elastic.state.snapshot.newest_common import best_for, newest_common, why_back, why_behind
+from unicron_elastic.state.snapshot.header import Header
+from unicron_elastic.state.snapshot.newest_common import (
+    best_for,
+    is_borrowed,
+    newest_common,
+    that_count,
+    why_back,
+    why_behind,
+)
 from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
 from unicron_elastic.state.snapshot.shards import Shards, map_leaves
 from unicron_elastic.state.snapshot.writer import SnapshotWriter
+from unicron_elastic.training.step.running_statistics import has_own_statistics
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.instructions import SnapshotOffers
 from unicron_elastic.worker.notices import Restored, SnapshotMade, SnapshotsWanted
@@ -57,16 +66,28 @@ class Keepable(Protocol):
 class SnapshotManager:
     """`SnapshotManager` keeps the state of one run outside of its worker.
 
-    ``stateful`` is what the run registered; the state is the same on all ranks if ``is_replicated``.
+    ``stateful`` is what the run registered; the state is the same on all ranks if ``is_replicated``, but for what is of
+    a rank alone, as random numbers, if it ``has_own_parts``. Any state of others will do where those ``may_be_lost``:
+    else one that has them goes before newer ones that do not.
 
     ``peer_every``: each snapshot of a step that it divides is copied to another node; 0: none.
     """
 
-    def __init__(self, run: Keepable, stateful: Mapping[str, Any], *, is_replicated: bool, peer_every: int) -> None:
+    def __init__(
+        self,
+        run: Keepable,
+        stateful: Mapping[str, Any],
+        *,
+        is_replicated: bool,
+        may_be_lost: bool,
+        peer_every: int,
+    ) -> None:
         self._run = run
         self._stateful = stateful
         self._optimizers = [each for each in stateful.values() if isinstance(each, torch.optim.Optimizer)]
         self.is_replicated = is_replicated
+        self.has_own_parts = True
+        self._may_be_lost = may_be_lost
         self._peer_every = peer_every
         self._writer = SnapshotWriter(files=3 if peer_every else 2)
         self._is_hooked = False
@@ -106,6 +127,7 @@ class SnapshotManager:
             "rank": rank,
             "world_size": world_size,
             "is_replicated": self.is_replicated,
+            "has_own_parts": self.has_own_parts,
             "is_for_peer": bool(self._peer_every and step % self._peer_every == 0),
         }
         if not self._is_hooked:
@@ -125,7 +147,8 @@ class SnapshotManager:
 
     def _save_asked(self) -> bool:
         """Whether one rank's snapshot alone helps the job, and the script would take it up again."""
-        self.is_wanted = self.is_replicated and self._restores and self.is_on
+        is_enough = self.is_replicated and (not self.has_own_parts or self._may_be_lost or own_rank()[1] == 1)
+        self.is_wanted = is_enough and self._restores and self.is_on
         return self.is_wanted
 
     def wait(self) -> None:
@@ -193,13 +216,19 @@ class SnapshotManager:
         }
         if folder is not None:
             sources |= {(step, 0, 0): each for step, each in self.storage.find(folder, rank, world_size).items()}
-        first_said: list[list[Key]] | None = None
+        first_said: Sequence[Collection[Key]] | None = None
         notes: list[str] = []
         while True:
             token = secrets.randbits(62)
-            mine = {"keys": list(sources), "token": token, "reached": offers.reached(), "again": offers.is_restart}
+            mine = {
+                "keys": list(sources),
+                "borrowed": [key for key, each in sources.items() if self._is_borrowed(each, rank, world_size)],
+                "token": token,
+                "reached": offers.reached(),
+                "again": offers.is_restart,
+            }
             said = [json.loads(each) for each in gather(json.dumps(mine))]
-            keys = [[tuple(key) for key in each["keys"]] for each in said]
+            keys = that_count(*([[tuple(key) for key in each[name]] for each in said] for name in ("keys", "borrowed")))
             first_said = first_said or keys
             chosen = newest_common(keys)
             if chosen is None:
@@ -209,6 +238,7 @@ class SnapshotManager:
                 {
                     "is_right": loaded is not None,
                     "note": note,
+                    "lacks": "" if loaded is None else self._lacks(loaded, chosen[0], rank),
                     "where": "" if loaded is None else loaded.where,
                     "bytes": 0 if loaded is None else loaded.bytes,
                 }
@@ -216,6 +246,7 @@ class SnapshotManager:
             answers = [json.loads(each) for each in gather(told)]
             notes += _notes([each["note"] for each in answers])
             if loaded is not None and all(each["is_right"] for each in answers):
+                notes += _notes([each["lacks"] for each in answers])
                 self._take(loaded, rank)
                 break
         self.lineage = said[0]["token"]
@@ -254,20 +285,41 @@ class SnapshotManager:
         try:
             if isinstance(source, Local | Remote):
                 layout, tensors = source.read()
-                return _Loaded(rebuild(layout, tensors), source.where, source.header.rank, layout.total_bytes), ""
+                return _Loaded(rebuild(layout, tensors), source.where, source.header, layout.total_bytes), ""
             state = source.load(self._shards())
             return _Loaded(state, "storage", None), ""
         except Exception as error:  # there may be another state that can be read
             why = error if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
             return None, f"the state of step {key[0]} cannot be used: {why}"
 
+    def _is_borrowed(self, source: Any, rank: int, world_size: int) -> bool:
+        """Whether it lacks what is of this rank, and must not go before an older one that has it."""
+        if self._may_be_lost or not isinstance(source, Local | Remote):
+            return False
+        return is_borrowed(source.header, rank, world_size)
+
+    def _lacks(self, loaded: _Loaded, step: int, rank: int) -> str:
+        """What this rank has to say of a state in which what is of itself is missing; empty if nothing is."""
+        if loaded.header is not None and loaded.is_of_another(rank):
+            whose = loaded.header.rank
+            why = f"no state of its own is left of step {step}, and it takes that of rank {whose}"
+        elif loaded.header is None and self.is_replicated and not loaded.state["random"]:
+            whose, why = 0, "storage has what rank 0 had alone"
+        else:
+            return ""
+        draws = (
+            "its own random numbers begin again as the script has seeded them, and it may draw what it has drawn before"
+        )
+        has = "BatchNorm's running statistics are those of rank"
+        return f"{why}: {draws}" + (f"; {has} {whose}" if has_own_statistics(self._stateful["model"]) else "")
+
     def _shards(self) -> Shards:
         return Shards(self._stateful["model"].state_dict())
 
     def _take(self, loaded: _Loaded, rank: int) -> None:
         state = self._shards().whole(loaded.state)
-        if loaded.rank not in (None, rank):
-            state["random"] = {}  # another rank's: two ranks must not draw the same
+        if loaded.is_of_another(rank):
+            state["random"] = {}  # two ranks must not draw the same
         self._run.load_state_dict(state)
 
     def _tell(
@@ -304,12 +356,16 @@ class SnapshotManager:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A state that was read; ``rank`` is whose it was, None if that is as good as this rank's."""
+    """A state that was read; without a ``header`` from storage."""
 
     state: Any
     where: str
-    rank: int | None
+    header: Header | None
     bytes: int = 0  # 0: not counted
+
+    def is_of_another(self, rank: int) -> bool:
+        """Whether it is of another rank, and has what is of that one alone."""
+        return self.header is not None and self.header.has_own_parts and self.header.rank != rank
 
 
 def _notes(said: Sequence[str]) -> list[str]:

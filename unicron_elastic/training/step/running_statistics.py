@@ -20,6 +20,15 @@ from unicron_elastic.compat.tensors import NormBase
 _AVERAGED = ("running_mean", "running_var")
 
 
+def has_own_statistics(model: nn.Module) -> bool:
+    """Whether a layer of it tracks what this rank alone has seen, where nobody makes one of what all ranks have."""
+    return any(_is_tracking(each) and not isinstance(each, nn.SyncBatchNorm) for each in model.modules())
+
+
+def _is_tracking(layer: nn.Module) -> bool:
+    return isinstance(layer, NormBase) and layer.track_running_stats and layer.running_mean is not None
+
+
 class Statistics:
     """`Statistics` sums up what micro-batches change of all layers that track some, as if they were gradients.
 
@@ -34,11 +43,7 @@ class Statistics:
 
     def look(self, modules: Iterable[nn.Module]) -> bool:
         """Looks at the layers among ``modules``; whether they are others than before, or track otherwise."""
-        layers = [
-            each
-            for each in modules
-            if isinstance(each, NormBase) and each.track_running_stats and each.running_mean is not None
-        ]
+        layers = [each for each in modules if _is_tracking(each)]
         seen = [(id(layer), *map(_form, _tracked(layer).items())) for layer in layers]
         if seen == self._seen:
             return False
