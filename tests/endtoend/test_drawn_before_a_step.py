@@ -9,11 +9,14 @@ import pytest
 pytestmark = pytest.mark.trains
 
 SCRIPT = """
-import os, signal, sys, time, torch, unicron_elastic
+import os, random, signal, sys, time
+import numpy, torch, unicron_elastic
 
 rank = int(os.environ["RANK"])
 torch.set_num_threads(1)
 torch.manual_seed(7)
+random.seed(7)
+numpy.random.seed(7)
 model = torch.nn.Linear(6, 3)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 run = unicron_elastic.Run(model=model, optimizer=optimizer, reproducible=True, compare_every=1)
@@ -21,7 +24,7 @@ is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and "--whole" not in 
 made = os.path.join(os.environ["PROBE"], f"made-{os.environ['TORCHELASTIC_RESTART_COUNT']}")
 open(made, "w").close()
 for step in run.steps(total=60, micro_batches=4):
-    noise = torch.randn(3, 6)
+    noise = torch.randn(3, 6) * random.gauss(1, 1) * float(numpy.random.randn())
     is_kept = bool(torch.rand(()) < 0.7)
     while is_first and step.number == 12 and not os.path.exists(made[:-1] + "1"):  # the replacement comes
         time.sleep(0.02)
@@ -29,7 +32,8 @@ for step in run.steps(total=60, micro_batches=4):
         if (rank, step.number) == (1, 5) and is_first:
             os.kill(os.getpid(), signal.SIGKILL)
         generator = torch.Generator().manual_seed(100 * step.number + index)
-        step.backward(model(torch.randn(2, 6, generator=generator)).pow(2).mean())
+        drawn = random.random() * float(numpy.random.rand())
+        step.backward((model(torch.randn(2, 6, generator=generator)) * drawn).pow(2).mean())
     if is_kept:
         optimizer.step()
     with torch.no_grad():

@@ -11,12 +11,14 @@ bit. A rank that dies where the other can come to its next snapshot waits for th
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -76,8 +78,9 @@ class Strike:
 
 
 def batch() -> Tensor:
-    """Draws what this rank trains on."""
-    return torch.randn(4, 8)
+    """Draws from all generators that a script has, as for what it takes of its data, and how it changes that."""
+    drawn = torch.randn(4, 8) + random.gauss(0, 1) + random.random()
+    return drawn * torch.from_numpy(np.random.rand(4, 8)).float() + float(np.random.randn())
 
 
 def main() -> None:
@@ -88,6 +91,8 @@ def main() -> None:
     strike = Strike(strikes, rank)
     torch.set_num_threads(1)
     torch.manual_seed(rank)
+    random.seed(rank)
+    np.random.seed(rank)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)

@@ -21,8 +21,6 @@ place of ``MicroBatches``: any that returns the same samples for the same (step,
 from __future__ import annotations
 
 import itertools
-import random
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +30,8 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from unicron_elastic.training.step.randomness import Generators
 
 Key = tuple[int, int]  # step and index of a micro-batch
 
@@ -303,16 +303,10 @@ def _mixed(number: int) -> int:
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed the global generators of the CPU, and put them back as they were. Those of GPUs are not touched."""
-    numpy = sys.modules.get("numpy")  # where it is not loaded, nothing is drawn from it
-    before = random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
-    random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    if numpy:
-        numpy.random.seed(seed & 0xFFFFFFFF)
+    generators = Generators()
+    before = generators.states()
+    generators.seed(seed)
     try:
         yield
     finally:
-        random.setstate(before[0])
-        torch.set_rng_state(before[1])
-        if numpy:
-            numpy.random.set_state(before[2])
+        generators.set(before)

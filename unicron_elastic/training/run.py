@@ -33,11 +33,11 @@ class Run:
     as of what a script counts: it is changed in place when the state of others is taken over.
 
     ``reproducible``: the parameters and losses are bitwise those of any other run with the same micro-batches, however
-    many ranks there are and whichever of them are lost. ``seed`` seeds torch's random numbers before each micro-batch,
-    by step and index, so that dropout does not depend on who computes it; None leaves them alone. ``backend`` is nccl
-    for a model on GPUs, else gloo. ``timeout_s``: so long ranks wait for one that is idle; for one at work, or in a
-    phase that it has named, they wait until it comes. ``join_patience_s`` is how long a step is held up for a newcomer
-    that copies its state. ``on_regroup`` is called each time the process group was made anew.
+    many ranks there are and whichever of them are lost. ``seed`` seeds the random numbers of torch, Python and NumPy
+    before each micro-batch, by step and index, so that dropout does not depend on who computes it; None leaves them
+    alone. ``backend`` is nccl for a model on GPUs, else gloo. ``timeout_s``: so long ranks wait for one that is idle;
+    for one at work, or in a phase that it has named, they wait until it comes. ``join_patience_s`` is how long a step
+    is held up for a newcomer that copies its state. ``on_regroup`` is called each time the process group was made anew.
 
     ``snapshot_every`` and ``peer_snapshot_every``: ``steps()`` keeps a snapshot in memory at each step that one of them
     divides, and those of the latter are copied to a neighbouring node; 0: none. ``replicated``: all ranks have the same
