@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "worker.start": "compat testing worker worker.collectives worker.process worker.rank_monitor",
     "rendezvous.records": "base membership planning.coordinate planning.model rendezvous.store",
     "simulation.live": "base faults planning.coordinate planning.model recovery simulation.history simulation.model",
-    "training.snapshot": "state state.snapshot state.storage training.step worker",
+    "training.snapshot": "compat state state.snapshot state.storage training.step worker",
     "worker.inject": "worker.start",
     "rendezvous.job": "base compat membership rendezvous.records rendezvous.store worker.process",
     "rendezvous.plan": (

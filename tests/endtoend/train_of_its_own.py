@@ -10,6 +10,7 @@ bit. A rank that dies where the other can come to its next snapshot waits for th
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -24,12 +25,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
 import unicron_elastic
 from unicron_elastic.state.snapshot import file as snapshot_file
 
 FOLDER = Path(os.environ["PROBE"])
 DEADLINE_S = 30.0
+BATCH = 4
 RESTARTS = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 
@@ -77,10 +80,15 @@ class Strike:
             time.sleep(0.005)
 
 
-def batch() -> Tensor:
-    """Draws from all generators that a script has, as for what it takes of its data, and how it changes that."""
-    drawn = torch.randn(4, 8) + random.gauss(0, 1) + random.random()
-    return drawn * torch.from_numpy(np.random.rand(4, 8)).float() + float(np.random.randn())
+class Samples(Dataset[Tensor]):
+    """`Samples` are changed by numbers of all generators that a script has, each time that one is read."""
+
+    def __len__(self) -> int:
+        return 6 * BATCH
+
+    def __getitem__(self, number: int) -> Tensor:
+        changed = torch.full((8,), float(number)) + torch.randn(8) + random.gauss(0, 1) + random.random()
+        return changed * torch.from_numpy(np.random.rand(8)).float() + float(np.random.randn())
 
 
 def main() -> None:
@@ -98,14 +106,18 @@ def main() -> None:
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
     run = unicron_elastic.Run(model=wrapped, optimizer=optimizer, replicated=True if replicated == "yes" else None)
     done = run.restore()
-    for step in range(done, int(steps)):
+    loader = DataLoader(Samples(), BATCH, shuffle=True)
+    epochs = itertools.chain.from_iterable(itertools.repeat(loader))
+    for step, drawn in zip(range(done // len(loader) * len(loader), int(steps)), epochs, strict=False):
+        if step < done:
+            continue
         strike.at("top", step)
         strike.in_copy(run, step)
         if run.snapshot(step, every=int(every)):
             strike.kept(run, step)
-        drawn = batch()
+        changed = drawn + torch.randn(()) + random.random() + float(np.random.rand())
         strike.at("forward", step)
-        loss = wrapped(drawn).pow(2).mean()
+        loss = wrapped(changed).pow(2).mean()
         statistics = model[1].running_var.sum()
         optimizer.zero_grad()
         loss.backward()

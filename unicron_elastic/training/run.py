@@ -18,6 +18,7 @@ from unicron_elastic.training.optimizer_step import Step
 from unicron_elastic.training.registered import Registered
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.snapshot.manager import SnapshotManager
+from unicron_elastic.training.snapshot.open_epochs import OpenEpochs
 from unicron_elastic.training.snapshot.requests import Requests
 from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.randomness import Randomness
@@ -77,6 +78,7 @@ class Run:
         self._registered = Registered({name: each for name, each in named.items() if each is not None})
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._randomness = Randomness(None if seed is None else whole_number("seed", seed), device)
+        self._epochs = OpenEpochs(self._randomness.generators)
         self._requests = Requests(self._wait_kept)
         self._engine = Engine(
             model=model,
@@ -200,6 +202,7 @@ class Run:
             raise ValueError(f"step and every must be 0 or more, got {step} and {every}")
         if not self._engine.is_member:
             self._snapshots.note_reached(step)
+            self._epochs.look()
         is_due = any(each and step % each == 0 for each in (every, self._peer_snapshot_every))
         if self._engine.is_passing or not (is_due or self._snapshots.is_wanted):
             return False
@@ -281,6 +284,7 @@ class Run:
             "hidden": hidden,
             "steps": self._engine.steps_made,
             "random": self._randomness.state_dict(),
+            **({} if self._engine.is_member else {"epochs": self._epochs.state_dict()}),
             "lineage": self._snapshots.lineage,
             "way": self._engine.way(),
         }
@@ -302,5 +306,7 @@ class Run:
         self._registered.load(state, state_dict.get("hidden", {}))
         self._engine.take_way(way)
         self._randomness.load_state_dict(state_dict["random"])
+        if "epochs" in state_dict:
+            self._epochs.load_state_dict(state_dict["epochs"])
         self._engine.state = int(state_dict["steps"])
         self._snapshots.lineage = int(state_dict["lineage"])

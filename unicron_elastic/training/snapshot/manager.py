@@ -34,6 +34,7 @@ from unicron_elastic.state.snapshot.newest_common import (
 from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
 from unicron_elastic.state.snapshot.shards import Shards, map_leaves
 from unicron_elastic.state.snapshot.writer import SnapshotWriter
+from unicron_elastic.training.snapshot.open_epochs import without_numbers
 from unicron_elastic.training.step.running_statistics import has_own_statistics
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.instructions import SnapshotOffers
@@ -185,6 +186,8 @@ class SnapshotManager:
         state = self._run.state_dict()
         for name in ("buffers", "hidden"):
             state.pop(name, None)  # as in torch: what state_dict leaves out is the script's to make
+        if "epochs" in state:
+            state["epochs"] = without_numbers(state["epochs"])
         # Another script may read it, which trains and freezes as it likes; without its groups no optimizer loads.
         if way := state["way"]:
             state["way"] = {"optimizers": way["optimizers"], "trained": way["model"]["trained"]}
@@ -320,6 +323,7 @@ class SnapshotManager:
         state = self._shards().whole(loaded.state)
         if loaded.is_of_another(rank):
             state["random"] = {}  # two ranks must not draw the same
+            state["epochs"] = without_numbers(state["epochs"])
         self._run.load_state_dict(state)
 
     def _tell(

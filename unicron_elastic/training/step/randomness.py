@@ -88,7 +88,7 @@ class Randomness:
 
     def __init__(self, seed: int | None, device: torch.device) -> None:
         self._seed = seed
-        self._generators = Generators(device)
+        self.generators = Generators(device)
         self._kept: dict[str, Any] | None = None
         self._yielded: dict[str, Any] = {}
 
@@ -100,35 +100,35 @@ class Randomness:
     def note_yield(self) -> None:
         """Remembers where the generators are when the script is given a step, in which it may draw at once."""
         if self._seed is not None:
-            self._yielded = self._generators.states()
+            self._yielded = self.generators.states()
 
     def rewind(self, yielded: dict[str, Tensor]) -> None:
         """Puts the generators to where another's were when its script was given the step."""
-        self._generators.set(unpacked(yielded))
+        self.generators.set(unpacked(yielded))
 
     def keep(self) -> None:
         """Remembers where the generators are, at the beginning of a step."""
         if self._seed is not None:
-            self._kept = self._generators.states()
+            self._kept = self.generators.states()
 
     def seed(self, step: int, index: int) -> None:
         """Seeds the generators for a micro-batch."""
         if self._seed is not None:
-            self._generators.seed((self._seed + step * _STEP_FACTOR + index * _INDEX_FACTOR) % 2**63)
+            self.generators.seed((self._seed + step * _STEP_FACTOR + index * _INDEX_FACTOR) % 2**63)
 
     def give_back(self) -> None:
         """Puts the generators back to where they were at the beginning of the step."""
         if self._kept is not None:
-            self._generators.set(self._kept)
+            self.generators.set(self._kept)
             self._kept = None
 
     def state_dict(self) -> dict[str, Tensor]:
         """Where the generators are outside of micro-batches."""
-        return packed(self._kept if self._kept is not None else self._generators.states())
+        return packed(self._kept if self._kept is not None else self.generators.states())
 
     def load_state_dict(self, states: dict[str, Tensor]) -> None:
         """Puts the generators there, after the present step if one has begun."""
         if self._kept is not None:
             self._kept = unpacked(states)
         else:
-            self._generators.set(unpacked(states))
+            self.generators.set(unpacked(states))

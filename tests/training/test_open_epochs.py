@@ -1,0 +1,185 @@
+"""A script that goes on in the middle of an epoch has the samples that are left, changed as they would have been."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SubsetRandomSampler
+
+from unicron_elastic.training.run import Run
+from unicron_elastic.training.snapshot.open_epochs import without_numbers
+
+SAMPLES, BATCH = 24, 4
+EPOCH = SAMPLES // BATCH
+
+
+class Noisy(Dataset[Tensor]):
+    """`Noisy` are numbers that are changed as they are read."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, number: int) -> Tensor:
+        return torch.tensor([number + 0.5 * random.random(), torch.rand(()) + float(np.random.rand())])
+
+
+class Script:
+    """`Script` trains over epochs of a loader, as a process of its own would, and notes what it trains on."""
+
+    def __init__(self, loader: Callable[[], DataLoader[Tensor]], *, snapshot_behind: bool = False) -> None:
+        self._loader_of = loader
+        self._is_behind = snapshot_behind
+        self.kept: dict[int, Any] = {}
+
+    def train(self, start: int, until: int, *, skips: bool = True) -> list[list[float]]:
+        """Trains from a state that was kept, or from the beginning, to a step."""
+        torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.0001)
+        run = Run(model=model, optimizer=optimizer)
+        loader = self._loader_of()
+        if start:
+            run.load_state_dict(self.kept[start])
+        seen = []
+        for step, batch in self._numbered(loader, start, skips=skips):
+            if step == until:
+                break
+            if skips and step < start:
+                continue
+            if not self._is_behind:
+                self._keep(run, step)
+            seen.append([*batch.flatten().tolist(), torch.rand(()).item(), random.random()])
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+            if self._is_behind:
+                self._keep(run, step + 1)
+        return seen
+
+    def _keep(self, run: Run, step: int) -> None:
+        run.snapshot(step)
+        self.kept.setdefault(step, run.state_dict())
+
+    @staticmethod
+    def _numbered(loader: DataLoader[Tensor], start: int, *, skips: bool) -> Iterator[tuple[int, Tensor]]:
+        step = start - start % EPOCH if skips else start
+        while True:
+            for batch in loader:
+                yield step, batch
+                step += 1
+
+
+def shuffled(**more: Any) -> DataLoader[Tensor]:
+    return DataLoader(Noisy(), BATCH, shuffle=True, **more)
+
+
+LOADERS: dict[str, Callable[[], DataLoader[Tensor]]] = {
+    "shuffle": shuffled,
+    "own generator": lambda: shuffled(generator=torch.Generator().manual_seed(5)),
+    "in order": lambda: DataLoader(Noisy(), BATCH),
+    "subset": lambda: DataLoader(Noisy(), BATCH, sampler=SubsetRandomSampler(range(SAMPLES))),
+    "batch sampler": lambda: DataLoader(
+        Noisy(), batch_sampler=BatchSampler(RandomSampler(range(SAMPLES)), BATCH, drop_last=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_each_batch_is_that_of_the_undisturbed_training(
+    kind: str, is_behind: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(LOADERS[kind], snapshot_behind=is_behind)
+    whole = script.train(0, 2 * EPOCH + 3)
+    for start in range(1, 2 * EPOCH + 2):
+        if kind == "own generator" and start % EPOCH == 0:
+            continue  # between two epochs it is the script's, to seed or to register
+        assert script.train(start, 2 * EPOCH + 3) == whole[start:], start
+    assert capsys.readouterr().err == ""
+
+
+def test_what_workers_of_a_loader_draw_is_the_same() -> None:
+    script = Script(lambda: shuffled(num_workers=1))
+    whole = script.train(0, 2 * EPOCH)
+    assert script.train(EPOCH + 2, 2 * EPOCH) == whole[EPOCH + 2 :]
+
+
+def test_a_script_that_does_not_skip_is_told_once_and_gets_other_orders_from_then_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The order of the epoch once more would show it the same samples after each restart, and never the others."""
+    script = Script(shuffled)
+    whole = script.train(0, EPOCH)
+    again = script.train(3, 5, skips=False)
+    said = capsys.readouterr().err
+    assert said.startswith("unicron: the script is in the middle of an epoch and has not skipped what it had had of it")
+    assert said.count("\n") == 1
+    assert numbers(again) == numbers(whole[:2])
+    once_more = script.kept[4] | {"epochs": script.kept[4]["epochs"] | {"skips": False}}
+    script.kept[4] = once_more
+    other = script.train(4, 6, skips=False)
+    assert numbers(other) != numbers(whole[:2])
+    assert "the state is of the middle of an epoch whose order was drawn" in capsys.readouterr().err
+
+
+def numbers(seen: list[list[float]]) -> list[list[int]]:
+    """Of the samples, which are changed by less than one."""
+    return [[int(each) for each in batch[: 2 * BATCH : 2]] for batch in seen]
+
+
+def test_an_order_that_the_script_seeds_by_the_epoch_is_no_reason_to_say_anything(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = Script(lambda: shuffled(generator=torch.Generator().manual_seed(5)))
+    script.train(0, 3)
+    script.train(2, 4, skips=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_loader_that_is_evaluated_with_meanwhile_is_in_the_middle_of_nothing() -> None:
+    run = Run(model=nn.Linear(2, 1))
+    held_out = iter(shuffled())
+    next(held_out)
+    run.snapshot(0)
+    run.snapshot(1)
+    assert run.state_dict()["epochs"]["epochs"] == []
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("shuffle", True), ("in order", False), ("own generator", False)])
+def test_a_state_without_the_numbers_of_this_rank_says_so_where_the_order_was_drawn(
+    kind: str, is_told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that was saved; the loader's own generator is in its first epoch, and seeded again by who makes it."""
+    script = Script(LOADERS[kind])
+    script.train(0, 4)
+    script.kept[3]["epochs"] = without_numbers(script.kept[3]["epochs"])
+    script.train(3, 5)
+    assert ("the state is of the middle of an epoch whose order was drawn" in capsys.readouterr().err) is is_told
+
+
+def test_batches_of_a_loader_are_read_as_deep_in_its_last_epoch_as_in_its_first() -> None:
+    """Its iterator is the same in all of them, where its workers persist."""
+    run = Run(model=nn.Linear(2, 1))
+    loader = shuffled(num_workers=1, persistent_workers=True)
+    depths = []
+    for _ in range(3):
+        batches = iter(loader)
+        plain = type(batches)._next_data
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                type(batches),
+                "_next_data",
+                lambda self, plain=plain: (depths.append(len(inspect.stack(0))), plain(self))[1],
+            )
+            assert len(list(batches)) == EPOCH
+    assert len(set(depths)) == 1
+    run.snapshot(0)

@@ -1,0 +1,77 @@
+"""The batches that DataLoaders give: when a loader begins to, and how many it has given."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol
+from weakref import WeakSet, ref
+
+from torch.utils.data import DataLoader
+
+
+class OneBatch(Protocol):
+    """It wants to know of each batch of one loader, by its number from 1 on."""
+
+    def before_batch(self, number: int) -> None:
+        """Hears that it is about to be read."""
+
+    def behind_batch(self, number: int) -> None:
+        """Hears that it is about to be given."""
+
+
+class BatchesWatcher(Protocol):
+    """It wants to know of each DataLoader that begins to give its batches."""
+
+    def begins(self, loader: Any) -> Any:
+        """Hears that this loader is about to begin; ``has_begun`` is told what it returns."""
+
+    def has_begun(self, noted: Any, batches: Any) -> OneBatch | None:
+        """Hears that it has, and which iterator gives them; returns who wants to know of each, if anybody does."""
+
+
+_watchers: WeakSet[Any] = WeakSet()
+_watched: WeakSet[Any] = WeakSet()  # classes
+
+
+def watch_batches(watcher: BatchesWatcher) -> None:
+    """Tells ``watcher``, as long as it lives, of all loaders that begin. What it raises is raised there."""
+    _watchers.add(watcher)
+    if DataLoader in _watched:
+        return
+    _watched.add(DataLoader)
+    begin = DataLoader.__iter__
+
+    @functools.wraps(begin)
+    def watched(self: Any) -> Any:
+        noted = [(each, each.begins(self)) for each in list(_watchers)]
+        batches = begin(self)
+        of_each = [each.has_begun(what, batches) for each, what in noted]
+        _tell_of_each(batches, [each for each in of_each if each is not None])
+        return batches
+
+    DataLoader.__iter__ = watched
+
+
+def batches_given(batches: Any) -> int:
+    """Return how many of them were given; 0 where that is not known."""
+    return int(getattr(batches, "_num_yielded", 0))
+
+
+def _tell_of_each(batches: Any, told: Sequence[OneBatch]) -> None:
+    """Tells them of each batch, and nobody else any more; nobody, where torch has another name for what reads it."""
+    if not hasattr(type(batches), "_next_data"):
+        return
+    found = ref(batches)  # it may end as soon as the script lets it go, as ever
+
+    def next_data() -> Any:
+        this: Any = found()
+        number = batches_given(this) + 1
+        for each in told:
+            each.before_batch(number)
+        data = type(this)._next_data(this)
+        for each in told:
+            each.behind_batch(number)
+        return data
+
+    batches._next_data = next_data

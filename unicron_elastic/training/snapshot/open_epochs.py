@@ -1,0 +1,242 @@
+"""A script that goes on in the middle of an epoch: it begins its DataLoader anew, and skips what it has had of it.
+
+The order of the epoch, and what the loader's workers draw, come from the random numbers of the moment in which the
+epoch began; how the samples of the last batch are changed from those with which it was read, as the script may have
+drawn some before; and what comes behind it from those of the snapshot. All are kept, and given back there. A script
+that does not skip is found out by its first optimizer step, and left alone from then on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Generator
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import RandomSampler, SubsetRandomSampler
+
+from unicron_elastic.compat.batches import batches_given, watch_batches
+from unicron_elastic.compat.loaded import is_initialising
+from unicron_elastic.state.snapshot.gather import own_rank
+from unicron_elastic.training.step.randomness import Generators, packed, unpacked
+
+_ADVICE = "give the DataLoader a generator that is seeded by the epoch, and skip the batches that it has given"
+
+
+@dataclass(kw_only=True, eq=False)
+class _Epoch:
+    """One of a loader, which ``mark`` tells in another process, too.
+
+    ``is_drawn``: its order comes from random numbers that nobody had just seeded. ``began`` and ``own_began`` is where
+    the generators were, those of all and the loader's own, and ``read`` where they were before its latest batch, if
+    this process reads them. ``count`` is how many were given, of one that was open in a state.
+    """
+
+    mark: list[Any]
+    is_drawn: bool
+    began: dict[str, Any]
+    own_began: list[Any]
+    read: dict[str, Any]
+    count: int = 0
+    batches: Any = field(default=lambda: None)  # refers to what gives them
+    reads: bool = True  # whether this process reads them
+    earlier: _Epoch | None = None  # of the state that was taken over, which this one is again
+    trained: int = 0  # how many were given by the latest optimizer step
+    looked: int = 0  # ... and by the latest look
+    advances: bool = False  # ... and whether there were more than by the look before
+
+    @property
+    def given(self) -> int:
+        """Return how many batches were given."""
+        return batches_given(self.batches())
+
+
+class OpenEpochs:
+    """`OpenEpochs` is what a run knows of its script's DataLoaders, for its snapshots and after one was taken over."""
+
+    def __init__(self, generators: Generators) -> None:
+        self._generators = generators
+        self._process = os.getpid()
+        self._epochs: list[_Epoch] = []
+        self._awaited: list[_Epoch] = []  # of the state that was taken over, as the script may begin them again
+        self._again: list[_Epoch] = []  # those of them that it has begun, until it has had of them what it had then
+        self._moment: dict[str, Any] = {}  # where the generators were when that state was kept
+        self._skips = True  # as far as is known
+        watch_batches(self)
+        this = ref(self)  # hooks of all optimizers outlive it
+
+        def before_step(optimizer: Any, *_: Any) -> None:
+            if (found := this()) is not None:
+                found.before_step(optimizer)
+
+        register_optimizer_step_pre_hook(before_step)
+
+    # -- what is in a state -------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Notes which loaders have given something since the script was here last: it may make a snapshot here."""
+        for each in self._living():
+            each.advances, each.looked = each.given > each.looked, each.given
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epochs in whose middle the script is."""
+        found = [
+            each
+            for each in self._living()
+            if (each.advances or each.given > each.looked) and each.trained < each.mark[0]
+        ]
+        return {
+            "skips": self._skips,
+            "epochs": [
+                {
+                    "mark": each.mark,
+                    "is_drawn": each.is_drawn,
+                    "count": each.given,
+                    "began": packed(each.began),
+                    "own_began": each.own_began,
+                    "read": packed(each.read),
+                }
+                for each in found
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes it over; the generators are where they were when it was kept."""
+        epochs = [
+            _Epoch(**{**each, "began": unpacked(each["began"]), "read": unpacked(each["read"])})
+            for each in state["epochs"]
+        ]
+        self._epochs, self._awaited, self._again = [], [], []
+        self._skips = state["skips"]
+        if self._skips and all(each.began for each in epochs):
+            self._awaited, self._moment = epochs, self._generators.states()
+        elif any(each.is_drawn for each in epochs):
+            _tell(f"the state is of the middle of an epoch whose order was drawn, and may be another now: {_ADVICE}")
+
+    # -- what the script does -----------------------------------------------------------------------------------------
+
+    def begins(self, loader: Any) -> _Epoch | None:
+        """Notes where the generators are, or puts them to where they were when it began what it is in the middle of."""
+        mark = _mark(loader)
+        if mark is None or os.getpid() != self._process:  # where it has no length, or is that of a loader's worker
+            return None
+        earlier = next((each for each in self._awaited if each.mark == mark), None)
+        own = _own_generators(loader)
+        if earlier is not None:
+            self._awaited.remove(earlier)
+            self._again.append(earlier)
+            self._generators.set(earlier.began)
+            for generator, state in zip(own, earlier.own_began, strict=False):
+                generator.set_state(state)
+        return _Epoch(
+            mark=mark,
+            is_drawn=_is_drawn(loader),
+            began=self._generators.states(),
+            own_began=[each.get_state() for each in own],
+            read={},
+            reads=loader.num_workers == 0,
+            earlier=earlier,
+        )
+
+    def has_begun(self, noted: _Epoch | None, batches: Any) -> _Batches | None:
+        """Notes what gives the batches of that epoch, which may have given those of another before."""
+        if noted is None:
+            return None
+        noted.batches = ref(batches)
+        self._epochs = [*(each for each in self._living() if each.batches() is not batches), noted]
+        return _Batches(self, noted)
+
+    def before_batch(self, epoch: _Epoch, number: int) -> None:
+        """Notes where the generators are, or puts them to where they were before the last one that the script had."""
+        if (earlier := self._last_again(epoch, number)) is not None:
+            self._generators.set(earlier.read)
+        if epoch.reads:
+            epoch.read = self._generators.states()
+
+    def behind_batch(self, epoch: _Epoch, number: int) -> None:
+        """When the script has had of all what it had before, it is where the state was kept."""
+        if (earlier := self._last_again(epoch, number)) is not None:
+            self._again.remove(earlier)
+            if not self._again:
+                self._awaited = []
+                self._generators.set(self._moment)
+
+    def _last_again(self, epoch: _Epoch, number: int) -> _Epoch | None:
+        """Return what this is again, if this batch is the last that the script had had of it."""
+        earlier = epoch.earlier
+        return earlier if earlier in self._again and earlier is not None and earlier.count == number else None
+
+    def before_step(self, optimizer: Any) -> None:
+        """The script trains on what it was given: it skips no more."""
+        for each in self._living():
+            each.trained = each.given
+        if not (self._awaited or self._again) or is_initialising(optimizer):
+            return
+        again, self._awaited, self._again = self._again, [], []
+        if again:
+            self._skips = False
+            self._generators.set(self._moment)
+            if any(each.is_drawn for each in again):
+                _tell(f"the script is in the middle of an epoch and has not skipped what it had had of it: {_ADVICE}")
+
+    def _living(self) -> list[_Epoch]:
+        self._epochs = [each for each in self._epochs if each.batches() is not None]
+        return self._epochs
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """Those of one epoch."""
+
+    epochs: OpenEpochs
+    epoch: _Epoch
+
+    def before_batch(self, number: int) -> None:
+        self.epochs.before_batch(self.epoch, number)
+
+    def behind_batch(self, number: int) -> None:
+        self.epochs.behind_batch(self.epoch, number)
+
+
+def without_numbers(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state of ``OpenEpochs`` that is for any rank: each has drawn numbers of its own."""
+    epochs = [{**each, "began": {}, "own_began": [], "read": {}} for each in state["epochs"]]
+    return {**state, "epochs": epochs}
+
+
+def _mark(loader: Any) -> list[Any] | None:
+    """Return what tells a loader from others; None for one that has no length."""
+    try:
+        return [len(loader), len(loader.dataset), loader.batch_size or 0, type(_sampler(loader)).__name__]
+    except Exception:  # whatever a script's own raises
+        return None
+
+
+def _sampler(loader: Any) -> Any:
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)
+
+
+def _is_drawn(loader: Any) -> bool:
+    """Whether another order comes where the script begins the same epoch anew."""
+    sampler = _sampler(loader)
+    if not isinstance(sampler, RandomSampler | SubsetRandomSampler):
+        return False
+    source = sampler.generator or torch.default_generator
+    seeded = Generator(source.device).manual_seed(source.initial_seed())
+    return not torch.equal(source.get_state(), seeded.get_state())
+
+
+def _own_generators(loader: Any) -> list[Generator]:
+    """Return those that the loader draws from in the place of torch's."""
+    found = [getattr(each, "generator", None) for each in (loader, _sampler(loader))]
+    return [each for each in found if isinstance(each, Generator)]
+
+
+def _tell(why: str) -> None:
+    if own_rank()[0] == 0:
+        sys.stderr.write(f"unicron: {why}. Else samples of that epoch come twice or never.\n")
