@@ -32,6 +32,7 @@ from unicron_elastic.launcher.node.planned_records import (
     read_spec,
     verdict_on,
     wait_for_name,
+    why_out_of_jobs,
 )
 from unicron_elastic.launcher.node.spare import Claim, Spare
 from unicron_elastic.metrics.figures import NodeFigures
@@ -191,8 +192,12 @@ class ClusterAgent:
             return
         spec = read_spec(self._watch.opened(), order.target) if order.target else None
         why_not = why_not_here(spec) if order.target else ""
+        now_unix_s, host = time.time(), self._state.status.host
+        why_out = "" if order.target else why_out_of_jobs(self._watch.opened(), host, now_unix_s)
         self._orders_done = entry.revision
-        event = agent.Ordered(at_unix_s=time.time(), target=order.target, reason=order.reason, why_not=why_not)
+        event = agent.Ordered(
+            at_unix_s=now_unix_s, target=order.target, reason=order.reason, why_not=why_not, why_out=why_out
+        )
         self._handle(event)
 
     def _look_at_status(self) -> None:

@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+from unicron_elastic.base.quarantine import is_active, why_out
 from unicron_elastic.planning.coordinate.agent import EndJob
 from unicron_elastic.planning.coordinate.snapshot import JobPhase
 from unicron_elastic.planning.model.jobs import JobSpec
-from unicron_elastic.rendezvous.records.job import JobKeys
+from unicron_elastic.rendezvous.records.cluster import parse_quarantined, quarantine_key
+from unicron_elastic.rendezvous.records.job import REASON_CHARACTERS, JobKeys
 from unicron_elastic.rendezvous.records.plan import PhaseRecord, parse_node_status, parse_phase, parse_spec, phase_text
 from unicron_elastic.rendezvous.records.plan_keys import NODE_RECORDS, PlannedJobKeys
 from unicron_elastic.rendezvous.store.interface import MAX_OPERATIONS, Entry, Put, Snapshot, Store, StoreError
@@ -48,6 +50,19 @@ def read_spec(store: Store, job: str) -> JobSpec | None:
         return None if entry is None else parse_spec(entry)
     except ValueError:
         return None
+
+
+def why_out_of_jobs(store: Store, host: str, now_unix_s: float) -> str:
+    """Return why the node is to leave its job, as a clause; "" if it is neither drained nor in quarantine.
+
+    It is read anew: an order that follows from that may be heard of before it.
+    """
+    entry = store.read(quarantine_key(host)).entry
+    try:
+        found = None if entry is None else parse_quarantined(entry)
+    except ValueError:
+        return ""
+    return "" if found is None or not is_active(found, now_unix_s) else why_out(found, REASON_CHARACTERS)
 
 
 def phase_of(entry: Entry | None) -> PhaseRecord | None:

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 
-from unicron_elastic.base.quarantine import Quarantined, sentence
-from unicron_elastic.base.text import one_line
+from unicron_elastic.base.quarantine import Quarantined, sentence, why_out
 from unicron_elastic.rendezvous.cluster.cluster_answers import ClusterAnswers
 from unicron_elastic.rendezvous.cluster.heartbeat_wire import Hello
 from unicron_elastic.rendezvous.cluster.heartbeats import NodeHeartbeats
@@ -120,10 +119,7 @@ class ClusterNode:
     def why_drained(self) -> str:
         """The same as long as this node works in a job: it stays the same sentence."""
         found = None if self._presence is None else self._presence.quarantined(self._host)
-        if found is None:
-            return ""
-        who = "is in quarantine" if found.is_broken else f"is drained by {one_line(found.by)}"
-        return f"Node {self._host} {who}: {one_line(found.reason, REASON_CHARACTERS).rstrip('.')}."
+        return "" if found is None else f"Node {self._host} {why_out(found, REASON_CHARACTERS)}."
 
     def keep_out(self, quarantined: Quarantined) -> str:
         """Puts this node on the cluster's list; why that was not possible, or ""."""

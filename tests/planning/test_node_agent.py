@@ -100,8 +100,8 @@ class Node:
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
-    def order(self, target: str, why_not: str = "") -> list[Command]:
-        return self.feed(Ordered(at_unix_s=self.now, target=target, reason=f"to {target}", why_not=why_not))
+    def order(self, target: str, why_not: str = "", **more: str) -> list[Command]:
+        return self.feed(Ordered(at_unix_s=self.now, target=target, reason=f"to {target}", why_not=why_not, **more))
 
     def see(
         self, job: str = "a", phase: JobPhase | None = JobPhase.RUNNING, start: int = 7, **more: Any

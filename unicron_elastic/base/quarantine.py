@@ -138,6 +138,12 @@ def sentence(entry: Quarantined, now: float, to_time: Callable[[float], datetime
     return f"node {entry.node} is in quarantine since {since} ({_span(now - entry.since)}): {reason}; {end}."
 
 
+def why_out(entry: Quarantined, most_characters: int) -> str:
+    """Return why the node is to leave its job, as a clause that stays the same."""
+    who = "is in quarantine" if entry.is_broken else f"is drained by {one_line(entry.by)}"
+    return f"{who}: {one_line(entry.reason, most_characters).rstrip('.')}"
+
+
 def parse_duration(text: str) -> float:
     """The seconds that a text such as 30s, 15m, 6h or 2d means. Raises ValueError whose text says what is right."""
     match = re.fullmatch(r"([0-9]{1,6})([smhd])", text.strip())

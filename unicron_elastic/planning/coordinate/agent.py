@@ -27,13 +27,15 @@ _UNUSED = "the plan takes it out of the job."
 class Ordered:
     """The coordinator wants this node to work for ``target``; "" for none, whatever it does now.
 
-    ``why_not`` says why ``target`` cannot run here, as a sentence; "": it can, as far as can be told.
+    ``why_not`` says why ``target`` cannot run here, as a sentence; "": it can, as far as can be told. ``why_out`` says
+    of a node that is drained or in quarantine that it is, as a clause.
     """
 
     at_unix_s: float
     target: str
     reason: str
     why_not: str = ""
+    why_out: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +250,7 @@ def _ordered(state: AgentState, event: Ordered) -> Outcome:
         return replace(state, status=_joining(status, event.target), seen=None), (told,)
     if status.state is NodeState.LEAVING:
         return replace(state, status=replace(status, towards=event.target)), (told,)
-    state, commands = _leave(state, event.target, event.at_unix_s)
+    state, commands = _leave(state, event.target, event.at_unix_s, event.why_out)
     return state, (told, *commands)
 
 
@@ -345,7 +347,7 @@ def _is_due(moment_unix_s: float | None, at_unix_s: float) -> bool:
     return moment_unix_s is not None and not moment_unix_s - MOST_S <= at_unix_s < moment_unix_s
 
 
-def _leave(state: AgentState, target: str, at_unix_s: float) -> Outcome:
+def _leave(state: AgentState, target: str, at_unix_s: float, why_out: str = "") -> Outcome:
     """A job that goes on lets the node go; else there is nothing to wait for."""
     status, seen = state.status, state.seen
     state = replace(state, status=replace(status, state=NodeState.LEAVING, towards=target))
@@ -354,7 +356,12 @@ def _leave(state: AgentState, target: str, at_unix_s: float) -> Outcome:
     goes_on = seen is not None and seen.phase is JobPhase.RUNNING and seen.start == state.start
     if not goes_on or state.is_claimed or status.state is not NodeState.WORKING:
         return _stop(state, at_unix_s)
-    reason = f"{target} gets it by the plan." if target else "its agent ends." if state.is_stopping else _UNUSED
+    if target:
+        reason = f"{target} gets it by the plan."
+    elif state.is_stopping:
+        reason = "its agent ends."
+    else:
+        reason = f"it {why_out}." if why_out else _UNUSED
     return replace(state, stops_at_unix_s=at_unix_s + RECALL_S), (RecallChild(reason),)
 
 
