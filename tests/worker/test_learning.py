@@ -12,7 +12,6 @@ import pytest
 from warm_lab import Forked, Warmer
 
 from unicron_elastic.launcher.agent.process.warm import WarmProcess, sentence_of
-from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.helper_tasks import Learned, NotLearned
 from unicron_elastic.worker.notices import Imported
 from unicron_elastic.worker.start.learning import FAILURES_MAX
@@ -237,16 +236,14 @@ def _learned_pid(warm: WarmProcess) -> int:
     return pid
 
 
-def test_its_death_costs_no_worker(learner: Learner) -> None:
+def test_its_death_costs_no_worker(learner: Learner, lab: Lab) -> None:
     learner.write("bad", GOOD)
     warm = learner.begin()
     learner.learn(warm, "good")
-    os.kill(_learned_pid(warm), signal.SIGKILL)
-    try:
-        forked = learner.fork(warm)
-    except ChannelClosed:  # it was asked in the very moment of its death: an agent starts that worker plainly
-        return
-    assert forked.output() == ("good good good\n", "")
+    pid = _learned_pid(warm)
+    os.kill(pid, signal.SIGKILL)
+    lab.wait_for_death(pid)  # in the very moment of its death nobody knows, and an agent starts that worker plainly
+    assert learner.fork(warm).output() == ("good good good\n", "")
 
 
 def test_it_ends_with_the_warm_process(learner: Learner, lab: Lab) -> None:
