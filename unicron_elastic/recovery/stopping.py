@@ -7,14 +7,13 @@ from dataclasses import replace
 
 from unicron_elastic.recovery.commands import Command, KillWorkers, StopWorkers, WakeAt
 from unicron_elastic.recovery.hangs import kill_hung
-from unicron_elastic.recovery.policy import Policy
 from unicron_elastic.recovery.state import JobState, Phase, Worker
 
 
 def stop(state: JobState, at: float, reason: str, *, is_anyone_gone: bool = True) -> tuple[JobState, list[Command]]:
     """Tells all workers to stop but those who end by themselves, and ends at once those who hang."""
     policy = state.policy
-    to_stop = tuple(w.local_rank for w in state.running if not _is_ending(w, at, policy))
+    to_stop = tuple(w.local_rank for w in state.running if not _is_ending(w, at, _shutdown_s(state)))
     kill_at = at + policy.stop_timeout_s
     teardown_at = _teardown_at(state, to_stop, at)
     state = replace(state.told_to_stop(to_stop, at), phase=Phase.STOPPING, kill_at=kill_at, teardown_at=teardown_at)
@@ -47,11 +46,21 @@ def end_at_once(state: JobState, at: float, reason: str) -> tuple[JobState, list
     return state, [KillWorkers(local_ranks=local_ranks, reason=reason)]
 
 
-def _is_ending(worker: Worker, at: float, policy: Policy) -> bool:
+def _is_ending(worker: Worker, at: float, shutdown_s: float) -> bool:
     """Whether it ends by itself: who was seen to long ago does not come to an end."""
     if worker.raised is not None:
         return True
-    return worker.ending_at is not None and at - worker.ending_at <= policy.ending_timeout_s
+    return worker.ending_at is not None and at - worker.ending_at <= shutdown_s
+
+
+def _shutdown_s(state: JobState) -> float:
+    """Return how long an interpreter may shut down.
+
+    While all that is known are consequences, as of a connection that a peer has closed, its exit code alone may tell
+    the cause: on a loaded host it comes late.
+    """
+    is_cause_known = not state.faults or not all(fault.is_consequence for fault in state.faults)
+    return state.policy.ending_timeout_s if is_cause_known else state.policy.teardown_timeout_s
 
 
 def _teardown_at(state: JobState, told: tuple[int, ...], stop_at: float) -> float | None:
@@ -61,7 +70,7 @@ def _teardown_at(state: JobState, told: tuple[int, ...], stop_at: float) -> floa
     if not left:
         return None
     if any(worker.raised is None for worker in left):
-        return stop_at + min(policy.ending_timeout_s, policy.stop_timeout_s / 2)
+        return stop_at + min(_shutdown_s(state), policy.stop_timeout_s / 2)
     return stop_at + min(policy.teardown_timeout_s, policy.stop_timeout_s)
 
 
@@ -74,7 +83,7 @@ def end_of_teardown(state: JobState, at: float) -> tuple[JobState, list[Command]
     )
     if teardown_at is not None and at < teardown_at:  # the quick ones have ended meanwhile
         return replace(state, teardown_at=teardown_at), [WakeAt(at=teardown_at)]
-    given_s = policy.ending_timeout_s if quick else policy.teardown_timeout_s
+    given_s = _shutdown_s(state) if quick else policy.teardown_timeout_s
     due = quick or list(not_told(state))
     return stop_ending(state, at, f"The {given_s:g} s for an end of its own are over.", due)
 
