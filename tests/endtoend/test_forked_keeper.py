@@ -16,7 +16,7 @@ IN_PLACE = str(Path(__file__).with_name("train_in_place.py"))
 LOOK = """
 import json, os, random, signal, sys, time
 import torch
-own = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TMPDIR", "UNICRON_TEST_RUN"}
+own = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TMPDIR", "TEST_RUN"}
 environ = {name: value for name, value in os.environ.items() if name not in own and not name.startswith("UNICRON_")}
 def stream(each):
     return [type(each.buffer).__name__, *(str(getattr(each, name)) for name in (

@@ -28,7 +28,7 @@ from unicron_elastic.rendezvous.store.interface import StoreError
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 DEADLINE_S = 60.0
-MARK = "UNICRON_TEST_AGENT"  # the host, in the environment of all that its agent starts
+MARK = "TEST_AGENT"  # the host, in the environment of all that its agent starts
 BIN = Path(sys.executable).parent
 
 # It says which signals it gets, and ends with the file "stop" or after them.

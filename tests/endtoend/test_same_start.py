@@ -77,7 +77,7 @@ with open(os.environ["PROBE"] + "/seen-" + os.environ["RANK"], "w") as file:
     json.dump(seen, file, default=repr)
 """
 # Differ from run to run.
-OWN = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TMPDIR", "UNICRON_TEST_RUN"}
+OWN = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TMPDIR", "TEST_RUN"}
 # What differs from torchrun's worker, and the words in docs/differences.md that say so. A set may have more members.
 ALLOWED = {
     "/early/modules": "`sys.modules`",

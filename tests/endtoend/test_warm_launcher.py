@@ -11,7 +11,7 @@ import pytest
 
 LOOK = """
 import json, os, time
-own = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TMPDIR", "UNICRON_TEST_RUN"}
+own = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TMPDIR", "TEST_RUN"}
 environ = {name: value for name, value in os.environ.items() if name not in own and not name.startswith("UNICRON_")}
 with open("seen", "w") as file:
     signals = [line for line in open("/proc/self/status") if line.startswith(("SigP", "SigB", "SigI", "SigC"))]

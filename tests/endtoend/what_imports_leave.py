@@ -23,7 +23,7 @@ LONGEST = 5000  # of what is gone into
 LIVING = ("Popen", "Process", "ThreadPoolExecutor", "ProcessPoolExecutor")
 OURS = ("unicron_elastic", "sitecustomize", "__main__", "__mp_main__")
 SKIPPED = {"__builtins__", "__cached__", "__spec__", "__loader__", "__warningregistry__"}
-MARK = "UNICRON_TEST_RUN"
+MARK = "TEST_RUN"
 
 
 class Walk:
