@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SubsetRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Subset, SubsetRandomSampler
 
 from unicron_elastic.training.run import Run
 from unicron_elastic.training.snapshot.open_epochs import without_numbers
@@ -100,7 +100,7 @@ def test_each_batch_is_that_of_the_undisturbed_training(
 ) -> None:
     script = Script(LOADERS[kind], snapshot_behind=is_behind)
     whole = script.train(0, 2 * EPOCH + 3)
-    for start in range(1, 2 * EPOCH + 2):
+    for start in (1, 3, EPOCH - 1, EPOCH, EPOCH + 1, 2 * EPOCH - 2):
         if kind == "own generator" and start % EPOCH == 0:
             continue  # between two epochs it is the script's, to seed or to register
         assert script.train(start, 2 * EPOCH + 3) == whole[start:], start
@@ -145,6 +145,49 @@ def test_an_order_that_the_script_seeds_by_the_epoch_is_no_reason_to_say_anythin
     assert capsys.readouterr().err == ""
 
 
+def test_a_script_that_skips_in_a_way_of_its_own_is_told_that_the_order_may_be_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As with a loader that is made for the rest of the epoch."""
+    script = Script(shuffled)
+    script.train(0, 4)
+    script._loader_of = lambda: DataLoader(Subset(Noisy(), range(8)), BATCH, shuffle=True)
+    script.train(3, 5, skips=False)
+    said = "unicron: the script is in the middle of an epoch and has begun it with another DataLoader"
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_loaders_that_are_read_in_turn_are_begun_and_skipped_one_after_the_other() -> None:
+    """The second begins where the first has given all that it had given."""
+    whole, kept = in_turn(None)
+    again, _ = in_turn(kept)
+    assert again == whole[-len(again) :]
+
+
+def in_turn(kept: Any) -> tuple[list[list[float]], Any]:
+    """Trains on two loaders of different sizes in each step, for four steps; or the last two, from what was kept."""
+    torch.manual_seed(3)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0001)
+    run = Run(model=model, optimizer=optimizer)
+    if kept is not None:
+        run.load_state_dict(kept)
+    first, second = iter(shuffled()), iter(DataLoader(Noisy(), 3, shuffle=True))
+    seen = []
+    for step in range(4):
+        both = torch.cat([next(first), next(second)])
+        if kept is not None and step < 2:
+            continue
+        run.snapshot(step)
+        if step == 2 and kept is None:
+            kept_now = run.state_dict()
+        seen.append([*both.flatten().tolist(), torch.rand(()).item()])
+        optimizer.zero_grad()
+        model(both).sum().backward()
+        optimizer.step()
+    return seen, kept if kept is not None else kept_now
+
+
 def test_a_loader_that_is_evaluated_with_meanwhile_is_in_the_middle_of_nothing() -> None:
     run = Run(model=nn.Linear(2, 1))
     held_out = iter(shuffled())
@@ -182,4 +225,4 @@ def test_batches_of_a_loader_are_read_as_deep_in_its_last_epoch_as_in_its_first(
             )
             assert len(list(batches)) == EPOCH
     assert len(set(depths)) == 1
-    run.snapshot(0)
+    del run

@@ -163,7 +163,6 @@ class OpenEpochs:
         if (earlier := self._last_again(epoch, number)) is not None:
             self._again.remove(earlier)
             if not self._again:
-                self._awaited = []
                 self._generators.set(self._moment)
 
     def _last_again(self, epoch: _Epoch, number: int) -> _Epoch | None:
@@ -177,12 +176,13 @@ class OpenEpochs:
             each.trained = each.given
         if not (self._awaited or self._again) or is_initialising(optimizer):
             return
-        again, self._awaited, self._again = self._again, [], []
+        awaited, again, self._awaited, self._again = self._awaited, self._again, [], []
         if again:
             self._skips = False
             self._generators.set(self._moment)
-            if any(each.is_drawn for each in again):
-                _tell(f"the script is in the middle of an epoch and has not skipped what it had had of it: {_ADVICE}")
+        if any(each.is_drawn for each in (*awaited, *again)):
+            what = "has not skipped what it had had of it" if again else "has begun it with another DataLoader"
+            _tell(f"the script is in the middle of an epoch and {what}: {_ADVICE}")
 
     def _living(self) -> list[_Epoch]:
         self._epochs = [each for each in self._epochs if each.batches() is not None]
