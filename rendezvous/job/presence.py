@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
-from unicron_elastic.membership.rounds import JobMember, JobView, Place, Round
+from unicron_elastic.membership.rounds import JobMember, JobView, Place, Round, may_train_unseen
 from unicron_elastic.rendezvous.records.job import (
     JobKeys,
     JobMirror,
@@ -30,7 +30,10 @@ from unicron_elastic.rendezvous.store.interface import (
 from unicron_elastic.rendezvous.store.records import whole_number
 from unicron_elastic.rendezvous.store.session import Presence
 
-JOB_LEASE_S = 60.0  # so long a job's own keys outlive its last agent
+JOB_LEASE_S = 60.0  # so long a job's own keys outlive all who may train by them
+_KEPT_ALIVE_S = JOB_LEASE_S / 3
+_LEASE_MAX_S = 86_400.0
+_LAST_MOST = 32  # agents that may be the last to leave: of a crowd not each looks whether it is
 CLOSED_FOR_S = 600.0  # so long it is known that a job is over
 FAREWELL_S = 600.0  # so long it is known why an agent has left
 _LEASE_ATTEMPTS = 3  # to hold the job's own lease, before a pause
@@ -43,12 +46,20 @@ logger = logging.getLogger(__name__)
 class JobPresence(Presence[JobMirror]):
     """From ``join`` to ``leave``. Safe from any thread; no method but ``join`` raises a StoreError."""
 
-    def __init__(self, open_store: Callable[[], Store], keys: JobKeys, lease_ttl_s: float) -> None:
-        """``open_store`` opens another object for the same store each time."""
+    def __init__(
+        self, open_store: Callable[[], Store], keys: JobKeys, lease_ttl_s: float, blind_for_s: float = 610.0
+    ) -> None:
+        """``open_store`` opens another object for the same store each time.
+
+        ``blind_for_s``: so long an agent that cannot see the store may train. The job's keys stay longer than that, so
+        that nobody begins a first round beside it.
+        """
         super().__init__(open_store, keys.prefix, lambda snapshot: JobMirror(keys, snapshot), lease_ttl_s)
         self._keys = keys
         self._job_lease_id: int | None = None
         self._job_lease_due_at = 0.0  # when it should be kept alive again: it is long, and all agents do that
+        self._blind_for_s = blind_for_s
+        self._kept_at: float | None = None  # when that was last done, if nobody of the round is there to do it
         self._job_texts: dict[str, bytes] = {}  # what is the job's own and any of its agents may say
         self._round: Round | None = None  # the latest that was seen, to be said again to a store that forgot it
 
@@ -100,6 +111,11 @@ class JobPresence(Presence[JobMirror]):
             if found.round is not None:
                 self._round = found.round
             return found
+
+    def unseen_for_s(self) -> float:
+        """For how long at least nobody of the present round has been seen in the store, if they may train unseen."""
+        kept_at = self._kept_at
+        return 0.0 if kept_at is None else max(0.0, time.monotonic() - kept_at - _KEPT_ALIVE_S - self._ttl_s)
 
     def unheard(self, found: Round) -> list[Place]:
         """Those of a round who are missing, and may be for want of time to tell of themselves."""
@@ -242,15 +258,15 @@ class JobPresence(Presence[JobMirror]):
 
     def _hold(self, store: Store) -> None:
         """Keeps the job's own lease alive, which any of its agents may have begun."""
-        if self._job_lease_id is not None and store.keep_alive(self._job_lease_id) is not None:
+        if self._job_lease_id is not None and self._is_there(store, self._job_lease_id):
             return
         for _ in range(_LEASE_ATTEMPTS):
             entry = store.read(self._keys.lease).entry
             known = None if entry is None else whole_number(entry.value)
-            if known is not None and store.keep_alive(known) is not None:
+            if known is not None and self._is_there(store, known):
                 self._job_lease_id = known
                 return
-            lease = store.grant(JOB_LEASE_S)
+            lease = store.grant(min(self._blind_for_s + JOB_LEASE_S, _LEASE_MAX_S))
             revision = 0 if entry is None else entry.revision
             text = str(lease.lease_id).encode()
             if store.compare_and_set(self._keys.lease, text, revision, lease.lease_id) is not None:
@@ -264,23 +280,52 @@ class JobPresence(Presence[JobMirror]):
             return False
         if time.monotonic() < self._job_lease_due_at:
             return True
-        self._job_lease_due_at = time.monotonic() + JOB_LEASE_S / 3
-        return store.keep_alive(self._job_lease_id) is not None
+        self._job_lease_due_at = time.monotonic() + _KEPT_ALIVE_S
+        return self._is_there(store, self._job_lease_id)
+
+    def _is_there(self, store: Store, lease_id: int) -> bool:
+        """Whether the job's lease is, and keep it alive.
+
+        While those of the present round may train unseen, its age tells all who wait since when: it is left as it is.
+        """
+        if not may_train_unseen(self.view()) or self.unseen_for_s() >= self._blind_for_s:
+            return store.keep_alive(lease_id) is not None
+        age_s = store.age(lease_id)
+        self._kept_at = None if age_s is None else time.monotonic() - age_s
+        return age_s is not None
 
     def _let_go(self) -> None:
         self._job_lease_id = None
 
+    def _clear_away(self, store: Store) -> None:
+        """Ends the job's own lease behind its last agent, once the job is over."""
+        if self._job_lease_id is None or not self.view().closed or len(self.view().members) > _LAST_MOST:
+            return
+        if not store.read_prefix(self._keys.member("")).entries:
+            store.revoke(self._job_lease_id)
+
     def _say_more(self, store: Store) -> None:
+        is_alone = all(self._keys.member(each.node_id) in self._said for each in self.view().members)
         for key, text in self._job_texts.items():
-            if self.get(key) is None:
-                store.commit({key: 0}, [Put(key, text, self._job_lease_id)])
+            entry = store.read(key).entry
+            if entry is None or (is_alone and entry.value != text):  # of a start of before
+                store.commit({key: 0 if entry is None else entry.revision}, [Put(key, text, self._job_lease_id)])
         if self._round is not None and store.read(self._keys.round).entry is None:
             put = Put(self._keys.round, round_text(self._round), self._job_lease_id)
             store.commit({self._keys.round: 0, self._keys.closed: 0}, [put])
 
     def _take(self, mirror: JobMirror, changes: tuple[Change, ...]) -> None:
         super()._take(mirror, changes)
-        self.view()  # the round is remembered
+        if not may_train_unseen(self.view()):  # the round is remembered
+            self._forget_unseen()
+
+    def _blinded(self, reason: str, silent_s: float = 0.0) -> None:
+        super()._blinded(reason, silent_s)
+        self._forget_unseen()  # somebody may be there meanwhile
+
+    def _forget_unseen(self) -> None:
+        if self._kept_at is not None:
+            self._kept_at, self._job_lease_due_at = None, 0.0
 
 
 def _what_stands(store: Store, key: str) -> str:

@@ -39,6 +39,7 @@ DEFAULT_BLIND_AFTER_S = 3.0
 _DELETE = 1  # mvccpb.Event.DELETE
 
 _GRANT = Rpc("Lease/LeaseGrant", messages.LeaseGrantRequest, messages.LeaseGrantResponse)
+_TIME_TO_LIVE = Rpc("Lease/LeaseTimeToLive", messages.LeaseTimeToLiveRequest, messages.LeaseTimeToLiveResponse)
 _REVOKE = Rpc("Lease/LeaseRevoke", messages.LeaseRevokeRequest, messages.LeaseRevokeResponse)
 # A stream in etcd's protocol; one request and one answer look the same on the wire, and have a deadline.
 _KEEP_ALIVE = Rpc("Lease/LeaseKeepAlive", messages.LeaseKeepAliveRequest, messages.LeaseKeepAliveResponse)
@@ -120,6 +121,12 @@ class EtcdStore(Store):
         request = messages.LeaseKeepAliveRequest(ID=lease_id)
         answer = self._connection.call(_KEEP_ALIVE, request, self._limit(timeout_s))
         return float(answer.TTL) if answer.TTL > 0 else None
+
+    def age(self, lease_id: int, *, timeout_s: float | None = None) -> float | None:
+        """Return a lease's age as Store says: it seems younger if etcd has changed its leader since."""
+        request = messages.LeaseTimeToLiveRequest(ID=lease_id)
+        answer = self._connection.call(_TIME_TO_LIVE, request, self._limit(timeout_s))
+        return None if answer.TTL <= 0 else max(0.0, float(answer.grantedTTL - answer.TTL - 1))  # both are cut down
 
     def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> bool:
         """Revoke a lease as Store says."""

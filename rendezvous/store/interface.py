@@ -264,6 +264,10 @@ class Store(ABC):
         """Begins the lease's time anew. Returns the seconds it has from now on; None if it is gone."""
 
     @abstractmethod
+    def age(self, lease_id: int, *, timeout_s: float | None = None) -> float | None:
+        """Seconds since a lease was granted or last kept alive, and never more than that. None if it is gone."""
+
+    @abstractmethod
     def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> bool:
         """Ends the lease and deletes its keys. False if it was gone already."""
 

@@ -186,6 +186,7 @@ class Presence(Generic[M]):
         with contextlib.suppress(StoreError):
             if self._store is not None and self._lease_id is not None:
                 self._store.revoke(self._lease_id, timeout_s=self._ttl_s)
+                self._clear_away(self._store)
         if self._store is not None:
             self._store.close()
         with self._changed:
@@ -204,6 +205,9 @@ class Presence(Generic[M]):
 
     def _let_go(self) -> None:
         """Forgets it."""
+
+    def _clear_away(self, store: Store) -> None:
+        """Takes away what nobody needs now that this agent has gone. Raises StoreError."""
 
     def _say_more(self, store: Store) -> None:
         """Says what does not go with this agent. Raises StoreError."""

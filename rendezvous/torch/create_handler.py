@@ -9,7 +9,7 @@ from unicron_elastic.base.node_name import node_label, node_name
 from unicron_elastic.compat.rendezvous import (
     RendezvousParameters,
 )
-from unicron_elastic.membership.rounds import WAITS_S, JobMember, Settings
+from unicron_elastic.membership.rounds import BLIND_MARGIN_S, WAITS_S, JobMember, Settings
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.job.agent_process import own_process
 from unicron_elastic.rendezvous.job.presence import JobPresence
@@ -51,7 +51,7 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
     lease_ttl_s = _seconds(parameters, "lease_ttl", 1.0)
     bind, here = parameters.local_addr or "", parameters.local_addr or own_address(address)
     return ClusterRendezvous(
-        JobPresence(opener, keys, lease_ttl_s),
+        JobPresence(opener, keys, lease_ttl_s, blind_for_s=settings.blind_patience_s + BLIND_MARGIN_S),
         ClusterNode(
             opener,
             lease_ttl_s,

@@ -380,7 +380,7 @@ class ClusterRendezvous(JobRendezvous):
                     return view.round
                 self._join(deadline)  # it has begun without this node: on to the next one
                 continue
-            decided = waiting.decide(view, now, self._presence.blind)
+            decided = waiting.decide(view, now, self._presence.blind, self._presence.unseen_for_s())
             self._tell_who_has_ended(view, decided)
             deadline = max(deadline, now + safe_in_s(decided))
             if now > deadline:

@@ -11,7 +11,8 @@ from functools import partial
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from unicron_elastic.membership.rounds import JobMember, Place, Round
+from unicron_elastic.membership.round_wait import RoundWait
+from unicron_elastic.membership.rounds import Formed, JobMember, NotYet, Place, Round, Settings
 from unicron_elastic.rendezvous.job.presence import JobPresence
 from unicron_elastic.rendezvous.records.job import JobKeys, JobMirror, member_text
 from unicron_elastic.rendezvous.store.address import StoreAddress
@@ -19,6 +20,7 @@ from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.interface import Change, Entry, Put, Snapshot, StoreError
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 from unicron_elastic.rendezvous.torch.create_handler import create_handler
+from unicron_elastic.testing.memory_store import MemoryServer, MemoryStore
 
 DEADLINE_S = 30.0
 Join = Callable[[str], JobPresence]
@@ -272,3 +274,111 @@ def test_what_cannot_be_read_is_left_out_until_it_can() -> None:
         assert (len(mirror.view().members) == 1) == readable == (key not in mirror.odd)
     mirror.apply([Change(key=key, revision=5, entry=None)])
     assert (mirror.view().members, mirror.odd, mirror.revision(key)) == ((), {}, 0)
+
+
+class Forgotten:
+    """Agents of one job on a store whose time the test makes pass, and that end without a word."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.server = MemoryServer(lambda: self.now)
+        self.made: list[JobPresence] = []
+        self.keys = JobKeys("job")
+
+    def join(self, host: str, **options: float) -> JobPresence:
+        presence = JobPresence(lambda: MemoryStore(self.server), self.keys, lease_ttl_s=3.0, **options)
+        presence.offer(self.keys.spec, host.encode())
+        self.made.append(presence)
+        presence.join(JobMember(node_id=f"{host}/1", host=host, waits_for=len(self.made)), timeout_s=DEADLINE_S)
+        until(lambda: any(each.host == host for each in presence.view().members))
+        return presence
+
+    def kill(self, presence: JobPresence) -> None:
+        presence._is_gone.set()
+        assert presence._thread is not None
+        presence._thread.join(DEADLINE_S)
+        presence._store = None  # so that leaving says nothing
+
+    def later(self, seconds: float) -> None:
+        self.now += seconds
+        self.server.advance()
+
+
+@pytest.fixture
+def forgotten() -> Iterator[Forgotten]:
+    made = Forgotten()
+    yield made
+    for presence in made.made:
+        presence.leave()
+
+
+def _of_round(forgotten: Forgotten) -> JobPresence:
+    """An agent that has trained alone, and was killed or cut off."""
+    first = forgotten.join("a")
+    assert first.propose(Round(number=1, places=(Place("a/1", "a"),)), first.view())
+    until(lambda: first.view().round is not None)
+    forgotten.kill(first)
+    return first
+
+
+@pytest.mark.parametrize(("later_s", "left_s"), [(70.0, (563.0, 565.0)), (400.0, (233.0, 235.0))])
+def test_nobody_begins_while_agents_of_before_may_train_cut_off(
+    forgotten: Forgotten, later_s: float, left_s: tuple[float, float]
+) -> None:
+    _of_round(forgotten)
+    forgotten.later(later_s)
+    settings = Settings(min_nodes=1, max_nodes=1)
+    for host in "bc":  # who comes first takes nothing of that from who comes next
+        late = forgotten.join(host)
+        now = time.monotonic()
+        decided = RoundWait(settings, now).decide(late.view(), now, "", late.unseen_for_s())
+        assert isinstance(decided, NotYet), decided
+        assert decided.is_for_safety
+        assert decided.again_in_s is not None
+        assert left_s[0] - 5.0 <= decided.again_in_s <= left_s[1]
+
+
+def test_who_comes_when_no_agent_of_before_can_train_any_more_begins_at_once(forgotten: Forgotten) -> None:
+    _of_round(forgotten)
+    forgotten.later(640.0)
+    late, now = forgotten.join("b"), time.monotonic()
+    settings = Settings(min_nodes=1, max_nodes=1)
+    decided = RoundWait(settings, now).decide(late.view(), now, "", late.unseen_for_s())
+    assert isinstance(decided, Formed)
+    assert decided.round.number == 2
+    assert late.propose(decided.round, late.view())
+    forgotten.later(2.0)
+    assert late.store is not None
+    assert late.store.read(forgotten.keys.round).entry is not None
+
+
+def test_who_may_have_been_there_meanwhile_is_waited_for_anew(forgotten: Forgotten) -> None:
+    _of_round(forgotten)
+    forgotten.later(400.0)
+    late = forgotten.join("b")
+    assert late.unseen_for_s() > 300.0
+    late._blinded("etcd stands")
+    assert late.unseen_for_s() == 0.0
+
+
+def test_a_start_of_before_leaves_no_command_line_to_the_next(forgotten: Forgotten) -> None:
+    _of_round(forgotten)
+    forgotten.later(70.0)
+    late = forgotten.join("b")
+    assert late.store is not None
+    entry = late.store.read(forgotten.keys.spec).entry
+    assert entry is not None
+    assert entry.value == b"b"
+
+
+def test_the_keys_of_a_job_that_is_over_go_with_its_last_agent(open_store: Callable[[], EtcdStore], join: Join) -> None:
+    agents, keys = [join("a"), join("b")], JobKeys("job")
+    until(lambda: all(len(agent.view().members) == len(agents) for agent in agents))
+    assert agents[0].propose(Round(number=1, places=(Place("a/1", "a"),)), agents[0].view())
+    agents[0].write_world(1, 1, "a world")
+    agents[0].close_job("It has ended well.")
+    until(lambda: all(agent.view().closed for agent in agents))
+    with ThreadPoolExecutor(len(agents)) as pool:
+        list(pool.map(JobPresence.leave, agents))
+    with open_store() as store:
+        assert [entry.key for entry in store.read_prefix(keys.prefix).entries] == [keys.closed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -183,6 +184,19 @@ def test_a_lease_lasts_at_least_as_long_as_asked_for(lab: Lab) -> None:
     lease = lab.store.grant(3.2)
     assert lease.ttl_s >= 3.2
     assert lab.store.keep_alive(lease.lease_id) == lease.ttl_s
+
+
+def test_a_lease_tells_how_old_it_is_and_never_more(lab: Lab) -> None:
+    began = time.monotonic()
+    lease = lab.store.grant(30)
+    lab.pass_time(5.0)
+    age_s = lab.store.age(lease.lease_id)
+    assert age_s is not None
+    assert 0.0 <= age_s <= 5.0 + time.monotonic() - began
+    lab.store.keep_alive(lease.lease_id)
+    assert (lab.store.age(lease.lease_id) or 0.0) <= 1.0 + time.monotonic() - began
+    lab.store.revoke(lease.lease_id)
+    assert lab.store.age(lease.lease_id) is None
 
 
 def test_keys_go_with_their_lease(lab: Lab) -> None:

@@ -15,8 +15,11 @@ class RoundWait:
         self._last: JobView | None = None
         self.unchanged_since = now
 
-    def decide(self, view: JobView, now: float, blind: str) -> Formed | NotYet:
-        """Whether a round can begin, after one more look; ``blind`` is why the view may be old, "": it is not."""
+    def decide(self, view: JobView, now: float, blind: str, unseen_for_s: float = 0.0) -> Formed | NotYet:
+        """Whether a round can begin, after one more look; ``blind`` is why the view may be old, "": it is not.
+
+        ``unseen_for_s``: for how long at least the store has not seen those of the present round.
+        """
         is_enough = len(view.waiting) >= self._settings.min_nodes
         self._enough_since = (self._enough_since or now) if is_enough else None
         # Counted anew after blindness: somebody may have been there meanwhile.
@@ -26,5 +29,5 @@ class RoundWait:
         if view is not self._last and view != self._last:
             self.unchanged_since, self._last = now, view
         enough_for_s = 0.0 if self._enough_since is None else now - self._enough_since
-        unseen_for_s = 0.0 if self._unattended is None else now - self._unattended[1]
+        unseen_for_s = 0.0 if self._unattended is None else max(unseen_for_s, now - self._unattended[1])
         return next_round(view, self._settings, enough_for_s, unseen_for_s)

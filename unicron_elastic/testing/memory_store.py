@@ -138,6 +138,11 @@ class MemoryServer:
         lease.ends_at = self._clock() + lease.ttl_s
         return lease.ttl_s
 
+    def age(self, lease_id: int) -> float | None:
+        """Return a lease's age as Store does."""
+        lease = self._leases.get(lease_id)
+        return None if lease is None else max(0.0, lease.ttl_s - (lease.ends_at - self._clock()))
+
     def end_lease(self, lease_id: int) -> bool:
         """Ends a lease and deletes its keys in one commit. False if it was gone."""
         lease = self._leases.pop(lease_id, None)
@@ -279,6 +284,11 @@ class MemoryStore(Store):
         """Renew a lease as Store does."""
         self._begin()
         return self._server.keep_alive(lease_id)
+
+    def age(self, lease_id: int, *, timeout_s: float | None = None) -> float | None:  # noqa: ARG002
+        """Return a lease's age as Store does."""
+        self._begin()
+        return self._server.age(lease_id)
 
     def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> bool:  # noqa: ARG002
         """Revoke a lease as Store does."""
