@@ -23,7 +23,7 @@ class Done:
     def __init__(self, out: str, err: str) -> None:
         self.err = err
         assert "\nTraceback" not in f"\n{err}", err  # but for those of a script, "[rank0]: Traceback"
-        (self.result,) = {line for line in out.splitlines() if line.startswith("DONE")}  # more than once, if restarted
+        (self.result,) = [line for line in out.splitlines() if line.startswith("DONE")]
         self.told = [line for line in err.splitlines() if line.startswith("unicron-run: ")]
 
     @property

@@ -311,7 +311,8 @@ class Assembly:
         if self._order is None:
             return
         try:
-            self._order.look()
+            with contextlib.suppress(DistError):  # under torchrun the store ends with rank 0, which may be done already
+                self._order.look()
         except MismatchError as error:
             break_collectives(str(error), is_quiet=True)  # else nobody could end before their time is over
             raise
