@@ -15,6 +15,7 @@ import stat
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from importlib.machinery import PathFinder
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")  # a word without "_" is often something else: "USER", "CI"
@@ -42,14 +43,17 @@ def set_variables(path: str) -> list[str]:
             return []
         with open(path, "rb") as file:
             source = file.read(_SOURCE_BYTES_MAX + 1)
-        if len(source) > _SOURCE_BYTES_MAX:
-            return []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the script's strings; the worker's interpreter says it
-            tree = ast.parse(source)
+        return list(_variables_in(source)) if len(source) <= _SOURCE_BYTES_MAX else []
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []  # the interpreter will say what is wrong with it
-    return list(dict.fromkeys(_set_names(tree)))
+
+
+@lru_cache(maxsize=4)  # a launch asks twice, and each new generation again
+def _variables_in(source: bytes) -> tuple[str, ...]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the script's strings; the worker's interpreter says it
+        tree = ast.parse(source)
+    return tuple(dict.fromkeys(_set_names(tree)))
 
 
 def _set_names(tree: ast.AST) -> Iterator[str]:
