@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import importlib.util
 import json
 import os
@@ -30,8 +31,10 @@ from forked_keeper import MARK_ROOM, Ground, freeze, run_script
 
 MARK = "TEST_RUN"  # in the environment of all that such a test starts; UNICRON_... would be odd to a launcher
 STARTS_WITHIN_S = 60.0
-ANSWERS_WITHIN_S = 60.0
+ANSWERS_WITHIN_S = 100.0
 LARGEST_REQUEST = 1 << 18
+MOST_FILES = 8
+OUT_OF_THE_WAY = 100
 OF_A_HOST = 0x40000000 | 0x04000000 | 0x00020000  # CLONE_NEWNET, CLONE_NEWUTS, CLONE_NEWNS
 # What Python, torch and the linker read while they start: these are as they were when the forking process started.
 READ_EARLY = ("PYTHON", "TORCH", "OMP_", "LD_", "LOGLEVEL", "CUDA", "HOME", "LANG", "LC_", "PATH")
@@ -123,7 +126,7 @@ class WarmLaunchers:
         host: int | None = None,
         ends_as_script: bool = False,
     ) -> WarmProcess:
-        """Start a launcher with these standard streams, whose keeper and warm process may be forks, too.
+        """Start a launcher with these files from 0 on, whose keeper and warm process may be forks, too.
 
         With the pid of the first process of a host, it is on that host, and leads a session there. ``ends_as_script``:
         in the end all is done that an interpreter does at its own.
@@ -151,7 +154,7 @@ class WarmLaunchers:
         """Run a command of ``unicron`` to its end, and return what it said."""
         return self._run([os.path.join(sysconfig.get_path("scripts"), "unicron"), *words], env)
 
-    def script(self, path: Path, *arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    def script(self, path: str | Path, *arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
         """Run a script that nobody launched to the end of its interpreter, and return what it said."""
         return self._run(list(map(str, (path, *arguments))), env, ends_as_script=True)
 
@@ -216,7 +219,10 @@ def _become(ground: Ground, request: dict[str, object], files: Sequence[int]) ->
         assert isinstance(command, list)
         assert isinstance(env, dict)
         _show(env[MARK])
-        for number, file in enumerate(files):
+        out_of_the_way = [fcntl.fcntl(file, fcntl.F_DUPFD, OUT_OF_THE_WAY) for file in files]
+        for file in files:
+            os.close(file)
+        for number, file in enumerate(out_of_the_way):
             os.dup2(file, number)
             os.close(file)
         os.environ.clear()
@@ -257,7 +263,7 @@ def _serve(ground: Ground, requests: socket.socket) -> None:
                 with end, contextlib.suppress(OSError):
                     end.send(str(code).encode())
                 continue
-            text, files, *_ = socket.recv_fds(requests, LARGEST_REQUEST, 4)
+            text, files, *_ = socket.recv_fds(requests, LARGEST_REQUEST, MOST_FILES)
             if not text:
                 return
             pid = os.fork()
@@ -281,15 +287,14 @@ def _import_what_clusters_need() -> None:
 
     if importlib.util.find_spec("pyetcd") is None:
         return
-    import typer.main
-
-    from unicron_elastic.launcher import cli
+    from unicron_elastic.launcher import cli  # noqa: F401
     from unicron_elastic.launcher.config import odd_variables  # noqa: F401
+    from unicron_elastic.launcher.config.table import SettingsTable
     from unicron_elastic.launcher.node import agent  # noqa: F401
     from unicron_elastic.rendezvous.plan import term  # noqa: F401
     from unicron_elastic.rendezvous.store import etcd  # noqa: F401
 
-    typer.main.get_command(cli.app)
+    list(SettingsTable())  # for which typer imports pydantic, as for each command
 
 
 if __name__ == "__main__":
