@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import builtins
 import os
+import sys
 from typing import Any
+
+if __name__ == "__main__":  # in a fork of a process that has imported unicron_elastic with the torch that is there
+    for name in [name for name in sys.modules if name.partition(".")[0] == "unicron_elastic"]:
+        del sys.modules[name]
 
 from unicron_elastic import compat
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,13 +41,16 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return {**own, **more}
 
 
-def run(folder: Path, *arguments: str, ranks: int = 2, **environ: str) -> Done:
-    """Runs the job to its end, with a torch that is imported anew."""
-    env = {**os.environ, **environment(folder, **environ)}
-    words = [sys.executable, *command(*arguments, ranks=ranks)]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    return Done(done.stdout, done.stderr)
+@pytest.fixture
+def run(tmp_path: Path, warm_launchers: WarmLaunchers) -> Callable[..., Done]:
+    """Runs the job to its end, with a torch of which all of ours that is imported sees what is pretended."""
+
+    def to_its_end(*arguments: str, ranks: int = 2, **environ: str) -> Done:
+        done = warm_launchers.script(*command(*arguments, ranks=ranks), **environment(tmp_path, **environ))
+        assert done.returncode == 0, done.stderr
+        return Done(done.stdout, done.stderr)
+
+    return to_its_end
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +68,10 @@ def test_with_a_torch_that_is_known_nothing_is_said(undisturbed: Done) -> None:
     assert undisturbed.goes_on_in_place
 
 
-def check_runs_without(missing: list[Expectation], folder: Path, undisturbed: Done) -> None:
+def check_runs_without(missing: list[Expectation], run: Callable[..., Done], undisturbed: Done) -> None:
     hidden = [path for each in missing for path in (each.path, each.orelse) if path]
-    done = run(folder, PRETEND=",".join(hidden), PRETEND_KNOWN="2.10")
+    ranks = 1 if Feature.AGENT in {each.part for each in missing} else 2  # each of which imports torch anew then
+    done = run(ranks=ranks, PRETEND=",".join(hidden), PRETEND_KNOWN="2.10")
     assert done.result == undisturbed.result
     (line,) = done.told
     assert " is newer than what this version knows (2.10): " in line
@@ -83,26 +85,30 @@ def check_runs_without(missing: list[Expectation], folder: Path, undisturbed: Do
     [{Feature.AGENT}, {Feature.IN_PLACE}, set(Feature) - {Feature.AGENT, Feature.IN_PLACE}],
     ids=["agent", "in-place", "all-others"],
 )
-def test_without_a_part_the_job_runs(parts: set[Feature], tmp_path: Path, undisturbed: Done) -> None:
-    check_runs_without([ONE_OF_EACH[part] for part in Feature if part in parts], tmp_path, undisturbed)
+def test_without_a_part_the_job_runs(parts: set[Feature], run: Callable[..., Done], undisturbed: Done) -> None:
+    check_runs_without([ONE_OF_EACH[part] for part in Feature if part in parts], run, undisturbed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", EXPECTATIONS, ids=lambda each: f"{each.part.name}-{each.path}")
-def test_without_anything_of_the_table_the_job_runs(missing: Expectation, tmp_path: Path, undisturbed: Done) -> None:
-    check_runs_without([missing], tmp_path, undisturbed)
+def test_without_anything_of_the_table_the_job_runs(
+    missing: Expectation, run: Callable[..., Done], undisturbed: Done
+) -> None:
+    check_runs_without([missing], run, undisturbed)
 
 
 @pytest.mark.slow
-def test_a_newer_torch_that_lacks_nothing_is_not_spoken_of(tmp_path: Path) -> None:
-    done = run(tmp_path, PRETEND_KNOWN="2.10")
+def test_a_newer_torch_that_lacks_nothing_is_not_spoken_of(run: Callable[..., Done]) -> None:
+    done = run(PRETEND_KNOWN="2.10")
     assert (done.told, done.goes_on_in_place) == ([], True)
 
 
 @pytest.mark.parametrize("what", ["start", pytest.param("agent", marks=pytest.mark.slow), "parser"])
-def test_what_nobody_foresaw_is_left_to_torchs_own_agent(what: str, tmp_path: Path, undisturbed: Done) -> None:
+def test_what_nobody_foresaw_is_left_to_torchs_own_agent(
+    what: str, run: Callable[..., Done], undisturbed: Done
+) -> None:
     """As torch 2.15 was for a version that knew 2.13: a private function that takes another argument."""
-    done = run(tmp_path, "--unicron-console=plain", ranks=1, PRETEND_BROKEN=what, PRETEND_KNOWN="2.10")
+    done = run("--unicron-console=plain", ranks=1, PRETEND_BROKEN=what, PRETEND_KNOWN="2.10")
     assert done.result == undisturbed.result
     line = done.told[0]
     assert "torch's own agent runs the job" in line

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_launcher import WarmLaunchers, environment_of_no_job
 
 from unicron_elastic.worker.channel import Channel
 from unicron_elastic.worker.link import HEARTBEATS_WAITED_FOR
@@ -78,31 +78,30 @@ client.shutdown_workload_monitoring()
 
 
 class Worker:
-    """A process, and the agent's ends of its page and its channel."""
+    """A process, and the agent's ends of its streams, page and channel."""
 
-    def __init__(self, rank: int, folder: Path, optimizer: str) -> None:
+    def __init__(self, rank: int, folder: Path, optimizer: str, warm: WarmLaunchers) -> None:
         self._page = PulsePage()
         self._channel, theirs = Channel.pair()
-        fds = (theirs.fileno(), self._page.fd)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + SCRIPT, *map(str, fds), str(folder), optimizer],
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"},
-            pass_fds=fds,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        (reads, told), (said, writes) = os.pipe(), os.pipe()
+        self._told, self._said = os.fdopen(told, "w"), os.fdopen(said)
+        script = folder / "script.py"
+        script.write_text(PRELUDE + SCRIPT)
+        files = [reads, writes, sys.__stderr__.fileno(), theirs.fileno(), self._page.fd]
+        env = {**environment_of_no_job(folder), "RANK": str(rank), "WORLD_SIZE": "2"}
+        command = [str(script), "3", "4", str(folder), optimizer]
+        self.process = warm.start(command, env, folder, files, ends_as_script=True)
+        for each in (reads, writes):
+            os.close(each)
         theirs.close()
         self._channel.settimeout(0.0)
 
     def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        return self._said.readline().strip()
 
     def go_on(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        self._told.write("\n")
+        self._told.flush()
 
     def read(self) -> PulseReading:
         reading = self._page.read()
@@ -123,14 +122,16 @@ class Worker:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait(DEADLINE_S)
+        for each in (self._told, self._said):
+            each.close()
         self._channel.close()
         self._page.close()
 
 
 @pytest.mark.parametrize(("optimizer", "steps"), [("torch", 8), ("another", 8 - HEARTBEATS_WAITED_FOR)])
-def test_a_script_for_ft_launcher(tmp_path: Path, optimizer: str, steps: int) -> None:
-    workers = [Worker(rank, tmp_path, optimizer) for rank in (0, 1)]
+def test_a_script_for_ft_launcher(tmp_path: Path, optimizer: str, steps: int, warm_launchers: WarmLaunchers) -> None:
+    workers = [Worker(rank, tmp_path, optimizer, warm_launchers) for rank in (0, 1)]
     try:
         for worker in workers:
             assert worker.line() == "setup"
