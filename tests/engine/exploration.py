@@ -145,15 +145,15 @@ def scenario(bounds: Bounds, labels: list[str], decide: Decide = handle) -> list
 
 def key_of(job: Job) -> int:
     """Return a number that is the same for states which differ in nothing that matters."""
-    used = {job.newest.number, job.newest.anew, job.newest.parted}
+    used = {job.newest.number, job.newest.anew, job.newest.parted.world}
     for each in job.processes:
         replica = each.replica
         for world in (replica.heard, replica.met):
             if world is not None:
-                used |= {world.number, world.anew, world.parted}
-        used |= {each.parted_in, _parts_in(replica.record), each.round[0]}
+                used |= {world.number, world.anew, world.parted.world}
+        used |= {each.parted_in.world, _parts_in(replica.record), each.round[0]}
     for there in job.worlds:
-        used |= {there.world.number, there.world.anew, there.world.parted}
+        used |= {there.world.number, there.world.anew, there.world.parted.world}
     order = sorted(used)
     names = {each.name: at for at, each in enumerate(job.processes)}
 
@@ -161,8 +161,8 @@ def key_of(job: Job) -> int:
         if world is None:
             return None
         members = tuple(names.get(each.name, -1) for each in world.members)
-        marks = (world.number, world.anew, world.parted)
-        return (*(bisect_left(order, each) for each in marks), world.over > 0, members)
+        marks = (world.number, world.anew, world.parted.world)
+        return (*(bisect_left(order, each) for each in marks), world.parted.total, world.over > 0, members)
 
     def process_key(process: Process) -> Any:
         replica = process.replica
@@ -173,7 +173,8 @@ def key_of(job: Job) -> int:
             (replica.holders, world_key(replica.heard), world_key(replica.met)),
             (process.local, process.sums, process.params, process.calls, process.counts, process.is_over),
             None if process.pending is None else _pending_key(process.pending, order),
-            (bisect_left(order, process.round[0]), process.round[1], bisect_left(order, process.parted_in)),
+            (bisect_left(order, process.round[0]), process.round[1]),
+            (bisect_left(order, process.parted_in.world), process.parted_in.total),
             None if copy is None else (names.get(copy[0], -1), *copy[1:]),
             process.has_exited,
         )

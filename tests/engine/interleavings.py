@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from unicron_elastic.base.world import Member, World
+from unicron_elastic.base.world import NO_END, EndOfSteps, Member, World
 from unicron_elastic.engine.protocol.handle import handle
 from unicron_elastic.engine.protocol.replica_command import (
     AskAgent,
@@ -118,6 +118,7 @@ class Bounds:
     breaks: int = 0
     newcomers: int = 0  # who take a lost one's place, or come of themselves if ``grows``
     grows: bool = False
+    loses_newcomers: bool = False  # each as it has joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class Process:
     round: tuple[int, int] = (0, 0)  # in which it has spoken last: the world's number, and which
     counts: tuple[tuple[Any, int], ...] = ()  # of its collectives in the present group
     is_over: bool = False
-    parted_in: int = 0
+    parted_in: EndOfSteps = NO_END
     copy: tuple[str, int, int, bool] | None = None  # source, until, step, whether the source still holds it
     has_exited: bool = False
 
@@ -273,13 +274,15 @@ class Move:
                     self.lose(name)
                 else:
                     self.next_world(joined=(Member(name=name, node="n", local_rank=process.slot),))
+                    if self.bounds.loses_newcomers:
+                        self.lose(name)
             case TellBroke(number=number):
                 self.break_world(number)
-            case TellParted(number=number):
-                self.update(name, is_over=True, parted_in=number)
+            case TellParted(number=number, total=total):
+                self.update(name, is_over=True, parted_in=EndOfSteps(number, total))
                 assert process.replica.met is not None
                 if self.newest.breaks(process.replica.met):
-                    self.next_world(parted=number)
+                    self.next_world(parted=EndOfSteps(number, total))
             case TellEntered():
                 self.update(name, is_over=False)
 
@@ -357,7 +360,7 @@ class Move:
             return
         if changes.get("lost") or changes.get("anew"):
             over = [each.parted_in for each in self.processes.values() if each.is_over]
-            changes = {"parted": max(over, default=0), **changes}
+            changes = {"parted": max(over, default=NO_END), **changes}
         self.newest = self.newest.after(store="h:1", reason="", **changes)
         self.worlds[self.newest.number] = WorldThere(self.newest)
 
@@ -637,8 +640,8 @@ def _start(move: Move, slot: int) -> None:
 def _exit(move: Move, name: str) -> None:
     process = move.processes[name]
     known = {each.name for each in process.replica.met.members} if process.replica.met is not None else set()
-    if not move.has_ended and process.parted_in:
-        move.next_world(over=process.parted_in)
+    if not move.has_ended and process.parted_in.world:
+        move.next_world(over=process.parted_in.world)
     move.has_ended = True
     for each in list(move.processes.values()):
         if each.name not in known and not each.has_exited:

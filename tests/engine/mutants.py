@@ -155,7 +155,7 @@ MUTANTS = (
         "return _finish(replica, record.standing)",
         BREAKS,
     ),
-    Mutant("nobody hears that others have ended", "heard.over > 0 or heard.parted", "heard.parted", BREAKS),
+    Mutant("nobody hears that others have ended", "heard.over > 0 or heard.has_parted", "heard.has_parted", BREAKS),
     Mutant(
         "nobody is told that a world broke",
         "return answer if is_told else _with(answer, broke)",

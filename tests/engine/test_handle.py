@@ -80,6 +80,39 @@ def test_the_state_may_be_copied_from_the_first_micro_batch_to_the_first_reducti
         handle(replica, HoldBegan())
 
 
+NEWCOMER = "9+1"
+PARTED_BEFORE = (  # a newcomer joins and is lost when rank 0 has come to its first end; nobody has met its world
+    *(f"{rank}: {what}" for what in ("its script calls run.steps(1)", "its agent answers") for rank in (0, 1)),
+    *("0: all have spoken", "1: all have spoken"),
+    *("0: its group group is done in seat 0", "1: its group group is done in seat 0"),
+    *(f"{rank}: its moved ('state', 0, (0, 1), True) is done in seat 0" for rank in (0, 1)),
+    *("0: all have spoken", "0: its script begins step 0"),
+    "a newcomer starts",
+    *(f"{NEWCOMER}: {what}" for what in ("its script calls run.steps(1)", "its agent answers")),
+    *(f"{NEWCOMER}: {what}" for what in ("it begins to copy the state of 0", "it has the state of 0")),
+    *("0: it computes [0]", "1: all have spoken", "1: its script begins step 0", "1: it computes [1]"),
+    *(f"{rank}: its reduced {what} is done in seat 0" for what in ("('sum', 0)", "('last', 0)") for rank in (0, 1)),
+    *("0: its patience is over", "1: its patience is over"),
+    *("0: its script has made all steps of its call", "1: its script has made all steps of its call"),
+    "0: its gathered ('end', 1) is done in seat 0",
+    *(f"{NEWCOMER} is lost", f"the agents notice that {NEWCOMER} is lost"),
+    "1: its gathered ('end', 1) is done in seat 0",
+    *("0: its script calls run.steps(2)", "1: its script calls run.steps(2)"),
+    *("0: its script begins step 1", "1: its script begins step 1", "1: it hears of world 3"),
+    *("0: it computes [0]", "1: it computes [1]"),
+    *(f"{rank}: its reduced {what} is done in seat 0" for what in ("('sum', 0)", "('last', 0)") for rank in (0, 1)),
+    *("0: its patience is over", "0: its script has made all steps of its call"),
+    *("0: it learns that others have gone on", "0: it hears of world 3"),
+)
+
+
+def test_the_end_of_one_call_is_not_taken_for_that_of_the_next_in_the_same_world() -> None:
+    bounds = Bounds(2, (1, 2), newcomers=1, grows=True, losses=1)
+    told = scenario(bounds, list(PARTED_BEFORE))
+    heard = next(at for at, line in enumerate(told) if "WorldHeard 3 [0, 1] rank=0 over=0 parted=1/1" in line)
+    assert told[heard + 1].strip().startswith("Say in 3: state=2 until=2"), told[heard:]
+
+
 def test_an_exception_in_a_micro_batch_ends_the_replica() -> None:
     replica, (command,) = _told(_computing(), ScriptRaised(0))
     assert replica.phase is ReplicaPhase.ENDED
@@ -101,7 +134,7 @@ def test_each_command_has_a_reason_and_a_path_is_told_as_a_scenario() -> None:
         "    0: CallBegun until=1",
         "        AskAgent is_again=False: the script begins to train",
         "2. 0: its agent answers",
-        "    0: WorldHeard 1 [0] rank=0 over=0 parted=0",
+        "    0: WorldHeard 1 [0] rank=0 over=0 parted=0/0",
         "    0: Answered is_member=True has_source=False where=None",
         "        Say in 1: state=None until=1 held=[] done=[]: the members of world 1 say where they are",
         "3. 0: all have spoken",

@@ -148,9 +148,10 @@ class InPlace(Job):
         )
         return self.feed(event)
 
-    def parted(self, local_rank: int, world: int | None = None) -> list[Command]:
-        generation = self.state.generation
-        return self.feed(MemberParted(at=self._at(None), local_rank=local_rank, world=world, generation=generation))
+    def parted(self, local_rank: int, world: int | None = None, total: int = 9) -> list[Command]:
+        at, generation = self._at(None), self.state.generation
+        event = MemberParted(at=at, local_rank=local_rank, world=world, total=total, generation=generation)
+        return self.feed(event)
 
     def broke(self, local_rank: int) -> list[Command]:
         at = self._at(None)

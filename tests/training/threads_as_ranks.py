@@ -21,7 +21,7 @@ from shadow import Shadow
 from torch import Tensor, nn
 from torch.distributed import HashStore
 
-from unicron_elastic.base.world import Member, World
+from unicron_elastic.base.world import NO_END, EndOfSteps, Member, World
 from unicron_elastic.engine.protocol.replica_event import GroupBroke, Outgrown
 from unicron_elastic.engine.transport.superseded import Superseded
 from unicron_elastic.training.engine import MissedStepError
@@ -183,9 +183,9 @@ class Rank:
                 self.tell_news()
         return is_over
 
-    def has_parted(self, number: int) -> bool:
+    def has_parted(self, end: EndOfSteps) -> bool:
         with self.job.changed:
-            has_parted = self.job.newest.parted >= number > 0
+            has_parted = self.job.newest.has_parted(end)
             if has_parted:
                 self.tell_news()
         return has_parted
@@ -395,7 +395,7 @@ class Job:
         self.store = HashStore()
         self.dead: set[str] = set()
         self.over: set[str] = set()  # who has parted, and has not begun once more
-        self.parted_in: dict[str, int] = {}  # by name, the world
+        self.parted_in: dict[str, EndOfSteps] = {}  # by name
         self.ended: set[str] = set()
         self.broken: set[int] = set()
         self.told: list[tuple[str, dict[str, Any]]] = []
@@ -444,7 +444,8 @@ class Job:
                 if joined:
                     raise Died
                 return
-            parted = max((self.parted_in[name] for name in self.over), default=0) if lost or anew else 0
+            ends = [self.parted_in[name] for name in self.over] if lost or anew else []
+            parted = max(ends, default=NO_END)
             self.newest = self.newest.after(
                 store="h:1", reason="so", lost=lost, joined=joined, anew=anew, parted=parted
             )
@@ -455,9 +456,10 @@ class Job:
         with self.changed:
             assert rank.world is not None
             self.over.add(rank.name)
-            self.parted_in[rank.name] = rank.world.number
+            assert rank.run is not None
+            parted = self.parted_in[rank.name] = EndOfSteps(rank.world.number, rank.run._engine.until)
             if self.newest.breaks(rank.world):
-                self.newest = self.newest.after(store="h:1", reason="so", parted=rank.world.number)
+                self.newest = self.newest.after(store="h:1", reason="so", parted=parted)
                 self.changed.notify_all()
 
     def end_well(self, rank: Rank) -> None:
@@ -467,7 +469,7 @@ class Job:
         """
         with self.changed:
             if not self.ended and (parted_in := self.parted_in.get(rank.name)):
-                self.newest = self.newest.after(store="h:1", reason="", over=parted_in)
+                self.newest = self.newest.after(store="h:1", reason="", over=parted_in.world)
             self.ended.add(rank.name)
             known = {member.name for member in rank.world.members} if rank.world is not None else set()
             self.dead |= {each.name for each in self.ranks} - known - self.ended

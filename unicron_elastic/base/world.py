@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from unicron_elastic.base.text import one_line, shorten, shown
 
@@ -28,6 +28,22 @@ class Member:
     local_rank: int
 
 
+class EndOfSteps(NamedTuple):
+    """`EndOfSteps` names one end to which all had come: of ``run.steps(total)``, in the world of this number.
+
+    A later call may come to its end in the same world. Later ones are greater; 0, 0: none.
+    """
+
+    world: int = 0
+    total: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.world}/{self.total}"
+
+
+NO_END = EndOfSteps()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """Who trains together. ``store`` is "host:port" of the TCPStore where the members meet.
@@ -35,8 +51,8 @@ class World:
     ``reason`` says, as a sentence, why this world came; "": it is the first. ``restarts_used`` is the job's count.
     ``anew`` is the number of the newest world, this one or an earlier one, in which all had to connect anew.
     ``over``: members that made their last steps in the world of this number, or an earlier one, have begun to end, and
-    nobody joins any more; 0: none has. ``parted``: in the world of this number all had come to the end of their steps,
-    as some have left it; 0: that was never told.
+    nobody joins any more; 0: none has. ``parted``: the latest end of their steps to which all had come, as some have
+    left it.
     """
 
     number: int
@@ -46,7 +62,7 @@ class World:
     restarts_used: int = 0
     anew: int = 1
     over: int = 0
-    parted: int = 0
+    parted: EndOfSteps = NO_END
 
     @property
     def size(self) -> int:
@@ -65,6 +81,10 @@ class World:
         names = {member.name for member in self.members}
         return self.anew > before.number or any(member.name not in names for member in before.members)
 
+    def has_parted(self, end: EndOfSteps) -> bool:
+        """Return whether all had come to that end, or to one of a later call: in that world, or a later one."""
+        return self.parted.total >= end.total and self.parted.world >= end.world > 0
+
     def after(
         self,
         *,
@@ -75,7 +95,7 @@ class World:
         restarts_used: int = 0,
         anew: bool = False,
         over: int = 0,
-        parted: int = 0,
+        parted: EndOfSteps = NO_END,
     ) -> World:
         """The next world: without the ``lost`` members, by name, and with those who ``joined``.
 
@@ -108,7 +128,8 @@ class World:
             "restarts_used": self.restarts_used,
             "anew": self.anew,
             "over": self.over,
-            "parted": self.parted,
+            "parted": self.parted.world,
+            "parted_total": self.parted.total,
         }
 
     def to_json(self) -> str:
@@ -135,7 +156,10 @@ class World:
             restarts_used=restarts_used,
             anew=_count(data.get("anew", 1), "last new beginning", least=1),
             over=_count(data.get("over", 0), "end", least=0),
-            parted=_count(data.get("parted", 0), "last steps", least=0),
+            parted=EndOfSteps(
+                _count(data.get("parted", 0), "last steps", least=0),
+                _count(data.get("parted_total", 0), "total of last steps", least=0),
+            ),
         )
 
     @classmethod

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from unicron_elastic.base.incident import Incident
-from unicron_elastic.base.world import Member
+from unicron_elastic.base.world import NO_END, EndOfSteps, Member
 from unicron_elastic.faults import RootCause
 
 
@@ -130,8 +130,8 @@ class ChangeWorld:
     """Have the agents agree on a next world, tell its members here, and post ``WorldChanged``.
 
     Without anybody ``lost`` (by name) or ``joined`` they hear that there is nobody to wait for, or that those who made
-    their last steps in world number ``over`` have begun to end, or that all had come to that end in world number
-    ``parted``. ``of``: only if that is the number of the newest world, and all connect anew.
+    their last steps in world number ``over`` have begun to end, or that all had come to the end ``parted``. ``of``:
+    only if that is the number of the newest world, and all connect anew.
     """
 
     lost: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ class ChangeWorld:
     restarts_used: int = 0
     of: int | None = None
     over: int = 0
-    parted: int = 0
+    parted: EndOfSteps = NO_END
     reason: str
 
 

@@ -297,12 +297,13 @@ class MemberLeft:
 class MemberParted:
     """A worker has made its last step, and nobody needs it any more.
 
-    It did so in world number ``world``, and may ask for a part once more; None: it will not.
+    It did so in world number ``world``, by a call up to ``total``, and may ask for a part once more; None: it will not.
     """
 
     at: float
     local_rank: int
     world: int | None = None
+    total: int = 0
     generation: int | None = None
 
 

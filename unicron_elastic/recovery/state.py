@@ -57,6 +57,7 @@ class Worker:
     since: int = 0  # the number of the world that took it in
     lost_in: int = 0  # the number of the world in which it, or whose place it takes, trained when it was lost
     parted_in: int | None = None  # ... of that in which it made its last step; None: it does not train once more
+    parted_at: int = 0  # the total of the call that ended there
     went_on_in: int = 0  # the number of the latest world in which it has made a step
     reused: int | None = None  # micro-batches of that step that it had computed before; None: it was not there
     recomputed: int | None = None  # ... and that others had held

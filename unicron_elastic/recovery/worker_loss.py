@@ -13,12 +13,12 @@ Where somebody was lost after that step, who may have had the model to write, al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.base.text import counted
-from unicron_elastic.base.world import World
+from unicron_elastic.base.world import EndOfSteps, World
 from unicron_elastic.faults import Fault, RootCause, Severity, classify, signature
 from unicron_elastic.planning.model.configured import why_begin_again
 from unicron_elastic.recovery import node, storms
@@ -68,7 +68,7 @@ OVER = "The training is over: newcomers end."
 
 def parted(state: JobState, worker: Worker, event: MemberParted) -> tuple[JobState, list[Command]]:
     """Book that a worker has made its last step: one that has proves that all have who trained with it."""
-    state = state.with_worker(replace(worker, part=Part.PARTED, parted_in=event.world))
+    state = state.with_worker(replace(worker, part=Part.PARTED, parted_in=event.world, parted_at=event.total))
     return (state, []) if event.world else end_newcomers(state)
 
 
@@ -109,8 +109,12 @@ def without_the_ended(state: JobState) -> list[Command]:
     reason = f"{who} after the last step: the others go on without {'it' if len(ended) == 1 else 'them'}."
     return [
         ChangeWorld(lost=tuple(name_of(state, each) for each in ended), reason=reason),
-        ChangeWorld(parted=max(each.parted_in or 0 for each in ended), reason=""),
+        ChangeWorld(parted=_latest_end(ended), reason=""),
     ]
+
+
+def _latest_end(have_parted: Iterable[Worker]) -> EndOfSteps:
+    return max(EndOfSteps(worker.parted_in or 0, worker.parted_at) for worker in have_parted)
 
 
 def named_ranks(workers: Sequence[Worker], does: str, do: str) -> str:
@@ -136,9 +140,9 @@ def left_to_the_others(state: JobState, before: World | None) -> list[Command]:
     names = tuple(name for name in (name_of(state, worker) for worker in gone) if world.rank_of(name) is not None)
     reason = "The training is over: those who still make their last step do so without the others."
     commands: list[Command] = [ChangeWorld(lost=names, reason=reason)] if names else []
-    parted_in = max(worker.parted_in or 0 for worker in have_parted)
-    if parted_in > world.parted and before is not None and world.breaks(before):
-        commands.append(ChangeWorld(parted=parted_in, reason=""))
+    parted = _latest_end(have_parted)
+    if parted.world and parted > world.parted and before is not None and world.breaks(before):
+        commands.append(ChangeWorld(parted=parted, reason=""))
     return commands
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from unicron_elastic.base.world import NO_END, EndOfSteps
 from unicron_elastic.compat.tensors import copy_each
 from unicron_elastic.engine.protocol.agreement import Agreement
 from unicron_elastic.engine.protocol.said import MismatchError, Said
@@ -570,11 +571,11 @@ class Engine:
                     break
                 continue
             assert assembly.world is not None
-            assembly.parts_in = assembly.world.number
+            assembly.parts_in = EndOfSteps(assembly.world.number, self.until)
             gather = partial(self._gather_end, end, self._membership.is_newer(), awaited)
             if assembly.together(gather, end) and self._may_leave(any(awaited)):
                 break
-        assembly.parts_in = 0
+        assembly.parts_in = NO_END
         count_as_step(0)
         self._has_begun = False
         if self._buffers is not None:
@@ -582,7 +583,7 @@ class Engine:
         self._has_parted = True
         self.reports.begin_shares(assembly.world, (self.until, self.state))
         assert assembly.world is not None
-        self._membership.tell(Parted(world=assembly.world.number))
+        self._membership.tell(Parted(world=assembly.world.number, total=self.until))
 
     def _gather_end(self, end: str, is_awaited: bool, awaited: list[bool]) -> None:
         """Says that it is at the ``end``, and whether a newcomer is ``awaited``, and hears the same of all."""

@@ -132,9 +132,10 @@ class WentOn(Notice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parted(Notice):
-    """`Parted` says that all steps are made; ``world`` is the one in which all parted, if they did so together."""
+    """`Parted` says that all steps are made, up to ``total``; ``world`` is where all parted, if they did together."""
 
     world: int | None = None
+    total: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from unicron_elastic.base.world import World
+from unicron_elastic.base.world import EndOfSteps, World
 from unicron_elastic.worker.channel import close_all
 from unicron_elastic.worker.collectives.broken import break_collectives
 from unicron_elastic.worker.collectives.stuck import end_if_stuck
@@ -97,9 +97,9 @@ class Link:
         """Whether others have made their last steps and begun to end."""
         return self._world is not None and self._world.over > 0
 
-    def has_parted(self, number: int) -> bool:
-        """Whether all had come to the end of their steps in this world, or a later one."""
-        return self._world is not None and self._world.parted >= number > 0
+    def has_parted(self, end: EndOfSteps) -> bool:
+        """Whether all had come to this end of their steps in that world, or a later one."""
+        return self._world is not None and self._world.has_parted(end)
 
     def wait_for_newer(self, number: int, timeout_s: float) -> bool:
         """Waits for a world after this one; false if none came in time."""

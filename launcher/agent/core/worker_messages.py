@@ -215,8 +215,9 @@ class WorkerMessages:
                 self.on_served(newcomer, address)
             case Parted(world=None):
                 self._post(MemberParted(at=now, local_rank=local_rank, generation=generation))
-            case Parted(world=int(world)):
-                self._post(MemberParted(at=now, local_rank=local_rank, world=world, generation=generation))
+            case Parted(world=int(world), total=total):
+                parted = MemberParted(at=now, local_rank=local_rank, world=world, total=total, generation=generation)
+                self._post(parted)
             case _:
                 return False
         return True

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed import DistError, Store
 
-from unicron_elastic.base.world import Member, World
+from unicron_elastic.base.world import NO_END, Member, World
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess, WorkersContext
 from unicron_elastic.launcher.agent.worlds.log import LogNotReady, StoreLog, WorldLog, WorldWatch
 from unicron_elastic.launcher.common.loop import Loop
@@ -357,8 +357,8 @@ def _is_made(world: World, wanted: ChangeWorld, *, is_over: bool = False) -> boo
     """Whether a world has this change; one that changes no member is made by any world once it ``is_over``."""
     if wanted.of is not None and world.number > wanted.of:
         return True
-    if wanted.over or wanted.parted:
-        return world.over > 0 or world.parted >= wanted.parted > 0
+    if wanted.over or wanted.parted.world:
+        return world.over > 0 or world.parted >= wanted.parted > NO_END
     if not wanted.lost and not wanted.joined:
         return is_over
     names = {member.name for member in world.members}

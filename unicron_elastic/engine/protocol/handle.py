@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from unicron_elastic.base.world import EndOfSteps
 from unicron_elastic.engine.protocol.agreement import Agreement, NoStateLeft, agree
 from unicron_elastic.engine.protocol.replica_command import (
     AskAgent,
@@ -245,7 +246,7 @@ def _meet_within(replica: Replica) -> Answer:
 def _is_over(replica: Replica, parts_in: int) -> bool:
     """Tell whether nobody comes to meet this one: others have ended, or have left the end at which it is."""
     heard = replica.heard
-    return heard is not None and (heard.over > 0 or heard.parted >= parts_in > 0)
+    return heard is not None and (heard.over > 0 or heard.has_parted(EndOfSteps(parts_in, replica.until)))
 
 
 def _meet(replica: Replica, meeting: InMeeting) -> Answer:
@@ -608,7 +609,7 @@ def _end_gathering(replica: Replica, record: Parting, event: Gathered) -> Answer
 
 
 def _finish(replica: Replica, standing: Standing) -> Answer:
-    parted = TellParted(_parts_in(replica), reason="all have come to the end of the call")
+    parted = TellParted(_parts_in(replica), replica.until, reason="all have come to the end of the call")
     let_go = LetGo(is_over=True, reason="nobody needs this rank at the end of the call any more")
     return replace(replica, record=Finished(standing)), (parted, let_go)
 

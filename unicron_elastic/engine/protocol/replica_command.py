@@ -50,9 +50,10 @@ class TellBroke(ReplicaCommand):
 
 @dataclass(frozen=True, slots=True)
 class TellParted(ReplicaCommand):
-    """`TellParted`: tell the agent that all had come to the end of their steps in the world ``number``."""
+    """`TellParted`: tell the agent that all had come to the end of the call up to ``total`` in the world ``number``."""
 
     number: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)

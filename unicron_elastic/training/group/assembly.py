@@ -13,7 +13,7 @@ from typing import NoReturn
 from torch.distributed import DistError
 
 from unicron_elastic.base.text import counted, one_line
-from unicron_elastic.base.world import World
+from unicron_elastic.base.world import NO_END, World
 from unicron_elastic.engine.protocol.agreement import Agreement, agree, reports_to_give
 from unicron_elastic.engine.protocol.said import MismatchError, Said, read, written
 from unicron_elastic.engine.transport.completion import Completion
@@ -67,7 +67,7 @@ class Assembly:
         self._meeting: Meeting | None = None
         self.world: World | None = None
         self.rank = 0
-        self.parts_in = 0  # the number of the world in which this one waits at the end of its steps
+        self.parts_in = NO_END  # at which this one waits
         self.said: list[Said] = []  # by rank, in the latest meeting
         self.holdings: list[frozenset[int]] = []  # by rank, the micro-batches of this step that it has or will compute
         self._order: CollectiveOrder | None = None

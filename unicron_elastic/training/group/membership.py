@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, Store
 
 from unicron_elastic.base.in_place import FORCE, is_forced
-from unicron_elastic.base.world import Member, World
+from unicron_elastic.base.world import EndOfSteps, Member, World
 from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.training.group.meeting import connect_store
 from unicron_elastic.worker.channel import ChannelClosed
@@ -50,8 +50,8 @@ class Membership(Protocol):
     def is_over(self) -> bool:
         """Whether others, who had made their last steps with this process, have begun to end."""
 
-    def has_parted(self, number: int) -> bool:
-        """Whether all had come to the end of their steps in this world, or a later one, as some have left it."""
+    def has_parted(self, end: EndOfSteps) -> bool:
+        """Whether all had come to this end of their steps in that world, or a later one, as some have left it."""
 
     def adopt(self) -> tuple[World, int, Store]:
         """The newest world, this process's rank in it, and the store where its members meet."""
@@ -102,7 +102,7 @@ class FixedMembership:
         """Not known."""
         return False
 
-    def has_parted(self, number: int) -> bool:  # noqa: ARG002
+    def has_parted(self, end: EndOfSteps) -> bool:  # noqa: ARG002
         """Not known."""
         return False
 
@@ -178,9 +178,9 @@ class AgentMembership:
         """Tell whether training is over, as the agent's newest world has it."""
         return self._link.is_over()
 
-    def has_parted(self, number: int) -> bool:
+    def has_parted(self, end: EndOfSteps) -> bool:
         """Tell whether the member has made its last step, as the agent's newest world has it."""
-        return self._link.has_parted(number)
+        return self._link.has_parted(end)
 
     def adopt(self) -> tuple[World, int, Store]:
         """Raises RuntimeError if this process is not in it, Superseded, and DistError if the store is not there."""
