@@ -18,6 +18,7 @@ from typing import Any
 from torch.distributed import DistError
 
 from unicron_elastic.base.node_name import node_name
+from unicron_elastic.base.world import World
 from unicron_elastic.compat.agent import (
     DEFAULT_ROLE,
     RunResult,
@@ -448,6 +449,8 @@ class Agent(TorchAgent):
     def _nodes_lost(self, generation: int, nodes: tuple[str, ...], reason: str) -> None:
         self._unheard_loss = reason
         self._has_lost_nodes = True
+        if next((node for node in self._nodes.node_ids if node not in nodes), "") != self._nodes.node_id:
+            self._said_elsewhere.add(reason)  # all who are left see it, and the first of them says it
         self._runtime.loop.call_soon(lambda: self._worlds.gone(nodes))
         event = events.OtherNodesLost(at=time.monotonic(), nodes=nodes, reason=reason, generation=generation)
         self._runtime.loop.call_soon(lambda: self._events.append(event))
@@ -502,7 +505,7 @@ class Agent(TorchAgent):
             self._do(command)
         world = self._state.world
         if world is not None and world.number > (1 if before is None else before.number):
-            if before is not None and world.reason and not self._is_told(world.reason):
+            if before is not None and world.reason and self._speaks_for(world) and not self._is_told(world.reason):
                 self._reporter.say(world.reason)  # when its members have been told
             self._watch_hangs()
         self._watch_newcomers()
@@ -512,6 +515,10 @@ class Agent(TorchAgent):
         """Whether people know of it, or of what departs: the nodes of a planned job speak in one place."""
         is_told = sentence in self._said_elsewhere or self._recalls.is_told_there(sentence)
         return self._runtime.is_planned and is_told
+
+    def _speaks_for(self, world: World) -> bool:
+        """Whether this node is the one that says why a world came, as all of them know it."""
+        return not self._runtime.is_planned or world.members[0].node == self._state.node
 
     def _do(self, command: commands.Command) -> None:
         match command:
@@ -527,7 +534,7 @@ class Agent(TorchAgent):
                 self._wake_at(command.at)
             case commands.RecordIncident():
                 incident = self._moves.recorded(command.incident)
-                self._teller.recorded(self._reporter.record(incident))
+                self._teller.recorded(self._reporter.record(incident, is_told=self._is_told(incident.reason)))
             case commands.StartWorkers():
                 is_known = command.reason == self._reporter.last_said  # as the reason for the stop, usually
                 if not (is_known or self._is_told(command.reason)):

@@ -52,6 +52,7 @@ class Reporter:
         self._begun_at = time.monotonic()
         self._last_incident: str | None = None
         self._said_once: set[str] = set()
+        self._told_elsewhere: set[int] = set()  # numbers of incidents of which another node speaks
         self.last_said = ""
         self._is_closed = False
         self._spoken = _Spoken(self.say)
@@ -138,13 +139,18 @@ class Reporter:
             if self._metrics is not None:
                 self._metrics.is_meeting = False
 
-    def record(self, incident: Incident) -> Incident:
-        """Writes the incident to the ledger and, when it is over, says what it cost. Returns it as written."""
+    def record(self, incident: Incident, *, is_told: bool = False) -> Incident:
+        """Writes the incident to the ledger and, when it is over, says what it cost. Returns it as written.
+
+        ``is_told``: another node says all of it.
+        """
         written = self._open_ledger().record(incident)
         if self._metrics is not None:
             self._metrics.recorded(written)
         self._last_incident = incident.reason
-        if incident.total_ms is not None:
+        if is_told:
+            self._told_elsewhere.add(incident.number)
+        if incident.total_ms is not None and incident.number not in self._told_elsewhere:
             self.say(f"Incident {incident.number}: first step {incident.total_ms:.0f} ms after the fault.")
         return written
 
