@@ -114,6 +114,7 @@ class Strikes:
 
     def install(self) -> None:
         """Wraps what it takes; before the run is made, which gets small buckets."""
+        from unicron_elastic.engine.protocol import handle
         from unicron_elastic.engine.transport import interruptible_store
         from unicron_elastic.training import engine
         from unicron_elastic.training.group import assembly, meeting, servant
@@ -133,7 +134,7 @@ class Strikes:
         self._wrap(interruptible_store.InterruptibleStore, "set", after=lambda *_: self.at("connecting"))
         self._wrap(servant, "pull", before=lambda *_: self._soon("newcomer-copies"))
         self._wrap(servant, "rebuild", before=lambda *_: self.at("newcomer-has-copied"))
-        self._wrap_agree(assembly)
+        self._wrap_agree(handle)
 
     def _wrap(
         self,
@@ -188,16 +189,16 @@ class Strikes:
         """From a thread: the function that was wrapped has then begun its work."""
         threading.Timer(0.002, self.at, (moment,)).start()
 
-    def _wrap_agree(self, assembly: Any) -> None:
+    def _wrap_agree(self, module: Any) -> None:
         """Logs who said what, as one word for each rank: state, micro-batches held, buckets done."""
-        original = assembly.agree
+        original = module.agree
 
         def agree(said: Sequence[Any], *, micro_batches: int) -> Any:
             words = (f"{each.state};{_listed(each.held)};{_listed(each.done)}" for each in said)
             self._log.write("said", self._world, max(each.buckets for each in said), *words)
             return original(said, micro_batches=micro_batches)
 
-        assembly.agree = agree
+        module.agree = agree
 
 
 class _Group:

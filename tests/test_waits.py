@@ -99,7 +99,7 @@ ENDS = {
         "Transport.sum": COLLECTIVE,
     },
     "unicron_elastic/engine/transport/waiter.py": {"Waiter.wait": COLLECTIVE},
-    "unicron_elastic/training/group/assembly.py": {"Assembly._reduce": COLLECTIVE},
+    "unicron_elastic/training/group/assembly.py": {"Assembly._finish": COLLECTIVE},
     "unicron_elastic/training/step/tree_sum.py": {"TreeSum._reduce": COLLECTIVE},
     "unicron_elastic/worker/channel.py": {
         "Channel._send_packet": "the channel's time-out; the keeper and the warm process block until the agent reads",

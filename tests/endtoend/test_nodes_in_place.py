@@ -22,7 +22,7 @@ NOT_ON_B = """
 import os, runpy, sys
 import torch  # as scripts do, before they fail
 if os.environ["UNICRON_NODE_NAME"] == "b":
-    raise OSError("no data here")
+    raise ValueError("no data here")
 sys.argv[0] = {script!r}
 runpy.run_path({script!r}, run_name="__main__")
 """

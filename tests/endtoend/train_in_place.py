@@ -25,7 +25,7 @@ from torch import nn
 import unicron_elastic
 from unicron_elastic.engine.transport import interruptible_store, transport
 from unicron_elastic.training import engine
-from unicron_elastic.training.group import membership, servant
+from unicron_elastic.training.group import assembly, membership, servant
 from unicron_elastic.training.step import gradients, tree_gradients
 
 FOLDER = Path(os.environ["PROBE"])
@@ -123,10 +123,14 @@ def arm(strikes: Strikes) -> None:
         if number == 1:
             strikes.at("reduce")
 
+    def reduced(parts: Any, *_: Any, **__: Any) -> None:
+        if parts._gradients.is_complete:
+            strikes.at("reduced")
+
     wrapped(gradients.Gradients, "reduce", None, bucket)
     wrapped(tree_gradients.TreeGradients, "reduce", None, bucket)
-    wrapped(engine.Engine, "_may_leave", lambda *_: strikes.at("reduced"), None)
-    wrapped(engine.Engine, "_meet", lambda _: strikes.at("meet"), None)
+    wrapped(assembly.Assembly, "reduce", None, reduced)
+    wrapped(assembly.Assembly, "say", lambda *_: strikes.at("meet"), None)
     wrapped(engine.Engine, "part", lambda _: strikes.at("part"), lambda _: strikes.at("parted"))
     wrapped(
         transport.Transport,

@@ -176,7 +176,7 @@ def key_of(job: Job) -> int:
             (bisect_left(order, process.round[0]), process.round[1]),
             (bisect_left(order, process.parted_in.world), process.parted_in.total),
             None if copy is None else (names.get(copy[0], -1), *copy[1:]),
-            process.has_exited,
+            (process.has_exited, process.asked, process.mean, process.means, process.is_offered),
         )
 
     worlds = tuple((world_key(each.world), each.rounds, each.slots, each.is_broken) for each in job.worlds)

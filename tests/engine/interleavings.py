@@ -3,7 +3,7 @@
 What is modelled, each as one step of a path:
 
 - *the script*: calls of ``run.steps()`` with their totals; it asks for the first micro-batch of a step; it computes all
-  that it was dealt and asks for more; its optimizer steps; it ends;
+  that it was dealt and asks for more; its optimizer steps; it asks for means over all ranks; it ends;
 - *the members' store*: rounds of a meeting, which end for all when all have spoken, or for all when one leaves;
 - *process groups*: sums, hand-overs of a bucket, copies of the state, the wait at the end. Each needs all who take
   part, and then ends for each replica, and each of its seats, at a time of its own; or breaks for it, if a member is
@@ -15,9 +15,9 @@ What is modelled, each as one step of a path:
 - *faults*: a loss of a replica at any of these moments, and connections that break though nobody is lost.
 
 The values are modelled, too: what each replica has summed up is how often each micro-batch is in it, a sum has the step
-and the counts of all members, and the parameters are the steps that were applied.
+and the counts of all members, the parameters are the steps that were applied, and a mean is who has a share in it.
 
-What is not modelled: ``run.mean()`` between steps, digests that differ, ranks whose scripts call ``run.steps()``
+What is not modelled: digests that differ, ranks whose scripts call ``run.steps()``
 differently, parameters that are frozen on the way, snapshots, states that cannot be sent, scripts that change the state
 while others copy it, a loss of all who have the state, an agent that is lost, and the store of the members. A replica
 is lost with all its seats.
@@ -36,6 +36,7 @@ from unicron_elastic.base.world import NO_END, EndOfSteps, Member, World
 from unicron_elastic.engine.protocol.handle import handle
 from unicron_elastic.engine.protocol.replica_command import (
     AskAgent,
+    Average,
     AwaitHolders,
     AwaitWorld,
     BreakOff,
@@ -52,6 +53,7 @@ from unicron_elastic.engine.protocol.replica_command import (
     Reduce,
     ReleaseSource,
     ReplicaCommand,
+    ReturnMean,
     Say,
     TellBroke,
     TellEntered,
@@ -62,6 +64,7 @@ from unicron_elastic.engine.protocol.replica_command import (
 from unicron_elastic.engine.protocol.replica_event import (
     AllSaid,
     Answered,
+    Averaged,
     CallBegun,
     CallEnded,
     Computed,
@@ -72,6 +75,7 @@ from unicron_elastic.engine.protocol.replica_event import (
     Handed,
     HoldBegan,
     HoldEnded,
+    MeanAsked,
     MoreAsked,
     Moved,
     NotCopied,
@@ -96,7 +100,9 @@ from unicron_elastic.engine.protocol.replica_phase import (
     Spot,
     Stepping,
 )
+from unicron_elastic.engine.protocol.said import Report
 
+Label: TypeAlias = tuple[int, int, str]  # of a mean: the call, the step, and where the script asks for it
 Decide: TypeAlias = Callable[[Replica, Any], tuple[Replica, tuple[Any, ...]]]
 GARBAGE = ("garbage",)
 
@@ -119,6 +125,7 @@ class Bounds:
     newcomers: int = 0  # who take a lost one's place, or come of themselves if ``grows``
     grows: bool = False
     loses_newcomers: bool = False  # each as it has joined
+    means: tuple[str, ...] = ()  # where it asks for one: "before" each step, "behind" it, at the "end" of a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +155,10 @@ class Process:
     parted_in: EndOfSteps = NO_END
     copy: tuple[str, int, int, bool] | None = None  # source, until, step, whether the source still holds it
     has_exited: bool = False
+    asked: Label | None = None  # for which mean it asks, or asked last
+    mean: tuple[Label, tuple[int, ...]] | None = None  # the latest that it has, and whose shares are in it
+    means: tuple[tuple[Label, tuple[int, ...]], ...] = ()  # that its script was given
+    is_offered: bool = False  # the mean for which it asks, by one that it has just met
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +220,10 @@ class Move:
     def post(self, name: str, event: ReplicaEvent) -> None:
         """Let a replica decide, and carry out what it says."""
         process = self.processes[name]
+        if isinstance(event, AllSaid):
+            own = _report(process.asked)
+            self.update(name, is_offered=own is not None and own in [each.report for each in event.said])
+            process = self.processes[name]
         replica, commands = self.decide(process.replica, event)
         if self.told is not None:
             self.told.append(f"    {name}: {_word(event)}")
@@ -232,14 +247,14 @@ class Move:
                     self.processes = {}  # all begin again
             case Commit(step=step):
                 self.commit(name, step)
-            case Compute() | LetGo():
+            case Compute() | LetGo() | ReturnMean():
                 self.update(name, pending=None)
+                if isinstance(command, ReturnMean):
+                    self.check_mean(name, is_own=command.is_own)
             case Clear():
                 self.update(name, local=(0,) * self.bounds.micro_batches)
-            case ReleaseSource():
-                self.release(name)
-            case BreakOff():
-                self.break_off(name)
+            case ReleaseSource() | BreakOff():
+                self.end_copy(name, is_own=isinstance(command, ReleaseSource))
             case TellLeft():
                 return self.rename(name)
             case TellReady() | TellBroke() | TellParted() | TellEntered():
@@ -315,6 +330,8 @@ class Move:
                 self.arrive(name, "moved", [("move", what, process.params if rank == source else None)])
             case Reduce():
                 self.reduce(name, command)
+            case Average():
+                self.arrive(name, "averaged", [("all", ("mean", process.asked), process.slot)])
             case Gather(is_awaited=is_awaited):
                 self.arrive(name, "gathered", [("all", ("end", process.replica.until), is_awaited)])
 
@@ -331,7 +348,23 @@ class Move:
             if each.copy is not None and each.copy[0] == name and each.copy[3]:
                 raise Broken(f"{name} changes its state while {each.name} copies it")
         self.update(name, params=step + 1, pending=None)
-        self.post(name, StepMade())
+        if "behind" not in self.bounds.means:
+            self.post(name, StepMade())
+
+    def check_mean(self, name: str, *, is_own: bool) -> None:
+        """All who live and are given one that is not their own are given the same, for which they asked."""
+        process = self.processes[name]
+        if is_own:
+            if process.is_offered:
+                raise Broken(f"{name} is given its own share of the mean {process.asked}, which another one has")
+            return
+        assert process.asked is not None
+        if process.mean is None or process.mean[0] != process.asked:
+            raise Broken(f"{name} asks for the mean {process.asked}, and is given {process.mean}")
+        for other in self.processes.values():
+            if dict(other.means).get(process.asked, process.mean[1]) != process.mean[1]:
+                raise Broken(f"{name} is given the mean {process.mean}, and {other.name} had {other.means[-1]}")
+        self.update(name, means=(*process.means, process.mean))
 
     def check_given(self, process: Process) -> None:
         """A state is given as it is in one span: not while the script changes it."""
@@ -339,6 +372,12 @@ class Move:
             raise Broken(f"{process.name} gives a state between two steps")
 
     # -- copies -------------------------------------------------------------------------------------------------------
+
+    def end_copy(self, name: str, *, is_own: bool) -> None:
+        if is_own:
+            self.release(name)
+        else:
+            self.break_off(name)
 
     def release(self, name: str) -> None:
         copy = self.processes[name].copy
@@ -400,12 +439,13 @@ class Move:
         mine = process.round[1] + 1 if process.round[0] == number else 1
         rounds = (*rounds, *(((), "") for _ in range(mine - len(rounds))))
         words, end = rounds[mine - 1]
+        said = replace(said, asks=_report(process.asked if said.is_between else None), report=_report(process.mean))
         words = tuple(sorted((*words, (process.replica.rank, said)), key=lambda each: each[0]))
         if not end and len(words) == self.worlds[number].world.size:
             end = ALL
         rounds = (*rounds[: mine - 1], (words, end), *rounds[mine:])
         self.worlds[number] = replace(self.worlds[number], rounds=rounds)
-        self.update(name, round=(number, mine), pending=Pending("said", (number, mine)))
+        self.update(name, is_offered=False, round=(number, mine), pending=Pending("said", (number, mine)))
 
     def leave_round(self, number: int, mine: int) -> None:
         world = self.worlds[number]
@@ -466,9 +506,12 @@ class Move:
     def hand_over(self, name: str, command: HandOver) -> None:
         process = self.processes[name]
         is_source = process.replica.rank == command.source
-        given = process.sums[command.bucket] if is_source else None
-        if not is_source:
-            self.spoil(name, command.bucket)
+        if command.bucket is None:
+            given: Any = process.mean
+        else:
+            given = process.sums[command.bucket] if is_source else None
+            if not is_source:
+                self.spoil(name, command.bucket)
         key = "all" if command.to is None else (command.source, command.to)
         self.arrive(name, "handed", [(key, ("bucket", command.bucket, command.source, command.to), given)])
 
@@ -488,6 +531,9 @@ class Move:
         match pending.kind, slot.what:
             case "group", _:
                 self.post(name, Connected(seat))
+            case "averaged", (_, label):
+                self.update(name, mean=(label, tuple(sorted(given.values()))))
+                self.post(name, Averaged(seat))
             case "gathered", _:
                 self.post(name, Gathered(seat, any(given.values())))
             case "moved", (_, source, to, begins):
@@ -497,7 +543,9 @@ class Move:
                     self.update(name, params=given[source])
                 self.post(name, Moved(seat))
             case "handed", (_, bucket, source, to):
-                if process.replica.rank != source:
+                if process.replica.rank != source and bucket is None:
+                    self.update(name, mean=given[source])
+                elif process.replica.rank != source:
                     self.put(name, bucket, seat, given[source][seat])
                 self.post(name, Handed(seat))
             case "reduced", ("last", source):
@@ -514,7 +562,16 @@ class Move:
 
 
 ALL, LEFT = "all", "left"
-RUNS = ("reduced", "handed", "moved", "gathered", "group")
+RUNS = ("reduced", "handed", "moved", "gathered", "averaged", "group")
+WHERE = ("behind", "before", "end")  # a script asks for means
+
+
+def _report(of: Any) -> Report | None:
+    """Return what is said of a mean: of its label, or of the label and the result."""
+    if of is None:
+        return None
+    until, step, where = of if isinstance(of[0], int) else of[0]
+    return Report(until=until, state=step, number=WHERE.index(where), kind="")
 
 
 def _word(value: Any) -> str:
@@ -686,7 +743,14 @@ def _leave_round(move: Move, name: str, number: int, mine: int) -> None:
 
 def _of_script(bounds: Bounds, process: Process) -> Iterator[tuple[str, Any]]:
     name, replica = process.name, process.replica
+    if where := _where_it_asks(bounds, replica):
+        label = (replica.until, replica.step, where)
+        if process.asked != label:
+            yield f"its script asks for a mean, {where}", lambda move: _ask(move, name, label)
+            return
     match replica.record:
+        case Stepping(is_behind=True):
+            yield f"its loop comes round behind step {replica.step}", lambda move: move.post(name, StepMade())
         case Outside() | Passing() | Finished():
             if process.calls < len(bounds.totals):
                 total = bounds.totals[process.calls]
@@ -702,6 +766,25 @@ def _of_script(bounds: Bounds, process: Process) -> Iterator[tuple[str, Any]]:
                 yield "its script has made all steps of its call", lambda move: move.post(name, CallEnded())
         case Computing(left=left):
             yield f"it computes {sorted(left)}", lambda move: _compute(move, name, sorted(left))
+
+
+def _where_it_asks(bounds: Bounds, replica: Replica) -> str:
+    """Return where its script is, if it asks for a mean there."""
+    match replica.record:
+        case Stepping(is_behind=True):
+            where = "behind"
+        case Stepping() if replica.step < replica.until:
+            where = "before"
+        case Finished() | Passing():
+            where = "end"
+        case _:
+            where = ""
+    return where if where in bounds.means else ""
+
+
+def _ask(move: Move, name: str, label: Label) -> None:
+    move.update(name, asked=label, is_offered=False)
+    move.post(name, MeanAsked())
 
 
 def _call(move: Move, name: str, total: int) -> None:

@@ -19,6 +19,8 @@ GROWS = Bounds(1, (2,), newcomers=1, grows=True)
 CALLS = Bounds(1, (1, 2), newcomers=1, grows=True)
 SEATS = Bounds(2, (1,), seats=2, breaks=1)
 THREE = Bounds(3, (1,), losses=1)
+MEANS = Bounds(2, (2,), breaks=1, means=("before", "behind"))
+MEANS_AT_END = Bounds(2, (1, 2), breaks=1, means=("end",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,12 @@ MUTANTS = (
     ),
     # -- meetings
     Mutant("who is late thinks that it has met", "Standing.APART if is_late", "Standing.EVEN if is_late", LATE),
-    Mutant("a newcomer forgets what it was dealt", "if record.standing is Standing.MET:", "if False:", GROWS),
+    Mutant(
+        "a newcomer forgets what it was dealt",
+        "if record.standing in {Standing.MET, Standing.AMONG}:",
+        "if False:",
+        GROWS,
+    ),
     Mutant(
         "nobody waits at the end",
         "return _with(_wait_at_end(replica), _CLEAR)",
@@ -191,5 +198,38 @@ MUTANTS = (
         "record.has_state and rank in agreement.pull and",
         "False and rank in agreement.pull and",
         Bounds(2, (2,), breaks=2),
+    ),
+    # -- means
+    Mutant("a mean that a member has is not given", "means=tuple(reports_to_give(said))", "means=()", MEANS),
+    Mutant(
+        "one that is given a mean sums it again",
+        "if record.has_mean:\n        return _return_given(replica, back)\n    if",
+        "if",
+        MEANS,
+    ),
+    Mutant("who is late waits for a mean", "in {Standing.APART, Standing.AMONG}:", "is Standing.AMONG:", MEANS_AT_END),
+    Mutant(
+        "one whose members are in the step waits for a mean",
+        "if back.standing is Standing.AMONG:",
+        "if False:",
+        Bounds(2, (2,), breaks=1, means=("before",)),
+    ),
+    Mutant(
+        "what is dealt between two steps is forgotten",
+        "back = replace(back, standing=before_step)",
+        "pass",
+        MEANS,
+    ),
+    Mutant(
+        "who waits at the end stays though others have left it",
+        "return _finish(replica, Standing.EVEN) if record.have_parted else _wait_at_end(replica)",
+        "return _wait_at_end(replica)",
+        MEANS_AT_END,
+    ),
+    Mutant(
+        "one seat averages for all",
+        "return replace(replica, record=replace(record, by=by)), ()\n    return replace(replica, record=record.back)",
+        "pass\n    return replace(replica, record=record.back)",
+        Bounds(2, (1,), seats=2, means=("behind",)),
     ),
 )

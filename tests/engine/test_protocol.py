@@ -2,7 +2,8 @@
 
 Every step that is applied has each micro-batch once, on all, and none is applied twice or left out; a state is given
 as it was in one span of the script; seats go on together; no script is told an error, except one that has missed a
-step whose gradients nobody has any more; and from every state all come to their end without one more fault.
+step whose gradients nobody has any more; all who live are given the same mean, or their own share
+if nobody whom they meet has it; and from every state all come to their end without one more fault.
 """
 
 from __future__ import annotations
@@ -22,8 +23,15 @@ SHORT = (
     Bounds(1, (1,), breaks=1, newcomers=1, grows=True),
     Bounds(2, (1,), micro_batches=3, buckets=3, losses=1, breaks=1),
     Bounds(3, (1,), micro_batches=3, losses=1),
+    Bounds(2, (2,), breaks=1, means=("before", "behind")),
+    Bounds(2, (1, 2), losses=1, means=("end",)),
+    Bounds(1, (1, 2), newcomers=1, grows=True, means=("before", "end")),
 )
 DEEP = (
+    Bounds(2, (2,), losses=1, breaks=1, means=("before", "behind")),
+    Bounds(2, (1, 2), losses=1, breaks=1, means=("end",)),
+    Bounds(2, (2,), losses=1, newcomers=1, means=("before", "behind")),
+    Bounds(3, (1,), micro_batches=3, losses=1, means=("behind",)),
     Bounds(2, (2,), losses=2, newcomers=2),
     Bounds(2, (2,), losses=1, breaks=1, newcomers=1),
     Bounds(2, (1, 2), losses=1, newcomers=1),

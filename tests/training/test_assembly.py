@@ -34,5 +34,5 @@ def test_who_waits_in_a_last_collective_needs_no_store() -> None:
         now[0] += 5.0
         transport.on_look()  # as long as it has not ended
 
-    assert assembly.together(gather, "the end of run.steps(total=6)")
+    assert assembly.together(gather, "the end of run.steps(total=6)") is None
     assert store.asked == 1

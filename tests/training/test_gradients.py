@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import HashStore
 
-from unicron_elastic.engine.protocol.agreement import Agreement
 from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.training.group.assembly import Assembly
 from unicron_elastic.training.group.membership import FixedMembership
@@ -140,16 +139,15 @@ def test_a_model_without_fp32_parameters_has_notes_all_the_same(dtype: torch.dty
 
 def test_the_reduced_gradients_of_the_last_step_are_kept_until_the_next_reduction() -> None:
     gradients = _made((2,))
-    assert not gradients.has_last
     _compute(gradients, 0, 3.0, 0)
     _skip(gradients, 1, 2)
     _reduce(gradients)
     gradients.settle()
     gradients.begin()
-    assert gradients.has_last
+    assert not gradients.is_complete
     assert gradients.buckets[0].reduced[:2].tolist() == [3.0, 3.0]
     gradients.stage(0, is_awaited=False)
-    assert not gradients.has_last
+    assert gradients.buckets[0].reduced[:2].tolist() == [0.0, 0.0]
 
 
 def test_what_an_abandoned_collective_still_writes_is_not_seen() -> None:
@@ -177,7 +175,7 @@ def test_what_is_lost_while_it_is_given_again_takes_along_what_it_tells_the_size
     transport = Mock(broadcast=Mock(side_effect=RuntimeError("Connection closed by peer")))
     assembly = Assembly(FixedMembership(), transport, gradients, Reports(), signs=Mock(), timeout_s=1.0)
     with pytest.raises(RuntimeError, match="closed by peer"):
-        assembly._fill(Agreement(step=0, fill=((1, 1),)))
+        assembly.hand_over(1, 1, None)
     assert gradients.done == {0}
 
 
@@ -189,7 +187,6 @@ def test_an_abandoned_collective_between_steps_leaves_the_gradients_of_the_step_
     before = [bucket.reduced for bucket in gradients.buckets]
     gradients.begin()
     gradients.renew()
-    assert gradients.has_last
     for bucket, old in zip(gradients.buckets, before, strict=True):
         assert bucket.reduced is not old
         assert torch.equal(bucket.reduced, old)

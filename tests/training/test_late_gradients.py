@@ -6,11 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-import pytest
 import torch
 from torch import Tensor
 
-from unicron_elastic.engine.protocol.agreement import Agreement
+from unicron_elastic.engine.protocol.replica_event import GroupBroke, Handed
 from unicron_elastic.training.group.assembly import Assembly
 from unicron_elastic.training.group.reports import Reports
 
@@ -25,12 +24,18 @@ def test_what_is_received_again_and_breaks_counts_no_more() -> None:
     received: list[int] = []
     done = {0, 1, 2}  # as they have come in an earlier world
     gradients: Any = SimpleNamespace(
-        buckets=[0, 1, 2, 3], done=done, forget=done.discard, room=lambda _: torch.zeros(2)
+        buckets=[0, 1, 2, 3],
+        done=done,
+        forget=done.discard,
+        room=lambda _: torch.zeros(2),
+        has_notes=lambda _: False,
     )
-    membership: Any = SimpleNamespace(is_left=lambda: False)
+    membership: Any = SimpleNamespace(is_left=lambda: False, is_fixed=False, next_world_timeout_s=1.0)
     transport: Any = SimpleNamespace(receive=break_off)
     assembly = Assembly(membership, transport, gradients, Reports(), signs=Mock(), timeout_s=1.0)
-    with pytest.raises(RuntimeError, match="Connection closed"):
-        assembly._give_gradients(Agreement(step=1, gradients=((1, 0),)))
+    assert assembly.hand_over(0, 1, 0) == Handed()
+    broke = assembly.hand_over(1, 1, 0)
+    assert isinstance(broke, GroupBroke)
+    assert "Connection closed" in broke.why
     assert 1 not in done
     assert 0 in done

@@ -169,22 +169,6 @@ def test_the_state_of_something_else_is_refused() -> None:
         Training().run.load_state_dict(state)
 
 
-def test_a_late_rank_does_not_leave_its_step_while_its_state_is_copied() -> None:
-    training = Training()
-    engine = training.run._engine
-    step = next(training.run.steps(1, MICRO_BATCHES))
-    for index in step:
-        step.backward(training.loss(0, index))
-    gradients, _ = engine._parts()
-    gradients.begin()
-    engine._gate.begin(0)
-    gradients.done.update(range(len(gradients.buckets)))
-    engine._is_late = True  # the others have made this step, and gave this rank its gradients
-    assert engine.reduce() is None
-    with pytest.raises(TimeoutError):
-        engine._gate.hold(0)
-
-
 @pytest.mark.parametrize("is_iterated", [False, True])
 def test_a_step_that_was_left_early_is_noticed(is_iterated: bool) -> None:
     training = Training()

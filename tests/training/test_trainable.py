@@ -12,10 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unicron_elastic import Run
+from unicron_elastic.base.world import Member, World
 from unicron_elastic.compat.tensors import walked
 from unicron_elastic.engine.protocol.said import Said
 from unicron_elastic.training import engine
 from unicron_elastic.training.group import arrival
+from unicron_elastic.training.group.assembly import Assembly
 from unicron_elastic.training.group.handover import Handover
 from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
@@ -205,6 +207,10 @@ class Newcomer:
 
     def is_ready(self, _state: int) -> None: ...
 
+    def newest(self) -> tuple[World, int]:
+        members = tuple(Member(name=name, node="n", local_rank=0) for name in ("source", "newcomer"))
+        return World(number=2, members=members, store="h:1"), 1
+
     def is_left(self) -> bool:
         return False
 
@@ -226,8 +232,14 @@ def test_a_newcomer_trains_what_its_source_does_also_if_no_step_is_left(monkeypa
     said: list[Said] = []
     monkeypatch.setattr(engine, "membership", lambda *_: Newcomer())
     monkeypatch.setattr(arrival, "fetch_state", lambda handover, _: handover.load_state_dict(given) or Source())
-    monkeypatch.setattr(engine.Engine, "_meet", lambda ours: said.append(ours._said()))
-    Run(model=Net())._engine.join(4, MICRO_BATCHES)
+
+    def say(_assembly: Assembly, _number: int, here: Said) -> None:
+        said.append(here)
+        raise InterruptedError
+
+    monkeypatch.setattr(Assembly, "say", say)
+    with pytest.raises(InterruptedError):
+        Run(model=Net())._engine.join(4, MICRO_BATCHES)
     assert [each.trained for each in said] == [frozenset(range(4, 8))]
 
 

@@ -17,12 +17,19 @@ from typing import Any
 from zlib import crc32
 
 import torch
-from shadow import Shadow
 from torch import Tensor, nn
 from torch.distributed import HashStore
 
 from unicron_elastic.base.world import NO_END, EndOfSteps, Member, World
-from unicron_elastic.engine.protocol.replica_event import GroupBroke, Outgrown
+from unicron_elastic.engine.protocol.replica_phase import (
+    Arriving,
+    Finished,
+    InMeeting,
+    Outside,
+    Passing,
+    Standing,
+    Stepping,
+)
 from unicron_elastic.engine.transport.superseded import Superseded
 from unicron_elastic.training.engine import MissedStepError
 from unicron_elastic.training.group.sendable import Stateful
@@ -98,6 +105,7 @@ class Rank:
     """One thread: its membership, and its part of the collectives."""
 
     is_fixed = False
+    next_world_timeout_s = DEADLINE_S
 
     def __init__(self, job: Job, name: str, local_rank: int, dies_at: int | None) -> None:
         self.job, self.name, self.local_rank, self.dies_at = job, name, local_rank, dies_at
@@ -109,7 +117,6 @@ class Rank:
         self.group: Group | None = None
         self.counts: dict[Any, int] = {}
         self.run: Run | None = None
-        self.shadow: Shadow | None = None
         self.error: BaseException | None = None
         self.fetches = 0
         self.trained: list[int] = []  # steps
@@ -123,23 +130,13 @@ class Rank:
         if self.points == self.breaks_at and self.world is not None:
             self.job.broke(self.world)
 
-    def tell_news(self) -> None:
-        """Tell the shadow of the newest world, which the engine has looked at."""
-        if self.shadow is not None and self.job.newest.number > 0:
-            self.shadow.hear(self.job.newest, self.name)
-
     # -- membership ---------------------------------------------------------------------------------------------------
 
     def enter(self) -> Invitation | None:
         with self.job.changed:
             self.live()
             self.job.over.discard(self.name)
-            invitation = None if self.job.newest.rank_of(self.name) is not None else Invitation(sources=({},))
-            if invitation is None:
-                self.tell_news()
-            if self.shadow is not None:
-                self.shadow.on_entered(invitation)
-            return invitation
+            return None if self.job.newest.rank_of(self.name) is not None else Invitation(sources=({},))
 
     def live(self) -> None:
         """Raises Died if the agent has ended this process."""
@@ -148,18 +145,23 @@ class Rank:
 
     def is_ready(self, _state: int) -> None:
         self.point()
-        if self.shadow is not None:
-            self.shadow.flush()
         self.job.change(joined=(Member(name=self.name, node="n", local_rank=self.local_rank),))
 
     def is_newer(self) -> bool:
         """Whether this rank has heard of a newer world: of one in which others have only joined it may hear late."""
         self.live()
         with self.job.changed:
-            is_newer = self._is_newer()
-            if is_newer and self.world is not None:
-                self.tell_news()
-        return is_newer
+            return self._is_newer()
+
+    def newest(self) -> tuple[World, int | None] | None:
+        """The newest world of which this rank has heard: all hear at once of one that ends theirs."""
+        self.live()
+        with self.job.changed:
+            newest = self.job.newest
+            is_over = newest.over > 0 or newest.parted > NO_END
+            is_late = self.world is not None and self.world.number < newest.number and not self._is_newer()
+            is_heard = not is_late or is_over or newest.breaks(self.world)
+            return (newest, newest.rank_of(self.name)) if is_heard else None
 
     def _is_newer(self) -> bool:
         newest = self.job.newest
@@ -171,30 +173,12 @@ class Rank:
     def is_left(self) -> bool:
         self.live()
         with self.job.changed:
-            is_left = self.world is not None and self.job.newest.breaks(self.world)
-            if is_left:
-                self.tell_news()
-        return is_left
-
-    def is_over(self) -> bool:
-        with self.job.changed:
-            is_over = self.job.newest.over > 0
-            if is_over:
-                self.tell_news()
-        return is_over
-
-    def has_parted(self, end: EndOfSteps) -> bool:
-        with self.job.changed:
-            has_parted = self.job.newest.has_parted(end)
-            if has_parted:
-                self.tell_news()
-        return has_parted
+            return self.world is not None and self.job.newest.breaks(self.world)
 
     def adopt(self) -> tuple[World, int, Any]:
         self.point()
         with self.job.changed:
             world = self.world = self.job.newest
-            self.tell_news()
         rank = world.rank_of(self.name)
         assert rank is not None, (self.name, world)
         return world, rank, self.job.store
@@ -204,24 +188,15 @@ class Rank:
         with self.job.changed:
             while not self.job.changed.wait_for(self.is_newer, min(LOOK_S, max(0.0, end - time.monotonic()))):
                 if time.monotonic() >= end:
-                    if self.shadow is not None:
-                        self.shadow.on_patience()
                     return False
         return True
 
     def wait_for_agreed(self, timeout_s: float) -> bool:
-        if self.shadow is not None:
-            self.shadow.on_broke(Outgrown())
         return self.wait_for_newer(max(timeout_s, 2 * HEARS_LATE_S))
 
-    def broke(self, error: Exception) -> None:
-        if self.shadow is not None:
-            self.shadow.on_broke(GroupBroke(str(error)))
+    def tell_broken(self, _error: Exception) -> None:
         assert self.world is not None
         self.job.broke(self.world)
-        with self.job.changed:  # who ends makes a newer world, too
-            if not self.job.changed.wait_for(lambda: self.is_newer() or self.is_over(), DEADLINE_S):
-                raise error
 
     def tell(self, message: Notice) -> None:
         self.job.told.append((self.name, message))
@@ -302,8 +277,6 @@ class ThreadTransport:
     def connect(self, *_: Any, **__: Any) -> None:
         here.rank.connect()
         self.is_connected, self.is_broken = True, False
-        if here.rank.shadow is not None:
-            here.rank.shadow.on_connected()
 
     def leave(self) -> None:
         self.is_connected = False
@@ -333,23 +306,14 @@ class ThreadTransport:
     def broadcast(self, tensor: Tensor, source: int) -> None:
         if tensor.numel():
             self.share(tensor, source).wait()
-        _has_handed()
 
     def send(self, tensor: Tensor, destination: int) -> None:
         if tensor.numel():
             here.rank.begin(tensor.clone(), (self.rank, destination), lambda _: tensor).wait()
-        _has_handed()
 
     def receive(self, tensor: Tensor, source: int) -> None:
         if tensor.numel():
             here.rank.begin(tensor, (source, self.rank), lambda given: given[source]).wait()
-        _has_handed()
-
-
-def _has_handed() -> None:
-    """Tell the shadow of this thread that what it gives, or is given, has come."""
-    if here.rank.shadow is not None:
-        here.rank.shadow.on_handed()
 
 
 class Job:
@@ -385,7 +349,6 @@ class Job:
         self.steps_behind, self.is_shaky, self.is_outrun, self.is_torn = steps_behind, is_shaky, is_outrun, is_torn
         self.is_slow_to_hear = is_slow_to_hear
         self.changes = changes or {}
-        self.is_shadowed = not changes and not reports  # what the protocol does not know of yet
         self.totals, self.reports = tuple(totals) or (steps,), reports
         self.plain = Plain(self.totals, micro_batches, self.changes)
         self.steps, self.micro_batches = steps, micro_batches
@@ -488,7 +451,7 @@ class Job:
         with self.changed:
             left = [each for each in self.ranks if each.name not in self.dead | self.ended | {rank.name}]
             alive = [each for each in left if self.newest.rank_of(each.name) is not None]
-            others = [each for each in alive if each.run is not None and each.run._engine._has_state]
+            others = [each for each in alive if each.run is not None and _has_state(each.run)]
             if not others or not self.deaths_left or self.ended:  # else all would begin again
                 return
             self.deaths_left -= 1
@@ -549,15 +512,21 @@ class Fetched:
         self.source.run._engine._gate.release()
 
 
-def fetch_state(run: Stateful, invitation: Invitation) -> Fetched | None:
-    """Copies, and tells the shadow of it."""
-    fetched = _fetch_state(run, invitation)
-    if here.rank.shadow is not None:
-        here.rank.shadow.on_fetched(fetched is not None)
-    return fetched
+def _has_state(run: Run) -> bool:
+    """Whether others may rely on its parameters."""
+    record = run._engine._driver.replica.record
+    record = getattr(record, "meeting", record)
+    return record.has_state if isinstance(record, InMeeting) else not isinstance(record, Outside | Arriving | Passing)
 
 
-def _fetch_state(run: Stateful, _invitation: Invitation) -> Fetched | None:
+def _is_elsewhere(run: Run) -> bool:
+    """Whether the others do not ask for the mean for which it asks."""
+    record = run._engine._driver.replica.record
+    apart = {Standing.APART, Standing.AMONG}
+    return isinstance(record, Passing) or (isinstance(record, Stepping | Finished) and record.standing in apart)
+
+
+def fetch_state(run: Stateful, _invitation: Invitation) -> Fetched | None:
     """Copies the state of somebody who lives, tensor by tensor while that one may go on."""
     rank = here.rank
     job = rank.job
@@ -803,13 +772,13 @@ def _report(rank: Rank, run: Run, key: Any) -> None:
         weight = 1 + crc32(repr((*key, number)).encode()) % 97  # another result for each
         whole = weight * sum(range(12))
         share = weight * sum(range(12)[run.rank :: run.world_size]) * run.world_size
-        is_elsewhere = run._engine._is_elsewhere
+        is_elsewhere = _is_elsewhere(run)
         value = float(run.mean(torch.tensor(float(share))))
         rank.point()
         has_missed_it = (
             run.is_partial and rank.job.ended
         )  # of the last one, whose result the others had when they ended
-        if is_elsewhere or run._engine._is_late or has_missed_it:
+        if is_elsewhere or _is_elsewhere(run) or has_missed_it:
             assert run.is_partial or value == whole
             continue
         assert run.is_partial or value == whole, f"{key}: {value}"
@@ -822,8 +791,6 @@ def _train(rank: Rank) -> None:
     optimizer = optimizer_of(model)
     trail = Trail()
     run = rank.run = Run(model=model, optimizer=optimizer, trail=trail, seed=None, join_patience_s=0.3)
-    if job.is_shadowed:
-        rank.shadow = Shadow(run._engine)
     for total in job.totals:
         for step in run.steps(total, job.micro_batches):
             rank.point()

@@ -167,7 +167,7 @@ class Run:
                 why = f"step {step.number} was left before 'for index in step' had ended: its gradients are not reduced"
                 engine.guard.check_outside(why)
                 raise RuntimeError(why)
-            engine.end_optimizer_step(step.number)
+            engine.end_optimizer_step()
             self._snapshots.note_reached(engine.state)
             if self._snapshot_every or self._peer_snapshot_every or self._snapshots.is_wanted:
                 self.snapshot(engine.state, every=self._snapshot_every)

@@ -83,6 +83,11 @@ class Link:
                 if not self._changed.wait(asked_at + patience_s - time.monotonic()):
                     raise TimeoutError(f"the agent did not answer within {patience_s:g} s")
 
+    @property
+    def newest(self) -> World | None:
+        """Return the newest world of which the agent told."""
+        return self._world
+
     def is_newer(self, number: int) -> bool:
         """Whether there is a world after this one."""
         world = self._world

@@ -9,7 +9,7 @@ may be in another ``run.steps()`` than the others: then it leaves, and comes whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unicron_elastic.engine.protocol.said import Said
 from unicron_elastic.engine.protocol.shares import deal
@@ -29,6 +29,7 @@ class Agreement:
     (bucket, source) pairs of buckets that some have and others need, ``open`` the buckets that nobody has, and
     ``dealt`` the micro-batches that each rank computes for those. But if some ``leave``, the others go on without them,
     in another world: newcomers that are not in the ``run.steps()`` ``until``, or come while others are between steps.
+    ``means`` are (source, destination) pairs: the one has the result of the mean that the other asks for.
     """
 
     step: int
@@ -41,6 +42,7 @@ class Agreement:
     fill: tuple[tuple[int, int], ...] = ()
     open: tuple[int, ...] = ()
     dealt: tuple[tuple[int, ...], ...] = field(default=())
+    means: tuple[tuple[int, int], ...] = ()
     begins: bool = False  # nobody has trained yet: only the model is taken, as DDP does it
 
     @property
@@ -54,6 +56,10 @@ def agree(said: Sequence[Said], *, micro_batches: int) -> Agreement:
 
     Those in the same step train the same parameters. Raises NoStateLeft.
     """
+    return replace(_agree(said, micro_batches), means=tuple(reports_to_give(said)))
+
+
+def _agree(said: Sequence[Said], micro_batches: int) -> Agreement:
     have_state = [each for each in said if each.state is not None]
     if not have_state:
         return _begin(said)

@@ -9,6 +9,7 @@ all are in the same step with the same parameters. Until then it does nothing wi
 - when its script calls ``run.steps()`` for the first time: as one of the first, or as a newcomer with a copied state;
 - when the script asks for the first micro-batch, and when it has computed what it was dealt, if its world was left;
 - when the reduction has broken, or has told of a newcomer whose world has come;
+- when the script asks for a mean between two steps, or behind a call, and its world was left or breaks on the way;
 - at the end of a call, in which all stay until all are there: one of them may have missed the end of a reduction.
 
 One that finds the others a step ahead is *late*: it has, or is given, the gradients of that step, makes it alone, and
@@ -26,11 +27,13 @@ from unicron_elastic.base.world import EndOfSteps
 from unicron_elastic.engine.protocol.agreement import Agreement, NoStateLeft, agree
 from unicron_elastic.engine.protocol.replica_command import (
     AskAgent,
+    Average,
     AwaitHolders,
     AwaitWorld,
     BreakOff,
     Clear,
     Commit,
+    Compare,
     Compute,
     CopyState,
     Gather,
@@ -38,10 +41,12 @@ from unicron_elastic.engine.protocol.replica_command import (
     LetGo,
     MakeGroup,
     MoveState,
+    NoteMeeting,
     Raise,
     Reduce,
     ReleaseSource,
     ReplicaCommand,
+    ReturnMean,
     Say,
     TellBroke,
     TellEntered,
@@ -52,6 +57,7 @@ from unicron_elastic.engine.protocol.replica_command import (
 from unicron_elastic.engine.protocol.replica_event import (
     AllSaid,
     Answered,
+    Averaged,
     CallBegun,
     CallEnded,
     Computed,
@@ -62,6 +68,9 @@ from unicron_elastic.engine.protocol.replica_event import (
     Handed,
     HoldBegan,
     HoldEnded,
+    Judged,
+    LaidOut,
+    MeanAsked,
     MoreAsked,
     Moved,
     NotCopied,
@@ -71,13 +80,17 @@ from unicron_elastic.engine.protocol.replica_event import (
     ReplicaEvent,
     RoundLeft,
     ScriptRaised,
+    StateRefused,
     StepBegun,
     StepMade,
+    WhoIsWrong,
     WorldHeard,
 )
 from unicron_elastic.engine.protocol.replica_phase import (
     Arriving,
+    Averaging,
     Committed,
+    Comparing,
     Computing,
     Ended,
     Errand,
@@ -121,6 +134,9 @@ def handle(replica: Replica, event: ReplicaEvent) -> Answer:
             return _end_hold(replace(replica, holders=replica.holders - 1))
         case PatienceOver():
             return _end_patience(replica)
+        case LaidOut(buckets=buckets):
+            work = replace(replica.work, done=frozenset(), has_last=False)
+            return replace(replica, buckets=buckets, work=work), ()
     found = _HANDLERS.get((type(replica.record), type(event)))
     if found is None:
         raise ProtocolError(f"{type(event).__name__} came to a replica that is {replica.phase.value}")
@@ -161,7 +177,8 @@ def _begin_call(replica: Replica, record: Outside | Passing, event: CallBegun) -
 def _ask(replica: Replica, arriving: Arriving, *, is_again: bool = False) -> Answer:
     record = replace(arriving, errand=Errand.ANSWER, has_copy=False)
     reason = "the others were elsewhere, or gave no state" if is_again else "the script begins to train"
-    return replace(replica, record=record, step=0), (AskAgent(is_again, reason=reason),)
+    step = 0 if is_again else replica.step
+    return replace(replica, record=record, step=step), (AskAgent(is_again, reason=reason),)
 
 
 def _hear_answer(replica: Replica, record: Arriving, event: Answered) -> Answer:
@@ -188,8 +205,8 @@ def _use_copy(replica: Replica, record: Arriving, until: int, step: int) -> Answ
     return _with(_look_elsewhere(replica, record, until, step), release)
 
 
-def _miss_copy(replica: Replica, record: Arriving, _event: NotCopied) -> Answer:
-    return _ask(replica, replace(record, copies=record.copies + 1), is_again=True)
+def _miss_copy(replica: Replica, record: Arriving, event: NotCopied) -> Answer:
+    return _ask(replica, replace(record, copies=record.copies + (not event.is_refused)), is_again=True)
 
 
 def _await_join(replica: Replica, record: Arriving) -> Answer:
@@ -205,7 +222,12 @@ def _look_elsewhere(
     if replica.until >= until:
         return _ask(replica, replace(record, others_until=others_until), is_again=True)
     if replica.until > step:
-        return _fail(replica, "mismatch", f"the others train from step {step} until {until}, and make no such call")
+        reason = (
+            f"this rank calls run.steps() with a total of {replica.until}, and the others train from step {step} until "
+            f"{until}: all ranks must call it with the same totals, also one that comes later and counts from the "
+            "beginning"
+        )
+        return _fail(replica, "mismatch", reason)
     passing = Passing(record.copies, others_until, kept)
     let_go = LetGo(is_over=True, reason=f"the others have this call behind them, and are in step {step} of {until}")
     return replace(replica, record=passing, step=replica.until), (let_go,)
@@ -219,6 +241,7 @@ def _hear_world(replica: Replica) -> Answer:
                 Spot.ARRIVING,
                 Talk.ALL,
                 has_state=record.has_copy,
+                is_copy=record.has_copy,
                 copies=record.copies,
                 others_until=record.others_until,
             )
@@ -254,16 +277,21 @@ def _meet(replica: Replica, meeting: InMeeting) -> Answer:
     if _is_over(replica, meeting.parts_in):
         if meeting.spot is Spot.END:
             return _finish(replica, Standing.APART)
-        return _fail(replica, "over", "other ranks have made their last step and ended: all must ask for as many steps")
+        if isinstance(meeting.back, Finished):
+            return _return_own(replica, Finished(Standing.APART), "others have made this mean, and ended")
+        reason = "other ranks have made their last step and ended: all ranks must ask for as many steps"
+        return _fail(replica, "over", reason)
     if replica.knows_newer:
         if replica.heard_rank is None:
-            return _fail(replica, "not a member", "this process is not a member of the newest world")
+            assert replica.heard is not None
+            reason = f"this process is not a member any more: {replica.heard.reason}"
+            return _fail(replica, "not a member", reason)
         replica = replace(replica, met=replica.heard, rank=replica.heard_rank, is_connected=False)
     assert replica.met is not None
     said = _said(replica, meeting)
     record = replace(meeting, talk=Talk.ALL, agreement=None, by=frozenset())
     reason = f"the members of world {replica.met.number} say where they are"
-    return replace(replica, record=record), (Say(replica.met.number, said, reason=reason),)
+    return replace(replica, record=record), (Say(replica.met.number, said, record.is_copy, reason=reason),)
 
 
 def _said(replica: Replica, meeting: InMeeting) -> Said:
@@ -275,7 +303,8 @@ def _said(replica: Replica, meeting: InMeeting) -> Said:
         state=replica.step,
         until=replica.until,
         is_new=is_new,
-        is_between=meeting.spot is Spot.FIRST,
+        is_between=meeting.spot in {Spot.FIRST, Spot.BETWEEN},
+        has_parted=isinstance(meeting.back, Finished),
         held=work.held,
         done=work.done,
         keeps_last=work.has_last,
@@ -301,17 +330,30 @@ def _hear_all(replica: Replica, record: InMeeting, event: AllSaid) -> Answer:
     holdings = tuple(each.held for each in event.said)
     replica = replace(replica, work=replace(replica.work, holdings=holdings))
     if replica.rank in agreement.leave:
-        left = TellLeft(reason="this newcomer comes too early or too late")
-        arriving = Arriving(copies=record.copies, others_until=record.others_until)
-        return _with(_look_elsewhere(replica, arriving, agreement.until, agreement.step), left)
+        return _leave(replica, record, agreement, "this newcomer comes too early or too late")
     if agreement.leave:
         return _await_newer(replica, record, "newcomers that came too early or too late leave this world")
-    record = replace(record, agreement=agreement)
+    record = _hear_where(replica, replace(record, agreement=agreement), event)
     if not replica.is_connected:
         assert replica.met is not None
         make = MakeGroup(replica.met.number, reason="all have spoken, and the world has no process group yet")
         return replace(replica, record=replace(record, talk=Talk.GROUP, by=frozenset())), (make,)
     return _begin_handing(replica, record)
+
+
+def _leave(replica: Replica, meeting: InMeeting, agreement: Agreement, why: str) -> Answer:
+    """Be no member of this world any more, and come again where the others are then."""
+    left = TellLeft(reason=why)
+    arriving = Arriving(copies=meeting.copies, others_until=meeting.others_until)
+    return _with(_look_elsewhere(replica, arriving, agreement.until, agreement.step), left)
+
+
+def _hear_where(replica: Replica, record: InMeeting, event: AllSaid) -> InMeeting:
+    """Note whether others are in the step before which this one is, or have left the end at which it is."""
+    here = [each for each in event.said if (each.until, each.state) == (replica.until, replica.step)]
+    is_among = any(not each.is_between for each in here)
+    have_parted = any(each.has_parted and each.until == replica.until for each in event.said)
+    return replace(record, is_among=is_among, have_parted=have_parted)
 
 
 def _connect(replica: Replica, record: InMeeting, event: Connected) -> Answer:
@@ -338,23 +380,32 @@ def _begin_handing(replica: Replica, record: InMeeting) -> Answer:
     if agreement.fill:
         replica = replace(replica, work=replace(replica.work, has_last=False))
     filled = [(bucket, source, None) for bucket, source in agreement.fill]
-    return _hand(replica, record, (*given, *filled))
+    means = [(None, source, to) for source, to in agreement.means if rank in (source, to)]
+    return _hand(replica, record, (*given, *filled, *means))
 
 
-def _hand(replica: Replica, record: InMeeting, left: tuple[tuple[int, int, int | None], ...]) -> Answer:
+def _hand(replica: Replica, record: InMeeting, left: tuple[tuple[int | None, int, int | None], ...]) -> Answer:
     """Hand over the next bucket: what breaks on the way leaves anything in the memory of those who are given it."""
     if not left:
         return _conclude(replica, record)
     bucket, source, to = left[0]
-    if source != replica.rank:
-        replica = replace(replica, work=replace(replica.work, done=_without(replica, bucket)))
-    reason = "a member has the sum of this bucket, and " + ("others need it" if to is None else "one is late")
+    if bucket is None:
+        reason = "a member has the mean for which another one asks"
+    else:
+        reason = "a member has the sum of this bucket, and " + ("others need it" if to is None else "one is late")
+        if source != replica.rank:
+            replica = replace(replica, work=replace(replica.work, done=_without(replica, bucket)))
     return replace(replica, record=Handing(record, left)), (HandOver(bucket, source, to, reason=reason),)
+
+
+def _has_notes(replica: Replica, bucket: int) -> bool:
+    """Tell whether this is the bucket whose notes say what is in the sum, and how large the last bucket is."""
+    return bucket == replica.buckets - 2
 
 
 def _without(replica: Replica, bucket: int) -> frozenset[int]:
     """What is reduced without this bucket, nor the last one if this is the one whose notes tell its size."""
-    gone = {bucket, bucket + 1} if bucket == replica.buckets - 2 else {bucket}
+    gone = {bucket, bucket + 1} if _has_notes(replica, bucket) else {bucket}
     return replica.work.done - gone
 
 
@@ -363,9 +414,13 @@ def _end_handing(replica: Replica, record: Handing, event: Handed) -> Answer:
     if len(by) < replica.seats:
         return replace(replica, record=replace(record, by=by)), ()
     bucket, _, to = record.left[0]
-    if to in (None, replica.rank):
-        replica = replace(replica, work=replace(replica.work, done=replica.work.done | {bucket}))
-    return _hand(replica, record.meeting, record.left[1:])
+    meeting = record.meeting
+    if bucket is None:
+        meeting = replace(meeting, has_mean=meeting.has_mean or to == replica.rank)
+    elif to in (None, replica.rank):
+        work = replace(replica.work, done=replica.work.done | {bucket})
+        replica = replace(replica, work=replace(work, differs=event.differs) if _has_notes(replica, bucket) else work)
+    return _hand(replica, meeting, record.left[1:])
 
 
 def _conclude(replica: Replica, record: InMeeting) -> Answer:
@@ -374,11 +429,13 @@ def _conclude(replica: Replica, record: InMeeting) -> Answer:
     replica = replace(replica, work=replace(replica.work, is_awaited=False))
     rank = replica.rank
     if agreement.is_even:
+        note = NoteMeeting(agreement.dealt, reason="all members are in one step with one state")
         held = replica.work.held | frozenset(agreement.dealt[rank])
         holdings = tuple(
             before | frozenset(more) for before, more in zip(replica.work.holdings, agreement.dealt, strict=True)
         )
-        return _go_on_even(replace(replica, work=replace(replica.work, held=held, holdings=holdings)), record)
+        replica = replace(replica, work=replace(replica.work, held=held, holdings=holdings))
+        return _with(_go_on_even(replica, record), note)
     if rank in agreement.advance:
         return _be_late(replica, record, agreement)
     if not agreement.pull or not (agreement.begins or rank == agreement.sources[0] or rank in agreement.pull):
@@ -387,7 +444,8 @@ def _conclude(replica: Replica, record: InMeeting) -> Answer:
         return _fail(
             replica,
             "missed step",
-            f"the others have made step {replica.step} while this rank was cut off, and nobody has its gradients",
+            f"the others have made step {replica.step} while this rank was cut off from them, and nobody has its "
+            "gradients any more: this rank begins again, with their state",
         )
     reason = "nobody has trained yet: all begin with what one has" if agreement.begins else "newcomers need the state"
     move = MoveState(agreement.sources[0], agreement.pull, agreement.begins, reason=reason)
@@ -401,17 +459,25 @@ def _end_moving(replica: Replica, record: Moving, event: Moved) -> Answer:
     agreement = _agreement(record.meeting)
     if agreement.begins or replica.rank in agreement.pull:
         replica = _cleared(replace(replica, step=agreement.step))
-        return _with(_meet(replica, replace(record.meeting, has_state=True)), _CLEAR)
+        return _with(_meet(replica, replace(record.meeting, has_state=True, is_copy=False)), _CLEAR)
     return _meet(replica, record.meeting)
 
 
 def _be_late(replica: Replica, record: InMeeting, agreement: Agreement) -> Answer:
     """Make the step that the others have made: its gradients are here now."""
     if agreement.until != replica.until and replica.step < replica.until:
-        reason = f"others train until {agreement.until}, and this rank until {replica.until}"
+        reason = (
+            f"this rank is in step {replica.step} of {replica.until}, and others train until {agreement.until}: all "
+            "ranks must call run.steps() with the same totals"
+        )
         return _fail(replica, "mismatch", reason)
     if record.spot is Spot.END:
         return _finish(replica, Standing.APART)
+    if record.back is not None and (isinstance(record.back, Finished) or record.back.is_behind):
+        back = replace(record.back, standing=Standing.APART)
+        if record.has_mean:
+            return _return_given(replica, back)
+        return _return_own(replica, back, "the others have made this mean, and are a step or a call ahead")
     if record.spot is not Spot.WITHIN:
         raise ProtocolError("one that has not begun a step cannot have missed its end")
     return _leave_step(replica, WaitFor.HOLDERS_LATE)
@@ -423,16 +489,68 @@ def _go_on_even(replica: Replica, record: InMeeting) -> Answer:
         case Spot.WITHIN:
             return _compute(replica)
         case Spot.END:
-            return _wait_at_end(replica)
-    return replace(replica, record=Stepping(Standing.MET, is_behind=False)), (
+            return _finish(replica, Standing.EVEN) if record.have_parted else _wait_at_end(replica)
+    standing = Standing.AMONG if record.is_among else Standing.MET
+    if record.back is not None:
+        return _go_on_between(replica, record, record.back, standing)
+    return replace(replica, record=Stepping(standing, is_behind=False)), (
         LetGo(is_over=False, reason="it is with the others, and its step may begin"),
     )
+
+
+def _ask_mean(replica: Replica, record: Passing | Stepping | Finished, _event: MeanAsked) -> Answer:
+    if isinstance(record, Passing):
+        return _return_own(replica, record, "the others have this call behind them")
+    if record.standing in {Standing.APART, Standing.AMONG}:
+        return _return_own(replica, record, "the others do not ask for it where this rank is: they are ahead")
+    return _average(replica, record)
+
+
+def _return_own(replica: Replica, back: Passing | Stepping | Finished, reason: str) -> Answer:
+    return replace(replica, record=back), (ReturnMean(is_own=True, reason=reason),)
+
+
+def _return_given(replica: Replica, back: Stepping | Finished) -> Answer:
+    given = ReturnMean(is_own=False, reason="another rank had this mean, and has given it")
+    return replace(replica, record=back), (given,)
+
+
+def _average(replica: Replica, back: Stepping | Finished) -> Answer:
+    if replica.needs_meeting:
+        replica, meeting, clear = _between(replica, back)
+        return _with(_meet(replica, meeting), *clear)
+    return replace(replica, record=Averaging(back)), (Average(reason="the script of each rank asks for this mean"),)
+
+
+def _between(replica: Replica, back: Stepping | Finished) -> tuple[Replica, InMeeting, tuple[ReplicaCommand, ...]]:
+    """Return what it is that goes to meet the others and comes ``back`` then."""
+    meeting = InMeeting(Spot.BETWEEN, Talk.ALL, has_state=True, back=back)
+    if isinstance(back, Stepping) and not back.is_behind and back.standing is Standing.EVEN:
+        return _cleared(replica), meeting, (_CLEAR,)
+    return replica, meeting, ()
+
+
+def _go_on_between(replica: Replica, record: InMeeting, back: Stepping | Finished, before_step: Standing) -> Answer:
+    if isinstance(back, Stepping) and not back.is_behind:
+        back = replace(back, standing=before_step)
+    if record.has_mean:
+        return _return_given(replica, back)
+    if back.standing is Standing.AMONG:
+        return _return_own(replica, back, "others are in the next step already, and do not ask for it")
+    return _average(replica, back)
+
+
+def _end_averaging(replica: Replica, record: Averaging, event: Averaged) -> Answer:
+    by = record.by | {event.seat}
+    if len(by) < replica.seats:
+        return replace(replica, record=replace(record, by=by)), ()
+    return replace(replica, record=record.back), (ReturnMean(is_own=False, reason="all shares of it are summed"),)
 
 
 def _begin_step(replica: Replica, record: Stepping, _event: StepBegun) -> Answer:
     if record.is_behind:
         raise ProtocolError("a step begins when the one before has ended")
-    if record.standing is Standing.MET:
+    if record.standing in {Standing.MET, Standing.AMONG}:
         replica = replace(replica, work=replace(replica.work, computed=frozenset(), is_shut=False))
         clear = Clear(keeps_reduced=True, reason="what it was dealt when it met the others in this step stays")
     else:
@@ -477,6 +595,9 @@ def _go_on(replica: Replica) -> Answer:
         return _meet_within(replica)
     if not replica.is_complete:
         return _reduce(replica, replica.holders > 0 or replica.knows_newer)
+    assert replica.met is not None
+    if replica.work.differs and replica.work.judged_in != replica.met.number:
+        return replace(replica, record=Comparing()), (Compare(reason="the states of the ranks differ"),)
     if replica.work.is_awaited:
         if replica.knows_newer:
             return _meet_within(replica)
@@ -507,12 +628,45 @@ def _end_reducing(replica: Replica, record: Reducing, event: Reduced) -> Answer:
     left = record.left - {one}
     if not any(bucket == event.bucket for bucket, _ in left):
         work = replace(replica.work, done=replica.work.done | {event.bucket})
-        if event.bucket == replica.buckets - 2:
-            work = replace(work, is_awaited=event.is_awaited)
+        if _has_notes(replica, event.bucket):
+            work = replace(work, is_awaited=event.is_awaited, differs=event.differs)
         replica = replace(replica, work=work)
     if left:
         return replace(replica, record=Reducing(left, record.knows)), ()
     return _go_on(replica) if replica.is_complete else _reduce(replica, record.knows)
+
+
+def _forgotten(replica: Replica) -> Replica:
+    """What is reduced does not count, as nobody knows whether somebody whose state is wrong has a part in it."""
+    return replace(replica, work=replace(replica.work, done=frozenset()))
+
+
+def _judge(replica: Replica, _record: Comparing, event: Judged) -> Answer:
+    """Go on without those whose state is wrong, and without what they have computed."""
+    assert replica.met is not None
+    match event.who:
+        case WhoIsWrong.NOBODY:
+            return _go_on(replace(replica, work=replace(replica.work, judged_in=replica.met.number)))
+        case WhoIsWrong.THIS:
+            answer = _fail(replica, "differs", "the state of this rank is not that of most")
+            broken_off = BreakOff(reason="nobody is to have a state that is wrong")
+            return _with(answer, broken_off) if replica.holders else answer
+    meeting = InMeeting(Spot.WITHIN, Talk.ALL, has_state=True)
+    return _await_newer(_forgotten(replica), meeting, "those whose state is wrong end, and leave this world")
+
+
+def _leave_comparison(replica: Replica, _record: Comparing, _event: RoundLeft) -> Answer:
+    return _meet_within(_forgotten(replica))
+
+
+def _leave_move(replica: Replica, record: Moving, _event: RoundLeft) -> Answer:
+    return _meet(replica, record.meeting)
+
+
+def _refuse(replica: Replica, record: Moving, _event: StateRefused) -> Answer:
+    """Leave the others, who go on without this newcomer, and ask again later."""
+    why = "the others cannot give this newcomer their state"
+    return _leave(replica, record.meeting, _agreement(record.meeting), why)
 
 
 def _leave_step(replica: Replica, wait: WaitFor) -> Answer:
@@ -635,7 +789,12 @@ def _outgrow(replica: Replica, record: Any, _event: Outgrown) -> Answer:
 
 
 def _go_to_next(replica: Replica, record: Any) -> Answer:
+    clear: tuple[ReplicaCommand, ...] = ()
     match record:
+        case Comparing():
+            replica, meeting = _forgotten(replica), InMeeting(Spot.WITHIN, Talk.ALL, has_state=True)
+        case Averaging(back=back):
+            replica, meeting, clear = _between(replica, back)
         case Handing(meeting=meeting) | Moving(meeting=meeting):
             pass
         case InMeeting():
@@ -644,8 +803,10 @@ def _go_to_next(replica: Replica, record: Any) -> Answer:
             meeting = InMeeting(Spot.END, Talk.ALL, has_state=True, parts_in=_parts_in(replica))
         case _:
             meeting = InMeeting(Spot.WITHIN, Talk.ALL, has_state=True)
-    return _await_newer(replica, meeting, "this world has broken, and the agents make the next")
+    return _with(_await_newer(replica, meeting, "this world has broken, and the agents make the next"), *clear)
 
+
+_TOGETHER = (InMeeting, Handing, Moving, Reducing, Comparing, Parting, Averaging)  # with others, who may be lost
 
 _HANDLERS: dict[tuple[type, type], Callable[[Replica, Any, Any], Answer]] = {
     (Outside, CallBegun): _begin_call,
@@ -667,6 +828,12 @@ _HANDLERS: dict[tuple[type, type], Callable[[Replica, Any, Any], Answer]] = {
     (Computing, ScriptRaised): _catch,
     (Reducing, Reduced): _end_reducing,
     (Parting, Gathered): _end_gathering,
-    **{(kind, GroupBroke): _break for kind in (InMeeting, Handing, Moving, Reducing, Parting)},
-    **{(kind, Outgrown): _outgrow for kind in (InMeeting, Handing, Moving, Reducing, Parting)},
+    **{(kind, MeanAsked): _ask_mean for kind in (Passing, Stepping, Finished)},
+    (Averaging, Averaged): _end_averaging,
+    (Comparing, Judged): _judge,
+    (Comparing, RoundLeft): _leave_comparison,
+    (Moving, RoundLeft): _leave_move,
+    (Moving, StateRefused): _refuse,
+    **{(kind, GroupBroke): _break for kind in _TOGETHER},
+    **{(kind, Outgrown): _outgrow for kind in _TOGETHER},
 }

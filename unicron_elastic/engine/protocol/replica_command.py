@@ -63,10 +63,14 @@ class TellEntered(ReplicaCommand):
 
 @dataclass(frozen=True, slots=True)
 class Say(ReplicaCommand):
-    """`Say`: speak in the next round of the meeting of the world ``number``, and hear all."""
+    """`Say`: speak in the next round of the meeting of the world ``number``, and hear all.
+
+    ``is_copy``: its state was copied while others trained, who are to compare it with what they have.
+    """
 
     number: int
     said: Said
+    is_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +89,12 @@ class MakeGroup(ReplicaCommand):
 
 @dataclass(frozen=True, slots=True)
 class HandOver(ReplicaCommand):
-    """`HandOver`: rank ``source`` gives a reduced ``bucket`` to rank ``to``, or to all if that is None."""
+    """`HandOver`: rank ``source`` gives a reduced ``bucket`` to rank ``to``, or to all if that is None.
 
-    bucket: int
+    None as a bucket is the result of its latest mean.
+    """
+
+    bucket: int | None
     source: int
     to: int | None
 
@@ -129,6 +136,30 @@ class Reduce(ReplicaCommand):
     buckets: tuple[int, ...]
     source: int
     is_awaited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NoteMeeting(ReplicaCommand):
+    """`NoteMeeting`: all members are in one step with one state; ``dealt`` is what each computes of what was lost."""
+
+    dealt: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compare(ReplicaCommand):
+    """`Compare`: compare the states of all ranks, of which the notes say that they differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Average(ReplicaCommand):
+    """`Average`: sum the shares of a mean over all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnMean(ReplicaCommand):
+    """`ReturnMean`: return the mean to the script, if it ``is_own`` that of what this rank has itself."""
+
+    is_own: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from unicron_elastic.base.world import World
 from unicron_elastic.engine.protocol.said import Said
@@ -48,6 +49,11 @@ class StepMade(ReplicaEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class MeanAsked(ReplicaEvent):
+    """`MeanAsked`: the script asks for a mean over all ranks, between two steps or behind a call."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScriptRaised(ReplicaEvent):
     """`ScriptRaised`: the script has raised in a micro-batch, and its gradient is not whole."""
 
@@ -77,7 +83,16 @@ class Copied(ReplicaEvent):
 
 @dataclass(frozen=True, slots=True)
 class NotCopied(ReplicaEvent):
-    """`NotCopied`: no source held its state until this newcomer had all of it."""
+    """`NotCopied`: no source held its state until this newcomer had all of it; ``is_refused``: it cannot be sent."""
+
+    is_refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut(ReplicaEvent):
+    """`LaidOut`: the script trains other parameters, in so many ``buckets``; what was reduced in others is gone."""
+
+    buckets: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +124,13 @@ class Connected(ReplicaEvent):
 
 @dataclass(frozen=True, slots=True)
 class Handed(ReplicaEvent):
-    """`Handed`: the reduced bucket that was handed over is here, or there, for this ``seat``."""
+    """`Handed`: the reduced bucket, or mean, that was handed over is here, or there, for this ``seat``.
+
+    ``differs`` as in `Reduced`.
+    """
 
     seat: int = 0
+    differs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +141,44 @@ class Moved(ReplicaEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class StateRefused(ReplicaEvent):
+    """`StateRefused`: this newcomer is not given the state, which cannot be sent."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reduced(ReplicaEvent):
     """`Reduced`: the sum of a bucket is whole for this ``seat``.
 
     ``is_awaited``: some rank has said, in the notes behind the gradients, that a newcomer is on its way.
+    ``differs``: the notes say that the states of the ranks differ.
     """
 
     bucket: int
     seat: int = 0
     is_awaited: bool = False
+    differs: bool = False
+
+
+class WhoIsWrong(Enum):
+    """`WhoIsWrong` is what a comparison of all states has found."""
+
+    NOBODY = "nobody"  # they may differ
+    THIS = "this"
+    OTHERS = "others"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged(ReplicaEvent):
+    """`Judged`: all states are compared, and each rank knows ``who`` is wrong."""
+
+    who: WhoIsWrong
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged(ReplicaEvent):
+    """`Averaged`: this ``seat`` has the mean for which the script asked."""
+
+    seat: int = 0
 
 
 @dataclass(frozen=True, slots=True)

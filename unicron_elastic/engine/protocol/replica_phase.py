@@ -23,8 +23,10 @@ class ReplicaPhase(Enum):
     MEETING = "meeting"
     COMPUTING = "computing"
     REDUCING = "reducing"
+    COMPARING = "comparing"  # all states with each other, as the notes behind the gradients say that they differ
     COMMITTED = "committed"  # every gradient of the step is whole here, and all know; others may still copy the state
     STEPPING = "stepping"  # the script's own code
+    AVERAGING = "averaging"  # a mean, for which the script asks between two steps or calls
     PARTING = "parting"  # at the end of a call, until nobody needs it any more
     FINISHED = "finished"
     ENDED = "ended"  # the script was told an error
@@ -36,6 +38,7 @@ class Spot(Enum):
     ARRIVING = "arriving"  # a newcomer's, in its call of run.steps()
     FIRST = "first"  # one's that was there from the beginning, in its first call
     WITHIN = "within"  # in a step: it has asked for the first micro-batch
+    BETWEEN = "between"  # two steps, or behind a call: it asks for a mean
     END = "end"  # of its call
 
 
@@ -43,7 +46,8 @@ class Standing(Enum):
     """`Standing` says what a replica must do before it does anything with others."""
 
     EVEN = "even"  # nothing: it has met them in its world
-    MET = "met"  # begin the step in which it has met them: what it holds and has of it stays
+    MET = "met"  # begin the step before which it has met them: what it holds and has of it stays
+    AMONG = "among"  # the same, but the others are in that step already, and do not ask for the means before it
     APART = "apart"  # meet them: it is late, or has not met them yet
 
 
@@ -99,6 +103,9 @@ class InMeeting:
 
     ``by`` are the seats that have connected. ``has_state``: others may rely on its parameters. ``parts_in`` is the
     world in which it waited at the end of its call; 0: it has not. ``copies`` and ``others_until`` are a newcomer's.
+    ``is_copy``: its state was copied while others trained, who compare it with what they have.
+    ``back`` is to what one returns that asks for a mean; ``has_mean``: a member has given it. ``is_among``: others have
+    begun the step before which it is. ``have_parted``: others have left the end at which it is.
     """
 
     spot: Spot
@@ -109,16 +116,24 @@ class InMeeting:
     parts_in: int = 0
     copies: int = 0
     others_until: int = 0
+    is_copy: bool = False
+    back: Stepping | Finished | None = None
+    has_mean: bool = False
+    is_among: bool = False
+    have_parted: bool = False
 
     phase: ClassVar = ReplicaPhase.MEETING
 
 
 @dataclass(frozen=True, slots=True)
 class Handing:
-    """`Handing`: in a meeting, reduced buckets are handed over, as (bucket, source, to) in their order."""
+    """`Handing`: in a meeting, reduced buckets are handed over, as (bucket, source, to) in their order.
+
+    None as a bucket is the result of a mean.
+    """
 
     meeting: InMeeting
-    left: tuple[tuple[int, int, int | None], ...]
+    left: tuple[tuple[int | None, int, int | None], ...]
     by: frozenset[int] = frozenset()
 
     phase: ClassVar = ReplicaPhase.MEETING
@@ -151,6 +166,13 @@ class Reducing:
     knows: bool
 
     phase: ClassVar = ReplicaPhase.REDUCING
+
+
+@dataclass(frozen=True, slots=True)
+class Comparing:
+    """`Comparing`: the ranks find out whose state is not that of most."""
+
+    phase: ClassVar = ReplicaPhase.COMPARING
 
 
 class WaitFor(Enum):
@@ -204,6 +226,16 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Averaging:
+    """`Averaging`: the shares of a mean are summed; then the script goes ``back``. ``by``: the seats that have it."""
+
+    back: Stepping | Finished
+    by: frozenset[int] = frozenset()
+
+    phase: ClassVar = ReplicaPhase.AVERAGING
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """`Ended`: the script was told an error of this ``kind``."""
 
@@ -221,10 +253,12 @@ Record: TypeAlias = (
     | Moving
     | Computing
     | Reducing
+    | Comparing
     | Committed
     | Stepping
     | Parting
     | Finished
+    | Averaging
     | Ended
 )
 
@@ -236,6 +270,7 @@ class Work:
     ``held`` are the micro-batches that this replica has ``computed`` or will; ``holdings`` the same of all, by rank.
     ``done`` are the buckets whose sum is whole in all seats. ``has_last``: the sums of the step before are still there.
     ``is_shut``: nobody may begin to copy the state in this step any more. ``is_awaited``: all know of a newcomer.
+    ``differs``: the notes say that states differ; in the world ``judged_in`` it was found that they may.
     """
 
     held: frozenset[int] = frozenset()
@@ -245,6 +280,8 @@ class Work:
     has_last: bool = False
     is_shut: bool = False
     is_awaited: bool = False
+    differs: bool = False
+    judged_in: int = 0
 
 
 @dataclass(frozen=True, slots=True)

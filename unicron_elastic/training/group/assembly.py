@@ -1,33 +1,45 @@
-"""The members of a world, assembled: they have met, agreed on where they are, and can reduce gradients together.
+"""The members of a world, assembled: they meet, connect, and hand over and reduce gradients together.
 
-Whatever happens on the way, another loss included, begins again with the newest world.
+Each method does one thing that the protocol has decided, and returns the event that it ended with; if it broke, that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch.distributed import DistError
 
 from unicron_elastic.base.text import counted, one_line
-from unicron_elastic.base.world import NO_END, World
-from unicron_elastic.engine.protocol.agreement import Agreement, agree, reports_to_give
+from unicron_elastic.base.world import World
+from unicron_elastic.engine.protocol.replica_event import (
+    AllSaid,
+    Connected,
+    Gathered,
+    GroupBroke,
+    Handed,
+    Outgrown,
+    PatienceOver,
+    Reduced,
+    ReplicaEvent,
+    RoundLeft,
+)
 from unicron_elastic.engine.protocol.said import MismatchError, Said, read, written
 from unicron_elastic.engine.transport.completion import Completion
 from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.engine.transport.superseded import Superseded
 from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.training.group.collective_order import CollectiveOrder, OutgrownError
+from unicron_elastic.training.group.mean_share import check_same, few, message
 from unicron_elastic.training.group.meeting import Meeting, MissingError
 from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.group.reports import Reports
 from unicron_elastic.training.group.signs import Signs
+from unicron_elastic.training.step.comparison import differ
 from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.worker.collectives.broken import break_collectives, has_met_others
-from unicron_elastic.worker.notices import Left
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import MEET, SPARE
 
@@ -45,7 +57,10 @@ class OverError(RuntimeError):
 
 
 class Assembly:
-    """Meets the members of each world in turn and keeps its process group. ``terms`` must be the same for all."""
+    """`Assembly` meets the members of one world after another and keeps its process group.
+
+    ``terms`` must be the same for all. ``said`` is what all have said in the latest meeting, by rank.
+    """
 
     def __init__(
         self,
@@ -67,33 +82,23 @@ class Assembly:
         self._meeting: Meeting | None = None
         self.world: World | None = None
         self.rank = 0
-        self.parts_in = NO_END  # at which this one waits
-        self.said: list[Said] = []  # by rank, in the latest meeting
-        self.holdings: list[frozenset[int]] = []  # by rank, the micro-batches of this step that it has or will compute
+        self.said: list[Said] = []
         self._order: CollectiveOrder | None = None
+        self._broken: tuple[Exception, list[Completion]] | None = None  # why this world is, and what had begun in it
+        self._last_resort: tuple[float, Exception] | None = (
+            None  # so long the next world has to come; then this is raised
+        )
         transport.on_look = self._look
         self.on_connect: Callable[[], None] = lambda: None
         self.tell_apart: Callable[[frozenset[int]], str] = lambda _trained: "trains other parameters"
 
-    @property
-    def world_size(self) -> int:
-        """How many members there are; 1 before the first meeting."""
-        return 1 if self.world is None else self.world.size
+    # -- meetings -----------------------------------------------------------------------------------------------------
 
-    def needs_meeting(self) -> bool:
-        """Whether this world is left for another one, or has not connected."""
-        return not self._transport.is_connected or self._transport.is_broken or self._membership.is_left()
+    def say(self, number: int, said: Said) -> ReplicaEvent:
+        """Speak in the next round of the meeting of the world ``number``, and hear all.
 
-    def is_over(self) -> bool:
-        """Whether nobody comes to meet this one: others have begun to end, or have left the end that it is at."""
-        return self._membership.is_over() or self._membership.has_parted(self.parts_in)
-
-    def meet(self, say: Callable[[], Said], *, is_new: bool = False) -> Agreement:
-        """Meets the members of the newest world; ``say`` tells where this one is.
-
-        ``is_new``: it was in no world before. Afterwards the group is connected, and buckets that some had and others
-        need are filled. Raises NoStateLeft, MismatchError, OverError, MissingError, or what broke a world after which
-        none came; and RuntimeError if the script has made a process group with others before.
+        Raises MismatchError, MissingError, what broke a world without another one, and RuntimeError if the script has
+        made a process group with others before.
         """
         if self._meeting is None and not self._membership.is_fixed and has_met_others():
             raise RuntimeError(
@@ -101,53 +106,46 @@ class Assembly:
                 "before: take its init_process_group out, as a process that takes a lost rank's place would wait there "
                 "for ranks that train and do not come"
             )
-        while True:
-            if self.is_over():
-                raise OverError("other ranks have made their last step and ended: all ranks must ask for as many steps")
-            try:
-                return self._meet(say, is_new)
-            except Superseded:
-                continue
-            except MismatchError:
-                raise
-            except BROKEN as error:
-                self._broke(error)
-
-    def _meet(self, say: Callable[[], Said], is_new: bool) -> Agreement:
-        if self._meeting is None or self._membership.is_newer():
-            self._outgrow()
-            self._transport.leave()
-            self.world, self.rank, store = self._membership.adopt()
-            self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer)
-            self._order = CollectiveOrder(self._meeting.store, self.rank)
-            if not self._membership.is_fixed:
-                self._signs.watch(self._meeting.store)
-                self._meeting.patience = self._signs
-        assert self.world is not None
-        said = say()
-        self._meeting.say(written(said, self.terms), is_new=is_new)
-        if is_new:
-            with phase(SPARE):
-                self._meeting.wait_for_others(self._timeout_s)
-        with phase(MEET), self._signs.waiting():
-            heard = self._meeting.hear(self._timeout_s)
+        self._give_up()
+        try:
+            heard = self._speak(number, said)
+        except Superseded:
+            return RoundLeft()
+        except MismatchError:
+            raise
+        except BROKEN as error:
+            return self._broke(error)
         if self._order is not None:
             self._order.meet()
         micro_batches = self._gradients.micro_batches
         everybody = [read(text, self.terms, micro_batches, rank) for rank, text in enumerate(heard)]
         self._compare(said, everybody)
-        agreement = agree(everybody, micro_batches=micro_batches)
-        self.said, self.holdings = everybody, [each.held for each in everybody]
-        if self.rank in agreement.leave:
-            return agreement
-        if agreement.leave:
-            self._await_world_without(agreement.leave)
-        if not self._transport.is_connected:
-            self._connect()
-        self._give_gradients(agreement)
-        self._fill(agreement)
-        self._give_reports()
-        return agreement
+        self.said = everybody
+        return AllSaid(tuple(everybody))
+
+    def _speak(self, number: int, said: Said) -> list[str]:
+        if self.world is None or self.world.number < number:
+            self._adopt()
+        assert self.world is not None
+        assert self._meeting is not None
+        if self.world.number != number:  # there was a newer one to adopt
+            raise Superseded
+        self._meeting.say(written(said, self.terms), is_new=said.is_new)
+        if said.is_new:
+            with phase(SPARE):
+                self._meeting.wait_for_others(self._timeout_s)
+        with phase(MEET), self._signs.waiting():
+            return self._meeting.hear(self._timeout_s)
+
+    def _adopt(self) -> None:
+        self._outgrow()
+        self._transport.leave()
+        self.world, self.rank, store = self._membership.adopt()
+        self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer)
+        self._order = CollectiveOrder(self._meeting.store, self.rank)
+        if not self._membership.is_fixed:
+            self._signs.watch(self._meeting.store)
+            self._meeting.patience = self._signs
 
     def _compare(self, said: Said, everybody: list[Said]) -> None:
         """Raises MismatchError if a member does something else in the step that this one, who ``said`` so, is in."""
@@ -160,23 +158,96 @@ class Assembly:
             if each.start is not None is not said.start and each.until != said.until:
                 raise MismatchError(f"rank {rank} trains until step {each.until}, and this rank until {said.until}")
 
-    def _await_world_without(self, newcomers: Sequence[int]) -> NoReturn:
-        """They say that they leave. Raises Superseded, or MissingError."""
-        if not self._membership.wait_for_agreed(self._timeout_s):
-            ranks = ", ".join(map(str, newcomers))
-            raise MissingError(f"no world has come without rank {ranks}, which had come too early or too late")
-        raise Superseded
+    def exchange(self, text: str) -> list[str] | ReplicaEvent:
+        """Return what each member says at this point, by rank; or that this round was left, or the world broke."""
+        assert self._meeting is not None
+        try:
+            with phase(MEET), self._signs.waiting():
+                return self._meeting.exchange(text, self._timeout_s)
+        except Superseded:
+            return RoundLeft()
+        except BROKEN as error:
+            return self._broke(error)
+
+    # -- the next world -----------------------------------------------------------------------------------------------
+
+    def await_agreed(self) -> None:
+        """Wait for the next world, which the agents must make. Raises why this one has ended if none comes."""
+        limit_s, error = self._last_resort or (
+            self._timeout_s,
+            MissingError("some newcomers have come too early or too late, and the agents have made no world without"),
+        )
+        self._last_resort = None
+        if not self._membership.wait_for_agreed(limit_s):
+            raise error
+        self._give_up()
+
+    def await_newcomer(self, patience_s: float) -> PatienceOver | None:
+        """Wait for the next world, with a newcomer, but not for long."""
+        return None if self._membership.wait_for_newer(patience_s) else PatienceOver()
+
+    def expect_next(self, limit_s: float, error: Exception) -> None:
+        """Let ``await_agreed`` wait so long, and raise this error then."""
+        self._last_resort = (limit_s, error)
+
+    def tell_broken(self) -> None:
+        """Tell all others that this world has broken."""
+        assert self._broken is not None
+        self._membership.tell_broken(self._broken[0])
+
+    def _broke(self, error: Exception, *begun: Completion) -> ReplicaEvent:
+        """Return that it broke. Raises MismatchError, and the error if no other world ever comes after it."""
+        self._compare_places()
+        self._broken = (error, list(begun))
+        if isinstance(error, OutgrownError):
+            why = MissingError("another rank has gone on to a larger world, of which this one is not told")
+            self.expect_next(self._timeout_s, why)
+            return Outgrown()
+        if self._membership.is_fixed or is_of_script(error):
+            raise error
+        self.expect_next(self._membership.next_world_timeout_s, error)
+        return GroupBroke(f"{type(error).__name__}: {error}")
+
+    def _give_up(self) -> None:
+        """Wait for the end of what had begun when a world broke: until then it may write into its tensors.
+
+        Those of one that does not end are not used again.
+        """
+        if self._broken is not None:
+            error, begun = self._broken
+            self._broken = None
+            if not self._transport.give_up(error, begun):
+                self._gradients.renew()
+
+    def _outgrow(self) -> None:
+        """Tell a rank that has not heard of the newer world in time, and waits for this one in the old one."""
+        if self._order is not None and not self._transport.is_broken and not self._membership.is_left():
+            with contextlib.suppress(DistError):  # without its store the world is broken
+                self._order.outgrow()
 
     # -- the process group --------------------------------------------------------------------------------------------
 
+    def connect(self) -> ReplicaEvent:
+        """Make this world's process group."""
+        try:
+            self._connect()
+        except Superseded:
+            return RoundLeft()
+        except MismatchError:
+            raise
+        except BROKEN as error:
+            return self._broke(error)
+        return Connected()
+
     def _connect(self) -> None:
         assert self._meeting is not None
+        assert self.world is not None
         device = self._gradients.buckets[-1].local.device
         is_fixed = self._membership.is_fixed
         timeout_s = self._timeout_s if is_fixed else max(self._timeout_s, AT_WORK_S)
         with phase(MEET), self._signs.waiting():
             self._transport.connect(
-                self._meeting.store, self.rank, self.world_size, timeout_s=timeout_s, device=device, is_fixed=is_fixed
+                self._meeting.store, self.rank, self.world.size, timeout_s=timeout_s, device=device, is_fixed=is_fixed
             )
         self._call_script()
 
@@ -193,119 +264,125 @@ class Assembly:
             name = getattr(self.on_connect, "__qualname__", type(self.on_connect).__qualname__)
             raise OnRegroupError(
                 f"{name}(), which is this script's on_regroup, raised {type(error).__name__} for the process group of "
-                f"{counted(self.world_size, 'rank', 'ranks')}: "
+                f"{counted(self.world.size, 'rank', 'ranks')}: "
                 f"{one_line(str(error), _WHY_CHARACTERS)}. This rank cannot train on without"
             ) from error
 
-    def leave(self) -> None:
-        """Leave: be no member of this world any more, not connected with the others."""
-        self._membership.tell(Left())
-
-    def _outgrow(self) -> None:
-        """Tell a rank that has not heard of the newer world in time, and waits for this one in the old one."""
-        if self._order is not None and not self._transport.is_broken and not self._membership.is_left():
-            with contextlib.suppress(DistError):  # without its store the world is broken
-                self._order.outgrow()
-
     # -- collectives --------------------------------------------------------------------------------------------------
 
-    def reduce(self, step: int, *, is_awaited: bool) -> bool:
-        """Reduces all buckets that are not done; false if the world broke on the way, and a newer one has come."""
+    def reduce(
+        self, step: int, buckets: Sequence[int], holdings: Sequence[frozenset[int]], *, is_awaited: bool
+    ) -> list[ReplicaEvent]:
+        """Reduce these buckets; ``holdings`` are the micro-batches that each rank has computed."""
+        events: list[ReplicaEvent] = []
         begun: dict[int, Completion] = {}
-        self._begin(f"the gradients of step {step}")
-        try:
-            with self._signs.waiting():
-                self._reduce(begun, is_awaited=is_awaited)
-        except MismatchError:
-            raise
-        except BROKEN as error:
-            self._broke(error, *begun.values())
-            return False
-        self._end()
-        self._transport.retire()
-        return True
 
-    def _reduce(self, begun: dict[int, Completion], *, is_awaited: bool) -> None:
-        gradients = self._gradients
-        for numbers in gradients.rounds:
-            left = [number for number in numbers if number not in gradients.done]
-            for number in left:
-                completion = gradients.reduce(number, self.holdings, is_awaited=is_awaited)
+        def reduce() -> None:
+            for bucket in buckets:
+                completion = self._gradients.reduce(bucket, holdings, is_awaited=is_awaited)
                 if completion is not None:
-                    begun[number] = completion
-            for number in left:
-                if number in begun:
-                    begun[number].wait()
-                gradients.done.add(number)
+                    begun[bucket] = completion
+            self._finish(buckets, begun, events)
 
-    def _give_gradients(self, agreement: Agreement) -> None:
-        """Those who are late get the reduced gradients of the step that others have made already."""
-        for source, destination in agreement.gradients:
-            for number in range(len(self._gradients.buckets)):
-                if self.rank == source:
-                    self._transport.send(self._gradients.room(number), destination)
-                elif self.rank == destination:
-                    self._gradients.forget(number)  # if it has come once before: what breaks on the way leaves anything
-                    self._transport.receive(self._gradients.room(number), source)
-                    self._gradients.done.add(number)
+        broke = self.together(reduce, f"the gradients of step {step}", begun=begun)
+        if broke is not None:
+            return [*events, broke]
+        if self._gradients.is_complete:
+            self._transport.retire()
+        return events
 
-    def _fill(self, agreement: Agreement) -> None:
-        if agreement.fill:
-            self._gradients.has_last = False
-        for number, source in agreement.fill:
-            if self.rank != source:  # whoever had it, too: what breaks on the way leaves anything
-                self._gradients.forget(number)
-            self._transport.broadcast(self._gradients.room(number), source)
-            self._gradients.done.add(number)
+    def _finish(self, buckets: Sequence[int], begun: Mapping[int, Completion], events: list[ReplicaEvent]) -> None:
+        """Wait for these buckets, one after the other. Raises what a collective raises."""
+        for bucket in buckets:
+            if bucket in begun:
+                begun[bucket].wait()
+            self._gradients.done.add(bucket)
+            events.append(self._reduced(bucket))
 
-    def _give_reports(self) -> None:
-        """Those who have not got the result of a reduction between steps get it from another who has."""
-        for source, destination in reports_to_give(self.said):
+    def _reduced(self, bucket: int) -> Reduced:
+        if not self._gradients.has_notes(bucket):
+            return Reduced(bucket)
+        return Reduced(bucket, is_awaited=self._gradients.any_awaited(), differs=differ(self._gradients.digests()))
+
+    def hand_over(self, bucket: int, source: int, to: int | None) -> ReplicaEvent:
+        """Give, or take, a reduced bucket."""
+        gradients = self._gradients
+        differs = False
+
+        def hand_over() -> None:
+            nonlocal differs
+            if self.rank == source and to is not None:
+                self._transport.send(gradients.room(bucket), to)
+                return
+            if self.rank != source:  # who had it, too: what breaks on the way leaves anything
+                gradients.forget(bucket)
+            if to is None:
+                self._transport.broadcast(gradients.room(bucket), source)
+            else:
+                self._transport.receive(gradients.room(bucket), source)
+            gradients.done.add(bucket)
+            differs = gradients.has_notes(bucket) and differ(gradients.digests())
+
+        return self._try(hand_over) or Handed(differs=differs)
+
+    def hand_over_mean(self, source: int, to: int) -> ReplicaEvent:
+        """Give, or take, the result of a mean."""
+
+        def hand_over() -> None:
             if self.rank == source:
-                self._transport.send(self._reports.result, destination)
-            elif self.rank == destination:
-                report = self.said[source].report
-                assert report is not None
-                result = self._reports.room()
-                self._transport.receive(result, source)
-                self._reports.take(report, result)
+                self._transport.send(self._reports.result, to)
+                return
+            report = self.said[source].report
+            assert report is not None
+            result = self._reports.room()
+            self._transport.receive(result, source)
+            self._reports.take(report, result)
 
-    def exchange(self, text: str) -> list[str] | None:
-        """What each member says at this point, by rank; None if the world broke, and a newer one has come."""
-        assert self._meeting is not None
-        try:
-            with phase(MEET), self._signs.waiting():
-                return self._meeting.exchange(text, self._timeout_s)
-        except Superseded:
-            return None
-        except BROKEN as error:
-            self._broke(error)
-            return None
+        return self._try(hand_over) or Handed()
 
-    def together(self, collective: Callable[[], None], what: str, *, is_work: bool = False) -> bool:
-        """Does ``what`` all members do; false if the world broke on the way, and a newer one has come.
+    def gather(self, until: int, *, is_awaited: bool) -> ReplicaEvent:
+        """Wait for all members at the end of the call ``until``; ``is_awaited``: this rank knows of a newcomer."""
+        end = f"the end of run.steps(total={until})"
+        awaited: list[bool] = []
 
-        ``is_work``: some do, and the others wait for them.
+        def gather() -> None:
+            device = self._gradients.buckets[-1].local.device
+            told = self._transport.all_gather(
+                message(end, torch.tensor([is_awaited], dtype=torch.float64, device=device))
+            )
+            check_same(told)
+            awaited.extend(bool(few(each, 1) > 0) for each in told)
+
+        return self.together(gather, end) or Gathered(is_awaited=any(awaited))
+
+    def together(
+        self,
+        collective: Callable[[], None],
+        what: str,
+        *,
+        is_work: bool = False,
+        begun: dict[int, Completion] | None = None,
+    ) -> ReplicaEvent | None:
+        """Do ``what`` all members do; return how it broke, or None.
+
+        ``is_work``: some do, and the others wait for them. ``begun`` is filled with what has begun.
         """
-        self._begin(what)
-        try:
-            with contextlib.nullcontext() if is_work else self._signs.waiting():
-                collective()
-        except MismatchError:
-            raise
-        except BROKEN as error:
-            self._broke(error)
-            return False
-        self._end()
-        return True
-
-    def _begin(self, what: str) -> None:
         if self._order is not None:
             self._order.begin(what)
-
-    def _end(self) -> None:
-        if self._order is not None:
+        with contextlib.nullcontext() if is_work else self._signs.waiting():
+            broke = self._try(collective, begun)
+        if broke is None and self._order is not None:
             self._order.end()
+        return broke
+
+    def _try(self, collective: Callable[[], None], begun: dict[int, Completion] | None = None) -> ReplicaEvent | None:
+        try:
+            collective()
+        except MismatchError:
+            raise
+        except BROKEN as error:
+            return self._broke(error, *(begun or {}).values())
+        return None
 
     def _look(self) -> None:
         if self._order is None:
@@ -323,19 +400,6 @@ class Assembly:
             with contextlib.suppress(DistError):
                 self._order.compare()
             self._order.end()
-
-    def _broke(self, error: Exception, *begun: Completion) -> None:
-        """Breaks with this world, and returns when a newer one has come and what was ``begun`` has ended, else raises.
-
-        Until they have ended they may write into their tensors; those of one that does not end are not used again.
-        """
-        self._compare_places()
-        if not isinstance(error, OutgrownError):
-            self._membership.broke(error)
-        elif not self._membership.wait_for_agreed(self._timeout_s):
-            raise MissingError("another rank has gone on to a larger world, of which this one is not told") from error
-        if not self._transport.give_up(error, begun):
-            self._gradients.renew()
 
 
 def _is_from_torch(error: BaseException) -> bool:

@@ -107,6 +107,12 @@ class Handover:
         self._take_trained(way)
         return ""
 
+    @property
+    def taken_step(self) -> int:
+        """Return how many steps the state has behind it that was taken last."""
+        assert self._taken is not None
+        return int(self._taken["run"]["steps"])
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes all of it over. Raises NotTakenError if it does not fit."""
         self._taken, self.taken_until = state, int(state["until"])

@@ -38,6 +38,13 @@ class Membership(Protocol):
     def is_ready(self, state: int) -> None:
         """Says that this newcomer has the state after ``state`` optimizer steps, and waits for a world with it."""
 
+    @property
+    def next_world_timeout_s(self) -> float:
+        """Return how long at least to wait for the next world after one has broken."""
+
+    def newest(self) -> tuple[World, int | None] | None:
+        """Return the newest world that this process has heard of, and its rank there, if it is in it."""
+
     def is_newer(self) -> bool:
         """Whether a world has come after the one that was adopted."""
 
@@ -65,6 +72,9 @@ class Membership(Protocol):
     def broke(self, error: Exception) -> None:
         """The collectives of the adopted world failed. Returns when there is a newer one, else raises ``error``."""
 
+    def tell_broken(self, error: Exception) -> None:
+        """Lets the other members know that this world has failed for this one, and the agent."""
+
     def tell(self, said: Notice) -> None:
         """Says something to the agent, if there is one that hears."""
 
@@ -76,6 +86,7 @@ class FixedMembership:
     """
 
     is_fixed = True
+    next_world_timeout_s = 0.0
 
     def __init__(self, why: str = "") -> None:
         self._is_alone = "RANK" not in os.environ
@@ -89,6 +100,13 @@ class FixedMembership:
 
     def is_ready(self, state: int) -> None:
         """Nobody asks."""
+
+    def newest(self) -> tuple[World, int]:
+        """Return the world of the environment."""
+        if self._is_alone:
+            return _fixed_world(1), 0
+        size, rank = (int(os.environ[name]) for name in ("WORLD_SIZE", "RANK"))
+        return _fixed_world(size), rank
 
     def is_newer(self) -> bool:
         """Never."""
@@ -109,11 +127,9 @@ class FixedMembership:
     def adopt(self) -> tuple[World, int, Store]:
         """The world of the environment. Raises what torch raises for a wrong one."""
         if self._is_alone:
-            member = Member(name="0", node="here", local_rank=0)
-            return World(number=1, members=(member,), store="here:0"), 0, HashStore()
+            return _fixed_world(1), 0, HashStore()
         store, rank, world_size = next(dist.rendezvous("env://"))
-        members = tuple(Member(name=str(each), node="here", local_rank=each) for each in range(world_size))
-        return World(number=1, members=members, store="here:0"), rank, store
+        return _fixed_world(world_size), rank, store
 
     def wait_for_newer(self, timeout_s: float) -> bool:  # noqa: ARG002
         """None comes."""
@@ -127,8 +143,17 @@ class FixedMembership:
         """Raises it: the launcher restarts all."""
         raise error
 
+    def tell_broken(self, error: Exception) -> None:
+        """Raises it: the launcher restarts all."""
+        raise error
+
     def tell(self, said: Notice) -> None:
         """Nobody hears."""
+
+
+def _fixed_world(size: int) -> World:
+    members = tuple(Member(name=str(each), node="here", local_rank=each) for each in range(size))
+    return World(number=1, members=members, store="here:0")
 
 
 class AgentMembership:
@@ -143,7 +168,7 @@ class AgentMembership:
         """Waits so long at least, and for as long as the agent says that it may need where all have to agree."""
         self._link = to_agent
         self._answer_timeout_s = answer_timeout_s
-        self._next_world_timeout_s = next_world_timeout_s
+        self.next_world_timeout_s = next_world_timeout_s
         self._world: World | None = None
         self._store: tuple[str, Store] | None = None  # and its address
         self._fixed: FixedMembership | None = None  # where agents cannot agree on worlds
@@ -165,6 +190,13 @@ class AgentMembership:
     def is_ready(self, state: int) -> None:
         """Raises TimeoutError if no world comes."""
         self._link.ask(Ready(state=state), (NewWorld,), self._answer_timeout_s, is_agreed_on=True)
+
+    def newest(self) -> tuple[World, int | None] | None:
+        """Return that of which the agent told."""
+        if self._fixed is not None:
+            return self._fixed.newest()
+        world = self._link.newest
+        return None if world is None else (world, world.rank_of(self._link.name))
 
     def is_newer(self) -> bool:
         """Whether the agent told of one."""
@@ -210,12 +242,16 @@ class AgentMembership:
         """
         if self._fixed is not None or is_of_script(error):
             raise error
-        assert self._world is not None
         if not self._link.is_left():
-            break_collectives(str(error), is_quiet=True)
-            self.tell(Broke(world=self._world.number, error=f"{type(error).__name__}: {error}"[:4000]))
-        if not self.wait_for_agreed(self._next_world_timeout_s):
+            self.tell_broken(error)
+        if not self.wait_for_agreed(self.next_world_timeout_s):
             raise error
+
+    def tell_broken(self, error: Exception) -> None:
+        """Breaks all connections to the other members, and tells the agent why."""
+        assert self._world is not None
+        break_collectives(str(error), is_quiet=True)
+        self.tell(Broke(world=self._world.number, error=f"{type(error).__name__}: {error}"[:4000]))
 
     def tell(self, said: Notice) -> None:
         """Says something to the agent; that it cannot hear shows elsewhere."""

@@ -1,8 +1,7 @@
-"""When the training state is at rest, and may be copied: from the first micro-batch of a step to its optimizer step.
+"""Whether the training state may be copied: from the first micro-batch of a step to its first reduction.
 
-The training loop says so; whoever copies, in other threads, holds it. Meanwhile the loop does not leave the step. Who
-begins to copy does so before the reduction, in which the other ranks hear of it. Between two steps, where scripts
-evaluate and change learning rates, averages and counters, it is never at rest.
+The training loop opens and closes it; whoever copies, in other threads, holds it. Meanwhile the loop does not leave the
+step. Between two steps, where scripts evaluate and change learning rates, averages and counters, it is closed.
 """
 
 from __future__ import annotations
@@ -14,56 +13,52 @@ _LOOK_S = 0.02
 
 
 class StateGate:
-    """`StateGate` keeps the training state of one process unchanged while others copy it."""
+    """`StateGate` lets others begin to copy the state of one process while it is open, and counts those who do."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._state: int | None = None
-        self._is_closed = False
+        self._step: int | None = None  # None: it is closed
         self._holds = 0
         self.on_expire: Callable[[], None] = lambda: None  # called when the state changes although it is held
 
-    def begin(self, state: int) -> None:
-        """The state after ``state`` optimizer steps is at rest from now on."""
+    def open(self, step: int) -> None:
+        """Lets others begin to copy the state, which has ``step`` optimizer steps behind it."""
         with self._changed:
-            self._state, self._is_closed = state, False
+            self._step = step
             self._changed.notify_all()
 
-    def close(self) -> bool:
-        """Nobody may begin to copy any more until the next ``begin``; returns whether somebody copies."""
+    def close(self) -> None:
+        """Lets nobody begin to copy any more."""
         with self._changed:
-            self._is_closed = True
-            return self._holds > 0
+            self._step = None
 
-    def end(self, limit_s: float, may_go_on: Callable[[], bool]) -> bool:
-        """Wait until nobody holds the state: it is about to change.
+    @property
+    def holds(self) -> int:
+        """Return how many copy the state now."""
+        return self._holds
 
-        False if ``may_go_on`` became false first, and it stays at rest. After ``limit_s`` seconds it ends all the same.
-        """
+    def wait_released(self, limit_s: float, may_go_on: Callable[[], bool]) -> bool:
+        """Wait until nobody copies the state, or ``may_go_on`` is false; false after ``limit_s`` seconds."""
         with self._changed:
             waited_s = 0.0
-            while self._holds and waited_s < limit_s:
-                if not may_go_on():
+            while self._holds and may_go_on():
+                if waited_s >= limit_s:
                     return False
                 self._changed.wait(_LOOK_S)
                 waited_s += _LOOK_S
-            is_expired = self._holds > 0
-            self._state = None
-        if is_expired:
-            self.on_expire()
-        return True
+            return True
 
     def hold(self, timeout_s: float) -> int:
-        """Waits until the state is at rest and keeps it there; returns how many optimizer steps it has behind it.
+        """Waits until it is open, and begins to copy; returns how many optimizer steps the state has behind it.
 
         Raises TimeoutError.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._state is not None and not self._is_closed, timeout_s):
+            if not self._changed.wait_for(lambda: self._step is not None, timeout_s):
                 raise TimeoutError(f"the training state was not at rest within {timeout_s:g} s")
-            assert self._state is not None
+            assert self._step is not None
             self._holds += 1
-            return self._state
+            return self._step
 
     def release(self) -> None:
         """Undoes one ``hold``."""

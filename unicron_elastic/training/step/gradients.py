@@ -59,7 +59,6 @@ class Gradients:
         self.micro_batches = micro_batches
         self._transport = transport
         self.done: set[int] = set()  # buckets whose reduced sum is complete
-        self.has_last = False  # whether ``reduced`` still is that of the step before
         self.made: Tensor | None = None  # the buffers, if this rank has computed micro-batch 0 and it has changed any
         self.digest: Callable[[], list[float]] = lambda: written(None)  # of the state, for the notes
         self.name: Callable[[Tensor], str] = _shape  # of a parameter, for people
@@ -103,7 +102,6 @@ class Gradients:
 
         ``stamp`` must be the same on all ranks: see ``Notes``.
         """
-        self.has_last = self.is_complete
         self.done.clear()
         self.clear(stamp)
 
@@ -185,7 +183,6 @@ class Gradients:
 
         ``is_awaited``: a newcomer is on its way, as this rank knows.
         """
-        self.has_last = False
         each = self.buckets[bucket]
         staged = each.reduced
         if part != slice(None):
@@ -265,9 +262,9 @@ class Gradients:
         """Whether some rank knows of a newcomer on its way, once complete."""
         return bool(self._noted.reduced[-1] > 0)
 
-    def forget_awaited(self) -> None:
-        """Newcomers that were on their way when the sum was made have come, or have not."""
-        self._noted.reduced[-1] = 0
+    def has_notes(self, bucket: int) -> bool:
+        """Whether the notes are behind the gradients of this bucket."""
+        return self.buckets[bucket].notes > 0
 
     @property
     def _noted(self) -> Bucket:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from unicron_elastic import Run
 from unicron_elastic.engine.protocol.agreement import reports_to_give
 from unicron_elastic.engine.protocol.said import MismatchError, Report, Said
-from unicron_elastic.training.mean import FEW, MESSAGE_BYTES, MeanShare, check_same
+from unicron_elastic.training.group.mean_share import FEW, MESSAGE_BYTES, MeanShare, check_same
 
 CPU = torch.device("cpu")
 
