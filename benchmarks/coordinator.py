@@ -14,7 +14,6 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from _coordinator_agents import Agents, Seen
 from _coordinator_cases import needs_regrouping, specs, submission, working
 from _coordinator_report import Result, machine_line, parts_table, steps_table, table
 from _coordinator_steps import steps
+from _exit_when_told import exit_when_told
 from _report import describe_machine
 
 from unicron_elastic.planning.coordinate.node_status import Health, NodeState, NodeStatus
@@ -130,7 +130,7 @@ def main() -> None:
     """Measure, print the table, and write the JSON file if one is wanted."""
     args = parse_arguments()
     sys.setswitchinterval(0.0005)  # agents are processes of their own elsewhere, and wait for no other one
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # so that servers are ended
+    exit_when_told()
     machine = describe_machine()
     results = []
     for agents, jobs in zip(args.agents, args.jobs, strict=True):

@@ -17,7 +17,6 @@ import json
 import os
 import random
 import re
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -27,10 +26,10 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import NamedTuple
 
 from _detection_report import EXITS, FAULTS, table
+from _exit_when_told import exit_when_told
 from _launchers import TORCHRUN, UNICRON, Launch, Launcher, LauncherEndedError, TimedOutError, incidents
 from _report import describe_machine
 from _scenarios import Run
@@ -63,7 +62,7 @@ def main() -> None:
     """Measure, print the table, and write the JSON file if one is wanted."""
     args = parse_arguments()
     # Without this, a termination would skip the clean-up of the launch in progress.
-    signal.signal(signal.SIGTERM, _exit)
+    exit_when_told()
     machine = describe_machine()
     print(machine, file=sys.stderr)
     runs = []
@@ -224,10 +223,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         if not launcher.path.exists():
             parser.error(f"{launcher.path} does not exist")
     return args
-
-
-def _exit(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

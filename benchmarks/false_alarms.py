@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from _exit_when_told import exit_when_told
 from _launchers import UNICRON, Launch, incidents
 from _report import describe_machine
 from detection import TELLS
@@ -29,6 +30,7 @@ STEP = re.compile(r"^step (\d+)  (eval )?loss")
 
 def main() -> None:
     """Run the job for as long as was asked, then report."""
+    exit_when_told()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="(default: %(default)s)")
     parser.add_argument("--ranks", type=int, default=2, help="(default: %(default)s)")

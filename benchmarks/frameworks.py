@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from _exit_when_told import exit_when_told
 from _launchers import TORCHRUN, UNICRON, Launch, Launcher, LauncherEndedError, TimedOutError
 from _report import Spread, describe_machine
 from _scenarios import Run
@@ -43,7 +44,7 @@ MEASURES = {"next_step_ms": "kill to next step", "first_step_ms": "launch to fir
 def main() -> None:
     """Measure, print the table, and write the JSON file if one is wanted."""
     args = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    exit_when_told()
     machine = describe_machine()
     print(machine, file=sys.stderr)
     runs = []

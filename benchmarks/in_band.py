@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from _exit_when_told import exit_when_told
 from _report import confidence
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizer_module
@@ -28,6 +29,7 @@ from unicron_elastic.worker.step_count import count_steps
 
 def main() -> None:
     """Measure and print."""
+    exit_when_told()
     parser = argparse.ArgumentParser(description="Cost of the in-band parts per training step.")
     parser.add_argument("--blocks", type=int, default=3000, help="pairs of blocks (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=4, help="steps in a block (default: %(default)s)")

@@ -15,13 +15,12 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import FrameType
 
+from _exit_when_told import exit_when_told
 from _in_place_cases import KINDS, MODES, PHASES, RANKS, SPECIAL, Case, cases, quick
 from _in_place_job import run, say
 from _in_place_report import Done, summary, table, to_json
@@ -61,8 +60,7 @@ def main() -> int:
     """Run all cases, print the table, and write files if they are wanted; 1 if a case failed."""
     args = parse_arguments()
     # Without these, a termination would skip the clean-up of the launch in progress.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit)
+    exit_when_told()
     adopt_orphans()
     sweep()
     machine = describe_machine()
@@ -134,10 +132,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     if args.repeat < 1:
         parser.error(f"--repeat must be 1 or more, not {args.repeat}")
     return args
-
-
-def _exit(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

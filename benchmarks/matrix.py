@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,9 +21,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from _exit_when_told import exit_when_told
 from _launchers import UNICRON, Launch, Launcher, LauncherEndedError, TimedOutError, incidents
 from _report import describe_machine, short
 from _steps import read_logs, stop_soon
@@ -115,7 +114,7 @@ def main() -> None:
     """Run all cases, print the table, and write files if they are wanted."""
     args = parse_arguments()
     # Without this, a termination would skip the clean-up of the launch in progress.
-    signal.signal(signal.SIGTERM, _exit)
+    exit_when_told()
     machine = describe_machine()
     print(machine, file=sys.stderr)
     done = []
@@ -260,10 +259,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all records there")
     return parser.parse_args(arguments)
-
-
-def _exit(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType
 
+from _exit_when_told import exit_when_told
 from _megatron_alone import GROUPS, MEMORY, groups, memory
 from _megatron_faults import CHECKPOINT_EVERY, POINTS, struck
 from _megatron_jobs import SPLITS, Split, torchrun, unicron
@@ -45,8 +44,7 @@ def main() -> int:
     """Measure, and print Markdown; 1 if anything failed."""
     args = parse_arguments()
     # Without these, a termination would skip the clean-up of the job in progress.
-    signal.signal(signal.SIGTERM, _exit)
-    signal.signal(signal.SIGHUP, _exit)
+    exit_when_told()
     adopt_orphans()
     sweep()
     problem = unicron().problem() or torchrun().problem()
@@ -134,10 +132,6 @@ def _number(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
     return int(text)
-
-
-def _exit(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import psutil
+from _exit_when_told import exit_when_told
 from _launchers import TORCHRUN, UNICRON, Launch, Launcher
 from _report import confidence, describe_machine
 from _steps import StepLog, wait_for_step
@@ -31,6 +32,7 @@ SETTLE_S = 0.15  # after a switch: what piled up is done
 
 def main() -> None:
     """Measure both launchers and print."""
+    exit_when_told()
     parser = argparse.ArgumentParser(description="Cost of an agent per training step.")
     parser.add_argument("--pairs", type=int, default=100, help="of blocks (default: %(default)s)")
     parser.add_argument("--block", type=float, default=1.0, help="seconds of a block (default: %(default)s)")

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
-from types import FrameType
 
+from _exit_when_told import exit_when_told
 from _peers_cases import Setting, strike
 from _peers_installed import install, python_of, versions
 from _peers_launch import FAULTS, Bound, peers
@@ -35,8 +34,7 @@ from _scenarios import Run
 def main() -> None:
     """Install, measure, write the records and the page."""
     args = parse_arguments()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # else a termination would skip the clean-up of the job in progress
-        signal.signal(number, _exit)
+    exit_when_told()
     adopt_orphans()
     sweep()
     data = json.loads(args.json.read_text()) if args.json and args.json.exists() else {"runs": []}
@@ -119,10 +117,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def _path(text: str) -> Path:
     return Path(text).absolute()  # not resolved: a virtual environment's Python is a link to another folder
-
-
-def _exit(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from _exit_when_told import exit_when_told
 from _prediction_live import Struck, live
 from _prediction_model import DOCUMENTED, Calibration, Kept, Prediction, calibrate, faults_of, predict
 from _report import describe_machine
@@ -162,6 +163,7 @@ def _quiet(kept: Kept) -> list[float]:
 
 def main() -> None:
     """Run, or read, and print."""
+    exit_when_told()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", default="1,3,4", help="of the live runs; two or more")
     parser.add_argument("--keep", type=Path, help="a folder for the runs")

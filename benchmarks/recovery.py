@@ -15,12 +15,11 @@ says how the other competitors' virtual environments are made. Whoever cannot ta
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 
+from _exit_when_told import exit_when_told
 from _recovery_competitors import Competitor, competitors, plain_ddp
 from _recovery_job import adopt_orphans, sweep
 from _recovery_report import progress, table, write_json
@@ -37,8 +36,7 @@ def main() -> None:
     """Measure, print the table, and write the JSON file if one is wanted."""
     args = parse_arguments()
     # Without these, a termination would skip the clean-up of the job in progress.
-    signal.signal(signal.SIGTERM, _exit)
-    signal.signal(signal.SIGHUP, _exit)
+    exit_when_told()
     adopt_orphans()
     sweep()
     machine = describe_machine()
@@ -136,10 +134,6 @@ def _alternate(taking_part: Sequence[Competitor], repetition: int) -> list[Compe
     """Those taking part in turn, each time beginning with another one."""
     first = repetition % len(taking_part) if taking_part else 0
     return [*taking_part[first:], *taking_part[:first]]
-
-
-def _exit(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

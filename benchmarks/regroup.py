@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from _exit_when_told import exit_when_told
 from _report import describe_machine
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "two_jobs"
@@ -180,6 +181,7 @@ def run(policy: str, folder: Path, phase_s: float = PHASE_S) -> Outcome:
 
 def main() -> None:
     """Print the table."""
+    exit_when_told()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=1, help="runs of each policy, in turns")
     parser.add_argument("--phase-s", type=float, default=PHASE_S)

@@ -13,14 +13,13 @@ last_call_timeout=1,keep_alive_interval=1 in --rdzv-conf. Runs alternate between
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TypeVar
 
+from _exit_when_told import exit_when_told
 from _launchers import TORCHRUN, UNICRON, Launcher
 from _rendezvous_groups import C10D, OURS, AgentPool, again, forming, idle
 from _rendezvous_hosts import power_off, why_no_power_off
@@ -45,7 +44,7 @@ def main() -> None:
     """Measure, print the table, and write the JSON file if one is wanted."""
     args = parse_arguments()
     # Without this, a termination would skip the clean-up of what is in progress.
-    signal.signal(signal.SIGTERM, _exit)
+    exit_when_told()
     machine = describe_machine()
     print(machine, file=sys.stderr)
     runs = []
@@ -165,10 +164,6 @@ def _job(scenario: str, launcher: Launcher, repetition: int, etcd: EmbeddedEtcd,
 def _alternating(both: tuple[T, T], times: int) -> list[tuple[T, int]]:
     """Each of them so many times, with the number of the repetition, in turn the one and the other first."""
     return [(each, k) for k in range(times) for each in (both if k % 2 == 0 else both[::-1])]
-
-
-def _exit(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from _exit_when_told import exit_when_told
 from torch import Tensor
 
 from unicron_elastic.engine.protocol.tree import maximal, shares
@@ -272,6 +273,7 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
 
 def main() -> None:
     """Measure and print."""
+    exit_when_told()
     parser = argparse.ArgumentParser(description="Cost of reproducible sums of gradients.")
     parser.add_argument("--rounds", type=int, default=12, help="steps of each scheme (default: %(default)s)")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))

@@ -13,13 +13,12 @@ its restarts reuse the dead attempt's addresses on gloo.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
+from _exit_when_told import exit_when_told
 from _launchers import LAUNCHERS, TORCHRUN_DEFAULT, Launcher
 from _report import describe_machine, table, write_json
 from _scenarios import Run, idle, restart, step_time
@@ -33,7 +32,7 @@ def main() -> None:
     """Measure, print the table, and write the JSON file if one is wanted."""
     args = parse_arguments()
     # Without this, a termination would skip the clean-up of the launch in progress.
-    signal.signal(signal.SIGTERM, _exit)
+    exit_when_told()
     machine = describe_machine()
     print(machine, file=sys.stderr)
     runs = []
@@ -115,10 +114,6 @@ def _alternate(launchers: Sequence[Launcher], repetition: int) -> list[Launcher]
     """The launchers in turn, each time beginning with another one."""
     first = repetition % len(launchers)
     return [*launchers[first:], *launchers[:first]]
-
-
-def _exit(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from _exit_when_told import exit_when_told
+
 STEP_S = 0.2
 BLOCK_STEPS = 8  # of which the first does not count: nothing is copied in it yet
 TMPFS = Path("/dev/shm")
@@ -140,10 +142,15 @@ def launch(tool: str, options: list[str], arguments: list[str]) -> str:
     """Runs a launcher on this file; what came to stdout. Raises SystemExit with the end of its stderr."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     command = [os.path.join(sysconfig.get_path("scripts"), tool), *options, __file__, *arguments]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, check=False)
-    if done.returncode != 0:
-        raise SystemExit(done.stderr[-3000:])
-    return done.stdout
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            out, err = process.communicate(timeout=500)
+        except BaseException:
+            process.terminate()  # with its workers
+            raise
+    if process.returncode != 0:
+        raise SystemExit(err[-3000:])
+    return out
 
 
 def summary(values: list[float]) -> str:
@@ -196,6 +203,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=1)
     options = parser.parse_args()
+    if not options.what.endswith("-worker"):
+        exit_when_told()
     match options.what:
         case "cost-worker":
             cost_worker(int(options.rest[0]) * 10**6, int(options.rest[1]))

@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from _exit_when_told import exit_when_told
 
 from unicron_elastic.state.layout import flatten
 from unicron_elastic.state.pull.chunks import view_of
@@ -193,6 +194,7 @@ def limited_row(megabytes: int, repeats: int, rate_mbit: int) -> str:
 
 def main() -> None:
     """Measures all and prints the table."""
+    exit_when_told()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=7)

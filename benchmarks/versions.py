@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
+from _exit_when_told import exit_when_told
 from _report import describe_machine
 
 ROOT = Path(__file__).parent.parent
@@ -173,6 +174,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def main() -> int:
     """Try everything, print the table, and write files if they are wanted; 1 if anything failed."""
+    exit_when_told()
     args = parse_arguments()
     rows: list[Row] = []
     machine = describe_machine()
