@@ -103,8 +103,9 @@ def test_a_thread_that_sleeps_again_at_once_has_only_looked(
     """Before torch 2.13 gloo's thread, which wakes a hundred times a second, has no name by which to know it."""
     process = start(SLEEP)
     until(process.pid, lambda doing: not doing.runnable)
-    looks = iter(["R", again])
-    monkeypatch.setattr(module, "_stat", lambda _of: (f"{process.pid} (python", f"{next(looks)} 1 1"))
+    stat, looks = module._stat(str(process.pid)), iter(["R", again])
+    assert stat is not None
+    monkeypatch.setattr(module, "_stat", lambda _of: stat._replace(state=next(looks)))
     found = activity(process.pid)
     assert found == Activity(stopped=False, runnable=runs, in_io=False)
 
@@ -117,7 +118,8 @@ def test_neither_does_the_thread_with_which_gloo_waits_for_messages(start: Start
         "print(flush=True)\nimport time; time.sleep(600)"
     )
     process = start(code, "-c")
-    names = [module._stat(f"{process.pid}/task/{thread}")[0].partition("(")[2] for thread in threads(process.pid)]
+    stats = [module._stat(f"{process.pid}/task/{thread}") for thread in threads(process.pid)]
+    names = [stat.name for stat in stats if stat is not None]
     if "gloo_tcp_loop" not in names:
         pytest.skip(f"this torch does not name that thread: {names}")
     assert len(list(module._states(process.pid))) == len(names) - names.count("gloo_tcp_loop")

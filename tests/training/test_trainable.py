@@ -207,7 +207,7 @@ class Newcomer:
 
     def is_ready(self, _state: int) -> None: ...
 
-    def newest(self) -> tuple[World, int]:
+    def newer_than(self, number: int) -> tuple[World, int]:  # noqa: ARG002
         members = tuple(Member(name=name, node="n", local_rank=0) for name in ("source", "newcomer"))
         return World(number=2, members=members, store="h:1"), 1
 

@@ -114,6 +114,7 @@ class Rank:
         self.hears_late = job.dice.random() < 0.5 if job.is_slow_to_hear else False
         self.heard_at: dict[int, float] = {}  # by the number of a world
         self.world: World | None = None
+        self.told: World | None = None  # the newest of which it has heard
         self.group: Group | None = None
         self.counts: dict[Any, int] = {}
         self.run: Run | None = None
@@ -153,15 +154,22 @@ class Rank:
         with self.job.changed:
             return self._is_newer()
 
-    def newest(self) -> tuple[World, int | None] | None:
-        """The newest world of which this rank has heard: all hear at once of one that ends theirs."""
+    def newer_than(self, number: int) -> tuple[World, int | None] | None:
+        """The newest world of which this rank has heard, which is the one that it can adopt."""
         self.live()
         with self.job.changed:
-            newest = self.job.newest
-            is_over = newest.over > 0 or newest.parted > NO_END
-            is_late = self.world is not None and self.world.number < newest.number and not self._is_newer()
-            is_heard = not is_late or is_over or newest.breaks(self.world)
-            return (newest, newest.rank_of(self.name)) if is_heard else None
+            if not self._has_heard_after(number):
+                return None
+            self.told = self.job.newest
+            return self.told, self.told.rank_of(self.name)
+
+    def _has_heard_after(self, number: int) -> bool:
+        """All hear at once of a world that ends theirs."""
+        newest = self.job.newest
+        is_over = newest.over > 0 or newest.parted > NO_END
+        is_late = self.world is not None and self.world.number < newest.number and not self._is_newer()
+        is_heard = not is_late or is_over or (self.world is not None and newest.breaks(self.world))
+        return newest.number > number and is_heard
 
     def _is_newer(self) -> bool:
         newest = self.job.newest
@@ -175,10 +183,13 @@ class Rank:
         with self.job.changed:
             return self.world is not None and self.job.newest.breaks(self.world)
 
-    def adopt(self) -> tuple[World, int, Any]:
+    def adopt(self, number: int | None = None) -> tuple[World, int, Any]:
         self.point()
         with self.job.changed:
-            world = self.world = self.job.newest
+            if number is not None and self._has_heard_after(number):
+                raise Superseded
+            assert self.told is not None
+            world = self.world = self.told
         rank = world.rank_of(self.name)
         assert rank is not None, (self.name, world)
         return world, rank, self.job.store

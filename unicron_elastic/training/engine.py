@@ -540,11 +540,12 @@ class Engine:
             made_before(self.state)
         self._lay_out()
         self._membership.is_ready(self.state)
-        newest = self._membership.newest()
+        newest = self._membership.newer_than(0)
         assert newest is not None
-        if newest[1] is None:
-            raise RuntimeError(f"this process is not a member any more: {newest[0].reason}")
-        return WorldHeard(*newest)
+        world, rank = newest
+        if rank is None:
+            raise RuntimeError(f"this process is not a member any more: {world.reason}")
+        return WorldHeard(world, rank)
 
     def _lay_out(self) -> None:
         """For the parameters that are trained now, unless it is so already."""

@@ -57,9 +57,11 @@ class ReplicaDriver:
             # News end what is waited for: then it does not matter any more how that ended.
             if not commands and result is not None:
                 commands = self._decide(result)
-            if self.replica.may_be_copied:
+            for command in commands[:-1]:
+                self._act(command)  # at once: only what is last takes time, or goes back to the script
+            if self.replica.may_be_copied:  # and not before the step has been cleared, say
                 self._gate.open(self.replica.step)
-            for command in commands:
+            for command in commands[-1:]:
                 if isinstance(command, _TO_SCRIPT):
                     to_script = command
                 else:
@@ -77,10 +79,10 @@ class ReplicaDriver:
             yield HoldBegan()
         for _ in range(self.replica.holders - holds):
             yield HoldEnded()
-        newest = self._membership.newest()
         heard = self.replica.heard
-        if newest is not None and (heard is None or newest[0].number > heard.number):
-            yield WorldHeard(*newest)
+        newer = self._membership.newer_than(0 if heard is None else heard.number)
+        if newer is not None:
+            yield WorldHeard(*newer)
 
     def _decide(self, event: ReplicaEvent) -> tuple[ReplicaCommand, ...]:
         self.replica, commands = handle(self.replica, event)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from unicron_elastic.base.world import EndOfSteps, World
+from unicron_elastic.base.world import World
 from unicron_elastic.worker.channel import close_all
 from unicron_elastic.worker.collectives.broken import break_collectives
 from unicron_elastic.worker.collectives.stuck import end_if_stuck
@@ -83,10 +83,13 @@ class Link:
                 if not self._changed.wait(asked_at + patience_s - time.monotonic()):
                     raise TimeoutError(f"the agent did not answer within {patience_s:g} s")
 
-    @property
-    def newest(self) -> World | None:
-        """Return the newest world of which the agent told."""
-        return self._world
+    def newer_than(self, number: int) -> tuple[World, int | None] | None:
+        """Return the newest world of which the agent told, and this process's rank there, if it is after this one."""
+        if not self.is_newer(number):
+            return None
+        with self._changed:  # a world and the name in it come together
+            assert self._world is not None
+            return self._world, self._world.rank_of(self.name)
 
     def is_newer(self, number: int) -> bool:
         """Whether there is a world after this one."""
@@ -98,23 +101,20 @@ class Link:
         world = self._world
         return world is not None and self._ends_adopted(world)
 
-    def is_over(self) -> bool:
-        """Whether others have made their last steps and begun to end."""
-        return self._world is not None and self._world.over > 0
-
-    def has_parted(self, end: EndOfSteps) -> bool:
-        """Whether all had come to this end of their steps in that world, or a later one."""
-        return self._world is not None and self._world.has_parted(end)
-
     def wait_for_newer(self, number: int, timeout_s: float) -> bool:
         """Waits for a world after this one; false if none came in time."""
         with self._changed:
             return self._changed.wait_for(lambda: self.is_newer(number), timeout_s)
 
-    def adopt(self) -> World:
-        """The newest world; its connections are not broken for having come. There must be one."""
+    def adopt(self, number: int | None = None) -> World | None:
+        """The newest world; its connections are not broken for having come. There must be one.
+
+        None if it is after the one of this ``number``, if that is wanted: then nothing is adopted.
+        """
         with self._changed:  # the hearing thread may be breaking those of the world before
             assert self._world is not None
+            if number is not None and self._world.number > number:
+                return None
             self._adopted = self._world
             return self._world
 

@@ -125,11 +125,8 @@ class Assembly:
 
     def _speak(self, number: int, said: Said) -> list[str]:
         if self.world is None or self.world.number < number:
-            self._adopt()
-        assert self.world is not None
+            self._adopt(number)
         assert self._meeting is not None
-        if self.world.number != number:  # there was a newer one to adopt
-            raise Superseded
         self._meeting.say(written(said, self.terms), is_new=said.is_new)
         if said.is_new:
             with phase(SPARE):
@@ -137,10 +134,10 @@ class Assembly:
         with phase(MEET), self._signs.waiting():
             return self._meeting.hear(self._timeout_s)
 
-    def _adopt(self) -> None:
+    def _adopt(self, number: int) -> None:
         self._outgrow()
         self._transport.leave()
-        self.world, self.rank, store = self._membership.adopt()
+        self.world, self.rank, store = self._membership.adopt(number)
         self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer)
         self._order = CollectiveOrder(self._meeting.store, self.rank)
         if not self._membership.is_fixed:

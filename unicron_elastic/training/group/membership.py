@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch.distributed import HashStore, Store
 
 from unicron_elastic.base.in_place import FORCE, is_forced
-from unicron_elastic.base.world import EndOfSteps, Member, World
+from unicron_elastic.base.world import Member, World
 from unicron_elastic.engine.transport.of_script import is_of_script
+from unicron_elastic.engine.transport.superseded import Superseded
 from unicron_elastic.training.group.meeting import connect_store
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.collectives.broken import break_collectives
@@ -42,8 +43,8 @@ class Membership(Protocol):
     def next_world_timeout_s(self) -> float:
         """Return how long at least to wait for the next world after one has broken."""
 
-    def newest(self) -> tuple[World, int | None] | None:
-        """Return the newest world that this process has heard of, and its rank there, if it is in it."""
+    def newer_than(self, number: int) -> tuple[World, int | None] | None:
+        """Return the newest world that this process has heard of, and its rank there, if that is after this one."""
 
     def is_newer(self) -> bool:
         """Whether a world has come after the one that was adopted."""
@@ -54,14 +55,11 @@ class Membership(Protocol):
         A newer world in which others have joined ends nothing: members go on to it together.
         """
 
-    def is_over(self) -> bool:
-        """Whether others, who had made their last steps with this process, have begun to end."""
+    def adopt(self, number: int | None = None) -> tuple[World, int, Store]:
+        """The newest world, this process's rank in it, and the store where its members meet.
 
-    def has_parted(self, end: EndOfSteps) -> bool:
-        """Whether all had come to this end of their steps in that world, or a later one, as some have left it."""
-
-    def adopt(self) -> tuple[World, int, Store]:
-        """The newest world, this process's rank in it, and the store where its members meet."""
+        Raises Superseded if it is after the one of this ``number``, if that is wanted.
+        """
 
     def wait_for_newer(self, timeout_s: float) -> bool:
         """Waits for a world after the one that was adopted; false if none came in time."""
@@ -101,8 +99,10 @@ class FixedMembership:
     def is_ready(self, state: int) -> None:
         """Nobody asks."""
 
-    def newest(self) -> tuple[World, int]:
-        """Return the world of the environment."""
+    def newer_than(self, number: int) -> tuple[World, int] | None:
+        """Return the world of the environment, if that is not known yet."""
+        if number:
+            return None
         if self._is_alone:
             return _fixed_world(1), 0
         size, rank = (int(os.environ[name]) for name in ("WORLD_SIZE", "RANK"))
@@ -116,15 +116,7 @@ class FixedMembership:
         """Never."""
         return False
 
-    def is_over(self) -> bool:
-        """Not known."""
-        return False
-
-    def has_parted(self, end: EndOfSteps) -> bool:  # noqa: ARG002
-        """Not known."""
-        return False
-
-    def adopt(self) -> tuple[World, int, Store]:
+    def adopt(self, number: int | None = None) -> tuple[World, int, Store]:  # noqa: ARG002
         """The world of the environment. Raises what torch raises for a wrong one."""
         if self._is_alone:
             return _fixed_world(1), 0, HashStore()
@@ -191,12 +183,9 @@ class AgentMembership:
         """Raises TimeoutError if no world comes."""
         self._link.ask(Ready(state=state), (NewWorld,), self._answer_timeout_s, is_agreed_on=True)
 
-    def newest(self) -> tuple[World, int | None] | None:
+    def newer_than(self, number: int) -> tuple[World, int | None] | None:
         """Return that of which the agent told."""
-        if self._fixed is not None:
-            return self._fixed.newest()
-        world = self._link.newest
-        return None if world is None else (world, world.rank_of(self._link.name))
+        return self._link.newer_than(number) if self._fixed is None else self._fixed.newer_than(number)
 
     def is_newer(self) -> bool:
         """Whether the agent told of one."""
@@ -206,19 +195,14 @@ class AgentMembership:
         """Tell whether the member has left, as the agent's newest world has it."""
         return self._link.is_left()
 
-    def is_over(self) -> bool:
-        """Tell whether training is over, as the agent's newest world has it."""
-        return self._link.is_over()
-
-    def has_parted(self, end: EndOfSteps) -> bool:
-        """Tell whether the member has made its last step, as the agent's newest world has it."""
-        return self._link.has_parted(end)
-
-    def adopt(self) -> tuple[World, int, Store]:
+    def adopt(self, number: int | None = None) -> tuple[World, int, Store]:
         """Raises RuntimeError if this process is not in it, Superseded, and DistError if the store is not there."""
         if self._fixed is not None:
             return self._fixed.adopt()
-        world = self._world = self._link.adopt()
+        world = self._link.adopt(number)
+        if world is None:
+            raise Superseded
+        self._world = world
         rank = world.rank_of(self._link.name)
         if rank is None:
             raise RuntimeError(f"this process is not a member any more: {world.reason}")
