@@ -129,8 +129,8 @@ MUTANTS = (
     ),
     Mutant(
         "sums of the last step are thought to be there",
-        "work = replace(work, has_last=False)\n    else",
-        "work = replace(work)\n    else",
+        "has_last = work.has_last and buckets == (last,)",
+        "has_last = work.has_last",
         Bounds(2, (2,), breaks=2),
     ),
     Mutant(

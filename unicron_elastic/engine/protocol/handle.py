@@ -554,11 +554,12 @@ def _begin_step(replica: Replica, record: Stepping, _event: StepBegun) -> Answer
         replica = replace(replica, work=replace(replica.work, computed=frozenset(), is_shut=False))
         clear = Clear(keeps_reduced=True, reason="what it was dealt when it met the others in this step stays")
     else:
-        replica, clear = _cleared(replica), _CLEAR
+        clear, work = _CLEAR, Work(has_last=replica.is_complete)
         if record.standing is Standing.EVEN:
             assert replica.met is not None
             holdings = tuple(frozenset(each) for each in shares(replica.micro_batches, replica.met.size))
-            replica = replace(replica, work=replace(replica.work, holdings=holdings, held=holdings[replica.rank]))
+            work = Work(has_last=replica.is_complete, holdings=holdings, held=holdings[replica.rank])
+        replica = replace(replica, work=work)
     if record.standing is Standing.APART or replica.needs_meeting:
         return _with(_meet_within(replica), clear)
     return _with(_compute(replica), clear)
@@ -608,17 +609,13 @@ def _go_on(replica: Replica) -> Answer:
 
 def _reduce(replica: Replica, knows: bool) -> Answer:
     """Sum what is not summed; the last bucket when the others are there, as their notes tell its size."""
-    last = replica.buckets - 1
-    work = replica.work
-    buckets = tuple(bucket for bucket in range(last) if bucket not in work.done)
-    if buckets:
-        work = replace(work, has_last=False)
-    else:
-        buckets = (last,)
+    last, work = replica.buckets - 1, replica.work
+    buckets = tuple(bucket for bucket in range(replica.buckets) if bucket not in work.done)
+    has_last = work.has_last and buckets == (last,)
     source = next((rank for rank, held in enumerate(work.holdings) if 0 in held), 0)
-    record = Reducing(frozenset((bucket, seat) for bucket in buckets for seat in range(replica.seats)), knows)
+    record = Reducing(frozenset((bucket, seat) for bucket in buckets for seat in range(replica.seats)))
     command = Reduce(buckets, source, knows, reason="all that was dealt is computed")
-    return replace(replica, record=record, work=replace(work, is_shut=True)), (command,)
+    return replace(replica, record=record, work=replace(work, has_last=has_last, is_shut=True)), (command,)
 
 
 def _end_reducing(replica: Replica, record: Reducing, event: Reduced) -> Answer:
@@ -626,14 +623,16 @@ def _end_reducing(replica: Replica, record: Reducing, event: Reduced) -> Answer:
     if one not in record.left:
         raise ProtocolError(f"bucket {event.bucket} of seat {event.seat} is not being reduced")
     left = record.left - {one}
+    work = replica.work
     if not any(bucket == event.bucket for bucket, _ in left):
-        work = replace(replica.work, done=replica.work.done | {event.bucket})
+        done = work.done | {event.bucket}
         if _has_notes(replica, event.bucket):
-            work = replace(work, is_awaited=event.is_awaited, differs=event.differs)
-        replica = replace(replica, work=work)
+            work = replace(work, done=done, is_awaited=event.is_awaited, differs=event.differs)
+        else:
+            work = replace(work, done=done)
     if left:
-        return replace(replica, record=Reducing(left, record.knows)), ()
-    return _go_on(replica) if replica.is_complete else _reduce(replica, record.knows)
+        return replace(replica, record=Reducing(left), work=work), ()
+    return _go_on(replace(replica, work=work))
 
 
 def _forgotten(replica: Replica) -> Replica:

@@ -127,10 +127,10 @@ class Compute(ReplicaCommand):
 
 @dataclass(frozen=True, slots=True)
 class Reduce(ReplicaCommand):
-    """`Reduce`: sum these buckets over all ranks at once, out of place.
+    """`Reduce`: sum these buckets over all ranks, out of place, all but the last at once.
 
-    ``source`` is the rank that gives the bucket which is not summed, and is as one rank has it. ``is_awaited``: this
-    rank knows of a newcomer, or somebody copies its state.
+    The last one is not summed, but as ``source`` has it; the others tell how large it is. ``is_awaited``: this rank
+    knows of a newcomer, or somebody copies its state.
     """
 
     buckets: tuple[int, ...]

@@ -160,10 +160,9 @@ class Computing:
 
 @dataclass(frozen=True, slots=True)
 class Reducing:
-    """`Reducing`: these (bucket, seat) are being summed. ``knows``: what this rank says of newcomers."""
+    """`Reducing`: these (bucket, seat) are being summed."""
 
     left: frozenset[tuple[int, int]]
-    knows: bool
 
     phase: ClassVar = ReplicaPhase.REDUCING
 

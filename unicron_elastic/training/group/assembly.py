@@ -275,17 +275,18 @@ class Assembly:
         begun: dict[int, Completion] = {}
 
         def reduce() -> None:
-            for bucket in buckets:
-                completion = self._gradients.reduce(bucket, holdings, is_awaited=is_awaited)
-                if completion is not None:
-                    begun[bucket] = completion
-            self._finish(buckets, begun, events)
+            for numbers in self._gradients.rounds:
+                some = [bucket for bucket in numbers if bucket in buckets]
+                for bucket in some:
+                    completion = self._gradients.reduce(bucket, holdings, is_awaited=is_awaited)
+                    if completion is not None:
+                        begun[bucket] = completion
+                self._finish(some, begun, events)
 
         broke = self.together(reduce, f"the gradients of step {step}", begun=begun)
         if broke is not None:
             return [*events, broke]
-        if self._gradients.is_complete:
-            self._transport.retire()
+        self._transport.retire()
         return events
 
     def _finish(self, buckets: Sequence[int], begun: Mapping[int, Completion], events: list[ReplicaEvent]) -> None:
