@@ -43,6 +43,7 @@ class InPlace(Job):
         elsewhere: tuple[Member, ...] = (),
         holds: bool = False,
         why_stay: str = "it is the only node of the job.",
+        do_others_train: bool = False,
         **policy: Any,
     ) -> None:
         super().__init__(workers, **policy)
@@ -52,7 +53,7 @@ class InPlace(Job):
         self.replaced: list[int] = []
         self._pids: dict[int, int] = {}
         self._number = 0
-        self.start(why_stay=why_stay)
+        self.start(why_stay=why_stay, do_others_train=do_others_train)
         if entered:
             for local_rank in range(workers):
                 self.entered(local_rank)

@@ -77,7 +77,12 @@ class Job:
         return 1000 * (self.state.generation if generation is None else generation) + local_rank
 
     def start(
-        self, restarts_used: int = 0, at: float | None = None, why_stay: str = "it is the only node of the job."
+        self,
+        restarts_used: int = 0,
+        at: float | None = None,
+        why_stay: str = "it is the only node of the job.",
+        *,
+        do_others_train: bool = False,
     ) -> list[Command]:
         generation = self.state.generation + 1
         workers = tuple(
@@ -85,7 +90,13 @@ class Job:
             for local in range(self.workers)
         )
         return self.feed(
-            WorkersStarted(at=self._at(at), restarts_used=restarts_used, workers=workers, why_stay=why_stay)
+            WorkersStarted(
+                at=self._at(at),
+                restarts_used=restarts_used,
+                workers=workers,
+                why_stay=why_stay,
+                do_others_train=do_others_train,
+            )
         )
 
     def ending(self, local_rank: int, *, at: float | None = None, generation: int | None = None) -> list[Command]:

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from unicron_elastic.rendezvous.job.agree_on_restarts import agree_on_restarts
+from unicron_elastic.rendezvous.job.agree_on_restarts import Agreed, agree_on_restarts
 
 TIMEOUT = timedelta(seconds=20)
 
@@ -22,9 +22,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
 def _agree(server: TCPStore, counts: list[int], prefix: str = "round 1") -> list[int]:
     """Every agent asks over a connection of its own, all at the same time."""
 
-    def ask(rank: int) -> int:
+    return [agreed.restarts_used for agreed in _ask(server, counts, [False] * len(counts), prefix)]
+
+
+def _ask(server: TCPStore, counts: list[int], train_on: list[bool], prefix: str = "round 1") -> list[Agreed]:
+    def ask(rank: int) -> Agreed:
         client = TCPStore("127.0.0.1", server.port, None, False, TIMEOUT, wait_for_workers=False)
-        return agree_on_restarts(PrefixStore(prefix, client), rank, len(counts), counts[rank])
+        store = PrefixStore(prefix, client)
+        return agree_on_restarts(store, rank, len(counts), counts[rank], trains_on=train_on[rank])
 
     with ThreadPoolExecutor(len(counts)) as pool:
         return list(pool.map(ask, range(len(counts))))
@@ -48,8 +53,24 @@ def test_rounds_do_not_mix(server: TCPStore) -> None:
     assert _agree(server, [0, 1], "round 2") == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("train_on", "known"),
+    [
+        ([False, False, False], [False, False, False]),
+        ([True, False, False], [False, True, True]),  # of itself an agent knows it anyway
+        ([True, True, False], [True, True, True]),
+    ],
+)
+def test_each_knows_whether_workers_of_others_train_on(
+    server: TCPStore, train_on: list[bool], known: list[bool]
+) -> None:
+    agreed = _ask(server, [2, 0, 1], train_on)
+    assert [each.do_others_train for each in agreed] == known
+    assert [each.restarts_used for each in agreed] == [2, 2, 2]
+
+
 def test_alone_or_told_not_to_there_is_nothing_to_agree_on(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert agree_on_restarts(server, 0, 1, 4) == 4
+    assert agree_on_restarts(server, 0, 1, 4) == Agreed(restarts_used=4)
     monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "1")
-    assert agree_on_restarts(server, 0, 2, 4) == 4
+    assert agree_on_restarts(server, 0, 2, 4) == Agreed(restarts_used=4)
     assert server.num_keys() <= 1  # torch keeps one of its own

@@ -27,7 +27,8 @@ class WorkersStarted:
     """All workers of a generation run on this node. ``restarts_used`` is the job's count, not this agent's.
 
     ``why_stay`` says why the job cannot go on without this node, as a sentence; "": it can. ``node`` is what this node
-    is called in the worlds of this generation. ``nodes``: how many the job has.
+    is called in the worlds of this generation. ``nodes``: how many the job has. ``do_others_train``: workers of other
+    nodes train on in place, in a world that comes to be known here.
     """
 
     at: float
@@ -36,6 +37,7 @@ class WorkersStarted:
     why_stay: str = "it is the only node of the job."
     node: str = "here"
     nodes: int = 1
+    do_others_train: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,7 +163,7 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         observed=None,
         world=None,
         unbroken_since=0,
-        came_late=False,
+        came_late=event.do_others_train,
         is_left_out=False,
         gone=frozenset(),
         broke=None,
@@ -544,9 +544,12 @@ def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     cause = explained(root_cause(_with_who_left(state)), state.findings)
     is_known = worker_loss.is_being_answered(state, cause.fault, at)
     repeats = state.repeats if is_known else count_repeats(state.repeats, cause, _life(state, at))
-    verdict = judge(state.policy, state.restarts_used - is_known, repeats, tuple(f.failure for f in state.faults))
     own_departure = None
     is_on_its_way = is_only_on_its_way(state)
+    used = 0 if is_on_its_way else state.restarts_used - is_known
+    verdict = judge(state.policy, used, repeats, tuple(f.failure for f in state.faults))
+    if is_on_its_way and verdict.restart:
+        verdict = replace(verdict, restarts_used=state.restarts_used, reason=node.ON_ITS_WAY)
     if is_on_its_way and (not verdict.restart or worker_loss.cannot_take_the_state(cause.fault)):
         own_departure = turn_back(state, verdict, cause)
     elif verdict.restart:

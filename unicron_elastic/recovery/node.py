@@ -36,6 +36,7 @@ from unicron_elastic.recovery.state import (
 
 METHOD = "node health"
 LEAVES = "This node leaves the job."
+ON_ITS_WAY = "Others train, and the workers here begin again, which counts as no restart."
 KEPT_S = 600.0
 SUSPECT_S = 3600.0  # in quarantine, of a node that is only suspected; a broken one waits for people
 
@@ -43,14 +44,21 @@ SUSPECT_S = 3600.0  # in quarantine, of a node that is only suspected; a broken 
 _VAGUE = frozenset({Status.CUDA_ERROR, Status.EXITED_ABNORMALLY, Status.KILLED_BY_SIGNAL, Status.TASK_HANG})
 
 
-def _why_not_leave(state: JobState) -> str:
-    """Why this node stays in the job whatever is found, as a sentence; "" if it may leave."""
+def _why_not_spared(state: JobState) -> str:
+    """Why this node stays in the job although it has no part in the training, as a sentence; "" if it may leave."""
     if any(worker.exit_code == 0 and worker.told_to_stop_at is None for worker in state.workers):
         return "The node stays: its part of the job is ending."
     if not state.policy.isolates:
         return "The node stays: --unicron-on-fault is observe."
     if state.why_stay:
         return f"The node stays: {state.why_stay}"
+    return ""
+
+
+def _why_not_leave(state: JobState) -> str:
+    """Why this node stays in the job whatever is found, as a sentence; "" if it may leave."""
+    if why := _why_not_spared(state):
+        return why
     if why_none_left(state.policy, state.restarts_used) is not None:
         return "The node stays: the other nodes have no restart left to go on without it."
     return ""
@@ -201,7 +209,14 @@ def may_leave(state: JobState) -> bool:
 
 def is_only_on_its_way(state: JobState) -> bool:
     """Whether no worker here has had a part in the job, in which others train, and the node may leave it again."""
-    return state.came_late and is_anyone_elsewhere(state) and not has_anyone_a_part(state) and may_leave(state)
+    return has_never_trained(state) and not _why_not_spared(state)
+
+
+def has_never_trained(state: JobState) -> bool:
+    """Whether others train, and nobody here has had a part in that. Their world may not be known here yet."""
+    if state.world is None:
+        return state.came_late
+    return state.came_late and is_anyone_elsewhere(state) and not has_anyone_a_part(state)
 
 
 def turn_back(state: JobState, verdict: Verdict, cause: RootCause) -> Departure:

@@ -71,7 +71,9 @@ def pace(state: JobState, used_before: int, commands: list[Command], at: float) 
     local_ranks = [worker.local_rank for worker in state.workers]
     if start is None or start.restarts_used > used_before:
         return state, commands
-    if state.is_left_out and all(len(_fruitless(state, each)) >= FRUITLESS_MAX for each in local_ranks):
+    if (state.is_left_out or state.came_late) and all(
+        len(_fruitless(state, each)) >= FRUITLESS_MAX for each in local_ranks
+    ):
         reason = (
             f"The workers of this node were started {FRUITLESS_MAX} times without a step, and others go on without it."
         )

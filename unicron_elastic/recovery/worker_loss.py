@@ -39,6 +39,7 @@ from unicron_elastic.recovery.hangs import hang_after
 from unicron_elastic.recovery.node import open_loss_incident
 from unicron_elastic.recovery.policy import (
     Life,
+    Repeats,
     Verdict,
     climb,
     count_repeats,
@@ -208,15 +209,15 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     if not is_final and cannot_take_the_state(fault):
         return give_up(state, fault, at, method) or _leave_to_the_others(state, fault, lost, at)
     cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
-    if not is_final and _are_on_their_way(state, lost):
-        repeats, verdict = state.repeats, _started_again(state, lost)
+    if not is_final and all(is_newcomer(state, each) for each in lost):
+        repeats, verdict = _answer_on_the_way(state, cause, lost, at)
     else:
         is_known = is_being_answered(state, fault, at)
         repeats = state.repeats if is_known else count_repeats(state.repeats, cause, _life(state, fault, at))
         verdict = judge(state.policy, state.restarts_used - is_known, repeats, (fault.failure,))
-        if not verdict.restart:
-            return None
         verdict = replace(verdict, reason=f"{_who_goes_on(state, lost)} {verdict.reason}")
+    if not verdict.restart:
+        return None
     attempts, rung = climb(state.attempts, fault, at, state.policy)
     why_stay = node.why_not_ask(state, why_not_in_place(state, -1)) if rung.severity is Severity.SEV1 else ""
     said = verdict.reason
@@ -236,16 +237,22 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     return state, [*commands, *booked, *asks]
 
 
-def _are_on_their_way(state: JobState, lost: tuple[Worker, ...]) -> bool:
-    """Whether these take the place of others and have not come to train: their end is no loss of its own."""
-    return all(each.takes_place and is_newcomer(state, each) for each in lost) and not node.is_only_on_its_way(state)
+def _answer_on_the_way(
+    state: JobState, cause: RootCause, lost: tuple[Worker, ...], at: float
+) -> tuple[Repeats | None, Verdict]:
+    """Decide to start newcomers once more, which is no loss of its own, unless it is sure that they fail again.
 
-
-def _started_again(state: JobState, lost: tuple[Worker, ...]) -> Verdict:
-    """Decide to try once more. The others make progress meanwhile; starts in vain have a limit, see ``storms``."""
+    The others make progress meanwhile; starts in vain have a limit, see ``storms``.
+    """
+    repeats = state.repeats
+    if node.has_never_trained(state):
+        repeats = count_repeats(repeats, cause, _life(state, cause.fault, at))
+        verdict = judge(state.policy, 0, repeats, (cause.fault.failure,))
+        if not verdict.restart:
+            return repeats, verdict
     who = named_ranks(lost, "is", "are")
     reason = f"{_who_trains_on(state, lost)} {who} started again, which counts as no restart."
-    return Verdict(restart=True, restarts_used=state.restarts_used, reason=reason)
+    return repeats, Verdict(restart=True, restarts_used=state.restarts_used, reason=reason)
 
 
 def give_up(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobState, list[Command]] | None:

@@ -102,6 +102,7 @@ class Agent(TorchAgent):
         self._functions: FunctionWatch | None = None
         self._remote_ranks_of_round: RemoteRanks | None = None
         self._has_lost_nodes = False  # of the present round
+        self._do_others_train = False  # workers of other nodes, in place, when this round began
         self._unheard_loss = ""  # of which the loop has not heard yet
         # None of these holds the agent: it holds the rendezvous, whose port must be free when run's caller goes on.
         self._nodes = job_rendezvous(spec.rdzv_handler)
@@ -270,6 +271,7 @@ class Agent(TorchAgent):
             why_stay=why_stay,
             node=node,
             nodes=group.group_world_size,
+            do_others_train=self._do_others_train,
         )
         Runtime.workers_began = True
         self._handle(begun)
@@ -354,7 +356,9 @@ class Agent(TorchAgent):
                     super()._rendezvous(worker_group)
                 used = worker_group.spec.max_restarts - self._remaining_restarts
                 size = worker_group.group_world_size
-                used = agree_on_restarts(worker_group.store, worker_group.group_rank, size, used)
+                agreed = agree_on_restarts(
+                    worker_group.store, worker_group.group_rank, size, used, trains_on=self._nodes.trains_on
+                )
             except RendezvousGracefulExitError as left:
                 self._reporter.say(f"{left} It has left the job, in which it waited.")
                 raise
@@ -368,7 +372,8 @@ class Agent(TorchAgent):
                     raise
                 self._reporter.say(f"The nodes meet again: {str(error).partition(chr(10))[0]}")
                 continue
-            self._remaining_restarts = worker_group.spec.max_restarts - used
+            self._remaining_restarts = worker_group.spec.max_restarts - agreed.restarts_used
+            self._do_others_train = agreed.do_others_train
             return
 
     def _start_functions(self, group: WorkerGroup) -> dict[int, Any]:
