@@ -17,8 +17,9 @@ What is modelled, each as one step of a path:
 The values are modelled, too: what each replica has summed up is how often each micro-batch is in it, a sum has the step
 and the counts of all members, the parameters are the steps that were applied, and a mean is who has a share in it.
 
-What is not modelled: digests that differ, ranks whose scripts call ``run.steps()``
-differently, parameters that are frozen on the way, snapshots, states that cannot be sent, scripts that change the state
+- *states*: one becomes wrong, so that ranks differ; one cannot be sent for a while; from a step on others are trained.
+
+What is not modelled: ranks whose scripts call ``run.steps()`` differently, snapshots, scripts that change the state
 while others copy it, a loss of all who have the state, an agent that is lost, and the store of the members. A replica
 is lost with all its seats.
 
@@ -42,6 +43,7 @@ from unicron_elastic.engine.protocol.replica_command import (
     BreakOff,
     Clear,
     Commit,
+    Compare,
     Compute,
     CopyState,
     Gather,
@@ -75,6 +77,8 @@ from unicron_elastic.engine.protocol.replica_event import (
     Handed,
     HoldBegan,
     HoldEnded,
+    Judged,
+    LaidOut,
     MeanAsked,
     MoreAsked,
     Moved,
@@ -84,8 +88,10 @@ from unicron_elastic.engine.protocol.replica_event import (
     Reduced,
     ReplicaEvent,
     RoundLeft,
+    StateRefused,
     StepBegun,
     StepMade,
+    WhoIsWrong,
     WorldHeard,
 )
 from unicron_elastic.engine.protocol.replica_phase import (
@@ -126,6 +132,9 @@ class Bounds:
     grows: bool = False
     loses_newcomers: bool = False  # each as it has joined
     means: tuple[str, ...] = ()  # where it asks for one: "before" each step, "behind" it, at the "end" of a call
+    trains_other_from: int = 0  # from this step on the script trains other parameters; 0: it does not
+    flips: int = 0  # states that become wrong, so that ranks differ
+    refusals: int = 0  # states that cannot be sent for a while
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +168,9 @@ class Process:
     mean: tuple[Label, tuple[int, ...]] | None = None  # the latest that it has, and whose shares are in it
     means: tuple[tuple[Label, tuple[int, ...]], ...] = ()  # that its script was given
     is_offered: bool = False  # the mean for which it asks, by one that it has just met
+    trains_other: bool = False
+    is_wrong: bool = False  # its state
+    refuses: bool = False  # its state cannot be sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +201,8 @@ class Job:
     losses: int
     breaks: int
     newcomers: int
+    flips: int = 0
+    refusals: int = 0
     has_ended: bool = False  # one has made its last step and ended
     born: int = 0
 
@@ -203,6 +217,7 @@ class Move:
         self.worlds = {each.world.number: each for each in job.worlds}
         self.newest = job.newest
         self.losses, self.breaks, self.newcomers = job.losses, job.breaks, job.newcomers
+        self.flips, self.refusals = job.flips, job.refusals
         self.has_ended, self.born = job.has_ended, job.born
         self.told = told
 
@@ -213,7 +228,8 @@ class Move:
         for each in alive:
             numbers |= {world.number for world in (each.replica.heard, each.replica.met) if world is not None}
         worlds = tuple(_pruned(self.worlds[number], self.processes) for number in sorted(numbers & self.worlds.keys()))
-        return Job(processes, worlds, self.newest, self.losses, self.breaks, self.newcomers, self.has_ended, self.born)
+        left = (self.losses, self.breaks, self.newcomers, self.flips, self.refusals)
+        return Job(processes, worlds, self.newest, *left, self.has_ended, self.born)
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
@@ -240,7 +256,8 @@ class Move:
         """Do it; return the process's name, which is another one if it has left its world."""
         match command:
             case Raise(kind=kind, reason=reason):
-                if kind != "missed step" or self.has_sums(name):
+                is_right = kind == "missed step" and not self.has_sums(name)
+                if not is_right and kind != "differs":
                     raise Broken(f"{name} is told an error: {kind}: {reason}")
                 self.lose(name)  # it begins again, with the others' state
                 if not any(_has_state(self.newest, each) for each in self.processes.values()):
@@ -259,7 +276,7 @@ class Move:
                 return self.rename(name)
             case TellReady() | TellBroke() | TellParted() | TellEntered():
                 self.tell_agent(name, command)
-            case AskAgent() | CopyState() | AwaitWorld() | AwaitHolders() | Say():
+            case AskAgent() | CopyState() | AwaitWorld() | AwaitHolders() | Say() | Compare():
                 self.wait(name, command)
             case _:
                 self.begin_collective(name, command)
@@ -278,13 +295,21 @@ class Move:
     def right(self, bucket: int, step: int) -> Any:
         """What the sum of a bucket is if all is right."""
         is_last = bucket == self.bounds.buckets - 1
-        return ("made", step) if is_last else ("sum", step, (1,) * self.bounds.micro_batches)
+        return ("made", step) if is_last else ("sum", step, (1,) * self.bounds.micro_batches, False)
+
+    def lay_out(self, name: str, step: int) -> None:
+        """Let its script train what it trains in this step, if that is not so."""
+        is_other = 0 < self.bounds.trains_other_from <= step
+        if self.processes[name].trains_other != is_other:
+            self.update(name, trains_other=is_other, sums=((GARBAGE,) * self.bounds.seats,) * self.bounds.buckets)
+            self.post(name, LaidOut(self.bounds.buckets))
 
     def tell_agent(self, name: str, command: ReplicaCommand) -> None:
         process = self.processes[name]
         match command:
             case TellReady():
                 self.update(name, pending=None, params=process.replica.step)
+                self.lay_out(name, process.replica.step)
                 if self.has_ended:
                     self.lose(name)
                 else:
@@ -312,7 +337,15 @@ class Move:
             case AwaitHolders():
                 self.update(name, pending=Pending("holders"))
             case Say(number=number, said=said):
-                self.say(name, number, said)
+                process = self.processes[name]
+                asks = _report(process.asked if said.is_between else None)
+                trained = frozenset({int(process.trains_other)})
+                said = replace(said, asks=asks, report=_report(process.mean), trained=trained)
+                self.speak(name, number, said, "said")
+            case Compare():
+                process = self.processes[name]
+                assert process.replica.met is not None
+                self.speak(name, process.replica.met.number, process.is_wrong, "judged")
 
     def begin_collective(self, name: str, command: ReplicaCommand) -> None:
         process = self.processes[name]
@@ -327,7 +360,8 @@ class Move:
                 if rank == source and not begins:
                     self.check_given(process)
                 what = ("state", source, to, begins)
-                self.arrive(name, "moved", [("move", what, process.params if rank == source else None)])
+                given = (process.params, process.is_wrong, process.refuses and not begins)
+                self.arrive(name, "moved", [("move", what, given if rank == source else None)])
             case Reduce():
                 self.reduce(name, command)
             case Average():
@@ -433,19 +467,20 @@ class Move:
 
     # -- meetings -----------------------------------------------------------------------------------------------------
 
-    def say(self, name: str, number: int, said: Any) -> None:
+    def speak(self, name: str, number: int, said: Any, kind: str) -> None:
         process = self.processes[name]
         rounds = self.worlds[number].rounds
         mine = process.round[1] + 1 if process.round[0] == number else 1
         rounds = (*rounds, *(((), "") for _ in range(mine - len(rounds))))
         words, end = rounds[mine - 1]
-        said = replace(said, asks=_report(process.asked if said.is_between else None), report=_report(process.mean))
+        if any(type(other) is not type(said) for _, other in words):
+            raise Broken(f"{name} speaks in a round of world {number} in which others speak of something else")
         words = tuple(sorted((*words, (process.replica.rank, said)), key=lambda each: each[0]))
         if not end and len(words) == self.worlds[number].world.size:
             end = ALL
         rounds = (*rounds[: mine - 1], (words, end), *rounds[mine:])
         self.worlds[number] = replace(self.worlds[number], rounds=rounds)
-        self.update(name, is_offered=False, round=(number, mine), pending=Pending("said", (number, mine)))
+        self.update(name, is_offered=False, round=(number, mine), pending=Pending(kind, (number, mine)))
 
     def leave_round(self, number: int, mine: int) -> None:
         world = self.worlds[number]
@@ -498,7 +533,7 @@ class Move:
                     raise Broken(f"{name} is to give the buffers of micro-batch 0, and has not computed it")
                 begun.append(("all", ("last", command.source), ("made", process.params) if is_source else None))
             else:
-                value = (process.params, process.local, command.is_awaited)
+                value = (process.params, process.local, command.is_awaited, process.is_wrong)
                 begun.append(("all", ("sum", bucket), value))
             self.spoil(name, bucket)
         self.arrive(name, "reduced", begun)
@@ -514,6 +549,21 @@ class Move:
                 self.spoil(name, command.bucket)
         key = "all" if command.to is None else (command.source, command.to)
         self.arrive(name, "handed", [(key, ("bucket", command.bucket, command.source, command.to), given)])
+
+    def move(self, name: str, seat: int, what: Any, given: dict[int, Any]) -> None:
+        """Let a state be given and taken."""
+        _, source, to, begins = what
+        replica = self.processes[name].replica
+        if begins or replica.rank in to:
+            if replica.record.meeting.spot in (Spot.WITHIN, Spot.END):
+                raise Broken(f"{name} is given another state in the middle of its script")
+            params, is_wrong, is_refused = given[source]
+            if is_refused:
+                self.post(name, StateRefused())
+                return
+            self.update(name, params=params, is_wrong=is_wrong)
+            self.lay_out(name, params)
+        self.post(name, Moved(seat))
 
     def end(self, name: str, seat: int) -> None:
         """Let the next collective of a seat end well."""
@@ -536,27 +586,24 @@ class Move:
                 self.post(name, Averaged(seat))
             case "gathered", _:
                 self.post(name, Gathered(seat, any(given.values())))
-            case "moved", (_, source, to, begins):
-                if begins or process.replica.rank in to:
-                    if process.replica.record.meeting.spot in (Spot.WITHIN, Spot.END):
-                        raise Broken(f"{name} is given another state in the middle of its script")
-                    self.update(name, params=given[source])
-                self.post(name, Moved(seat))
-            case "handed", (_, bucket, source, to):
+            case "moved", what:
+                self.move(name, seat, what, given)
+            case "handed", (_, bucket, source, _):
                 if process.replica.rank != source and bucket is None:
                     self.update(name, mean=given[source])
                 elif process.replica.rank != source:
                     self.put(name, bucket, seat, given[source][seat])
                 self.post(name, Handed(seat))
             case "reduced", ("last", source):
-                self.put(name, self.bounds.buckets - 1, seat, given[source])
-                self.post(name, Reduced(self.bounds.buckets - 1, seat))
+                last = process.replica.buckets - 1
+                self.put(name, last, seat, given[source])
+                self.post(name, Reduced(last, seat))
             case "reduced", (_, bucket):
-                steps = {step for step, _, _ in given.values()}
-                counts = tuple(map(sum, zip(*(local for _, local, _ in given.values()), strict=True)))
-                value = ("sum", steps.pop(), counts) if len(steps) == 1 else ("mixed", tuple(sorted(steps)), counts)
-                self.put(name, bucket, seat, value)
-                self.post(name, Reduced(bucket, seat, any(awaited for _, _, awaited in given.values())))
+                steps, local, awaited, wrong = zip(*given.values(), strict=True)
+                counts = tuple(map(sum, zip(*local, strict=True)))
+                of = ("sum", steps[0]) if len(set(steps)) == 1 else ("mixed", tuple(sorted(set(steps))))
+                self.put(name, bucket, seat, (*of, counts, any(wrong)))
+                self.post(name, Reduced(bucket, seat, any(awaited), any(wrong)))
         if not is_last and name in self.processes and self.processes[name].pending != waits:
             raise Broken(f"{name} goes on before all its seats have done {slot.what}")
 
@@ -625,7 +672,8 @@ def begin(bounds: Bounds) -> Job:
     processes = tuple(
         replace(each, replica=replace(each.replica, heard=world, heard_rank=each.slot)) for each in processes
     )
-    return Job(processes, (WorldThere(world),), world, bounds.losses, bounds.breaks, bounds.newcomers)
+    left = (bounds.losses, bounds.breaks, bounds.newcomers, bounds.flips, bounds.refusals)
+    return Job(processes, (WorldThere(world),), world, *left)
 
 
 def _process(bounds: Bounds, name: str, slot: int) -> Process:
@@ -653,6 +701,7 @@ def steps(bounds: Bounds, job: Job) -> Iterator[tuple[str, bool, Any]]:
             others = [each for each in job.processes if each.name != process.name and _has_state(job.newest, each)]
             if others and not process.has_exited:
                 yield f"{process.name} is lost", True, lambda move, n=process.name: _lose(move, n)
+    yield from _of_states(job)
     if job.breaks:
         for world in job.worlds:
             if not world.is_broken and any(
@@ -660,6 +709,28 @@ def steps(bounds: Bounds, job: Job) -> Iterator[tuple[str, bool, Any]]:
             ):
                 number = world.world.number
                 yield f"connections of world {number} break", True, lambda move, n=number: _break(move, n)
+
+
+def _of_states(job: Job) -> Iterator[tuple[str, bool, Any]]:
+    """Yield what happens to states beside the script: they become wrong, or cannot be sent for a while."""
+    for process in job.processes:
+        name = process.name
+        if process.refuses:
+            yield f"the state of {name} can be sent again", False, lambda move, n=name: move.update(n, refuses=False)
+        elif job.refusals and not process.has_exited:
+            yield f"the state of {name} cannot be sent", True, lambda move, n=name: _refuse(move, n)
+        if job.flips and not process.is_wrong and isinstance(process.replica.record, Stepping | Computing):
+            yield f"the state of {name} becomes wrong", True, lambda move, n=name: _flip(move, n)
+
+
+def _refuse(move: Move, name: str) -> None:
+    move.refusals -= 1
+    move.update(name, refuses=True)
+
+
+def _flip(move: Move, name: str) -> None:
+    move.flips -= 1
+    move.update(name, is_wrong=True)
 
 
 def _has_state(newest: World, process: Process) -> bool:
@@ -715,25 +786,46 @@ def _of_process(bounds: Bounds, job: Job, process: Process, by_name: dict[str, P
     if pending is None:
         yield from _of_script(bounds, process)
         return
-    number = pending.keys[0] if pending.keys else 0
     match pending.kind:
         case "ask":
             yield "its agent answers", lambda move: _answer(move, name)
         case "copy":
             yield from _of_copy(job, process)
-        case "said":
-            world = next(each for each in job.worlds if each.world.number == number)
-            words, end = world.rounds[pending.keys[1] - 1]
-            if end == ALL:
-                yield "all have spoken", lambda move: move.post(name, AllSaid(tuple(said for _, said in words)))
-            elif end == LEFT:
-                yield "a member has left this round", lambda move: move.post(name, RoundLeft())
-            elif replica.knows_newer:
-                yield "it leaves this round", lambda move: _leave_round(move, name, number, pending.keys[1])
+        case "said" | "judged":
+            yield from _of_round(job, process)
         case "newcomer" | "holders":
             yield "its patience is over", lambda move: move.post(name, PatienceOver())
         case kind if kind in RUNS:
             yield from _of_collective(bounds, job, process, by_name)
+
+
+def _of_round(job: Job, process: Process) -> Iterator[tuple[str, Any]]:
+    """Yield how a round of the members ends for one that has spoken in it."""
+    name, pending = process.name, process.pending
+    assert pending is not None
+    number, mine = pending.keys
+    words, end = next(each for each in job.worlds if each.world.number == number).rounds[mine - 1]
+    said = tuple(word for _, word in words)
+    if end == LEFT:
+        yield "a member has left this round", lambda move: move.post(name, RoundLeft())
+    elif end == ALL and pending.kind == "judged":
+        yield "it hears who differs", lambda move: _judge(move, name, said)
+    elif end == ALL:
+        yield "all have spoken", lambda move: move.post(name, AllSaid(said))
+    elif process.replica.knows_newer:
+        yield "it leaves this round", lambda move: _leave_round(move, name, number, mine)
+
+
+def _judge(move: Move, name: str, wrong: tuple[bool, ...]) -> None:
+    """Those are wrong who are fewer; if nobody knows who is, all are."""
+    move.update(name, pending=None)
+    rank = move.processes[name].replica.rank
+    if not any(wrong):
+        move.post(name, Judged(WhoIsWrong.NOBODY))
+    elif wrong[rank] or 2 * sum(wrong) >= len(wrong):
+        move.post(name, Judged(WhoIsWrong.THIS))
+    else:
+        move.post(name, Judged(WhoIsWrong.OTHERS))
 
 
 def _leave_round(move: Move, name: str, number: int, mine: int) -> None:
@@ -761,11 +853,16 @@ def _of_script(bounds: Bounds, process: Process) -> Iterator[tuple[str, Any]]:
                 raise Broken(f"{name} has passed by all calls of its script")
         case Stepping(is_behind=False):
             if replica.step < replica.until:
-                yield f"its script begins step {replica.step}", lambda move: move.post(name, StepBegun())
+                yield f"its script begins step {replica.step}", lambda move: _begin_step(move, name)
             else:
                 yield "its script has made all steps of its call", lambda move: move.post(name, CallEnded())
         case Computing(left=left):
             yield f"it computes {sorted(left)}", lambda move: _compute(move, name, sorted(left))
+
+
+def _begin_step(move: Move, name: str) -> None:
+    move.lay_out(name, move.processes[name].replica.step)
+    move.post(name, StepBegun())
 
 
 def _where_it_asks(bounds: Bounds, replica: Replica) -> str:
@@ -823,6 +920,8 @@ def _of_copy(job: Job, process: Process) -> Iterator[tuple[str, Any]]:
                 yield f"it begins to copy the state of {source.name}", lambda move, s=source: _copy(move, name, s)
         if not sources:
             yield "nobody gives it a state", lambda move: _miss(move, name)
+    elif process.copy[3] and next(each for each in job.processes if each.name == process.copy[0]).refuses:
+        yield f"{process.copy[0]} cannot send its state", lambda move: _miss(move, name, is_refused=True)
     elif process.copy[3]:
         yield f"it has the state of {process.copy[0]}", lambda move: _copied(move, name)
     else:
@@ -834,16 +933,18 @@ def _copy(move: Move, name: str, source: Process) -> None:
     move.post(source.name, HoldBegan())
 
 
-def _miss(move: Move, name: str) -> None:
-    move.update(name, copy=None)
-    move.post(name, NotCopied())
+def _miss(move: Move, name: str, *, is_refused: bool = False) -> None:
+    move.release(name)
+    move.post(name, NotCopied(is_refused))
 
 
 def _copied(move: Move, name: str) -> None:
     copy = move.processes[name].copy
     assert copy is not None
-    if move.processes[copy[0]].params != copy[2]:
+    source = move.processes[copy[0]]
+    if source.params != copy[2]:
         raise Broken(f"{name} has copied a state of two steps")
+    move.update(name, is_wrong=source.is_wrong)
     move.post(name, Copied(copy[1], copy[2]))
 
 

@@ -19,6 +19,7 @@ GROWS = Bounds(1, (2,), newcomers=1, grows=True)
 CALLS = Bounds(1, (1, 2), newcomers=1, grows=True)
 SEATS = Bounds(2, (1,), seats=2, breaks=1)
 THREE = Bounds(3, (1,), losses=1)
+DIFFERS = Bounds(2, (1,), flips=1, losses=1)
 MEANS = Bounds(2, (2,), breaks=1, means=("before", "behind"))
 MEANS_AT_END = Bounds(2, (1, 2), breaks=1, means=("end",))
 
@@ -198,6 +199,25 @@ MUTANTS = (
         "record.has_state and rank in agreement.pull and",
         "False and rank in agreement.pull and",
         Bounds(2, (2,), breaks=2),
+    ),
+    # -- states that differ, or cannot be sent
+    Mutant(
+        "sums count though whose state is wrong is not known, and who had a share in them is lost",
+        "_without_doubtful(replica), met=replica.heard",
+        "replica, met=replica.heard",
+        DIFFERS,
+    ),
+    Mutant(
+        "nobody compares states that differ",
+        "    if replica.work.differs:\n        return replace(replica, record=Comparing())",
+        "    if False:\n        return replace(replica, record=Comparing())",
+        DIFFERS,
+    ),
+    Mutant(
+        "a newcomer that is refused the state thinks that it has it",
+        "    return _leave(replica, record.meeting, _agreement(record.meeting), why)",
+        "    return _end_moving(replica, record, Moved())",
+        Bounds(1, (2,), micro_batches=1, newcomers=1, grows=True, refusals=1),
     ),
     # -- means
     Mutant("a mean that a member has is not given", "means=tuple(reports_to_give(said))", "means=()", MEANS),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from exploration import explore, scenario
 from interleavings import Bounds
@@ -9,24 +11,25 @@ from mutants import MUTANTS, Mutant
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.engine.protocol.handle import ProtocolError, handle
-from unicron_elastic.engine.protocol.replica_command import AskAgent, Commit, Compute, Raise, Say
+from unicron_elastic.engine.protocol.replica_command import AskAgent, Commit, Compute, HandOver, Say
 from unicron_elastic.engine.protocol.replica_event import (
     AllSaid,
     Answered,
     CallBegun,
     Computed,
     Connected,
+    Handed,
     HoldBegan,
     MoreAsked,
     Moved,
     Reduced,
     ReplicaEvent,
-    ScriptRaised,
     StepBegun,
     StepMade,
     WorldHeard,
 )
-from unicron_elastic.engine.protocol.replica_phase import Replica, ReplicaPhase
+from unicron_elastic.engine.protocol.replica_phase import InMeeting, Replica, ReplicaPhase, Spot, Talk, Work
+from unicron_elastic.engine.protocol.said import Said
 
 ALONE = World(number=1, members=(Member(name="0", node="n", local_rank=0),), store="h:1")
 
@@ -113,11 +116,23 @@ def test_the_end_of_one_call_is_not_taken_for_that_of_the_next_in_the_same_world
     assert told[heard + 1].strip().startswith("Say in 3: state=2 until=2"), told[heard:]
 
 
-def test_an_exception_in_a_micro_batch_ends_the_replica() -> None:
-    replica, (command,) = _told(_computing(), ScriptRaised(0))
-    assert replica.phase is ReplicaPhase.ENDED
-    assert isinstance(command, Raise)
-    assert "not whole" in command.reason
+def test_a_sum_that_is_handed_over_again_counts_no_more_until_it_is_there_nor_the_one_whose_size_it_tells() -> None:
+    members = tuple(Member(name=str(rank), node="n", local_rank=rank) for rank in range(3))
+    world = World(number=2, members=members, store="h:1")
+    work = Work(held=frozenset({1}), done=frozenset({0, 1, 2}), holdings=tuple(frozenset({each}) for each in range(3)))
+    meeting = InMeeting(Spot.WITHIN, Talk.ALL, has_state=True)
+    replica = Replica(3, 4, record=meeting, until=1, work=work, heard=world, met=world, rank=1, is_connected=True)
+    some = Said(state=0, until=1, held=frozenset({0}), done=frozenset({0, 1, 2}), buckets=4)
+    said = (some, replace(some, held=frozenset({1})), replace(some, held=frozenset({2}), done=frozenset({0, 1})))
+    replica, commands = _told(replica, AllSaid(said))
+    assert commands == (HandOver(2, 0, None),)
+    assert replica.work.done == {0, 1}
+    assert _told(replica, Handed())[0].work.done == {0, 1, 2}
+    whole, without = replace(some, done=frozenset({0, 1, 2, 3})), replace(some, done=frozenset({0, 1, 3}))
+    replica = replace(replica, record=meeting, work=replace(work, done=whole.done))
+    replica, commands = _told(replica, AllSaid((whole, replace(whole, held=frozenset({1})), without)))
+    assert commands == (HandOver(2, 0, None),)
+    assert replica.work.done == {0, 1}
 
 
 @pytest.mark.parametrize("event", [StepMade(), Reduced(0), CallBegun(3), Connected(), Computed(5)], ids=repr)

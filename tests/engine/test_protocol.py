@@ -1,9 +1,10 @@
 """No interleaving breaks the protocol: all of them within these bounds, each with what is to hold in it.
 
 Every step that is applied has each micro-batch once, on all, and none is applied twice or left out; a state is given
-as it was in one span of the script; seats go on together; no script is told an error, except one that has missed a
-step whose gradients nobody has any more; all who live are given the same mean, or their own share
-if nobody whom they meet has it; and from every state all come to their end without one more fault.
+as it was in one span of the script; nobody whose state is wrong has a share in what is applied; seats go on together;
+no script is told an error, except one that has missed a step whose gradients nobody has any more, and those whose state
+is wrong; all who live are given the same mean, or their own share if nobody whom they meet has it; and from every state
+all come to their end without one more fault.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ SHORT = (
     Bounds(2, (2,), breaks=1, means=("before", "behind")),
     Bounds(2, (1, 2), losses=1, means=("end",)),
     Bounds(1, (1, 2), newcomers=1, grows=True, means=("before", "end")),
+    Bounds(2, (2,), trains_other_from=1, breaks=1),
+    Bounds(1, (2,), trains_other_from=1, newcomers=1, grows=True),
+    Bounds(3, (1,), micro_batches=1, flips=1),
+    Bounds(2, (1,), losses=1, newcomers=1, flips=1),
+    Bounds(1, (2,), micro_batches=1, newcomers=1, grows=True, refusals=1),
 )
 DEEP = (
     Bounds(2, (2,), losses=1, breaks=1, means=("before", "behind")),
@@ -42,6 +48,11 @@ DEEP = (
     Bounds(3, (2,), losses=2),
     Bounds(3, (1,), losses=1, breaks=1),
     Bounds(3, (1,), losses=1, newcomers=1),
+    Bounds(2, (2,), trains_other_from=1, losses=1, breaks=1, newcomers=1),
+    Bounds(2, (2,), micro_batches=1, newcomers=1, grows=True, flips=1),
+    Bounds(3, (1,), micro_batches=1, losses=1, flips=1),
+    Bounds(3, (1,), micro_batches=1, breaks=1, flips=1),
+    Bounds(2, (2,), micro_batches=1, losses=1, newcomers=1, refusals=1),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,9 +11,6 @@ from torch import nn
 from torch.distributed import HashStore
 
 from unicron_elastic.engine.transport.transport import Transport
-from unicron_elastic.training.group.assembly import Assembly
-from unicron_elastic.training.group.membership import FixedMembership
-from unicron_elastic.training.group.reports import Reports
 from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.training.step.notes import Notes
 
@@ -57,7 +53,6 @@ def _reduce(gradients: Gradients, *, is_awaited: bool = False) -> None:
         work = gradients.reduce(number, [frozenset(range(MICRO_BATCHES))], is_awaited=is_awaited)
         if work is not None:
             work.wait()
-        gradients.done.add(number)
 
 
 def test_gradients_add_up_and_each_loss_is_noted() -> None:
@@ -144,7 +139,6 @@ def test_the_reduced_gradients_of_the_last_step_are_kept_until_the_next_reductio
     _reduce(gradients)
     gradients.settle()
     gradients.begin()
-    assert not gradients.is_complete
     assert gradients.buckets[0].reduced[:2].tolist() == [3.0, 3.0]
     gradients.stage(0, is_awaited=False)
     assert gradients.buckets[0].reduced[:2].tolist() == [0.0, 0.0]
@@ -154,29 +148,16 @@ def test_what_an_abandoned_collective_still_writes_is_not_seen() -> None:
     gradients = _made((2,), (2,), bucket_bytes=8)
     _compute(gradients, 0, 1.0, 0, 1)
     _skip(gradients, 1, 2)
-    first, last, _ = [bucket.reduced for bucket in gradients.buckets]
+    last = gradients.buckets[1].reduced
     _reduce(gradients)
-    gradients.done.discard(1)
     gradients.renew()
     last.fill_(-7.0)
     work = gradients.reduce(1, [frozenset(range(MICRO_BATCHES))], is_awaited=False)
     assert work is not None
     work.wait()
     last.fill_(-7.0)
-    gradients.done.add(1)
     gradients.settle()
-    assert gradients.buckets[0].reduced is first
     assert all(torch.equal(parameter.grad, torch.ones(2)) for parameter in gradients.parameters)
-
-
-def test_what_is_lost_while_it_is_given_again_takes_along_what_it_tells_the_size_of() -> None:
-    gradients = _made((2,), (2,), bucket_bytes=8)
-    gradients.done.update(range(3))
-    transport = Mock(broadcast=Mock(side_effect=RuntimeError("Connection closed by peer")))
-    assembly = Assembly(FixedMembership(), transport, gradients, Reports(), signs=Mock(), timeout_s=1.0)
-    with pytest.raises(RuntimeError, match="closed by peer"):
-        assembly.hand_over(1, 1, None)
-    assert gradients.done == {0}
 
 
 def test_an_abandoned_collective_between_steps_leaves_the_gradients_of_the_step_before() -> None:

@@ -503,9 +503,8 @@ class Engine:
         """Carry out what is done at once."""
         gradients, assembly = self._parts()
         match command:
-            case Clear(keeps_reduced=keeps_reduced):
-                stamp = self._trainable.stamp(self.state)
-                gradients.clear(stamp) if keeps_reduced else gradients.begin(stamp)
+            case Clear():
+                gradients.begin(self._trainable.stamp(self.state))
                 if self._buffers is not None:
                     self._buffers.begin()
                 self._replicas.begin(self.state, is_last=self.state + 1 == self.until)
@@ -589,16 +588,14 @@ class Engine:
 
         Raises ReplicasDifferError in those, and where nobody knows who is right.
         """
-        gradients, assembly = self._parts()
+        _, assembly = self._parts()
         told = assembly.exchange(self._replicas.told().to_json())
         if isinstance(told, ReplicaEvent):
-            gradients.forget_reduced()
             return told
         verdict = judge([Told.parse(each) for each in told], self.state)
         if not verdict.wrong:
             self._replicas.accept(verdict, is_silent=assembly.rank > 0)
             return Judged(WhoIsWrong.NOBODY)
-        gradients.forget_reduced()
         if assembly.rank in verdict.wrong:
             self._gate.on_expire()  # nobody is to have its state
             raise ReplicasDifferError(f"{verdict.sentence}: this process must not train on")

@@ -79,7 +79,6 @@ from unicron_elastic.engine.protocol.replica_event import (
     Reduced,
     ReplicaEvent,
     RoundLeft,
-    ScriptRaised,
     StateRefused,
     StepBegun,
     StepMade,
@@ -286,7 +285,7 @@ def _meet(replica: Replica, meeting: InMeeting) -> Answer:
             assert replica.heard is not None
             reason = f"this process is not a member any more: {replica.heard.reason}"
             return _fail(replica, "not a member", reason)
-        replica = replace(replica, met=replica.heard, rank=replica.heard_rank, is_connected=False)
+        replica = replace(_without_doubtful(replica), met=replica.heard, rank=replica.heard_rank, is_connected=False)
     assert replica.met is not None
     said = _said(replica, meeting)
     record = replace(meeting, talk=Talk.ALL, agreement=None, by=frozenset())
@@ -418,8 +417,7 @@ def _end_handing(replica: Replica, record: Handing, event: Handed) -> Answer:
     if bucket is None:
         meeting = replace(meeting, has_mean=meeting.has_mean or to == replica.rank)
     elif to in (None, replica.rank):
-        work = replace(replica.work, done=replica.work.done | {bucket})
-        replica = replace(replica, work=replace(work, differs=event.differs) if _has_notes(replica, bucket) else work)
+        replica = replace(replica, work=replace(replica.work, done=replica.work.done | {bucket}))
     return _hand(replica, meeting, record.left[1:])
 
 
@@ -552,7 +550,7 @@ def _begin_step(replica: Replica, record: Stepping, _event: StepBegun) -> Answer
         raise ProtocolError("a step begins when the one before has ended")
     if record.standing in {Standing.MET, Standing.AMONG}:
         replica = replace(replica, work=replace(replica.work, computed=frozenset(), is_shut=False))
-        clear = Clear(keeps_reduced=True, reason="what it was dealt when it met the others in this step stays")
+        clear = Clear(reason="nothing is computed of what it was dealt when it met the others in this step")
     else:
         clear, work = _CLEAR, Work(has_last=replica.is_complete)
         if record.standing is Standing.EVEN:
@@ -586,10 +584,6 @@ def _ask_more(replica: Replica, record: Computing, _event: MoreAsked) -> Answer:
     return _go_on(replica)
 
 
-def _catch(replica: Replica, _record: Computing, event: ScriptRaised) -> Answer:
-    return _fail(replica, "script", f"the gradient of micro-batch {event.index} is not whole, and is in the sum")
-
-
 def _go_on(replica: Replica) -> Answer:
     """Meet, reduce, or leave the step, whichever is next."""
     if replica.needs_meeting:
@@ -597,7 +591,7 @@ def _go_on(replica: Replica) -> Answer:
     if not replica.is_complete:
         return _reduce(replica, replica.holders > 0 or replica.knows_newer)
     assert replica.met is not None
-    if replica.work.differs and replica.work.judged_in != replica.met.number:
+    if replica.work.differs:
         return replace(replica, record=Comparing()), (Compare(reason="the states of the ranks differ"),)
     if replica.work.is_awaited:
         if replica.knows_newer:
@@ -635,9 +629,14 @@ def _end_reducing(replica: Replica, record: Reducing, event: Reduced) -> Answer:
     return _go_on(replace(replica, work=work))
 
 
-def _forgotten(replica: Replica) -> Replica:
-    """What is reduced does not count, as nobody knows whether somebody whose state is wrong has a part in it."""
-    return replace(replica, work=replace(replica.work, done=frozenset()))
+def _without_doubtful(replica: Replica) -> Replica:
+    """What was reduced in the world before counts, unless states differed there, and nobody has found whose is right.
+
+    One whose state is wrong may have a share in it, and be in this world no more.
+    """
+    if not replica.work.differs:
+        return replica
+    return replace(replica, work=replace(replica.work, done=frozenset(), differs=False))
 
 
 def _judge(replica: Replica, _record: Comparing, event: Judged) -> Answer:
@@ -645,17 +644,17 @@ def _judge(replica: Replica, _record: Comparing, event: Judged) -> Answer:
     assert replica.met is not None
     match event.who:
         case WhoIsWrong.NOBODY:
-            return _go_on(replace(replica, work=replace(replica.work, judged_in=replica.met.number)))
+            return _go_on(replace(replica, work=replace(replica.work, differs=False)))
         case WhoIsWrong.THIS:
             answer = _fail(replica, "differs", "the state of this rank is not that of most")
             broken_off = BreakOff(reason="nobody is to have a state that is wrong")
             return _with(answer, broken_off) if replica.holders else answer
     meeting = InMeeting(Spot.WITHIN, Talk.ALL, has_state=True)
-    return _await_newer(_forgotten(replica), meeting, "those whose state is wrong end, and leave this world")
+    return _await_newer(replica, meeting, "those whose state is wrong end, and leave this world")
 
 
 def _leave_comparison(replica: Replica, _record: Comparing, _event: RoundLeft) -> Answer:
-    return _meet_within(_forgotten(replica))
+    return _meet_within(replica)
 
 
 def _leave_move(replica: Replica, record: Moving, _event: RoundLeft) -> Answer:
@@ -790,8 +789,6 @@ def _outgrow(replica: Replica, record: Any, _event: Outgrown) -> Answer:
 def _go_to_next(replica: Replica, record: Any) -> Answer:
     clear: tuple[ReplicaCommand, ...] = ()
     match record:
-        case Comparing():
-            replica, meeting = _forgotten(replica), InMeeting(Spot.WITHIN, Talk.ALL, has_state=True)
         case Averaging(back=back):
             replica, meeting, clear = _between(replica, back)
         case Handing(meeting=meeting) | Moving(meeting=meeting):
@@ -824,7 +821,6 @@ _HANDLERS: dict[tuple[type, type], Callable[[Replica, Any, Any], Answer]] = {
     (Stepping, CallEnded): _end_call,
     (Computing, Computed): _end_computing,
     (Computing, MoreAsked): _ask_more,
-    (Computing, ScriptRaised): _catch,
     (Reducing, Reduced): _end_reducing,
     (Parting, Gathered): _end_gathering,
     **{(kind, MeanAsked): _ask_mean for kind in (Passing, Stepping, Finished)},

@@ -113,9 +113,7 @@ class MoveState(ReplicaCommand):
 
 @dataclass(frozen=True, slots=True)
 class Clear(ReplicaCommand):
-    """`Clear`: forget what was summed up and reduced for the present step; ``keeps_reduced``: only the former."""
-
-    keeps_reduced: bool = False
+    """`Clear`: forget what was summed up for the present step."""
 
 
 @dataclass(frozen=True, slots=True)

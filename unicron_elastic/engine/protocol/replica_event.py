@@ -54,13 +54,6 @@ class MeanAsked(ReplicaEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptRaised(ReplicaEvent):
-    """`ScriptRaised`: the script has raised in a micro-batch, and its gradient is not whole."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
 class Answered(ReplicaEvent):
     """`Answered`: the agent says what this process is in the job.
 
@@ -124,13 +117,9 @@ class Connected(ReplicaEvent):
 
 @dataclass(frozen=True, slots=True)
 class Handed(ReplicaEvent):
-    """`Handed`: the reduced bucket, or mean, that was handed over is here, or there, for this ``seat``.
-
-    ``differs`` as in `Reduced`.
-    """
+    """`Handed`: the reduced bucket, or mean, that was handed over is here, or there, for this ``seat``."""
 
     seat: int = 0
-    differs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

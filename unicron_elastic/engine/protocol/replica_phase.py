@@ -269,7 +269,7 @@ class Work:
     ``held`` are the micro-batches that this replica has ``computed`` or will; ``holdings`` the same of all, by rank.
     ``done`` are the buckets whose sum is whole in all seats. ``has_last``: the sums of the step before are still there.
     ``is_shut``: nobody may begin to copy the state in this step any more. ``is_awaited``: all know of a newcomer.
-    ``differs``: the notes say that states differ; in the world ``judged_in`` it was found that they may.
+    ``differs``: the notes say that states differ, and it is not known yet whose is wrong.
     """
 
     held: frozenset[int] = frozenset()
@@ -280,7 +280,6 @@ class Work:
     is_shut: bool = False
     is_awaited: bool = False
     differs: bool = False
-    judged_in: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,7 +294,6 @@ class Assembly:
         for bucket in buckets:
             if bucket in begun:
                 begun[bucket].wait()
-            self._gradients.done.add(bucket)
             events.append(self._reduced(bucket))
 
     def _reduced(self, bucket: int) -> Reduced:
@@ -304,24 +303,17 @@ class Assembly:
 
     def hand_over(self, bucket: int, source: int, to: int | None) -> ReplicaEvent:
         """Give, or take, a reduced bucket."""
-        gradients = self._gradients
-        differs = False
+        room = self._gradients.room(bucket)
 
         def hand_over() -> None:
-            nonlocal differs
-            if self.rank == source and to is not None:
-                self._transport.send(gradients.room(bucket), to)
-                return
-            if self.rank != source:  # who had it, too: what breaks on the way leaves anything
-                gradients.forget(bucket)
             if to is None:
-                self._transport.broadcast(gradients.room(bucket), source)
+                self._transport.broadcast(room, source)
+            elif self.rank == source:
+                self._transport.send(room, to)
             else:
-                self._transport.receive(gradients.room(bucket), source)
-            gradients.done.add(bucket)
-            differs = gradients.has_notes(bucket) and differ(gradients.digests())
+                self._transport.receive(room, source)
 
-        return self._try(hand_over) or Handed(differs=differs)
+        return self._try(hand_over) or Handed()
 
     def hand_over_mean(self, source: int, to: int) -> ReplicaEvent:
         """Give, or take, the result of a mean."""

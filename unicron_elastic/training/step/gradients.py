@@ -58,7 +58,6 @@ class Gradients:
     ) -> None:
         self.micro_batches = micro_batches
         self._transport = transport
-        self.done: set[int] = set()  # buckets whose reduced sum is complete
         self.made: Tensor | None = None  # the buffers, if this rank has computed micro-batch 0 and it has changed any
         self.digest: Callable[[], list[float]] = lambda: written(None)  # of the state, for the notes
         self.name: Callable[[Tensor], str] = _shape  # of a parameter, for people
@@ -87,7 +86,6 @@ class Gradients:
         self._trained = tuple(parameters)
         self._frozen = tuple(frozen)
         self.parameters = (*self._trained, *self._others)
-        self.done.clear()
         self.views: list[Tensor] = []  # of each parameter's gradient, in its shape, as the parameter lies in memory
         self.buckets: list[Bucket] = []
         self._flats: list[Tensor] = []
@@ -98,15 +96,10 @@ class Gradients:
     # -- accumulation -------------------------------------------------------------------------------------------------
 
     def begin(self, stamp: bytes = bytes(4)) -> None:
-        """Begins a step: nothing summed up, nothing reduced. ``reduced`` keeps what it has.
+        """Begins a step: nothing is summed up. ``reduced`` keeps what it has.
 
         ``stamp`` must be the same on all ranks: see ``Notes``.
         """
-        self.done.clear()
-        self.clear(stamp)
-
-    def clear(self, stamp: bytes) -> None:
-        """Forget what was summed up; what is reduced stays."""
         zero_each(self._flats)
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
@@ -157,11 +150,6 @@ class Gradients:
         self._versions = [changes_of(flat) for flat in self._flats]
 
     # -- reduction ----------------------------------------------------------------------------------------------------
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all buckets are reduced."""
-        return len(self.done) == len(self.buckets)
 
     @property
     def rounds(self) -> tuple[range, range]:
@@ -215,25 +203,12 @@ class Gradients:
                 each = self.buckets[bucket] = replace(each, reduced=each.local.new_empty(count))
         return each.reduced
 
-    def forget(self, bucket: int) -> None:
-        """What is reduced of it does not count; nor of the one whose size it tells, if it is the one with the notes."""
-        self.done.discard(bucket)
-        if bucket == len(self.buckets) - 2:
-            self.done.discard(bucket + 1)
-
-    def forget_reduced(self) -> None:
-        """What is reduced does not count; what this rank has summed up does."""
-        self.done.clear()
-
     def renew(self) -> None:
-        """Takes other memory for what is not reduced: an abandoned collective may still write to where it was to be.
+        """Takes other memory for what is reduced: an abandoned collective may still write to where it was to be.
 
         What is there stays: it may be that of the step before, which somebody who is late still needs.
         """
-        self.buckets = [
-            bucket if number in self.done else replace(bucket, reduced=bucket.reduced.clone())
-            for number, bucket in enumerate(self.buckets)
-        ]
+        self.buckets = [replace(bucket, reduced=bucket.reduced.clone()) for bucket in self.buckets]
 
     def settle(self) -> None:
         """Puts the reduced gradients into ``p.grad``; None for a parameter that no micro-batch gave one.

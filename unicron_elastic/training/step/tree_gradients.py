@@ -36,9 +36,9 @@ class TreeGradients(Gradients):
         super().lay_out(parameters, frozen, others)
         self._sum = TreeSum(self.parameters, self.micro_batches)
 
-    def clear(self, stamp: bytes) -> None:
-        """Clear all gradients: autograd then leaves those of each micro-batch as they are."""
-        super().clear(stamp)
+    def begin(self, stamp: bytes = bytes(4)) -> None:
+        """Begin with no gradients at all: autograd then leaves those of each micro-batch as they are."""
+        super().begin(stamp)
         self._sum.drop()
         for parameter in self.parameters:
             parameter.grad = None
