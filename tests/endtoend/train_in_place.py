@@ -123,13 +123,9 @@ def arm(strikes: Strikes) -> None:
         if number == 1:
             strikes.at("reduce")
 
-    def reduced(parts: Any, *_: Any, **__: Any) -> None:
-        if parts._gradients.is_complete:
-            strikes.at("reduced")
-
     wrapped(gradients.Gradients, "reduce", None, bucket)
     wrapped(tree_gradients.TreeGradients, "reduce", None, bucket)
-    wrapped(assembly.Assembly, "reduce", None, reduced)
+    wrapped(transport.Transport, "retire", None, lambda *_: strikes.at("reduced"))  # behind the last sum
     wrapped(assembly.Assembly, "say", lambda *_: strikes.at("meet"), None)
     wrapped(engine.Engine, "part", lambda _: strikes.at("part"), lambda _: strikes.at("parted"))
     wrapped(
