@@ -21,6 +21,15 @@ os.write(1, f"UP {os.environ['TORCHELASTIC_RESTART_COUNT']} {os.getpid()}\\n".en
 time.sleep(600)
 """
 
+DEAF = """
+import os, signal
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: os.write(1, f"HEARD {number}\\n".encode()))
+os.write(1, b"UP\\n")
+while True:
+    signal.pause()
+"""
+
 
 def test_killed_agent_takes_everything_along(launcher: Any) -> None:
     run = launcher.start("--nproc-per-node=2", launcher.script("children.py", CHILDREN))
@@ -93,19 +102,54 @@ def test_unhandled_signal_kills_launcher_and_workers(launcher: Any) -> None:
     run.assert_gone()
 
 
-def test_second_interrupt_kills_workers_that_ignore_the_first(launcher: Any) -> None:
+@pytest.mark.parametrize("names", [("SIGINT", "SIGINT"), ("SIGTERM", "SIGINT")], ids="-".join)
+def test_second_signal_lets_workers_save_as_under_torchrun(launcher: Any, names: tuple[str, str]) -> None:
     launcher.script(
-        "deaf.py",
-        "import os, signal, time\nsignal.signal(signal.SIGINT, lambda *_: os.write(1, b'HEARD\\n'))\n"
-        "os.write(1, b'UP\\n')\nwhile True:\n    time.sleep(600)\n",
+        "save.py",
+        "import os, signal, sys\n"
+        "heard = []\n"
+        "def save(number, _):\n"
+        "    heard.append(signal.Signals(number).name)\n"
+        "    os.write(1, f'HEARD {heard[-1]}\\n'.encode())\n"
+        "    if len(heard) == 2:\n"
+        "        os.write(1, f'SAVED {heard}\\n'.encode())\n"
+        "        sys.exit(0)\n"
+        "signal.signal(signal.SIGINT, save)\nsignal.signal(signal.SIGTERM, save)\n"
+        "os.write(1, b'UP\\n')\nwhile True:\n    signal.pause()\n",
     )
-    run = launcher.start("--nproc-per-node=2", "deaf.py")
+    run = launcher.start("--nproc-per-node=2", "save.py")
+    run.until_line(r"^UP", count=2)
+    run.process.send_signal(getattr(signal, names[0]))
+    run.until_line(rf"^HEARD {names[0]}", count=2)
+    run.process.send_signal(getattr(signal, names[1]))
+    assert run.wait(20) == 1
+    assert run.out.count(f"SAVED {[names[0], 'SIGTERM']}") == 2
+    assert f"A second signal ({names[1]}) came: the workers get SIGTERM, and are killed in 30 seconds" in run.err
+
+
+def test_second_signal_gives_workers_the_shutdown_timeout(launcher: Any) -> None:
+    launcher.script("deaf.py", DEAF)
+    run = launcher.start("--nproc-per-node=2", "--shutdown-timeout=1", "deaf.py")
     run.until_line(r"^UP", count=2)
     run.process.send_signal(signal.SIGINT)
-    run.until_line(r"^HEARD", count=2)
+    run.until_line(r"^HEARD 2$", count=2)
     run.process.send_signal(signal.SIGINT)
     assert run.wait(20) == 1
-    assert "second signal" in run.err
+    run.assert_gone()
+
+
+def test_third_signal_kills_workers_that_ignore_the_others(launcher: Any) -> None:
+    launcher.script("deaf.py", DEAF)
+    run = launcher.start("--nproc-per-node=2", "--shutdown-timeout=600", "deaf.py")
+    run.until_line(r"^UP", count=2)
+    run.process.send_signal(signal.SIGINT)
+    run.until_line(r"^HEARD 2$", count=2)
+    run.process.send_signal(signal.SIGINT)
+    run.until_line(r"^HEARD 15$", count=2)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(20) == 1
+    assert "One more signal (SIGINT) came: the workers are killed now." in run.err
+    run.assert_gone()
 
 
 def test_exit_heard_in_two_ways_at_once_is_one_fault(launcher: Any) -> None:

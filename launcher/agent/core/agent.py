@@ -18,6 +18,7 @@ from typing import Any
 from torch.distributed import DistError
 
 from unicron_elastic.base.node_name import node_name
+from unicron_elastic.base.text import counted
 from unicron_elastic.base.world import World
 from unicron_elastic.compat.agent import (
     DEFAULT_ROLE,
@@ -225,17 +226,32 @@ class Agent(TorchAgent):
 
     @prof
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's signature
-        # torch waits its default of 30 s here, whatever --shutdown-timeout says.
-        self._shutdown(timeout=self._shutdown_timeout)
+        # torch waits its default of 30 s here, whatever --shutdown-timeout says. A signal meanwhile is the first.
+        self._save_first()
+        super()._shutdown(timeout=self._shutdown_timeout)
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+    def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        # torch's run stops the workers with the first signal, once more when a second comes meanwhile, and leaves them
+        # behind at a third.
+        is_at_first = death_sig is not None
         try:
             self._save_first()
-            super()._shutdown(death_sig, timeout)
-        except SignalException as second:
-            self._reporter.say(f"A second signal ({second.sigval.name}) came: the workers are killed now.")
-            super()._shutdown(signal.SIGKILL, KILL_NOW_TIMEOUT_S)
+            super()._shutdown(death_sig or signal.SIGTERM, timeout)
+        except SignalException as another:
+            self._after_another_signal(another.sigval, is_at_first)
             raise
+
+    def _after_another_signal(self, heard: signal.Signals, is_at_first: bool) -> None:
+        """A signal came while the workers were being stopped."""
+        if is_at_first:
+            seconds = counted(self._shutdown_timeout, "second", "seconds")
+            self._reporter.say(
+                f"A second signal ({heard.name}) came: the workers get SIGTERM, and are killed in {seconds}, "
+                "or at once at a third signal."
+            )
+            return
+        self._reporter.say(f"One more signal ({heard.name}) came: the workers are killed now.")
+        super()._shutdown(signal.SIGKILL, KILL_NOW_TIMEOUT_S)
 
     def _save_first(self) -> None:
         """The job is to wait for nodes, if this is so: what it has trained is kept."""
