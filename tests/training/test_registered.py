@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -95,3 +96,57 @@ def test_a_dict_is_registered_as_it_is_and_changed_in_place() -> None:
     other: dict[str, Any] = {"of_before": 1}
     Registered({"best": other}).load(state, {})
     assert other == {"accuracy": 0.1, "epochs_without": 2}
+
+
+class Cyclic:
+    """`Cyclic` takes apart what it loads, and goes on with its tensors, as CyclicLR and averages of scripts do."""
+
+    def __init__(self) -> None:
+        self.value = torch.zeros(2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "others": {"name": "linear"}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["others"].pop("name") == "linear"
+        self.value = state.pop("value")
+
+
+def test_what_is_given_to_an_object_may_be_changed_and_is_given_once_more() -> None:
+    cyclic = Cyclic()
+    state = {"cyclic": {"value": torch.ones(2), "others": {"name": "linear"}}}
+    registered = Registered({"cyclic": cyclic})
+    for _ in range(2):
+        registered.load(state, {})
+        assert cyclic.value.tolist() == [1.0, 1.0]
+        cyclic.value.mul_(3.0)
+
+
+def test_the_state_of_a_cyclic_scheduler_is_loaded_as_often_as_it_takes() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    scheduler = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 0.5)
+    registered = Registered({"scheduler": scheduler})
+    state = registered.state()
+    registered.load(state, {})
+    registered.load(state, {})
+
+
+def test_what_is_in_a_dict_is_changed_in_place_too_as_the_script_may_know_it_by_another_name() -> None:
+    temperature, history, counts = torch.zeros(1, requires_grad=True), [1], np.zeros(2)
+    values = {"temperature": temperature, "of": {"history": history, "counts": counts}, "best": 0.5}
+    state = {"temperature": torch.ones(1), "of": {"history": [1, 2], "counts": np.ones(2), "more": 3}, "best": 0.25}
+    Registered({"values": values}).load({"values": state}, {})
+    assert values["temperature"] is temperature
+    assert temperature.tolist() == [1.0]
+    assert temperature.requires_grad
+    assert (history, counts.tolist()) == ([1, 2], [1.0, 1.0])
+    assert values["of"] == {"history": history, "counts": counts, "more": 3}
+    assert values["best"] == 0.25
+
+
+def test_what_has_another_form_takes_the_place() -> None:
+    values: dict[str, Any] = {"sum": torch.zeros(1), "list": [torch.zeros(1), 2], "gone": 1}
+    Registered({"values": values}).load({"values": {"sum": torch.ones(2), "list": [torch.ones(1)]}}, {})
+    assert values["sum"].tolist() == [1.0, 1.0]
+    assert values["list"] == [torch.ones(1)]
+    assert "gone" not in values

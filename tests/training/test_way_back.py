@@ -109,3 +109,26 @@ def test_a_newcomer_may_join_in_the_step_in_which_a_group_and_its_function_are_a
     newcomer.load_state_dict(state)
     newcomer.rewind()
     assert len(optimizer.param_groups) == 1, "its script adds the other"
+
+
+def test_a_loop_of_the_script_s_own_has_it_too_but_for_modes_and_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    def begun() -> tuple[nn.Sequential, torch.optim.Optimizer, Run]:
+        model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
+        model[0].bias.requires_grad_(False)
+        optimizer = torch.optim.SGD([model[0].weight], 0.1)
+        return model, optimizer, Run(model=model, optimizer=optimizer)
+
+    model, optimizer, run = begun()
+    model[0].bias.requires_grad_(True)
+    optimizer.add_param_group({"params": [model[0].bias], "lr": 0.01})
+    model[1].p = 0.25
+    model.eval()
+    run.snapshot(3)
+    state = run.state_dict()
+    model, optimizer, run = begun()
+    run.load_state_dict(state)
+    assert model[0].bias.requires_grad
+    assert model[1].p == 0.25
+    assert groups(optimizer) == [(1, 0.1), (1, 0.01)]
+    assert model.training, "it may have been kept in an evaluation"
+    assert "trains 1 parameter (0.bias) that this rank has frozen: so does this one now.\n" in capfd.readouterr().err

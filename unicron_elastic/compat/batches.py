@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 from weakref import WeakSet, ref
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, dataloader
 
 
 class OneBatch(Protocol):
@@ -19,12 +19,18 @@ class OneBatch(Protocol):
     def behind_batch(self, number: int) -> None:
         """Hears that it is about to be given."""
 
+    def end(self) -> None:
+        """Hears that there is no more."""
+
 
 class BatchesWatcher(Protocol):
     """It wants to know of each DataLoader that begins to give its batches."""
 
     def begins(self, loader: Any) -> Any:
         """Hears that this loader is about to begin; ``has_begun`` is told what it returns."""
+
+    def draws_order(self) -> None:
+        """Hears that a loader's workers are there, for the first time, and it is about to draw the order."""
 
     def has_begun(self, noted: Any, batches: Any) -> OneBatch | None:
         """Hears that it has, and which iterator gives them; returns who wants to know of each, if anybody does."""
@@ -51,6 +57,28 @@ def watch_batches(watcher: BatchesWatcher) -> None:
         return batches
 
     DataLoader.__iter__ = watched
+    _watch_order()
+
+
+def _watch_order() -> None:
+    """Tells all watchers when a loader with workers draws its first order, behind what it draws for them."""
+    if (kind := getattr(dataloader, "_MultiProcessingDataLoaderIter", None)) is None:
+        return
+    reset = kind._reset
+
+    @functools.wraps(reset)
+    def watched(self: Any, loader: Any, first_iter: bool = False) -> Any:
+        if first_iter:
+            for each in list(_watchers):
+                each.draws_order()
+        return reset(self, loader, first_iter)
+
+    kind._reset = watched
+
+
+def keeps_workers(loader: Any) -> bool:
+    """Return whether the workers of this loader are there already: then it draws nothing for them."""
+    return bool(loader.persistent_workers and loader.num_workers > 0 and loader._iterator is not None)
 
 
 def batches_given(batches: Any) -> int:
@@ -69,7 +97,12 @@ def _tell_of_each(batches: Any, told: Sequence[OneBatch]) -> None:
         number = batches_given(this) + 1
         for each in told:
             each.before_batch(number)
-        data = type(this)._next_data(this)
+        try:
+            data = type(this)._next_data(this)
+        except StopIteration:
+            for each in told:
+                each.end()
+            raise
         for each in told:
             each.behind_batch(number)
         return data

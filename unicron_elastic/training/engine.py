@@ -365,8 +365,8 @@ class Engine:
         return state if self._buffers is None else self._buffers.at_rest(state)
 
     def way(self) -> dict[str, Any]:
-        """Return what the script has done on its way, in ``steps()``; nothing before."""
-        return self._registered.way() if self.is_member else {}
+        """Return what the script has done on its way, in ``steps()`` or in a loop of its own."""
+        return self._registered.way(is_in_steps=self.is_member)
 
     def take_groups(self, way: Mapping[str, Any]) -> None:
         """Gives optimizers the groups that they were given on this way."""
@@ -376,10 +376,7 @@ class Engine:
     def take_way(self, way: Mapping[str, Any]) -> None:
         """Takes over all else that a script did on this way."""
         if way and (otherwise := self._registered.take_way(way)):
-            self._tell_people(
-                "run.restore() leaves it to the script which parameters are trained, and the one that saved "
-                f"{otherwise}"
-            )
+            self._tell_people(otherwise)
 
     def named_buffers(self) -> dict[str, Tensor]:
         """All buffers of the model, at rest as well."""

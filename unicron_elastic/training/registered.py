@@ -5,11 +5,13 @@ A dict is registered as it is, for counters and the like of a script's own.
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unicron_elastic.state.digest import digest_of
@@ -32,9 +34,35 @@ class ValuesOfScript:
         return dict(self._values)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Change it to what was in another."""
-        self._values.clear()
-        self._values.update(state_dict)
+        """Change it, and what is in it, to what was in another: a script may know those by other names."""
+        _change(self._values, state_dict)
+
+
+def _change(here: Any, taken: Any) -> Any:
+    """Return what is to stand in the place of ``here``: itself, changed to what was ``taken``, if it can be."""
+    if type(here) is not type(taken):
+        return taken
+    match here:
+        case dict():
+            changed = {key: _change(here[key], value) if key in here else value for key, value in taken.items()}
+            here.clear()
+            here.update(changed)
+        case list():
+            here[:] = [*map(_change, here, taken), *taken[len(here) :]]
+        case Tensor() if (here.shape, here.dtype, here.layout) == (taken.shape, taken.dtype, taken.layout):
+            with torch.no_grad():
+                here.copy_(taken)
+        case _ if _is_array(here) and (here.shape, here.dtype) == (taken.shape, taken.dtype):
+            here[...] = taken
+        case _:
+            return taken
+    return here
+
+
+def _is_array(value: Any) -> bool:
+    """Return whether it is an array of NumPy's, which may not be there."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray
 
 
 class Registered:
@@ -66,8 +94,10 @@ class Registered:
 
         Raises ValueError if a tensor of a module, an optimizer, the scheduler or the scaler is not what was received.
         """
-        for name, taken in state.items():
+        for name, given in state.items():
             each = self.objects[name]
+            # Others may keep what they are given, and change it, and it is loaded once more.
+            taken = given if isinstance(each, nn.Module | Optimizer) else copy.deepcopy(given)
             try:
                 with torch.inference_mode(mode=_was_made_for_inference(name, each)):
                     if name in hidden and isinstance(each, nn.Module):

@@ -31,7 +31,7 @@ class Run:
     ``model``, ``optimizer``, ``scheduler``, ``scaler`` and whatever else is given by name are the state that a
     replacement of a lost rank gets from its peers. The gradients of ``model``'s parameters are summed up over the
     micro-batches of a step and reduced over all ranks: do not wrap it in DistributedDataParallel. A dict is state, too,
-    as of what a script counts: it is changed in place when the state of others is taken over.
+    as of what a script counts: it, and what is in it, is changed in place when the state of others is taken over.
 
     ``reproducible``: the parameters and losses are bitwise those of any other run with the same micro-batches, however
     many ranks there are and whichever of them are lost. ``seed`` seeds the random numbers of torch, Python and NumPy

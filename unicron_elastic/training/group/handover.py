@@ -83,9 +83,15 @@ class Handover:
             "yielded_groups": self._yielded_groups,
         }
 
-    def way(self) -> dict[str, Any]:
-        """Return what a script does on its way, for one that begins again behind it: it does not do that once more."""
-        return {"model": self._trainable.present(), **self._values_and_groups()}
+    def way(self, *, is_in_steps: bool) -> dict[str, Any]:
+        """Return what a script does on its way, for one that begins again behind it: it does not do that once more.
+
+        In a loop of its own it may be anywhere, as in an evaluation: then modes are left to it.
+        """
+        model = self._trainable.present()
+        if not is_in_steps:
+            del model["in_training"]
+        return {"model": model, **self._values_and_groups()}
 
     def take_groups(self, way: Mapping[str, Any]) -> None:
         """Adds the groups that optimizers were given on the way, if they have all that were there before."""
@@ -99,13 +105,19 @@ class Handover:
     def take_way(self, way: Mapping[str, Any]) -> str:
         """Takes over the rest of it, if that is there: what was saved may be read by another script, and has no more.
 
-        Then returns what is trained otherwise here, if anything.
+        Returns what people should hear of what is trained otherwise than here, if anything is.
         """
-        if "model" not in way:
-            self._trainable.look()  # before steps() that is nobody else's look
-            return self._trainable.tell_apart(from_ranges(way["trained"], len(self._trainable.parameters)))
+        self._trainable.look()  # before steps() that is nobody else's look
+        is_kept = "model" in way
+        trained = way["model"]["trained"] if is_kept else way["trained"]
+        otherwise = self._trainable.tell_apart(from_ranges(trained, len(self._trainable.parameters)))
+        if not is_kept:
+            whose = "run.restore() leaves it to the script which parameters are trained, and the one that saved"
+            return otherwise and f"{whose} {otherwise}"
         self._take_trained(way)
-        return ""
+        if not otherwise or "in_training" in way["model"]:
+            return ""
+        return f"the script whose state run.restore() has taken over {otherwise}: so does this one now"
 
     @property
     def taken_step(self) -> int:

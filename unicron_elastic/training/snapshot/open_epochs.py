@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 import torch
 from torch import Generator
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import RandomSampler, SubsetRandomSampler
 
-from unicron_elastic.compat.batches import batches_given, watch_batches
+from unicron_elastic.compat.batches import batches_given, keeps_workers, watch_batches
 from unicron_elastic.compat.loaded import is_initialising
 from unicron_elastic.state.snapshot.gather import own_rank
 from unicron_elastic.training.step.randomness import Generators, packed, unpacked
@@ -34,7 +34,8 @@ class _Epoch:
 
     ``is_drawn``: its order comes from random numbers that nobody had just seeded. ``began`` and ``own_began`` is where
     the generators were, those of all and the loader's own, and ``read`` where they were before its latest batch, if
-    this process reads them. ``count`` is how many were given, of one that was open in a state.
+    this process reads them. ``count`` is how many were given, of one that was open in a state. ``keeps_workers``: its
+    loader had its workers already, and drew nothing for them.
     """
 
     mark: list[Any]
@@ -44,6 +45,7 @@ class _Epoch:
     read: dict[str, Any]
     count: int = 0
     batches: Any = field(default=lambda: None)  # refers to what gives them
+    keeps_workers: bool = False
     reads: bool = True  # whether this process reads them
     earlier: _Epoch | None = None  # of the state that was taken over, which this one is again
     trained: int = 0  # how many were given by the latest optimizer step
@@ -66,6 +68,10 @@ class OpenEpochs:
         self._awaited: list[_Epoch] = []  # of the state that was taken over, as the script may begin them again
         self._again: list[_Epoch] = []  # those of them that it has begun, until it has had of them what it had then
         self._moment: dict[str, Any] = {}  # where the generators were when that state was kept
+        self._loaders: WeakSet[Any] = WeakSet()  # all that were begun
+        self._kept: list[Any] = []  # marks of those which had workers in the state that was taken over
+        self._lengths: list[tuple[Any, int]] = []  # by mark, of loaders that can only be iterated and came to an end
+        self._undrawn: Callable[[], None] = _nothing  # puts generators to where they were before new workers
         self._skips = True  # as far as is known
         watch_batches(self)
         this = ref(self)  # hooks of all optimizers outlive it
@@ -85,17 +91,16 @@ class OpenEpochs:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epochs in whose middle the script is."""
-        found = [
-            each
-            for each in self._living()
-            if (each.advances or each.given > each.looked) and each.trained < each.mark[0]
-        ]
+        found = [each for each in self._living() if (each.advances or each.given > each.looked) and self._is_open(each)]
         return {
             "skips": self._skips,
+            "kept": [_mark(each) for each in self._loaders if keeps_workers(each)],
+            "lengths": self._lengths,
             "epochs": [
                 {
                     "mark": each.mark,
                     "is_drawn": each.is_drawn,
+                    "keeps_workers": each.keeps_workers,
                     "count": each.given,
                     "began": packed(each.began),
                     "own_began": each.own_began,
@@ -112,7 +117,11 @@ class OpenEpochs:
             for each in state["epochs"]
         ]
         self._epochs, self._awaited, self._again = [], [], []
-        self._skips = state["skips"]
+        self._skips, self._kept, self._lengths = (
+            state["skips"],
+            list(state.get("kept", [])),
+            list(state.get("lengths", [])),
+        )
         if self._skips and all(each.began for each in epochs):
             self._awaited, self._moment = epochs, self._generators.states()
         elif any(each.is_drawn for each in epochs):
@@ -122,8 +131,9 @@ class OpenEpochs:
 
     def begins(self, loader: Any) -> _Epoch | None:
         """Notes where the generators are, or puts them to where they were when it began what it is in the middle of."""
+        self._undrawn = _nothing
         mark = _mark(loader)
-        if mark is None or os.getpid() != self._process:  # where it has no length, or is that of a loader's worker
+        if mark is None or os.getpid() != self._process:  # where it is that of a loader's worker
             return None
         earlier = next((each for each in self._awaited if each.mark == mark), None)
         own = _own_generators(loader)
@@ -133,8 +143,14 @@ class OpenEpochs:
             self._generators.set(earlier.began)
             for generator, state in zip(own, earlier.own_began, strict=False):
                 generator.set_state(state)
+        had_workers = mark in self._kept or keeps_workers(loader) if earlier is None else earlier.keeps_workers
+        if had_workers and not keeps_workers(loader):
+            self._undrawn = self._putting_back(own)
+        self._kept = [each for each in self._kept if each != mark]
+        self._loaders.add(loader)
         return _Epoch(
             mark=mark,
+            keeps_workers=had_workers,
             is_drawn=_is_drawn(loader),
             began=self._generators.states(),
             own_began=[each.get_state() for each in own],
@@ -142,6 +158,22 @@ class OpenEpochs:
             reads=loader.num_workers == 0,
             earlier=earlier,
         )
+
+    def _putting_back(self, own: Sequence[Generator]) -> Callable[[], None]:
+        """Return what puts the generators to where they are now."""
+        states, of_own = self._generators.states(), [each.get_state() for each in own]
+
+        def put_back() -> None:
+            self._generators.set(states)
+            for generator, state in zip(own, of_own, strict=True):
+                generator.set_state(state)
+
+        return put_back
+
+    def draws_order(self) -> None:
+        """What was drawn for new workers does not count where the script had workers when it began this epoch."""
+        put_back, self._undrawn = self._undrawn, _nothing
+        put_back()
 
     def has_begun(self, noted: _Epoch | None, batches: Any) -> _Batches | None:
         """Notes what gives the batches of that epoch, which may have given those of another before."""
@@ -165,6 +197,12 @@ class OpenEpochs:
             if not self._again:
                 self._generators.set(self._moment)
 
+    def end(self, epoch: _Epoch) -> None:
+        """It has given all: the script is not in its middle any more."""
+        if epoch.mark[0] is None:
+            self._lengths = [*(each for each in self._lengths if each[0] != epoch.mark), (epoch.mark, epoch.given)]
+        self._epochs = [each for each in self._living() if each is not epoch]
+
     def _last_again(self, epoch: _Epoch, number: int) -> _Epoch | None:
         """Return what this is again, if this batch is the last that the script had had of it."""
         earlier = epoch.earlier
@@ -184,6 +222,12 @@ class OpenEpochs:
             what = "has not skipped what it had had of it" if again else "has begun it with another DataLoader"
             _tell(f"the script is in the middle of an epoch and {what}: {_ADVICE}")
 
+    def _is_open(self, epoch: _Epoch) -> bool:
+        """Return whether there was more than the script had been given when it trained last, as far as is known."""
+        lengths = [length for mark, length in self._lengths if mark == epoch.mark]
+        length = lengths[0] if epoch.mark[0] is None and lengths else epoch.mark[0]
+        return length is None or epoch.trained < length
+
     def _living(self) -> list[_Epoch]:
         self._epochs = [each for each in self._epochs if each.batches() is not None]
         return self._epochs
@@ -202,6 +246,13 @@ class _Batches:
     def behind_batch(self, number: int) -> None:
         self.epochs.behind_batch(self.epoch, number)
 
+    def end(self) -> None:
+        self.epochs.end(self.epoch)
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
 
 def without_numbers(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state of ``OpenEpochs`` that is for any rank: each has drawn numbers of its own."""
@@ -210,10 +261,19 @@ def without_numbers(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mark(loader: Any) -> list[Any] | None:
-    """Return what tells a loader from others; None for one that has no length."""
+    """Return what tells a loader from others, first how many batches it has, or None; or None alone if it raises."""
     try:
-        return [len(loader), len(loader.dataset), loader.batch_size or 0, type(_sampler(loader)).__name__]
+        lengths = _length(loader), _length(loader.dataset)
+        return [*lengths, type(loader.dataset).__name__, loader.batch_size or 0, type(_sampler(loader)).__name__]
     except Exception:  # whatever a script's own raises
+        return None
+
+
+def _length(of: Any) -> int | None:
+    """Return it; None for what can only be iterated."""
+    try:
+        return len(of)
+    except TypeError:
         return None
 
 

@@ -101,8 +101,9 @@ class Trainable:
         """Makes the model so. Raises ValueError if it has fewer parameters or modules."""
         modules, parameters = walked(self._model)
         trained = from_ranges(state["trained"], len(parameters))
-        in_training = from_ranges(state["in_training"], len(modules))
         for position, parameter in enumerate(parameters):
             parameter.requires_grad_(position in trained)
-        for position, module in enumerate(modules):
-            module.training = position in in_training
+        if "in_training" in state:
+            in_training = from_ranges(state["in_training"], len(modules))
+            for position, module in enumerate(modules):
+                module.training = position in in_training
