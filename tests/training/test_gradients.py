@@ -39,6 +39,7 @@ def _compute(gradients: Gradients, index: int, factor: float, *positions: int) -
     loss = sum((gradients.parameters[position].float() * factor).sum() for position in positions)
     assert isinstance(loss, torch.Tensor)
     loss.backward()
+    gradients.take_added()
     gradients.add(index, loss.detach())
 
 

@@ -106,6 +106,15 @@ def _a_number(training: Training, step: Step) -> None:
     step.backward(training.loss().item())  # type: ignore[arg-type]
 
 
+def _clipped_by_a_hook(training: Training, step: Step) -> None:
+    def clip(weight: Tensor) -> None:
+        assert weight.grad is not None
+        weight.grad.clamp_(-0.1, 0.1)
+
+    training.model.weight.register_post_accumulate_grad_hook(clip)
+    step.backward(training.loss())
+
+
 def _nothing(training: Training, step: Step) -> None:
     pass
 
@@ -116,6 +125,7 @@ IN_A_STEP: list[tuple[Callable[[Training, Step], None], type[Exception], str]] =
     (_scaled_and_divided, RuntimeError, r"scales the loss itself.*not scaler\.scale"),
     (_scaled_by_another, RuntimeError, r"Run\(scaler=scaler\)"),
     (_twice, RuntimeError, "once into each round"),
+    (_clipped_by_a_hook, RuntimeError, r"changed in the backward pass.*post_accumulate_grad_hook.*register_hook"),
     (_directly, RuntimeError, "no other backward pass"),
     (_optimizer_step, RuntimeError, r"optimizer\.step\(\) belongs behind"),
     (_again, RuntimeError, "iterated over once"),

@@ -265,6 +265,7 @@ class Engine:
         gradients, _ = self._parts()
         gradients.check()
         self.guard.backward(loss / gradients.micro_batches)
+        gradients.take_added()
         self._take_buffers(index)
         gradients.add(index, loss.detach())
         self._driver.post(Computed(index))

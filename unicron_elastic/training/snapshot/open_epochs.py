@@ -198,7 +198,7 @@ class OpenEpochs:
                 self._generators.set(self._moment)
 
     def end(self, epoch: _Epoch) -> None:
-        """It has given all: the script is not in its middle any more."""
+        """Note that it has given all: the script is not in its middle any more."""
         if epoch.mark[0] is None:
             self._lengths = [*(each for each in self._lengths if each[0] != epoch.mark), (epoch.mark, epoch.given)]
         self._epochs = [each for each in self._living() if each is not epoch]

@@ -62,6 +62,9 @@ class Gradients:
         self.digest: Callable[[], list[float]] = lambda: written(None)  # of the state, for the notes
         self.name: Callable[[Tensor], str] = _shape  # of a parameter, for people
         self._bucket_bytes = bucket_bytes or BUCKET_BYTES
+        self._added: list[
+            Tensor
+        ] = []  # whose gradients autograd has added in this micro-batch, each as often as it has
         self._touched: set[Tensor] = set()
         self._hooks: dict[Tensor, Any] = {}
         self._staged: dict[int, Tensor] = {}
@@ -80,8 +83,8 @@ class Gradients:
             parameter.grad = None
         for parameter in parameters:
             if parameter not in self._hooks:
-                # Called for each gradient that autograd adds: a set's own method is the least that this can cost.
-                self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(self._touched.add)
+                # Called for each gradient that autograd adds: a list's own method is the least that this can cost.
+                self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(self._added.append)
             parameter.grad = None  # a view of the former buffers, which are freed before there are new ones
         self._trained = tuple(parameters)
         self._frozen = tuple(frozen)
@@ -106,9 +109,24 @@ class Gradients:
         for parameter in self._frozen:
             parameter.grad = None
         self._notes.begin(stamp)
+        self._added.clear()
         self._touched.clear()
         self.made = None
         self._remember()
+
+    def take_added(self) -> None:
+        """Notes whose gradients autograd has added in a backward pass that has just ended.
+
+        Raises RuntimeError if something else has changed gradients there: each addition is one change.
+        """
+        if sum(map(changes_of, self._flats)) - sum(self._versions) > len(self._added):
+            raise RuntimeError(
+                "the gradients were changed in the backward pass of step.backward(loss), as by a hook of "
+                "register_post_accumulate_grad_hook: there they are the sum of some micro-batches of this rank. Change "
+                "them behind 'for index in step', or each micro-batch's own with parameter.register_hook"
+            )
+        self._touched.update(self._added)
+        self._added.clear()
 
     def add(self, index: int, loss: Tensor) -> None:
         """Notes that this rank has computed a micro-batch; autograd has added its gradients."""
