@@ -89,6 +89,7 @@ JOB_KEYS = {
     "closed": (TEN_MINUTES, "why the job is over"),
     "failed": (TEN_MINUTES, "why it was closed, if it did not end well"),
     "lease": (LEASE_JOB, "the job's lease, which all its agents keep alive"),
+    "restarts": (LEASE_JOB, "how many restarts count, for nodes that take over from all others"),
     "leaving": (LEASE_JOB, "the round, and how many of its nodes leave it"),
     "held": (LEASE_AGENT, "why nodes that wait to join are not let in now"),
     "claims": ("the lease of the spare", "by number: a spare that is on its way"),

@@ -98,6 +98,13 @@ class JobRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Keep what was measured of a planned job; whether it was kept."""
         return False
 
+    def tell_restarts(self, count: int) -> None:
+        """Let nodes that take over from all others know how many restarts count; torch's have no place for it."""
+
+    def restarts_taken_over(self) -> int:
+        """Return how many count already where no node of this round was in the one before."""
+        return 0
+
     def news_writer(self) -> NewsWriter | None:
         """Return what tells others how far the job is; None where they do not look."""
         return None

@@ -61,6 +61,8 @@ class JobPresence(Presence[JobMirror]):
         self._blind_for_s = blind_for_s
         self._kept_at: float | None = None  # when that was last done, if nobody of the round is there to do it
         self._job_texts: dict[str, bytes] = {}  # what is the job's own and any of its agents may say
+        self._restarts: bytes | None = None  # how many count, if this agent has told it
+        self._has_counted = False  # which is to be told
         self._round: Round | None = None  # the latest that was seen, to be said again to a store that forgot it
 
     def join(self, member: JobMember, timeout_s: float) -> None:
@@ -77,6 +79,24 @@ class JobPresence(Presence[JobMirror]):
     def offer(self, key: str, text: bytes) -> None:
         """Have the next ``join`` write a key of the job's own, unless it is there."""
         self._job_texts[key] = text
+
+    def tell_restarts(self, count: int) -> None:
+        """Writes how many restarts of the job count, now or when the store can be reached."""
+        if self._restarts is None and not count and self.get(self._keys.restarts) is None:
+            return  # it is what everybody takes it for
+        self._restarts, self._has_counted = b"%d" % count, True
+        try:
+            if self._store is not None and not self.blind:
+                self._say_restarts(self._store)
+        except (StoreError, LeaseGoneError) as error:
+            logger.debug("The count of restarts could not be told: %s.", error)
+        self._is_unsaid = self._is_unsaid or self._has_counted  # the next beat says it
+
+    def _say_restarts(self, store: Store) -> None:
+        text, lease_id = self._restarts, self._job_lease_id
+        if text is not None and lease_id is not None:
+            store.put(self._keys.restarts, text, lease_id)
+            self._has_counted = text != self._restarts
 
     def why_lost(self, node_id: str) -> str:
         """Why an agent was removed from the job, or left it; "": it was not."""
@@ -313,6 +333,8 @@ class JobPresence(Presence[JobMirror]):
         if self._round is not None and store.read(self._keys.round).entry is None:
             put = Put(self._keys.round, round_text(self._round), self._job_lease_id)
             store.commit({self._keys.round: 0, self._keys.closed: 0}, [put])
+        if self._has_counted or (self._restarts is not None and store.read(self._keys.restarts).entry is None):
+            self._say_restarts(store)
 
     def _take(self, mirror: JobMirror, changes: tuple[Change, ...]) -> None:
         super()._take(mirror, changes)

@@ -30,6 +30,7 @@ class JobKeys:
         self.closed = f"{self.prefix}closed"  # why
         self.failed = f"{self.prefix}failed"  # why it was closed, if it did not end well
         self.lease = f"{self.prefix}lease"  # of the job: all its agents keep it alive
+        self.restarts = f"{self.prefix}restarts"  # that count, for nodes that take over from all others
         self.leaving = f"{self.prefix}leaving"  # the round, and how many of its nodes leave it
         self.held = f"{self.prefix}held"  # why nodes that wait to join are not let in now
         self.claims = f"{self.prefix}claims/"  # of spares that are on their way

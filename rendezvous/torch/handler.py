@@ -57,6 +57,7 @@ from unicron_elastic.rendezvous.records.job import REASON_CHARACTERS, JobKeys
 from unicron_elastic.rendezvous.records.news_writer import NewsWriter
 from unicron_elastic.rendezvous.records.plan_keys import VERDICT_VARIABLE, PlannedJobKeys
 from unicron_elastic.rendezvous.store.interface import StoreError
+from unicron_elastic.rendezvous.store.records import whole_number
 
 BACKEND = "unicron"
 STORE_TIMEOUT_S = 30.0  # of a call to a round's store, where everybody is by then
@@ -122,6 +123,8 @@ class ClusterRendezvous(JobRendezvous):
         self._tells_lost = False
         self._hosted: list[str] = []  # keys that tell of the stores of rounds that this agent hosts
         self._has_left = False
+        self._before: Round | None = None  # the round before the one that this node waits for, or is in
+        self._follows = is_shared  # that one, which is known to be of this very job: somebody was there
         self._has_waited = False  # for a round of a job that was not over then
         self._told_held = ""  # why it is not let in
 
@@ -256,6 +259,25 @@ class ClusterRendezvous(JobRendezvous):
         """Have ``merge`` bring up to date what was measured of a planned job. Whether it did; may take seconds."""
         return self._presence.keep(PlannedJobKeys(job).measured, merge)
 
+    def tell_restarts(self, count: int) -> None:
+        """Keep with the job how many restarts count."""
+        self._presence.tell_restarts(count)
+
+    def restarts_taken_over(self) -> int:
+        """Return the job's count where no node of this round was in the one before, whose loss is a restart, too.
+
+        Who finds only the leavings of a job whose agents were all gone before it came begins a new one, under its id.
+        """
+        before, now = self._before, self._round
+        if before is None or now is None or not self._follows:
+            return 0
+        gone = {place.node_id for place in before.places}
+        if gone & {place.node_id for place in now.places}:
+            return 0  # that node counts
+        known = whole_number((self._presence.get(self._keys.restarts) or "").encode()) or 0
+        are_lost = bool(gone - self._presence.view().orderly - self._presence.departing().keys())
+        return known + are_lost
+
     def news_writer(self) -> NewsWriter:
         """Tells who looks at the cluster of this run."""
         return NewsWriter(lambda: self._presence.store, self._run_id)
@@ -367,6 +389,7 @@ class ClusterRendezvous(JobRendezvous):
             changes = self._presence.changes
             view, now = self._presence.view(), time.monotonic()
             self._refuse_if_unwanted(view)
+            self._look_back(view)
             self._has_waited = True
             self._tell_why_held()
             self._leave_if_recalled(view)
@@ -405,6 +428,11 @@ class ClusterRendezvous(JobRendezvous):
             self._presence.wait(min(pause_s, max(0.0, deadline - now) + 0.01), changes)
             if len(view.members) > _FEW:  # they come in a crowd: one look for many changes
                 time.sleep(min(_CROWD_S, _CROWD_PER_NODE_S * len(view.members)))
+
+    def _look_back(self, view: JobView) -> None:
+        if view.round is not None and view.round.number < self._member.waits_for:
+            self._before = view.round
+            self._follows = self._follows or bool(view.training)
 
     def _tell_who_has_ended(self, view: JobView, decided: Formed | NotYet) -> None:
         """Tells of those who might train unseen, as far as others know, and of whom this host knows better."""

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from unicron_elastic.rendezvous.records.job import JobKeys
+from unicron_elastic.rendezvous.store.address import StoreAddress
+from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 DEADLINE_S = 60.0
@@ -62,6 +65,21 @@ def test_a_killed_worker_restarts_all_with_the_same_ranks(launcher: Any, options
     for rank, run in enumerate(runs):
         run.until_line(rf"^GENERATION 1 of 2 rank {rank}")
     stop(launcher, runs)
+
+
+def test_a_node_that_takes_over_from_the_only_one_goes_on_with_its_count(
+    launcher: Any, options: Any, etcd: EmbeddedEtcd
+) -> None:
+    first = start(launcher, "a", options("--nnodes=1"))
+    pids = first.until_line(r"^GENERATION 0 of 1 rank \d pid (\d+)")
+    spare = start(launcher, "b", options("--nnodes=1"))
+    with EtcdStore(StoreAddress.parse(etcd.endpoint)) as store:
+        spare.until(lambda: len(store.read_prefix(JobKeys("job").member("")).entries) == 2, "it waits")
+    os.kill(int(pids[0]), signal.SIGKILL)
+    first.until_line("^GENERATION 1 of 1")
+    first.process.kill()
+    spare.until_line("^GENERATION 2 of 1")  # the loss of a node counts, too
+    stop(launcher, [spare])
 
 
 @pytest.mark.parametrize("lost", ["a", *(pytest.param(name, marks=pytest.mark.slow) for name in "bc")])

@@ -333,3 +333,40 @@ def test_nodes_that_wait_for_safety_wait_longer_than_they_would_for_nodes(
     assert late.next_rendezvous().world_size == 1
     assert time.monotonic() - began > 3.0
     assert any("So the next round begins in " in each and "blind_patience" in each for each in caplog.messages)
+
+
+@pytest.mark.parametrize(("error", "count"), [(None, 2), (OSError("the host is gone"), 3)], ids=["leaves", "is lost"])
+def test_who_takes_over_from_all_others_goes_on_with_their_count(lab: Lab, error: OSError | None, count: int) -> None:
+    first, spare = lab.make("a", "1:1"), lab.make("b", "1:1")
+    lab.meet(first)
+    assert first.restarts_taken_over() == 0
+    first.tell_restarts(2)
+    with ThreadPoolExecutor(1) as pool:
+        taken_over = pool.submit(spare.next_rendezvous)
+        lab.until(lambda: lab.store.read(lab.keys.member(spare.node_id)).entry is not None)
+        _leave(first, error)
+        taken_over.result(DEADLINE_S)
+    assert spare.restarts_taken_over() == count
+    assert first.restarts_taken_over() == 0
+
+
+def test_who_stays_counts_itself_and_who_comes_when_all_have_gone_begins_anew(lab: Lab) -> None:
+    lab.meet(*(lab.make(host, "1:2") for host in "ab"))
+    lab.handlers["a"].tell_restarts(2)
+    lab.handlers["a"].leave()
+    lab.meet(lab.handlers["b"])
+    assert lab.handlers["b"].restarts_taken_over() == 0
+    lab.handlers["b"].leave()
+    lab.until(lambda: not lab.store.read_prefix(lab.keys.member("")).entries)
+    lab.meet(lab.make("c", "1:2"))
+    assert lab.store.read(lab.keys.restarts).entry is not None
+    assert lab.handlers["c"].restarts_taken_over() == 0
+
+
+def _leave(handler: ClusterRendezvous, error: OSError | None) -> None:
+    try:
+        if error is not None:
+            raise error
+        handler.leave()
+    except OSError:
+        handler.leave()

@@ -103,6 +103,7 @@ class Agent(TorchAgent):
         self._functions: FunctionWatch | None = None
         self._remote_ranks_of_round: RemoteRanks | None = None
         self._has_lost_nodes = False  # of the present round
+        self._told_restarts: int | None = None  # how many count, as this node has told last
         self._do_others_train = False  # workers of other nodes, in place, when this round began
         self._unheard_loss = ""  # of which the loop has not heard yet
         # None of these holds the agent: it holds the rendezvous, whose port must be free when run's caller goes on.
@@ -370,7 +371,8 @@ class Agent(TorchAgent):
             try:
                 with self._reporter.meeting():
                     super()._rendezvous(worker_group)
-                used = worker_group.spec.max_restarts - self._remaining_restarts
+                most = worker_group.spec.max_restarts
+                used = max(most - self._remaining_restarts, min(self._nodes.restarts_taken_over(), most))
                 size = worker_group.group_world_size
                 agreed = agree_on_restarts(
                     worker_group.store, worker_group.group_rank, size, used, trains_on=self._nodes.trains_on
@@ -390,6 +392,8 @@ class Agent(TorchAgent):
                 continue
             self._remaining_restarts = worker_group.spec.max_restarts - agreed.restarts_used
             self._do_others_train = agreed.do_others_train
+            if worker_group.group_rank == 0:  # before workers begin with it
+                self._tell_restarts(agreed.restarts_used)
             return
 
     def _start_functions(self, group: WorkerGroup) -> dict[int, Any]:
@@ -531,6 +535,19 @@ class Agent(TorchAgent):
             self._watch_hangs()
         self._watch_newcomers()
         self._pace.look()
+        self._keep_count()
+
+    def _keep_count(self) -> None:
+        """One node keeps with the job how many restarts count: a node that takes over from all goes on with that."""
+        world, used = self._state.world, self._state.restarts_used
+        is_first = self._worker_group.group_rank == 0 if world is None else world.members[0].node == self._state.node
+        if is_first:
+            self._tell_restarts(used)
+
+    def _tell_restarts(self, used: int) -> None:
+        if used != self._told_restarts:
+            self._told_restarts = used
+            self._nodes.tell_restarts(used)
 
     def _is_told(self, sentence: str) -> bool:
         """Whether people know of it, or of what departs: the nodes of a planned job speak in one place."""
