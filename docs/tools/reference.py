@@ -67,7 +67,8 @@ NEWER_TORCH = {"shutdown_timeout": "2.12", "log_line_prefix_template": "2.14"}
 WITHOUT_OPTION = ("etcd_password", "quarantine", "node_name", "in_place", "spec_env")
 
 JOB = "JOB"
-LEASE_AGENT, LEASE_JOB = "the agent's lease", "the job's lease, 60 s after its last agent"
+LEASE_AGENT = "the agent's lease"
+LEASE_JOB = "the job's lease: until its last agent goes if it is over; else for `blind_patience` and 70 s more"
 TWO_ROUNDS = "the next round, or the one after it; the job's lease"
 TEN_MINUTES, A_DAY, STAYS = "10 minutes", "a day after the job's end", "until it is changed"
 
@@ -94,7 +95,7 @@ JOB_KEYS = {
     "held": (LEASE_AGENT, "why nodes that wait to join are not let in now"),
     "claims": ("the lease of the spare", "by number: a spare that is on its way"),
     "spec": (LEASE_JOB, "**the command line**, folder and variables, for nodes that are lent to it"),
-    "cancelled": (TEN_MINUTES, "why, by an operator"),
+    "cancelled": ("longer than the job's lease, ten minutes at least", "why, by an operator"),
     "member": (LEASE_AGENT, "an agent that is there: host, label, the round that it waits for"),
     "claim": None,  # of claims
     "lost": (TEN_MINUTES, "why the coordinator has removed an agent, or why it left, and whether in good order"),

@@ -44,6 +44,7 @@ from unicron_elastic.launcher.view.cluster.members import (
 )
 from unicron_elastic.rendezvous.records.cluster import (
     CANCELLED_FOR_S,
+    STOPS_FOR_S,
     add_quarantined,
     node_key,
     parse_roster,
@@ -56,6 +57,7 @@ from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
 from unicron_elastic.rendezvous.store.interface import Entry, LeaseGoneError, Put, Store, StoreError, Write, check_key
 from unicron_elastic.rendezvous.store.open import store_opener
 from unicron_elastic.rendezvous.store.options import address_from_options
+from unicron_elastic.rendezvous.store.records import whole_number
 
 if TYPE_CHECKING:
     from unicron_elastic.launcher.view.cluster.plan import PlanReading
@@ -288,7 +290,10 @@ def cancel(
     at: ClusterOptions,
     as_json: AsJson = False,
 ) -> None:
-    """End a job on all its nodes. For ten minutes no node can begin one of the same id."""
+    """End a job on all its nodes.
+
+    For ten minutes at least no node can begin one of the same id by hand. One that is planned may be submitted again.
+    """
     check_job(job)
     why = f"cancelled by {operator()}" if reason is None else f"cancelled by {operator()}: {_reason(reason)}"
     with open_cluster(at) as cluster:
@@ -394,7 +399,7 @@ def _cancel_meeting(cluster: OpenCluster, status: JobListing, why: str, *, is_pl
     job, keys = status.run_id, JobKeys(status.run_id)
     if status.is_over:
         fail(NOTHING_FOUND, f"The job {job!a} is over: {one_line(status.why).rstrip('.')}.")
-    lease_id = cluster.store.grant(CANCELLED_FOR_S, timeout_s=cluster.left_s()).lease_id
+    lease_id = cluster.store.grant(_cancelled_for_s(cluster, keys), timeout_s=cluster.left_s()).lease_id
     put = Put(keys.cancelled, why.encode(errors="replace"), lease_id)
     if cluster.store.commit({keys.closed: 0}, [put], timeout_s=cluster.left_s()):
         return True
@@ -402,6 +407,14 @@ def _cancel_meeting(cluster: OpenCluster, status: JobListing, why: str, *, is_pl
     if not is_planned:
         fail(NOTHING_FOUND, f"The job {job!a} is over: it ended at this moment.")
     return False
+
+
+def _cancelled_for_s(cluster: OpenCluster, keys: JobKeys) -> float:
+    """Return how long that word stays: longer than the job's own keys, which its last agent may not take along."""
+    entry = cluster.store.read(keys.lease, timeout_s=cluster.left_s()).entry
+    lease_id = None if entry is None else whole_number(entry.value)
+    kept_s = None if lease_id is None else cluster.store.keep_alive(lease_id, timeout_s=cluster.left_s())
+    return max(CANCELLED_FOR_S, (kept_s or 0.0) + STOPS_FOR_S)
 
 
 def _cancel_planned(cluster: OpenCluster, job: str, why: str) -> int | None:

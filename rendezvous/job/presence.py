@@ -318,8 +318,9 @@ class JobPresence(Presence[JobMirror]):
         self._job_lease_id = None
 
     def _clear_away(self, store: Store) -> None:
-        """Ends the job's own lease behind its last agent, once the job is over."""
-        if self._job_lease_id is None or not self.view().closed or len(self.view().members) > _LAST_MOST:
+        """Ends the job's own lease behind its last agent, once the job is over, or an operator has ended it."""
+        is_over = self.view().closed or self.get(self._keys.cancelled) is not None
+        if self._job_lease_id is None or not is_over or len(self.view().members) > _LAST_MOST:
             return
         if not store.read_prefix(self._keys.member("")).entries:
             store.revoke(self._job_lease_id)

@@ -477,6 +477,17 @@ def test_a_job_is_cancelled(store: Store) -> None:
     assert told == {"job": "job 1", "reason": "cancelled by ada", "nodes": 3}
 
 
+def test_the_word_that_a_job_is_cancelled_outlives_its_other_keys(store: Store) -> None:
+    keys, lease = JobKeys("job1"), store.grant(670.0)
+    _put_job(store, "job1", "ab")
+    store.put(keys.lease, str(lease.lease_id).encode(), lease.lease_id)
+    _output("cancel", "job1")
+    entry = store.read(keys.cancelled).entry
+    assert entry is not None
+    assert entry.lease_id is not None
+    assert (store.keep_alive(entry.lease_id) or 0.0) > 670.0
+
+
 def test_a_job_that_is_unknown_or_over_cannot_be_cancelled(store: Store, etcd: EmbeddedEtcd) -> None:
     _put_job(store, "other", "a")
     result = _unicron("cancel", "job1")

@@ -186,6 +186,17 @@ def test_a_job_by_hand_that_never_began_or_was_ended_is_not_stopped(store):
     assert _read(store).jobs[0].state == "finished"
 
 
+def test_a_job_by_hand_that_never_began_is_no_problem_when_its_agents_have_gone(store):
+    keys = _put_run(store, "mine", "")
+    store.put(keys.lease, b"7")
+    store.delete(LEADER)
+    member = JobMember(node_id="a/7", host="a", waits_for=1)
+    store.put(keys.member("a/7"), member_text(member))
+    assert {each.kind for each in _read(store).verdict.problems} == {"no coordinator", "waits"}
+    store.delete(keys.member("a/7"))
+    assert (_read(store).jobs[0].state, _read(store).verdict.problems) == ("waiting", ())
+
+
 @pytest.mark.parametrize(("exit_code", "state"), [(0, "finished"), (1, "failed")])
 def test_a_planned_job_that_is_over_says_how(store, exit_code, state):
     put_cluster(store, two_jobs())

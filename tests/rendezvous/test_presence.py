@@ -371,14 +371,22 @@ def test_a_start_of_before_leaves_no_command_line_to_the_next(forgotten: Forgott
     assert entry.value == b"b"
 
 
-def test_the_keys_of_a_job_that_is_over_go_with_its_last_agent(open_store: Callable[[], EtcdStore], join: Join) -> None:
+@pytest.mark.parametrize("how", ["closed", "cancelled"])
+def test_the_keys_of_a_job_that_is_over_go_with_its_last_agent(
+    open_store: Callable[[], EtcdStore], join: Join, how: str
+) -> None:
     agents, keys = [join("a"), join("b")], JobKeys("job")
     until(lambda: all(len(agent.view().members) == len(agents) for agent in agents))
     assert agents[0].propose(Round(number=1, places=(Place("a/1", "a"),)), agents[0].view())
     agents[0].write_world(1, 1, "a world")
-    agents[0].close_job("It has ended well.")
-    until(lambda: all(agent.view().closed for agent in agents))
+    key = keys.closed if how == "closed" else keys.cancelled
+    if how == "closed":
+        agents[0].close_job("It has ended well.")
+    else:
+        with open_store() as operator:
+            operator.put(key, b"cancelled by ada")
+    until(lambda: all(agent.get(key) for agent in agents))
     with ThreadPoolExecutor(len(agents)) as pool:
         list(pool.map(JobPresence.leave, agents))
     with open_store() as store:
-        assert [entry.key for entry in store.read_prefix(keys.prefix).entries] == [keys.closed]
+        assert [entry.key for entry in store.read_prefix(keys.prefix).entries] == [key]

@@ -67,7 +67,8 @@ class JobLine:
 
     ``state``: training, waiting, paused, finished, failed or cancelled; stopped, if nobody plans it and all of its
     nodes were told to go. ``why`` it is so, "" while it trains.
-    ``has_run``: it has trained before, and so stands still if it waits.
+    ``has_run``: it has trained before, and so stands still if it waits. ``is_given_up``: it has not, nobody plans it,
+    and who started it has gone.
     ``generation``: the round in which its nodes have met; of a planned job, since its latest start, whose number
     ``start`` is greater than that of those before. ``step``: optimizer
     steps since its workers began, at ``told_unix_s``; ``stepped_unix_s``: when the latest ended. ``weighted_flops``:
@@ -82,6 +83,7 @@ class JobLine:
     why: str = ""
     is_planned: bool = False
     has_run: bool = False
+    is_given_up: bool = False
     generation: int | None = None
     world: int | None = None
     start: int | None = None
@@ -109,7 +111,7 @@ class JobLine:
     @property
     def is_alive(self) -> bool:
         """Whether it runs or is to run."""
-        return self.state in ("training", "waiting", "paused")
+        return self.state in ("training", "waiting", "paused") and not self.is_given_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

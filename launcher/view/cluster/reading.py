@@ -155,6 +155,7 @@ def _by_hand(run: JobListing, news: JobNews | None) -> JobLine:
         why=run.failed or run.why,
         generation=None if run.view.round is None else run.view.round.number,
         has_run=run.view.round is not None,
+        is_given_up=run.view.round is None and not run.view.members,
         nodes=len(run.view.training),
         joining_nodes=len(run.view.waiting),
         wanted_nodes=None if spec is None else spec.target_nodes,

@@ -86,7 +86,7 @@ def _fault_at(overview: Overview, job: JobLine) -> float | None:
 
 def _without_nodes(overview: Overview) -> Iterator[Problem]:
     for job in overview.jobs:
-        if job.state != "waiting":
+        if job.state != "waiting" or not job.is_alive:
             continue
         why = _sentence(job.why) if job.why else f"{job.job} waits for its nodes."
         if not job.is_planned:
