@@ -105,6 +105,10 @@ class JobRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Return how many count already where no node of this round was in the one before."""
         return 0
 
+    def why_lost_before(self) -> str:
+        """Return why nodes that trained with this one in the round before are lost, as a sentence; "": none is."""
+        return ""
+
     def news_writer(self) -> NewsWriter | None:
         """Return what tells others how far the job is; None where they do not look."""
         return None

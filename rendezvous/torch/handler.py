@@ -275,8 +275,21 @@ class ClusterRendezvous(JobRendezvous):
         if gone & {place.node_id for place in now.places}:
             return 0  # that node counts
         known = whole_number((self._presence.get(self._keys.restarts) or "").encode()) or 0
-        are_lost = bool(gone - self._presence.view().orderly - self._presence.departing().keys())
-        return known + are_lost
+        return known + bool(self._lost_before(before, now))
+
+    def why_lost_before(self) -> str:
+        """Return what is known of nodes that trained with this one and are not in its present round, and not gone well.
+
+        What their loss has done to the workers here may have been seen long before: etcd was away.
+        """
+        before, now = self._before, self._round
+        if before is None or now is None or before.rank_of(self._member.node_id) is None:
+            return ""
+        return " ".join(self._words_of(self._lost_before(before, now)))
+
+    def _lost_before(self, before: Round, now: Round) -> list[Place]:
+        well = self._presence.view().orderly | self._presence.departing().keys()
+        return [each for each in before.places if each.node_id not in well and now.rank_of(each.node_id) is None]
 
     def news_writer(self) -> NewsWriter:
         """Tells who looks at the cluster of this run."""
@@ -457,13 +470,16 @@ class ClusterRendezvous(JobRendezvous):
             return why
         if failed := self._presence.get(self._keys.failed):
             return f"The job is over: {failed}"
-        missing = self._gone(this_round)
+        return " ".join(self._words_of(self._gone(this_round)))
+
+    def _words_of(self, missing: list[Place]) -> list[str]:
+        """Return sentences that say why nodes are lost."""
         told = [self._presence.why_lost(place.node_id) for place in missing]
         words = [why for why in told if why]
         if silent := [place.host for place, why in zip(missing, told, strict=True) if not why]:
             are = "is" if len(silent) == 1 else "are"
             words.append(f"{', '.join(silent)} {are} lost: the lease in the cluster's store is gone.")
-        return " ".join(words)
+        return words
 
     def why_taken_out(self, this_round: Round) -> str:
         """Why the others took this node for lost, as a sentence; "": they did not, or it is blind."""

@@ -83,6 +83,7 @@ class Job:
         why_stay: str = "it is the only node of the job.",
         *,
         do_others_train: bool = False,
+        why_lost: str = "",
     ) -> list[Command]:
         generation = self.state.generation + 1
         workers = tuple(
@@ -96,6 +97,7 @@ class Job:
                 workers=workers,
                 why_stay=why_stay,
                 do_others_train=do_others_train,
+                why_lost=why_lost,
             )
         )
 

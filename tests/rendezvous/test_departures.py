@@ -311,6 +311,8 @@ def test_a_node_of_the_last_round_says_that_it_has_left_though_it_waits_for_anot
     lab.store.put(lab.keys.cancelled, b"cancelled by ada")  # else it would wait
     with pytest.raises(RendezvousClosedError):
         second.next_rendezvous()
+    lab.store.delete(lab.keys.cancelled)  # or the job's keys would go with it
+    lab.until(lambda: second._presence.get(lab.keys.cancelled) is None)
     second.leave()
     assert gone(lab)["b"].is_orderly
     assert stopped(lab)
@@ -348,6 +350,15 @@ def test_who_takes_over_from_all_others_goes_on_with_their_count(lab: Lab, error
         taken_over.result(DEADLINE_S)
     assert spare.restarts_taken_over() == count
     assert first.restarts_taken_over() == 0
+
+
+@pytest.mark.parametrize(("error", "why"), [(None, ""), (OSError("the host is gone"), "b has left.")])
+def test_of_those_who_are_in_the_next_round_no_more_it_is_known_why(lab: Lab, error: OSError | None, why: str) -> None:
+    lab.meet(*(lab.make(host, "1:2") for host in "ab"))
+    assert lab.handlers["a"].why_lost_before() == ""
+    _leave(lab.handlers["b"], error)
+    lab.meet(lab.handlers["a"])
+    assert lab.handlers["a"].why_lost_before() == why
 
 
 def test_who_stays_counts_itself_and_who_comes_when_all_have_gone_begins_anew(lab: Lab) -> None:

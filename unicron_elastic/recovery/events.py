@@ -28,7 +28,8 @@ class WorkersStarted:
 
     ``why_stay`` says why the job cannot go on without this node, as a sentence; "": it can. ``node`` is what this node
     is called in the worlds of this generation. ``nodes``: how many the job has. ``do_others_train``: workers of other
-    nodes train on in place, in a world that comes to be known here.
+    nodes train on in place, in a world that comes to be known here. ``why_lost``: why nodes that trained with this one
+    before are lost, as a sentence, if they are.
     """
 
     at: float
@@ -38,6 +39,7 @@ class WorkersStarted:
     node: str = "here"
     nodes: int = 1
     do_others_train: bool = False
+    why_lost: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,7 +143,8 @@ def _is_too_late(state: JobState, event: Event) -> bool:
 
 def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, list[Command]]:
     workers = tuple(Worker(local_rank=w.local_rank, rank=w.rank, pid=w.pid) for w in event.workers)
-    opened = None if state.incident is None else worker_loss.begun_again(state.incident, state.summons)
+    opened = node_loss.known_late(state, event.why_lost)
+    opened = None if opened is None else worker_loss.begun_again(opened, state.summons)
     state = replace(
         state,
         phase=Phase.RUNNING,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from unicron_elastic.base.incident import Incident
 from unicron_elastic.base.world import World
 from unicron_elastic.faults import Fault, Severity, Status
 from unicron_elastic.recovery.commands import Command, RecordIncident, Tell
@@ -36,22 +37,36 @@ def booked(state: JobState, event: OtherNodesLost) -> tuple[JobState, list[Comma
 def _explained(state: JobState, event: OtherNodesLost) -> tuple[JobState, list[Command]]:
     """The workers failed for it before it was known, or more nodes are lost than were known."""
     assert state.incident is not None
-    incident = replace(
-        state.incident,
+    incident = _of_loss(state.incident, event.reason, state.faults)
+    lost = replace(state, lost=event.reason, summons=event.reason, counts_as_restart=True, faults=(), incident=incident)
+    return lost, [Tell(reason=event.reason)]
+
+
+def known_late(state: JobState, reason: str) -> Incident | None:
+    """Return the open incident as that of lost nodes, which nobody could know of before all met again."""
+    incident = state.incident
+    are_consequences = bool(state.faults) and all(fault.is_consequence for fault in state.faults)
+    if incident is None or not reason or state.lost or not are_consequences or incident.action != "restart":
+        return incident
+    return _of_loss(incident, reason, state.faults)
+
+
+def _of_loss(incident: Incident, reason: str, faults: tuple[Fault, ...]) -> Incident:
+    """Return the incident of workers that failed as one of the nodes whose loss made them fail."""
+    return replace(
+        incident,
         rank=None,
         status=Status.LOST_CONNECTION.value,
         severity=int(Severity.SEV1),
-        reason=event.reason,
+        reason=reason,
         exit_code=None,
         exception_type=None,
         message=None,
         location=None,
         stack=None,
         step=None,
-        consequences=(*state.incident.consequences, *(fault.reason for fault in state.faults)),
+        consequences=tuple(dict.fromkeys((*incident.consequences, *(fault.reason for fault in faults)))),
     )
-    lost = replace(state, lost=event.reason, summons=event.reason, counts_as_restart=True, faults=(), incident=incident)
-    return lost, [Tell(reason=event.reason)]
 
 
 def follows(state: JobState, fault: Fault) -> JobState | None:

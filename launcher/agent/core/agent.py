@@ -289,6 +289,7 @@ class Agent(TorchAgent):
             node=node,
             nodes=group.group_world_size,
             do_others_train=self._do_others_train,
+            why_lost=self._nodes.why_lost_before(),
         )
         Runtime.workers_began = True
         self._handle(begun)
