@@ -25,6 +25,7 @@ _PLACED = ("cluster", "weight", "job-spec", "nnodes", "nproc-per-node", "rdzv-id
     "master-addr", "master-port", "local-addr", "node-rank", "metrics-port", "metrics-address", "config",
 )  # fmt: skip
 _PLACED_FLAGS = ("detach", "standalone")
+_OF_MEETING = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--node-rank", "--master-addr")
 _OF_PLACE = ("PET_STANDALONE", "PET_NODE_RANK", "PET_LOCAL_ADDR")  # of the node where the job was submitted
 
 
@@ -87,6 +88,16 @@ def shared_options(options: Sequence[str]) -> list[str]:
     """Without those that say where a job runs, or on how many nodes: the cluster decides that."""
     names = [f"--{spelled}" for name in _PLACED for spelled in (name, name.replace("-", "_"))]
     return without_options(options, names, [f"--{name}" for name in _PLACED_FLAGS])
+
+
+def decided_elsewhere(options: Sequence[str]) -> str:
+    """Return the first option, spelled in full, that says where nodes meet or which one this is; "" for none.
+
+    A job that goes to a cluster cannot be told that, and who says it means another thing. How many workers and nodes
+    there are to be is asked for by options, too, and the ports and addresses of one node harm nobody.
+    """
+    names = (word.partition("=")[0].replace("_", "-") for word in options if word.startswith("--"))
+    return next((name for name in names if name in _OF_MEETING), "")
 
 
 def why_not_here(spec: JobSpec | None, environ: Mapping[str, str] = os.environ) -> str:

@@ -30,7 +30,7 @@ from unicron_elastic.launcher.config.forwarded import (
 )
 from unicron_elastic.launcher.config.options import UNNAMED
 from unicron_elastic.launcher.node.output_receiver import OutputReceiver
-from unicron_elastic.launcher.node.planned import parsed, shared_options
+from unicron_elastic.launcher.node.planned import decided_elsewhere, parsed, shared_options
 from unicron_elastic.launcher.node.planned_records import ENDED_FOR_S, phase_of, puts_of_end
 from unicron_elastic.planning.coordinate.published import Published
 from unicron_elastic.planning.coordinate.snapshot import JobPhase
@@ -99,6 +99,11 @@ def spec_of(
     try:
         told["directory"] = os.getcwd()
         _, options, script = parsed(("unicron-run", *argv), environ)
+        if option := decided_elsewhere(options):
+            raise ValueError(
+                f"{option} and --cluster exclude each other: where the nodes of the job meet, and which they are, the "
+                "cluster decides"
+            )
         told["command"] = ["unicron-run", *shared_options(options), *script]
         from_file = _from_file(spec_file)
         if isinstance(more := from_file.get("env"), dict):

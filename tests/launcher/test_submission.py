@@ -263,6 +263,29 @@ def test_what_would_be_without_effect_is_no_job(
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["--standalone"], "--standalone"),
+        (["--stand"], "--standalone"),
+        (["--rdzv-backend=c10d"], "--rdzv-backend"),
+        (["--rdzv_backend", "c10d"], "--rdzv-backend"),
+        (["--rdzv-endp", "h:1"], "--rdzv-endpoint"),
+        (["--node-rank=1"], "--node-rank"),
+        (["--master_addr", "h"], "--master-addr"),
+    ],
+)
+def test_what_the_cluster_decides_is_refused_by_name(
+    options: list[str], name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main._run_command(["--cluster=h:1", *options, "train.py"]) == 1
+    assert capfd.readouterr().err == (
+        f"unicron-run: {name} and --cluster exclude each other: where the nodes of the job meet, and which they are, "
+        "the cluster decides\n"
+    )
+
+
 @dataclass
 class _Submitted:
     spec: JobSpec
