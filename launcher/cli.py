@@ -128,7 +128,7 @@ def incidents(
     if as_json:
         _print_json(found, one=wanted is not None)
     if not found:
-        fail(NOTHING_FOUND, f"No incident {'is' if number is None else f'{number} is'} recorded in {source}.")
+        fail(NOTHING_FOUND, f"No incident {'is' if number is None else f'{number} is'} recorded in {source}")
     if not as_json:
         shown = found if every or wanted is not None else _of_last_run(found)
         _print_text(shown, known if wanted is not None else None)
@@ -160,20 +160,27 @@ def _parse_number(text: str | None) -> WantedIncident | None:
 
 
 def _load(log_dir: Path | None, ledger: Path | None) -> tuple[list[Incident], str]:
-    """Every incident there is, and where it was looked for, in words."""
+    """Every incident there is, and where it was looked for, in words that end a sentence."""
     if log_dir is not None and ledger is not None:
         fail(BAD_USAGE, "Give --ledger or --log-dir, not both.")
     if log_dir is None and ledger is None:
         ledger = _path_from("UNICRON_LEDGER")
         log_dir = _path_from("PET_LOG_DIR") if ledger is None else None
     if ledger is not None:
-        return _read(ledger), str(ledger)
+        return _read(ledger), f"{ledger}.{_if_absent(ledger, 'file')}"
     folder = log_dir if log_dir is not None else state_folder()
     try:
         ledgers = find_ledgers(folder)
     except PermissionError as error:
         fail(BAD_USAGE, f"{error.strerror}.")
-    return [incident for path in ledgers for incident in _read(path)], f"the folder {folder}"
+    return [
+        incident for path in ledgers for incident in _read(path)
+    ], f"the folder {folder}.{_if_absent(folder, 'folder')}"
+
+
+def _if_absent(path: Path, kind: str) -> str:
+    """Say that there is no such thing, which may be a typing mistake."""
+    return "" if path.exists() else f" There is no such {kind} here; the first incident makes it."
 
 
 def _path_from(variable: str) -> Path | None:

@@ -162,6 +162,7 @@ def _run_ours(argv: Sequence[str]) -> int:
     is_planned = bool(os.environ.get(PLANNED_JOB))
     try:
         args, argv = _parse(argv)
+        _check_folder()
         chosen = options.from_arguments(args)
         if chosen.chaos:
             os.environ["UNICRON_CHAOS"] = chosen.chaos  # for the workers, which inherit it
@@ -195,6 +196,14 @@ def _run_ours(argv: Sequence[str]) -> int:
         return _complain("its keeper process, which starts the workers, was killed from outside", 1)
     finally:
         runtime.end()
+
+
+def _check_folder() -> None:
+    """Raises BadOption where the current folder was removed: torch cannot be loaded there, which ends it with 2."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise options.BadOption("the folder in which it was started is gone; start it in one that is there") from None
 
 
 def _tell_or_was_told(args: argparse.Namespace, chosen: options.Options, *, is_planned: bool) -> None:

@@ -229,10 +229,16 @@ def test_an_error_is_one_sentence(ledger, arguments, code, sentence):
     assert result.stdout == ""
 
 
-def test_a_ledger_that_is_not_there_holds_nothing(tmp_path):
-    result = _unicron("--ledger", tmp_path / "absent")
+@pytest.mark.parametrize(
+    ("option", "kind", "where"), [("--ledger", "file", ""), ("--log-dir", "folder", "the folder ")]
+)
+def test_a_ledger_that_is_not_there_holds_nothing_and_is_said_not_to_be_there(tmp_path, option, kind, where):
+    result = _unicron(option, tmp_path / "absent")
     assert result.exit_code == 1
-    assert result.stderr == f"unicron: No incident is recorded in {tmp_path / 'absent'}.\n"
+    assert result.stderr == (
+        f"unicron: No incident is recorded in {where}{tmp_path / 'absent'}. "
+        f"There is no such {kind} here; the first incident makes it.\n"
+    )
 
 
 def test_a_ledger_that_cannot_be_read_is_an_error(tmp_path):
