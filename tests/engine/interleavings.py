@@ -670,7 +670,7 @@ def begin(bounds: Bounds) -> Job:
     world = World(number=1, members=members, store="h:1")
     processes = tuple(_process(bounds, each.name, each.local_rank) for each in members)
     processes = tuple(
-        replace(each, replica=replace(each.replica, heard=world, heard_rank=each.slot)) for each in processes
+        replace(each, replica=each.replica._replace(heard=world, heard_rank=each.slot)) for each in processes
     )
     left = (bounds.losses, bounds.breaks, bounds.newcomers, bounds.flips, bounds.refusals)
     return Job(processes, (WorldThere(world),), world, *left)

@@ -145,7 +145,7 @@ MUTANTS = (
     ),
     Mutant(
         "it commits in a broken world",
-        "_go_to_next(replace(replica, is_connected=False), record)\n    return answer if",
+        "_go_to_next(replica._replace(is_connected=False), record)\n    return answer if",
         "_commit(replica, WaitFor.HOLDERS)\n    return answer if",
         TWO,
     ),
@@ -178,19 +178,19 @@ MUTANTS = (
     ),
     Mutant(
         "one seat is handed a bucket for all",
-        "return replace(replica, record=replace(record, by=by)), ()\n    bucket",
+        "return replica._replace(record=replace(record, by=by)), ()\n    bucket",
         "pass\n    bucket",
         SEATS,
     ),
     Mutant(
         "one seat takes the state for all",
-        "return replace(replica, record=replace(record, by=by)), ()\n    agreement = _agreement(record.meeting)",
+        "return replica._replace(record=replace(record, by=by)), ()\n    agreement = _agreement(record.meeting)",
         "pass\n    agreement = _agreement(record.meeting)",
         SEATS,
     ),
     Mutant(
         "one seat waits at the end for all",
-        "return replace(replica, record=record), ()\n    if record.is_awaited",
+        "return replica._replace(record=record), ()\n    if record.is_awaited",
         "pass\n    if record.is_awaited",
         SEATS,
     ),
@@ -203,14 +203,14 @@ MUTANTS = (
     # -- states that differ, or cannot be sent
     Mutant(
         "sums count though whose state is wrong is not known, and who had a share in them is lost",
-        "_without_doubtful(replica), met=replica.heard",
-        "replica, met=replica.heard",
+        "_without_doubtful(replica)._replace(met=replica.heard",
+        "replica._replace(met=replica.heard",
         DIFFERS,
     ),
     Mutant(
         "nobody compares states that differ",
-        "    if replica.work.differs:\n        return replace(replica, record=Comparing())",
-        "    if False:\n        return replace(replica, record=Comparing())",
+        "    if replica.work.differs:\n        return replica._replace(record=Comparing())",
+        "    if False:\n        return replica._replace(record=Comparing())",
         DIFFERS,
     ),
     Mutant(
@@ -248,8 +248,8 @@ MUTANTS = (
     ),
     Mutant(
         "one seat averages for all",
-        "return replace(replica, record=replace(record, by=by)), ()\n    return replace(replica, record=record.back)",
-        "pass\n    return replace(replica, record=record.back)",
+        "return replica._replace(record=replace(record, by=by)), ()\n    return replica._replace(record=record.back)",
+        "pass\n    return replica._replace(record=record.back)",
         Bounds(2, (1,), seats=2, means=("behind",)),
     ),
 )

@@ -129,7 +129,7 @@ def test_a_sum_that_is_handed_over_again_counts_no_more_until_it_is_there_nor_th
     assert replica.work.done == {0, 1}
     assert _told(replica, Handed())[0].work.done == {0, 1, 2}
     whole, without = replace(some, done=frozenset({0, 1, 2, 3})), replace(some, done=frozenset({0, 1, 3}))
-    replica = replace(replica, record=meeting, work=replace(work, done=whole.done))
+    replica = replica._replace(record=meeting, work=work._replace(done=whole.done))
     replica, commands = _told(replica, AllSaid((whole, replace(whole, held=frozenset({1})), without)))
     assert commands == (HandOver(2, 0, None),)
     assert replica.work.done == {0, 1}

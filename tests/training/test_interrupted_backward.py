@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -135,7 +134,7 @@ def test_what_was_dealt_and_not_computed_is_named(reproducible: bool) -> None:
             step.backward(training.loss(index))
             driver = training.run._engine._driver
             if driver.replica.record == Computing(frozenset()):
-                driver.replica = replace(driver.replica, record=Computing(frozenset({2})))
+                driver.replica = driver.replica._replace(record=Computing(frozenset({2})))
 
     with pytest.raises(RuntimeError, match=r"not what it was dealt: they differ in micro-batch 2"):
         lose_one()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import TypeAlias
 
 from unicron_elastic.engine.protocol.handle import ProtocolError, handle
@@ -35,7 +34,7 @@ class ReplicaDriver:
 
     def begin(self, micro_batches: int) -> None:
         """Take it that all steps have so many."""
-        self.replica = replace(self.replica, micro_batches=micro_batches)
+        self.replica = self.replica._replace(micro_batches=micro_batches)
 
     def lay_out(self, buckets: int) -> None:
         """Tell that the gradients are in so many other buckets."""
@@ -43,7 +42,7 @@ class ReplicaDriver:
 
     def count(self, step: int) -> None:
         """Take it that the state has so many steps behind it, as the script or who has given the state says."""
-        self.replica = replace(self.replica, step=step)
+        self.replica = self.replica._replace(step=step)
 
     def post(self, event: ReplicaEvent) -> ReplicaCommand | None:
         """Tell what the script does; return what it is to do next. Raises what ``act`` raises."""

@@ -124,18 +124,18 @@ def handle(replica: Replica, event: ReplicaEvent) -> Answer:
     """Return the replica behind the event, and what it is to do. Raises ProtocolError."""
     match event:
         case WorldHeard(world=world, rank=rank):
-            return _hear_world(replace(replica, heard=world, heard_rank=rank))
+            return _hear_world(replica._replace(heard=world, heard_rank=rank))
         case HoldBegan():
             if not replica.may_be_copied:
                 raise ProtocolError(f"nobody may begin to copy the state of one that is {replica.phase.value}")
-            return replace(replica, holders=replica.holders + 1), ()
+            return replica._replace(holders=replica.holders + 1), ()
         case HoldEnded():
-            return _end_hold(replace(replica, holders=replica.holders - 1))
+            return _end_hold(replica._replace(holders=replica.holders - 1))
         case PatienceOver():
             return _end_patience(replica)
         case LaidOut(buckets=buckets):
-            work = replace(replica.work, done=frozenset(), has_last=False)
-            return replace(replica, buckets=buckets, work=work), ()
+            work = replica.work._replace(done=frozenset(), has_last=False)
+            return replica._replace(buckets=buckets, work=work), ()
     found = _HANDLERS.get((type(replica.record), type(event)))
     if found is None:
         raise ProtocolError(f"{type(event).__name__} came to a replica that is {replica.phase.value}")
@@ -143,7 +143,7 @@ def handle(replica: Replica, event: ReplicaEvent) -> Answer:
 
 
 def _fail(replica: Replica, kind: str, reason: str) -> Answer:
-    return replace(replica, record=Ended(kind)), (Raise(kind, reason=reason),)
+    return replica._replace(record=Ended(kind)), (Raise(kind, reason=reason),)
 
 
 def _with(answer: Answer, *before: ReplicaCommand) -> Answer:
@@ -153,18 +153,18 @@ def _with(answer: Answer, *before: ReplicaCommand) -> Answer:
 
 def _cleared(replica: Replica) -> Replica:
     """Nothing of the step that begins is done."""
-    return replace(replica, work=Work(has_last=replica.is_complete))
+    return replica._replace(work=Work(has_last=replica.is_complete))
 
 
 _CLEAR = Clear(reason="nothing of the step that begins is done")
 
 
 def _begin_call(replica: Replica, record: Outside | Passing, event: CallBegun) -> Answer:
-    replica = replace(replica, until=event.until)
+    replica = replica._replace(until=event.until)
     if isinstance(record, Outside):
         return _ask(replica, Arriving())
     if event.until < record.others_until:
-        return replace(replica, step=event.until), (
+        return replica._replace(step=event.until), (
             LetGo(is_over=True, reason="the others have that call behind them"),
         )
     arriving = Arriving(copies=record.copies, others_until=record.others_until)
@@ -177,7 +177,7 @@ def _ask(replica: Replica, arriving: Arriving, *, is_again: bool = False) -> Ans
     record = replace(arriving, errand=Errand.ANSWER, has_copy=False)
     reason = "the others were elsewhere, or gave no state" if is_again else "the script begins to train"
     step = 0 if is_again else replica.step
-    return replace(replica, record=record, step=step), (AskAgent(is_again, reason=reason),)
+    return replica._replace(record=record, step=step), (AskAgent(is_again, reason=reason),)
 
 
 def _hear_answer(replica: Replica, record: Arriving, event: Answered) -> Answer:
@@ -188,7 +188,7 @@ def _hear_answer(replica: Replica, record: Arriving, event: Answered) -> Answer:
     if not event.has_source or record.copies >= COPIES_MAX:
         return _await_join(replica, replace(record, has_copy=False))
     copying = CopyState(reason="others train already, and one of them gives its state")
-    return replace(replica, record=replace(record, errand=Errand.COPY)), (copying,)
+    return replica._replace(record=replace(record, errand=Errand.COPY)), (copying,)
 
 
 def _take_copy(replica: Replica, record: Arriving, event: Copied) -> Answer:
@@ -197,7 +197,7 @@ def _take_copy(replica: Replica, record: Arriving, event: Copied) -> Answer:
 
 def _use_copy(replica: Replica, record: Arriving, until: int, step: int) -> Answer:
     if until == replica.until:
-        return _await_join(replace(replica, step=step), replace(record, has_copy=True))
+        return _await_join(replica._replace(step=step), replace(record, has_copy=True))
     if until > replica.until:
         return _look_elsewhere(replica, record, until, step, kept=(until, step))
     release = ReleaseSource(reason="the source is in an earlier call than this newcomer")
@@ -210,7 +210,7 @@ def _miss_copy(replica: Replica, record: Arriving, event: NotCopied) -> Answer:
 
 def _await_join(replica: Replica, record: Arriving) -> Answer:
     ready = TellReady(reason="this newcomer has what it can get before it meets the others")
-    return replace(replica, record=replace(record, errand=Errand.WORLD)), (ready,)
+    return replica._replace(record=replace(record, errand=Errand.WORLD)), (ready,)
 
 
 def _look_elsewhere(
@@ -229,7 +229,7 @@ def _look_elsewhere(
         return _fail(replica, "mismatch", reason)
     passing = Passing(record.copies, others_until, kept)
     let_go = LetGo(is_over=True, reason=f"the others have this call behind them, and are in step {step} of {until}")
-    return replace(replica, record=passing, step=replica.until), (let_go,)
+    return replica._replace(record=passing, step=replica.until), (let_go,)
 
 
 def _hear_world(replica: Replica) -> Answer:
@@ -285,12 +285,12 @@ def _meet(replica: Replica, meeting: InMeeting) -> Answer:
             assert replica.heard is not None
             reason = f"this process is not a member any more: {replica.heard.reason}"
             return _fail(replica, "not a member", reason)
-        replica = replace(_without_doubtful(replica), met=replica.heard, rank=replica.heard_rank, is_connected=False)
+        replica = _without_doubtful(replica)._replace(met=replica.heard, rank=replica.heard_rank, is_connected=False)
     assert replica.met is not None
     said = _said(replica, meeting)
     record = replace(meeting, talk=Talk.ALL, agreement=None, by=frozenset())
     reason = f"the members of world {replica.met.number} say where they are"
-    return replace(replica, record=record), (Say(replica.met.number, said, record.is_copy, reason=reason),)
+    return replica._replace(record=record), (Say(replica.met.number, said, record.is_copy, reason=reason),)
 
 
 def _said(replica: Replica, meeting: InMeeting) -> Said:
@@ -314,7 +314,7 @@ def _said(replica: Replica, meeting: InMeeting) -> Said:
 def _await_newer(replica: Replica, meeting: InMeeting, reason: str) -> Answer:
     if replica.knows_newer:
         return _meet(replica, meeting)
-    return replace(replica, record=replace(meeting, talk=Talk.WORLD)), (AwaitWorld(reason=reason),)
+    return replica._replace(record=replace(meeting, talk=Talk.WORLD)), (AwaitWorld(reason=reason),)
 
 
 def _leave_round(replica: Replica, record: InMeeting, _event: RoundLeft) -> Answer:
@@ -327,7 +327,7 @@ def _hear_all(replica: Replica, record: InMeeting, event: AllSaid) -> Answer:
     except NoStateLeft as error:
         return _fail(replica, "no state left", str(error))
     holdings = tuple(each.held for each in event.said)
-    replica = replace(replica, work=replace(replica.work, holdings=holdings))
+    replica = replica._replace(work=replica.work._replace(holdings=holdings))
     if replica.rank in agreement.leave:
         return _leave(replica, record, agreement, "this newcomer comes too early or too late")
     if agreement.leave:
@@ -336,7 +336,7 @@ def _hear_all(replica: Replica, record: InMeeting, event: AllSaid) -> Answer:
     if not replica.is_connected:
         assert replica.met is not None
         make = MakeGroup(replica.met.number, reason="all have spoken, and the world has no process group yet")
-        return replace(replica, record=replace(record, talk=Talk.GROUP, by=frozenset())), (make,)
+        return replica._replace(record=replace(record, talk=Talk.GROUP, by=frozenset())), (make,)
     return _begin_handing(replica, record)
 
 
@@ -358,8 +358,8 @@ def _hear_where(replica: Replica, record: InMeeting, event: AllSaid) -> InMeetin
 def _connect(replica: Replica, record: InMeeting, event: Connected) -> Answer:
     by = record.by | {event.seat}
     if len(by) < replica.seats:
-        return replace(replica, record=replace(record, by=by)), ()
-    return _begin_handing(replace(replica, is_connected=True), record)
+        return replica._replace(record=replace(record, by=by)), ()
+    return _begin_handing(replica._replace(is_connected=True), record)
 
 
 def _agreement(record: InMeeting) -> Agreement:
@@ -377,7 +377,7 @@ def _begin_handing(replica: Replica, record: InMeeting) -> Answer:
         if rank in (source, to)
     ]
     if agreement.fill:
-        replica = replace(replica, work=replace(replica.work, has_last=False))
+        replica = replica._replace(work=replica.work._replace(has_last=False))
     filled = [(bucket, source, None) for bucket, source in agreement.fill]
     means = [(None, source, to) for source, to in agreement.means if rank in (source, to)]
     return _hand(replica, record, (*given, *filled, *means))
@@ -393,8 +393,8 @@ def _hand(replica: Replica, record: InMeeting, left: tuple[tuple[int | None, int
     else:
         reason = "a member has the sum of this bucket, and " + ("others need it" if to is None else "one is late")
         if source != replica.rank:
-            replica = replace(replica, work=replace(replica.work, done=_without(replica, bucket)))
-    return replace(replica, record=Handing(record, left)), (HandOver(bucket, source, to, reason=reason),)
+            replica = replica._replace(work=replica.work._replace(done=_without(replica, bucket)))
+    return replica._replace(record=Handing(record, left)), (HandOver(bucket, source, to, reason=reason),)
 
 
 def _has_notes(replica: Replica, bucket: int) -> bool:
@@ -411,20 +411,20 @@ def _without(replica: Replica, bucket: int) -> frozenset[int]:
 def _end_handing(replica: Replica, record: Handing, event: Handed) -> Answer:
     by = record.by | {event.seat}
     if len(by) < replica.seats:
-        return replace(replica, record=replace(record, by=by)), ()
+        return replica._replace(record=replace(record, by=by)), ()
     bucket, _, to = record.left[0]
     meeting = record.meeting
     if bucket is None:
         meeting = replace(meeting, has_mean=meeting.has_mean or to == replica.rank)
     elif to in (None, replica.rank):
-        replica = replace(replica, work=replace(replica.work, done=replica.work.done | {bucket}))
+        replica = replica._replace(work=replica.work._replace(done=replica.work.done | {bucket}))
     return _hand(replica, meeting, record.left[1:])
 
 
 def _conclude(replica: Replica, record: InMeeting) -> Answer:
     """Do what the agreement says of this replica: all that was to be handed over is."""
     agreement = _agreement(record)
-    replica = replace(replica, work=replace(replica.work, is_awaited=False))
+    replica = replica._replace(work=replica.work._replace(is_awaited=False))
     rank = replica.rank
     if agreement.is_even:
         note = NoteMeeting(agreement.dealt, reason="all members are in one step with one state")
@@ -432,7 +432,7 @@ def _conclude(replica: Replica, record: InMeeting) -> Answer:
         holdings = tuple(
             before | frozenset(more) for before, more in zip(replica.work.holdings, agreement.dealt, strict=True)
         )
-        replica = replace(replica, work=replace(replica.work, held=held, holdings=holdings))
+        replica = replica._replace(work=replica.work._replace(held=held, holdings=holdings))
         return _with(_go_on_even(replica, record), note)
     if rank in agreement.advance:
         return _be_late(replica, record, agreement)
@@ -447,16 +447,16 @@ def _conclude(replica: Replica, record: InMeeting) -> Answer:
         )
     reason = "nobody has trained yet: all begin with what one has" if agreement.begins else "newcomers need the state"
     move = MoveState(agreement.sources[0], agreement.pull, agreement.begins, reason=reason)
-    return replace(replica, record=Moving(record)), (move,)
+    return replica._replace(record=Moving(record)), (move,)
 
 
 def _end_moving(replica: Replica, record: Moving, event: Moved) -> Answer:
     by = record.by | {event.seat}
     if len(by) < replica.seats:
-        return replace(replica, record=replace(record, by=by)), ()
+        return replica._replace(record=replace(record, by=by)), ()
     agreement = _agreement(record.meeting)
     if agreement.begins or replica.rank in agreement.pull:
-        replica = _cleared(replace(replica, step=agreement.step))
+        replica = _cleared(replica._replace(step=agreement.step))
         return _with(_meet(replica, replace(record.meeting, has_state=True, is_copy=False)), _CLEAR)
     return _meet(replica, record.meeting)
 
@@ -491,7 +491,7 @@ def _go_on_even(replica: Replica, record: InMeeting) -> Answer:
     standing = Standing.AMONG if record.is_among else Standing.MET
     if record.back is not None:
         return _go_on_between(replica, record, record.back, standing)
-    return replace(replica, record=Stepping(standing, is_behind=False)), (
+    return replica._replace(record=Stepping(standing, is_behind=False)), (
         LetGo(is_over=False, reason="it is with the others, and its step may begin"),
     )
 
@@ -505,19 +505,19 @@ def _ask_mean(replica: Replica, record: Passing | Stepping | Finished, _event: M
 
 
 def _return_own(replica: Replica, back: Passing | Stepping | Finished, reason: str) -> Answer:
-    return replace(replica, record=back), (ReturnMean(is_own=True, reason=reason),)
+    return replica._replace(record=back), (ReturnMean(is_own=True, reason=reason),)
 
 
 def _return_given(replica: Replica, back: Stepping | Finished) -> Answer:
     given = ReturnMean(is_own=False, reason="another rank had this mean, and has given it")
-    return replace(replica, record=back), (given,)
+    return replica._replace(record=back), (given,)
 
 
 def _average(replica: Replica, back: Stepping | Finished) -> Answer:
     if replica.needs_meeting:
         replica, meeting, clear = _between(replica, back)
         return _with(_meet(replica, meeting), *clear)
-    return replace(replica, record=Averaging(back)), (Average(reason="the script of each rank asks for this mean"),)
+    return replica._replace(record=Averaging(back)), (Average(reason="the script of each rank asks for this mean"),)
 
 
 def _between(replica: Replica, back: Stepping | Finished) -> tuple[Replica, InMeeting, tuple[ReplicaCommand, ...]]:
@@ -541,15 +541,15 @@ def _go_on_between(replica: Replica, record: InMeeting, back: Stepping | Finishe
 def _end_averaging(replica: Replica, record: Averaging, event: Averaged) -> Answer:
     by = record.by | {event.seat}
     if len(by) < replica.seats:
-        return replace(replica, record=replace(record, by=by)), ()
-    return replace(replica, record=record.back), (ReturnMean(is_own=False, reason="all shares of it are summed"),)
+        return replica._replace(record=replace(record, by=by)), ()
+    return replica._replace(record=record.back), (ReturnMean(is_own=False, reason="all shares of it are summed"),)
 
 
 def _begin_step(replica: Replica, record: Stepping, _event: StepBegun) -> Answer:
     if record.is_behind:
         raise ProtocolError("a step begins when the one before has ended")
     if record.standing in {Standing.MET, Standing.AMONG}:
-        replica = replace(replica, work=replace(replica.work, computed=frozenset(), is_shut=False))
+        replica = replica._replace(work=replica.work._replace(computed=frozenset(), is_shut=False))
         clear = Clear(reason="nothing is computed of what it was dealt when it met the others in this step")
     else:
         clear, work = _CLEAR, Work(has_last=replica.is_complete)
@@ -557,7 +557,7 @@ def _begin_step(replica: Replica, record: Stepping, _event: StepBegun) -> Answer
             assert replica.met is not None
             holdings = tuple(frozenset(each) for each in shares(replica.micro_batches, replica.met.size))
             work = Work(has_last=replica.is_complete, holdings=holdings, held=holdings[replica.rank])
-        replica = replace(replica, work=work)
+        replica = replica._replace(work=work)
     if record.standing is Standing.APART or replica.needs_meeting:
         return _with(_meet_within(replica), clear)
     return _with(_compute(replica), clear)
@@ -568,14 +568,14 @@ def _compute(replica: Replica) -> Answer:
     if not left:
         return _go_on(replica)
     reason = "these micro-batches were dealt to it, and it has not computed them"
-    return replace(replica, record=Computing(left)), (Compute(tuple(sorted(left)), reason=reason),)
+    return replica._replace(record=Computing(left)), (Compute(tuple(sorted(left)), reason=reason),)
 
 
 def _end_computing(replica: Replica, record: Computing, event: Computed) -> Answer:
     if event.index not in record.left:
         raise ProtocolError(f"micro-batch {event.index} is computed, and was not dealt")
-    work = replace(replica.work, computed=replica.work.computed | {event.index})
-    return replace(replica, record=Computing(record.left - {event.index}), work=work), ()
+    work = replica.work._replace(computed=replica.work.computed | {event.index})
+    return replica._replace(record=Computing(record.left - {event.index}), work=work), ()
 
 
 def _ask_more(replica: Replica, record: Computing, _event: MoreAsked) -> Answer:
@@ -592,12 +592,12 @@ def _go_on(replica: Replica) -> Answer:
         return _reduce(replica, replica.holders > 0 or replica.knows_newer)
     assert replica.met is not None
     if replica.work.differs:
-        return replace(replica, record=Comparing()), (Compare(reason="the states of the ranks differ"),)
+        return replica._replace(record=Comparing()), (Compare(reason="the states of the ranks differ"),)
     if replica.work.is_awaited:
         if replica.knows_newer:
             return _meet_within(replica)
         wait = AwaitWorld(is_patient=False, reason="some rank has told all others of a newcomer on its way")
-        return replace(replica, record=Committed(WaitFor.NEWCOMER)), (wait,)
+        return replica._replace(record=Committed(WaitFor.NEWCOMER)), (wait,)
     return _leave_step(replica, WaitFor.HOLDERS)
 
 
@@ -609,7 +609,7 @@ def _reduce(replica: Replica, knows: bool) -> Answer:
     source = next((rank for rank, held in enumerate(work.holdings) if 0 in held), 0)
     record = Reducing(frozenset((bucket, seat) for bucket in buckets for seat in range(replica.seats)))
     command = Reduce(buckets, source, knows, reason="all that was dealt is computed")
-    return replace(replica, record=record, work=replace(work, has_last=has_last, is_shut=True)), (command,)
+    return replica._replace(record=record, work=work._replace(has_last=has_last, is_shut=True)), (command,)
 
 
 def _end_reducing(replica: Replica, record: Reducing, event: Reduced) -> Answer:
@@ -621,12 +621,12 @@ def _end_reducing(replica: Replica, record: Reducing, event: Reduced) -> Answer:
     if not any(bucket == event.bucket for bucket, _ in left):
         done = work.done | {event.bucket}
         if _has_notes(replica, event.bucket):
-            work = replace(work, done=done, is_awaited=event.is_awaited, differs=event.differs)
+            work = work._replace(done=done, is_awaited=event.is_awaited, differs=event.differs)
         else:
-            work = replace(work, done=done)
+            work = work._replace(done=done)
     if left:
-        return replace(replica, record=Reducing(left), work=work), ()
-    return _go_on(replace(replica, work=work))
+        return replica._replace(record=Reducing(left), work=work), ()
+    return _go_on(replica._replace(work=work))
 
 
 def _without_doubtful(replica: Replica) -> Replica:
@@ -636,7 +636,7 @@ def _without_doubtful(replica: Replica) -> Replica:
     """
     if not replica.work.differs:
         return replica
-    return replace(replica, work=replace(replica.work, done=frozenset(), differs=False))
+    return replica._replace(work=replica.work._replace(done=frozenset(), differs=False))
 
 
 def _judge(replica: Replica, _record: Comparing, event: Judged) -> Answer:
@@ -644,7 +644,7 @@ def _judge(replica: Replica, _record: Comparing, event: Judged) -> Answer:
     assert replica.met is not None
     match event.who:
         case WhoIsWrong.NOBODY:
-            return _go_on(replace(replica, work=replace(replica.work, differs=False)))
+            return _go_on(replica._replace(work=replica.work._replace(differs=False)))
         case WhoIsWrong.THIS:
             answer = _fail(replica, "differs", "the state of this rank is not that of most")
             broken_off = BreakOff(reason="nobody is to have a state that is wrong")
@@ -671,14 +671,14 @@ def _leave_step(replica: Replica, wait: WaitFor) -> Answer:
     if not replica.holders:
         return _commit(replica, wait)
     hold = AwaitHolders(reason="somebody copies the state, which is about to change")
-    return replace(replica, record=Committed(wait)), (hold,)
+    return replica._replace(record=Committed(wait)), (hold,)
 
 
 def _commit(replica: Replica, wait: WaitFor) -> Answer:
     is_late = wait is WaitFor.HOLDERS_LATE
     record = Stepping(Standing.APART if is_late else Standing.EVEN, is_behind=True)
     reason = "the others have made this step, and its gradients are here" if is_late else "all gradients are whole"
-    return replace(replica, record=record), (Commit(replica.step, reason=reason),)
+    return replica._replace(record=record), (Commit(replica.step, reason=reason),)
 
 
 def _end_hold(replica: Replica) -> Answer:
@@ -710,7 +710,7 @@ def _end_patience(replica: Replica) -> Answer:
 def _end_step(replica: Replica, record: Stepping, _event: StepMade) -> Answer:
     if not record.is_behind:
         raise ProtocolError("a step has ended that has no gradients")
-    return replace(replica, step=replica.step + 1, record=Stepping(record.standing, is_behind=False)), ()
+    return replica._replace(step=replica.step + 1, record=Stepping(record.standing, is_behind=False)), ()
 
 
 def _end_call(replica: Replica, record: Stepping, _event: CallEnded) -> Answer:
@@ -729,7 +729,7 @@ def _wait_at_end(replica: Replica, parts_in: int = 0) -> Answer:
     if replica.needs_meeting:
         return _meet(replica, InMeeting(Spot.END, Talk.ALL, has_state=True, parts_in=parts_in))
     reason = "nobody leaves before all are here: one may have missed the end of the last reduction"
-    return replace(replica, record=Parting()), (Gather(replica.knows_newer, reason=reason),)
+    return replica._replace(record=Parting()), (Gather(replica.knows_newer, reason=reason),)
 
 
 def _parts_in(replica: Replica) -> int:
@@ -748,29 +748,29 @@ def _leave_barrier(replica: Replica, *, must_meet: bool = False) -> Answer:
 def _end_gathering(replica: Replica, record: Parting, event: Gathered) -> Answer:
     record = Parting(record.by | {event.seat}, record.is_awaited or event.is_awaited)
     if len(record.by) < replica.seats:
-        return replace(replica, record=record), ()
+        return replica._replace(record=record), ()
     if record.is_awaited:
         if replica.knows_newer:
             return _leave_barrier(replica, must_meet=True)
         wait = AwaitWorld(is_patient=False, reason="some rank has told all others of a newcomer on its way")
-        return replace(replica, record=replace(record, wait=WaitFor.NEWCOMER)), (wait,)
+        return replica._replace(record=replace(record, wait=WaitFor.NEWCOMER)), (wait,)
     if replica.holders:
         hold = AwaitHolders(reason="somebody copies the state, which is about to change")
-        return replace(replica, record=replace(record, wait=WaitFor.HOLDERS)), (hold,)
+        return replica._replace(record=replace(record, wait=WaitFor.HOLDERS)), (hold,)
     return _finish(replica, Standing.EVEN)
 
 
 def _finish(replica: Replica, standing: Standing) -> Answer:
     parted = TellParted(_parts_in(replica), replica.until, reason="all have come to the end of the call")
     let_go = LetGo(is_over=True, reason="nobody needs this rank at the end of the call any more")
-    return replace(replica, record=Finished(standing)), (parted, let_go)
+    return replica._replace(record=Finished(standing)), (parted, let_go)
 
 
 def _begin_next_call(replica: Replica, record: Finished, event: CallBegun) -> Answer:
     if replica.step >= event.until:
         return replica, (LetGo(is_over=True, reason="as many steps are made"),)
     entered = TellEntered(reason="the script makes one more call")
-    return replace(replica, until=event.until, record=Stepping(record.standing, is_behind=False)), (entered,)
+    return replica._replace(until=event.until, record=Stepping(record.standing, is_behind=False)), (entered,)
 
 
 def _break(replica: Replica, record: Any, _event: GroupBroke) -> Answer:
@@ -778,12 +778,12 @@ def _break(replica: Replica, record: Any, _event: GroupBroke) -> Answer:
     assert replica.met is not None
     is_told = replica.is_left
     broke = TellBroke(replica.met.number, reason="what members do together has failed, and no newer world says why")
-    answer = _go_to_next(replace(replica, is_connected=False), record)
+    answer = _go_to_next(replica._replace(is_connected=False), record)
     return answer if is_told else _with(answer, broke)
 
 
 def _outgrow(replica: Replica, record: Any, _event: Outgrown) -> Answer:
-    return _go_to_next(replace(replica, is_connected=False), record)
+    return _go_to_next(replica._replace(is_connected=False), record)
 
 
 def _go_to_next(replica: Replica, record: Any) -> Answer:
