@@ -177,7 +177,7 @@ while not os.path.exists(os.path.join(os.environ["PROBE"], "stop")):
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("tool", ["torchrun", "unicron-run"])
+@pytest.mark.parametrize("tool", [pytest.param("torchrun", marks=pytest.mark.slow), "unicron-run"])
 def test_workers_meet_in_a_store_of_their_own_if_they_are_to(launcher: Any, etcd: EmbeddedEtcd, tool: str) -> None:
     # The first worker hosts it then, as under torch's own rendezvous; so it needs a port that the agent has not taken.
     arguments = arguments_of(etcd.endpoint, launcher.script("meet.py", MEET), "--nnodes=2")

@@ -38,7 +38,7 @@ def start(launcher: Any) -> Iterator[Start]:
                 f"--nnodes={nodes}", "--nproc-per-node=1", "--rdzv-backend=unicron",
                 f"--rdzv-endpoint={etcd.endpoint}", "--rdzv-id=job", "--rdzv-conf=last_call_timeout=1,lease_ttl=30",
                 "--max-restarts=9", "--local-addr=127.0.0.1", f"--unicron-ledger=ledger-{node}",
-                script, f"--steps={steps}", "--step-s=0.01", "--say-steps",
+                script, f"--steps={steps}", "--step-s=0.03", "--say-steps",
                 *(f"--strike={strike}" for strike in strikes), env={"UNICRON_NODE_NAME": node},
             )  # fmt: skip
 
@@ -108,7 +108,7 @@ def test_a_node_whose_keeper_is_lost_goes_on_with_another(start: Start) -> None:
 
 
 def test_what_a_replacement_raises_is_known_also_when_the_nodes_have_met_again(launcher: Any, start: Start) -> None:
-    old = start("a", "1:2", "0:300:forward:raise")
+    old = start("a", "1:2", "0:100:forward:raise")
     (pid,) = _pids(old)
     new = start("b", "1:2")
     new.until_line(r"^STEP ")

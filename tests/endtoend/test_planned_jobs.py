@@ -377,7 +377,7 @@ def test_a_fault_is_said_once_where_the_job_was_submitted(lab: Lab, submit: Subm
     """Both nodes speak there: the one on which it came says it."""
     step = "import torch\noptimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)\n"
     step += WORKER.replace(
-        "    time.sleep(0.02)", "    optimizer.step()\n    time.sleep(0.02)\n    os.write(1, b'STEP\\n')"
+        "    time.sleep(0.02)", "    optimizer.step()\n    time.sleep(0.1)\n    os.write(1, b'STEP\\n')"
     )
     launcher.script("step.py", step)
     run = submit(lab, "--nnodes=2", "--rdzv-id=once", "--max-restarts=3", "step.py")

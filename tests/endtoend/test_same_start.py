@@ -128,6 +128,10 @@ def differences(expected: Any, found: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {found!r} for {expected!r}"
 
 
+WITH_ARGUMENTS = ["./sub/probe.py", "--x", "${local_rank}", "", "a b", "ü"]
+OF_PYTHON = {"PYTHONPATH": "lib", "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONDEVMODE": "1"}
+
+
 def test_what_may_differ_is_told_to_users() -> None:
     text = " ".join(PAGE.read_text(encoding="utf-8").split())
     assert [words for words in ALLOWED.values() if words not in text] == []
@@ -137,14 +141,15 @@ def test_what_may_differ_is_told_to_users() -> None:
     ("arguments", "env"),
     [
         pytest.param(["probe.py"], {}, marks=pytest.mark.slow),
-        (["./sub/probe.py", "--x", "${local_rank}", "", "a b", "ü"], {}),
+        (WITH_ARGUMENTS, OF_PYTHON),
+        pytest.param(WITH_ARGUMENTS, {}, marks=pytest.mark.slow),
         pytest.param(["-m", "pkg.probe", "arg"], {}, marks=pytest.mark.slow),
-        (["probe.py"], {"PYTHONPATH": "lib", "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONDEVMODE": "1"}),
+        pytest.param(["probe.py"], OF_PYTHON, marks=pytest.mark.slow),
         pytest.param(
             ["probe.py"], {"PYTHONPATH": "", "PYTHONUNBUFFERED": "1", "BIG": "x" * 100_000}, marks=pytest.mark.slow
         ),
     ],
-    ids=["script", "arguments", "module", "python-options", "empty-pythonpath-big-env"],
+    ids=["script", "both", "arguments", "module", "python-options", "empty-pythonpath-big-env"],
 )
 def test_script_sees_what_torchrun_shows(launcher: Any, arguments: list[str], env: dict[str, str]) -> None:
     for folder in ("sub", "pkg", "lib"):

@@ -56,10 +56,16 @@ def _incidents(launcher: Any) -> list[dict[str, Any]]:
     return json.loads(listed.out or "[]")
 
 
+def assert_observed(incident: dict[str, Any], status: str) -> None:
+    assert (incident["status"], incident["severity"], incident["method"]) == (status, 1, "node health")
+    assert (incident["action"], incident["rank"]) == ("observe", None)
+    assert incident["decision"] == "The node stays: it is the only node of the job."
+
+
 @pytest.mark.parametrize(
     ("plan", "status"),
     [
-        ("xid:rank=1,step=30,xid=79", "GPU driver error"),
+        pytest.param("xid:rank=1,step=30,xid=79", "GPU driver error", marks=pytest.mark.slow),
         pytest.param("ecc:rank=0,step=30", "ECC error", marks=pytest.mark.slow),
     ],
 )
@@ -74,9 +80,7 @@ def test_the_only_node_goes_on_and_the_incident_is_told(
     incident = run.until(lambda: _incidents(launcher), "the incident")[0]
     (launcher.folder / "stop").touch()
     assert run.wait() == 0, run.err
-    assert (incident["status"], incident["severity"], incident["method"]) == (status, 1, "node health")
-    assert (incident["action"], incident["rank"]) == ("observe", None)
-    assert incident["decision"] == "The node stays: it is the only node of the job."
+    assert_observed(incident, status)
 
 
 def test_a_worker_that_fails_after_it_is_told_in_the_same_incident(
@@ -89,6 +93,7 @@ def test_a_worker_that_fails_after_it_is_told_in_the_same_incident(
     )  # fmt: skip
     pids = dict(run.until_line(r"^STEPPED rank (\d) pid (\d+)", 2))
     run.until(lambda: "Health critical: GPU" in run.err, "what the GPU said")
+    assert_observed(run.until(lambda: _incidents(launcher), "the incident")[0], "GPU driver error")
     os.kill(int(pids["1"]), signal.SIGKILL)
     run.until_line(r"^STEPPED", 4)
     (launcher.folder / "stop").touch()

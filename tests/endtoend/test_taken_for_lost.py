@@ -70,7 +70,7 @@ def begin(launcher: Any) -> Iterator[Callable[[str], list[Node]]]:
                     f"--nnodes=1:{len(names)}", "--nproc-per-node=1", "--rdzv-backend=unicron",
                     f"--rdzv-endpoint=127.0.0.1:{cables[-1].port}", "--rdzv-id=job",
                     f"--rdzv-conf=last_call_timeout=20,lease_ttl={LEASE_S:g}", "--max-restarts=9",
-                    "--local-addr=127.0.0.1", script, "--steps=20000", "--step-s=0.01", "--say-steps",
+                    "--local-addr=127.0.0.1", script, "--steps=20000", "--step-s=0.03", "--say-steps",
                     env={"UNICRON_NODE_NAME": name},
                 )  # fmt: skip
                 nodes.append(Node(run, cables[-1]))
