@@ -104,7 +104,7 @@ def _checked(dest: str, parse: Callable[[str], object]) -> Callable[[str], objec
         try:
             check_value(dest, found)
         except BadArgument as error:
-            raise ValueError(str(error).rpartition("; it takes ")[2]) from None
+            raise ValueError(str(error).partition("; give ")[2]) from None
         return found
 
     return checked

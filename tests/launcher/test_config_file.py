@@ -82,6 +82,7 @@ def test_values_are_taken_as_they_are_written(read: Callable[[str], Entries]) ->
         ("run:\n  warm: on\n  nnode: 2", 3, "run has no setting 'nnode'; is it 'nnodes'?"),
         ("run:\n  unicron-console: off", 2, "is it 'console'?"),
         ("nodes:\n  endpoint: h:1", 2, "nodes has no setting 'endpoint'; the section cluster has one"),
+        ("run:\n  max_restarts: -1", 2, "run.max_restarts: '-1' is not valid; give a whole number, 0 or more"),
         ("run:\n  max_restarts: three", 2, "run.max_restarts: 'three' is not valid; give a whole number"),
         ("run:\n  max-restarts: -1", 2, "give a whole number, 0 or more"),
         ("run:\n  monitor_interval: yes", 2, "give a number"),
