@@ -380,6 +380,29 @@ def test_a_signal_reaches_those_it_is_for(node: Node) -> None:
     assert node.wait_for_exits(3)[1] == -signal.SIGKILL
 
 
+class Heard:
+    """A worker's control channel: ``before`` is done before anything is said on it."""
+
+    def __init__(self, control: Any, before: Callable[[], None]) -> None:
+        self._control, self._before = control, before
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._control, name)
+
+    def send(self, instruction: Any) -> None:
+        self._before()
+        self._control.send(instruction)
+
+
+def test_all_have_their_signal_before_any_leaves_a_collective_in_which_others_wait(node: Node, lab: Lab) -> None:
+    context = node.start(f"print('up'); {WAIT}", f"print('up'); {WAIT}")
+    assert [node.output(local) for local in range(2)] == ["up", "up"]
+    first, second = context.workers.values()
+    first.control = Heard(first.control, lambda: lab.wait_for_death(second.pid))
+    context.stop([0, 1], "to end")
+    assert node.wait_for_exits(2) == {0: -signal.SIGTERM, 1: -signal.SIGTERM}
+
+
 def test_a_signal_reaches_what_a_worker_has_started_too(node: Node, lab: Lab) -> None:
     code = f"import subprocess as s; child = s.Popen(['sleep', '600']); print(child.pid, flush=True); {WAIT}"
     context = node.start(code)

@@ -104,12 +104,6 @@ class WorkerProcess:
         """What its pulse page says; None if it has none or the script overwrote it."""
         return self.page.read() if self.page is not None else None
 
-    def stop(self, why_free: str | None) -> None:
-        """Asks it to end (SIGTERM), and to leave a collective in which it would wait in vain, if there is a reason."""
-        self.close(signal.SIGTERM)
-        if why_free is not None:
-            self.tell(FreeToStop(reason=why_free))
-
     def tell(self, instruction: Instruction) -> bool:
         """Tells it; whether that could be done: it may have ended, or read nothing."""
         if self.control is None:
@@ -229,9 +223,16 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         return found
 
     def stop(self, local_ranks: Iterable[int], why_free: str | None) -> None:
-        """Asks those of these workers that still run to end, and to leave their collectives if there is a reason."""
-        for worker in self._running(local_ranks):
-            worker.stop(why_free)
+        """Asks those of these workers that still run to end, and to leave their collectives if there is a reason.
+
+        All are asked to end before the first of them leaves: its peers' collectives break, and their scripts must know.
+        """
+        running = self._running(local_ranks)
+        for worker in running:
+            worker.close(signal.SIGTERM)
+        if why_free is not None:
+            for worker in running:
+                worker.tell(FreeToStop(reason=why_free))
 
     def expect_breaks(self) -> None:
         """Tells all workers that run that connections may break, which is no fault."""
