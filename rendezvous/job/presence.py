@@ -36,6 +36,7 @@ _LEASE_MAX_S = 86_400.0
 _LAST_MOST = 32  # agents that may be the last to leave: of a crowd not each looks whether it is
 CLOSED_FOR_S = 600.0  # so long it is known that a job is over
 FAREWELL_S = 600.0  # so long it is known why an agent has left
+_COUNT_TIMEOUT_S = 1.0  # workers are about to begin, and wait for it
 _LEASE_ATTEMPTS = 3  # to hold the job's own lease, before a pause
 _DELETED_AT_ONCE = MAX_OPERATIONS - 2  # with what is written
 WORLDS_KEPT = 8  # of a round: who is further behind sees the oldest of these next
@@ -95,7 +96,7 @@ class JobPresence(Presence[JobMirror]):
     def _say_restarts(self, store: Store) -> None:
         text, lease_id = self._restarts, self._job_lease_id
         if text is not None and lease_id is not None:
-            store.put(self._keys.restarts, text, lease_id)
+            store.put(self._keys.restarts, text, lease_id, timeout_s=_COUNT_TIMEOUT_S)
             self._has_counted = text != self._restarts
 
     def why_lost(self, node_id: str) -> str:

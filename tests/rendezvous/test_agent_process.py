@@ -33,6 +33,8 @@ print("ready", flush=True)
 sys.stdin.read()
 """
 
+RUN = f"run-{uuid.uuid4().hex}"  # of which no other test on this machine has workers
+
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -84,17 +86,17 @@ def test_an_agent_has_ended_when_it_was_killed(start: Start, own: AgentProcess) 
     process = start(AGENT)
     told = told_by(process)
     assert told.pid == process.pid
-    assert not has_ended(told, "run", own)
+    assert not has_ended(told, RUN, own)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked how it ended
-    assert has_ended(told, "run", own)
+    assert has_ended(told, RUN, own)
     process.wait()
-    assert has_ended(told, "run", own)
+    assert has_ended(told, RUN, own)
 
 
 def test_who_has_its_number_now_is_not_it(own: AgentProcess) -> None:
-    assert not has_ended(own, "run", own)
-    assert has_ended(own._replace(started_at=own.started_at - 1), "run", own)
+    assert not has_ended(own, RUN, own)
+    assert has_ended(own._replace(started_at=own.started_at - 1), RUN, own)
 
 
 @pytest.mark.parametrize("is_warm", [False, True])
@@ -119,7 +121,7 @@ def test_nothing_is_certain_of_another_boot_container_address_or_user(
     start: Start, own: AgentProcess, change: dict[str, object]
 ) -> None:
     told = ended(start)
-    assert has_ended(told, "run", own)
+    assert has_ended(told, RUN, own)
     seen_by = own._replace(user=54321) if "user" in change else own  # root sees what all users run
     assert not has_ended(told._replace(**change), "run", seen_by)
 
