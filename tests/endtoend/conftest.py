@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
@@ -203,6 +204,7 @@ def launcher(tmp_path: Path, request: pytest.FixtureRequest, warm_launchers: War
     finally:
         for run in made.runs:
             run.clear()
+            sys.stdout.write(f"{run.process.args}:\n{run.err}\n")  # pytest shows it if the test has failed
 
 
 @pytest.fixture

@@ -377,15 +377,18 @@ def test_a_fault_is_said_once_where_the_job_was_submitted(lab: Lab, submit: Subm
     """Both nodes speak there: the one on which it came says it."""
     step = "import torch\noptimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)\n"
     step += WORKER.replace(
-        "    time.sleep(0.02)", "    optimizer.step()\n    time.sleep(0.1)\n    os.write(1, b'STEP\\n')"
+        "    time.sleep(0.02)",
+        "    optimizer.step()\n    os.write(1, f'STEP {where}\\n'.encode())\n    time.sleep(0.1)",
     )
     launcher.script("step.py", step)
     run = submit(lab, "--nnodes=2", "--rdzv-id=once", "--max-restarts=3", "step.py")
     pids = works(run, 2)
+    for host in "ab":  # or it would be killed before its first step
+        run.until_line(f"^STEP {host}$")
     os.kill(pids["b"], signal.SIGKILL)
     works(run, 2, 4)
-    seen = run.out.count("STEP\n")
-    run.until(lambda: "first step" in run.err and run.out.count("STEP\n") > seen + 20, "steps of both nodes")
+    seen = run.out.count("STEP ")
+    run.until(lambda: "first step" in run.err and run.out.count("STEP ") > seen + 20, "steps of both nodes")
     stop(launcher)
     assert run.wait() == 0, run.err
     assert run.err.count("was killed by signal 9 (SIGKILL)") == 1, run.err
