@@ -82,7 +82,7 @@ MAY_IMPORT = {
     "training": (
         "base compat engine.protocol engine.transport state training.group training.snapshot training.step worker"
     ),
-    ".": "training worker",
+    ".": "training training.step worker",
     "launcher.export": "launcher.common launcher.config",
     "launcher.export.metrics": (
         "base compat launcher.common launcher.export launcher.view.job metrics recovery rendezvous.cluster"

@@ -6,10 +6,11 @@ Importing this package costs milliseconds: it imports neither torch nor anything
 TYPE_CHECKING = False  # to import typing would take longer than all of this
 if TYPE_CHECKING:
     from unicron_elastic.training.run import Run
+    from unicron_elastic.training.step.wrong_use import WrongUseError
     from unicron_elastic.worker.flops_per_step import flops_per_step
     from unicron_elastic.worker.phases import phase
 
-__all__ = ["Run", "__version__", "flops_per_step", "phase"]
+__all__ = ["Run", "WrongUseError", "__version__", "flops_per_step", "phase"]
 
 __version__ = "0.1.0"
 
@@ -27,4 +28,8 @@ def __getattr__(name: str) -> object:
         from unicron_elastic.training.run import Run
 
         return Run
+    if name == "WrongUseError":
+        from unicron_elastic.training.step.wrong_use import WrongUseError
+
+        return WrongUseError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

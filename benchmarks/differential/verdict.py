@@ -68,7 +68,7 @@ def tolerance(case: Case) -> float:
 
 def _refused(case: Case, launched: Launched, refusals: list[dict[str, Any]]) -> Iterator[str]:
     """A process that is refused is lost to the others, who may come to the end without it, or be refused as well."""
-    allowed = ("ValueError", "TypeError", "RuntimeError", "NotImplementedError", ALL_LOST)
+    allowed = ("ValueError", "TypeError", "RuntimeError", "WrongUseError", "NotImplementedError", ALL_LOST)
     odd = [line["type"] for line in refusals if line["type"] not in allowed]
     if odd or (refusals and all(line["type"] == ALL_LOST for line in refusals)):
         yield f"refused: with {(odd or [ALL_LOST])[0]}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from unicron_elastic import WrongUseError
 from unicron_elastic.faults import Failure, RootCause, classify, root_cause
 from unicron_elastic.recovery.policy import Life, Policy, Repeats, count_repeats, judge, restarts_after_progress
 
@@ -54,6 +55,12 @@ def test_a_mistake_of_the_script_is_counted_in_a_row(kind: str) -> None:
 def test_what_comes_from_outside_never_ends_a_job_early(kind: str, step: int | None, message: str) -> None:
     cause = _cause(exception_type=kind, message=message, step=step, exit_code=1)
     assert count_repeats(None, cause, Life(lived_s=2.0, has_saved=False, has_restored=False)) is None
+
+
+def test_what_our_own_run_refuses_comes_again() -> None:
+    kind = f"{WrongUseError.__module__}.{WrongUseError.__qualname__}"
+    stack = f"{TRACEBACK}{kind}: give it the loss\n"
+    assert count_repeats(None, _cause(exception_type=kind, message="give it the loss", step=3, stack=stack)) is not None
 
 
 @pytest.mark.parametrize("exit_code", [1, *(-number for number in (4, 6, 7, 8, 9, 11, 15))])

@@ -29,6 +29,7 @@ _OWN_MISTAKES = _CERTAIN | frozenset(
         *("UnboundLocalError", "ImportError", "AttributeError", "TypeError", "ValueError", "AssertionError"),
         *("LookupError", "IndexError", "KeyError", "ArithmeticError", "ZeroDivisionError", "OverflowError"),
         *("NotImplementedError", "RecursionError"),
+        "unicron_elastic.WrongUseError",  # what our own run refuses
     }
 )
 # Signals a program raises by its own fault. SIGKILL and SIGTERM come from outside and prove no bug in the script.

@@ -90,6 +90,7 @@ from unicron_elastic.training.step.randomness import Randomness
 from unicron_elastic.training.step.suitable import check_suitable
 from unicron_elastic.training.step.trainable import Trainable
 from unicron_elastic.training.step.tree_gradients import TreeGradients
+from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.worker.notices import Left, Parted
 from unicron_elastic.worker.step_count import count_as_step, made_before
 
@@ -288,7 +289,7 @@ class Engine:
             return None
         if record.left:
             wrong = ", ".join(map(str, sorted(record.left)))
-            raise RuntimeError(
+            raise WrongUseError(
                 f"what this rank has computed is not what it was dealt: they differ in micro-batch {wrong}"
             )
         return self._indices(self._driver.post(MoreAsked()))
@@ -322,7 +323,7 @@ class Engine:
         same, and TypeError for what has no mean.
         """
         if self._gradients is None:
-            raise RuntimeError("run.mean() is for the ranks of run.steps(), and has to stand behind its first call")
+            raise WrongUseError("run.mean() is for the ranks of run.steps(), and has to stand behind its first call")
         self.guard.check_outside(
             "run.mean() belongs between steps: within 'for index in step' ranks have different numbers of "
             "micro-batches; the mean loss of all is step.loss, behind the inner loop"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unicron_elastic.training.engine import Engine
+from unicron_elastic.training.step.wrong_use import WrongUseError
 
 _NOT_OVER = "the losses of a step are known when 'for index in step' has ended"
 
@@ -30,7 +31,7 @@ class Step:
         Every one must be followed by ``backward``. Raises RuntimeError otherwise, or for the second time.
         """
         if self._has_begun:
-            raise RuntimeError("a step is iterated over once: take the next one from run.steps()")
+            raise WrongUseError("a step is iterated over once: take the next one from run.steps()")
         self._has_begun = True
         engine = self._engine
         taken = 0
@@ -61,12 +62,12 @@ class Step:
 
     def _check_computed(self) -> None:
         if self._has_failed:
-            raise RuntimeError(
+            raise WrongUseError(
                 f"the backward pass of micro-batch {self._index} failed and its exception was caught: its gradient is "
                 "not whole, and cannot be taken out of the sum; let the exception end this process, which is replaced"
             )
         if self._index is not None:
-            raise RuntimeError(f"step.backward(loss) was not called for micro-batch {self._index}")
+            raise WrongUseError(f"step.backward(loss) was not called for micro-batch {self._index}")
 
     @property
     def number(self) -> int:
@@ -86,7 +87,7 @@ class Step:
         for the second time, for a loss without a graph, or if gradients were changed since the one before.
         """
         if self._index is None:
-            raise RuntimeError("step.backward(loss) belongs once into each round of 'for index in step'")
+            raise WrongUseError("step.backward(loss) belongs once into each round of 'for index in step'")
         if self._has_failed:
             self._check_computed()
         scalar = _scalar(loss)
@@ -99,7 +100,7 @@ class Step:
         """The loss of each micro-batch of the global batch, (micro_batches,), fp32, when the loop has ended."""
         if self._losses is None:
             self._engine.guard.check_outside(_NOT_OVER)
-            raise RuntimeError(_NOT_OVER)
+            raise WrongUseError(_NOT_OVER)
         return self._losses
 
     @property
@@ -119,7 +120,7 @@ def _scalar(loss: Tensor) -> Tensor:
             f"{list(loss.shape)}"
         )
     if not loss.requires_grad:
-        raise RuntimeError(
+        raise WrongUseError(
             "step.backward(loss) got a loss that depends on no parameter that is trained: it was detached, or computed "
             "under torch.no_grad()"
         )

@@ -22,6 +22,7 @@ from unicron_elastic.training.snapshot.open_epochs import OpenEpochs
 from unicron_elastic.training.snapshot.requests import Requests
 from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.randomness import Randomness
+from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.training.whole_number import check_module, function, seconds, whole_number
 
 
@@ -146,7 +147,7 @@ class Run:
                 "gradients: give Run the model that is inside (model.module)"
             )
         if self._is_in_steps:
-            raise RuntimeError(
+            raise WrongUseError(
                 f"the loop over run.steps() before this one has not come to its end, in step {self.step}: it is still "
                 "going on, or was left by break, return or an exception, and that step would be trained twice. Let the "
                 "loop end; to stop early, give run.steps() smaller totals and make no further call"
@@ -166,7 +167,7 @@ class Run:
             if not step.is_over:
                 why = f"step {step.number} was left before 'for index in step' had ended: its gradients are not reduced"
                 engine.guard.check_outside(why)
-                raise RuntimeError(why)
+                raise WrongUseError(why)
             engine.end_optimizer_step()
             self._snapshots.note_reached(engine.state)
             if self._snapshot_every or self._peer_snapshot_every or self._snapshots.is_wanted:

@@ -39,6 +39,7 @@ from unicron_elastic.training.group.reports import Reports
 from unicron_elastic.training.group.signs import Signs
 from unicron_elastic.training.step.comparison import differ
 from unicron_elastic.training.step.gradients import Gradients
+from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.worker.collectives.broken import break_collectives, has_met_others
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.pulse import MEET, SPARE
@@ -101,7 +102,7 @@ class Assembly:
         made a process group with others before.
         """
         if self._meeting is None and not self._membership.is_fixed and has_met_others():
-            raise RuntimeError(
+            raise WrongUseError(
                 "run.steps() makes the process group by itself, anew after each loss, and this script has made one "
                 "before: take its init_process_group out, as a process that takes a lost rank's place would wait there "
                 "for ranks that train and do not come"

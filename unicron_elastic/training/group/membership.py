@@ -15,6 +15,7 @@ from unicron_elastic.base.world import Member, World
 from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.engine.transport.superseded import Superseded
 from unicron_elastic.training.group.meeting import connect_store
+from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.collectives.broken import break_collectives
 from unicron_elastic.worker.instructions import FixedWorld, Instruction, Invitation, NewWorld
@@ -256,7 +257,7 @@ def membership(serve: Callable[[str], dict[str, Any]], backend: str) -> Membersh
     if why := why_not_in_place(backend, os.environ):
         return FixedMembership(why)
     if to_agent.on_serve is not None:
-        raise RuntimeError("a process has one Run: register what else there is with it, by name")
+        raise WrongUseError("a process has one Run: register what else there is with it, by name")
     to_agent.on_serve = serve
     return AgentMembership(to_agent)
 

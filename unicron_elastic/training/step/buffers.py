@@ -24,6 +24,7 @@ from unicron_elastic.state.exact import bits, check_same
 from unicron_elastic.state.packing import pack, unpack
 from unicron_elastic.training.step.module_values import has_extra_state
 from unicron_elastic.training.step.running_statistics import Statistics
+from unicron_elastic.training.step.wrong_use import WrongUseError
 
 _Seen = tuple[int, int]  # the id of a tensor, and how often it was changed
 
@@ -175,7 +176,7 @@ class Buffers:
         if names:
             path, _, leaf = names[0].rpartition(".")
             kind = type(self._model.get_submodule(path)).__name__
-            raise RuntimeError(
+            raise WrongUseError(
                 f"reproducible=True cannot hold: a forward pass makes the buffer {leaf} of {path or 'the model'}, a "
                 f"{kind}, or changes its shape or type; what the next one finds then depends on who computes it. Make "
                 "it before the run, or register it with persistent=False if it is a cache"
@@ -194,7 +195,7 @@ class Buffers:
         now = self._extra_states()
         names = [name for name, each in self._extra.items() if now.get(name) != each]
         if names:
-            raise RuntimeError(
+            raise WrongUseError(
                 f"reproducible=True cannot hold: a forward pass changes the extra state of {names[0] or 'the model'}; "
                 "what the next one finds then depends on who computes it. Have that in a buffer, or change it between "
                 "steps, the same on all ranks"

@@ -24,6 +24,7 @@ from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.state.nested import shaped_like
 from unicron_elastic.training.step.comparison import written
 from unicron_elastic.training.step.notes import NOTES_DTYPE, Notes, digest_notes, made_bytes
+from unicron_elastic.training.step.wrong_use import WrongUseError
 
 BUCKET_BYTES = 25 * 2**20  # as DDP's
 
@@ -120,7 +121,7 @@ class Gradients:
         Raises RuntimeError if something else has changed gradients there: each addition is one change.
         """
         if sum(map(changes_of, self._flats)) - sum(self._versions) > len(self._added):
-            raise RuntimeError(
+            raise WrongUseError(
                 "the gradients were changed in the backward pass of step.backward(loss), as by a hook of "
                 "register_post_accumulate_grad_hook: there they are the sum of some micro-batches of this rank. Change "
                 "them behind 'for index in step', or each micro-batch's own with parameter.register_hook"
@@ -139,7 +140,7 @@ class Gradients:
         The buffers count the changes of all their views. Those that are made through ``.data`` do not show.
         """
         if self._versions != [changes_of(flat) for flat in self._flats]:
-            raise RuntimeError(
+            raise WrongUseError(
                 "the gradients were changed while micro-batches were being summed up: within 'for index in step' there "
                 "must be no zero_grad(), no clipping or unscaling, and no other backward pass than step.backward(loss)"
             )
@@ -149,7 +150,7 @@ class Gradients:
         self.check()
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is not view:
-                raise RuntimeError(
+                raise WrongUseError(
                     "the gradients were taken away while micro-batches were being summed up: call "
                     "optimizer.zero_grad() outside of 'for index in step', or not at all, since each step begins with "
                     "zeros"
@@ -159,7 +160,7 @@ class Gradients:
     def _check_frozen(self) -> None:
         for parameter in self._frozen:
             if parameter.grad is not None:
-                raise RuntimeError(
+                raise WrongUseError(
                     f"{self.name(parameter)} got a gradient, and was frozen when the step began: freeze and unfreeze "
                     "before 'for index in step', not within"
                 )

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unicron_elastic.compat.scalers import watch_scaling
 from unicron_elastic.compat.tensors import changes_of, unscaled_by
+from unicron_elastic.training.step.wrong_use import WrongUseError
 
 _PARTS_MAX = 1000  # of what may have an optimizer inside; what has more is data
 
@@ -114,11 +115,11 @@ class Guard:
         if not is_of_script or (hasattr(scaler, "is_enabled") and not scaler.is_enabled()):
             return
         if scaler is self._scaler:
-            raise RuntimeError(
+            raise WrongUseError(
                 "step.backward(loss) scales the loss itself: give it the loss, and not scaler.scale(loss), which would "
                 "be scaled twice"
             )
-        raise RuntimeError(
+        raise WrongUseError(
             "a GradScaler that is not the run's scales a loss within 'for index in step': register it, with "
             "Run(scaler=scaler), and give step.backward(loss) the loss as it is, which is scaled there"
         )
@@ -130,12 +131,12 @@ class Guard:
         script gives it the gradient that was reduced, and autograd none.
         """
         if unscaled_by(self._scaler) - self._unscaled:
-            raise RuntimeError(
+            raise WrongUseError(
                 "the gradients were unscaled while micro-batches were being summed up: scaler.unscale_(optimizer) "
                 "belongs behind 'for index in step'"
             )
         for parameter in (each for each in self._not_reduced if id(each) not in self._known):
-            raise RuntimeError(
+            raise WrongUseError(
                 f"a parameter of shape {tuple(parameter.shape)} got a gradient that is not reduced: an optimizer has "
                 "it, and the model of this run has not. Give Run one module that has all of them, as a ModuleList"
             )
@@ -175,7 +176,7 @@ class Guard:
     def check_outside(self, why: str) -> None:
         """Raises RuntimeError, which says ``why``, in a step whose gradients are not reduced."""
         if self._is_inside:
-            raise RuntimeError(self._why_left or why)
+            raise WrongUseError(self._why_left or why)
 
     def after_any_optimizer(self, optimizer: Optimizer) -> None:
         """Tell once of one that steps over the model and is not registered: who comes later has not its state."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unicron_elastic.compat.tensors import NormBase
+from unicron_elastic.training.step.wrong_use import WrongUseError
 
 _AVERAGED = ("running_mean", "running_var")
 
@@ -66,7 +67,7 @@ class Statistics:
                 now = layer._buffers.get(leaf)
                 then = before[id(layer), leaf]
                 if now is None or (now.shape, now.dtype) != (then.shape, then.dtype):
-                    raise RuntimeError(
+                    raise WrongUseError(
                         f"{leaf} of a {type(layer).__name__} was taken away or replaced within a step: change layers "
                         "before 'for index in step', the same on all ranks"
                     )

@@ -11,6 +11,7 @@ from unicron_elastic.engine.transport.completion import Completion
 from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.training.step.tree_sum import TreeSum
+from unicron_elastic.training.step.wrong_use import WrongUseError
 
 
 class TreeGradients(Gradients):
@@ -51,7 +52,7 @@ class TreeGradients(Gradients):
     def check(self) -> None:
         """Raises RuntimeError if gradients came from elsewhere."""
         if any(parameter.grad is not None for parameter in self.parameters):
-            raise RuntimeError(
+            raise WrongUseError(
                 "gradients came from elsewhere than step.backward(loss): within 'for index in step' there must be no "
                 "other backward pass"
             )
