@@ -66,8 +66,15 @@ def _lives(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("how", ["in place", "plain"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [
+        ("in place", signal.SIGKILL),
+        ("plain", signal.SIGSEGV),
+        pytest.param("in place", signal.SIGSEGV, marks=pytest.mark.slow),
+        pytest.param("plain", signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 def test_helpers_of_a_lost_rank_are_gone_within_seconds(
     launcher: Any, tmp_path_factory: pytest.TempPathFactory, how: str, number: signal.Signals
 ) -> None:
