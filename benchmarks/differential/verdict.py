@@ -44,7 +44,7 @@ def judge(case: Case, launched: Launched, plain: Came, alone: Came | None, resto
     found += _finals(case, launched, plain, alone)
     found += _reports(case, launched, plain, alone)
     found += _numbers(launched)
-    is_one_run = case.reproducible or not (_are_all_lost(case) or any(fault.phase == "end" for fault in case.faults))
+    is_one_run = case.reproducible or (is_of_one_run(launched) and not _are_all_lost(case))
     found += departures(case, launched, plain, alone, is_one_run=is_one_run)
     if restored is not None:
         found += _restored(case, restored, plain)
@@ -136,8 +136,7 @@ def _finals(case: Case, launched: Launched, plain: Came, alone: Came | None) -> 
             yield "no end: no process came to the end of the training"
         return
     first, state = finals[0]
-    # Who was lost behind its last step has all begin again, also those who came to the end: that is another run.
-    is_one_run = case.reproducible or all(fault.phase != "end" for fault in case.faults)
+    is_one_run = case.reproducible or is_of_one_run(launched)
     for log, other in finals[1:]:
         if difference := apart(other, state, 0.0 if is_one_run else tolerance(case)):
             yield f"ranks differ: {log.place} from {first.place} at the end: {difference}{_since(log, first)}"
@@ -151,6 +150,16 @@ def _finals(case: Case, launched: Launched, plain: Came, alone: Came | None) -> 
         if difference := apart(other, plain.final, tolerance(case)):
             yield f"wrong numbers: {log.place} ends otherwise than plain torch: {difference}"
             break
+
+
+def is_of_one_run(launched: Launched) -> bool:
+    """Whether no place came to the end twice.
+
+    Who is lost behind its last step has all begin again, also those who came to the end: that is another run, of which
+    other ranks may have summed other micro-batches.
+    """
+    places = [log.place for log in launched.logs if log.of("end")]
+    return len(set(places)) == len(places)
 
 
 def _final(launched: Launched, log: Log) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from differential.launch import Launched, Log
 from differential.reference import Came, alone, plain, restored
 from differential.trace import departures
 from differential.trial import Trials
-from differential.verdict import apart, judge, tolerance
+from differential.verdict import apart, is_of_one_run, judge, tolerance
 from warm_launcher import MARK, WarmLaunchers
 
 
@@ -188,10 +188,16 @@ def test_the_verdict_names_the_first_step_at_which_a_rank_departs_and_in_what() 
     ]
 
 
+def test_ranks_of_two_runs_one_after_the_other_are_not_compared_bit_for_bit() -> None:
+    ends = [Log(place, number, [{"what": "end"}]) for number, place in enumerate(["a0", "a1", "a0"])]
+    assert is_of_one_run(Launched(logs=ends[:2]))
+    assert not is_of_one_run(Launched(logs=ends))
+
+
 @pytest.mark.parametrize(
     ("types", "found"),
     [
-        (["RuntimeError", "NoStateLeft"], []),
+        (["WrongUseError", "NoStateLeft"], []),
         (["NoStateLeft"], ["refused: with NoStateLeft"]),
         (["RuntimeError", "KeyError"], ["refused: with KeyError"]),
     ],
