@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import psutil
 from torch.distributed import PrefixStore, Store
 
-from unicron_elastic.base.text import one_line
 from unicron_elastic.compat import rendezvous as torchs
 from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.compat.expectations import Feature, lacks
@@ -20,9 +17,9 @@ from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo,
 from unicron_elastic.membership.wait_news import SILENT_S, who_is_here
 from unicron_elastic.rendezvous.job.bound_store import bound_store
 from unicron_elastic.rendezvous.job.job_rendezvous import PlainRendezvous
+from unicron_elastic.rendezvous.torch.telling_who_waits import telling_who_waits
 
 LEAVE_TIMEOUT_S = 5.0
-JOIN_S = 1.0  # who reads what is said may not read
 _LEAVING = "unicron/leaving"  # how many nodes of the round wanted to
 
 logger = logging.getLogger(__name__)
@@ -50,7 +47,9 @@ class FreshStoreRendezvous(PlainRendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         """Meets the other nodes, then gives the round a store of its own. Raises what the inner handler raises."""
         torchs.forget_first_round(self._handler)
-        with self._telling_who_waits():
+        settings = getattr(self._handler, "settings", None)
+        is_alone = settings is None or settings.max_nodes == 1
+        with telling_who_waits(lambda: "" if is_alone else self._who_is_here(settings), self.silent_s):
             info = self._handler.next_rendezvous()
         self._meeting = info.store
         if not self.use_agent_store or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") == "1":
@@ -64,30 +63,9 @@ class FreshStoreRendezvous(PlainRendezvous):
         fresh = RendezvousStoreInfo.build(info.rank, PrefixStore("unicron/fresh", info.store), address, port)
         return RendezvousInfo(info.store, info.rank, info.world_size, fresh)
 
-    @contextmanager
-    def _telling_who_waits(self) -> Iterator[None]:
-        """While the nodes meet: tell who is there if that lasts, and again when others come or go."""
-        settings = getattr(self._handler, "settings", None)
-        if settings is None or settings.max_nodes == 1:
-            yield
-            return
-        is_over = threading.Event()
-
-        def tell() -> None:
-            told: list[str] = []
-            while not is_over.wait(self.silent_s):
-                hosts = torchs.hosts_that_wait(self._handler)
-                if hosts and hosts != told and (who := who_is_here(hosts, settings.min_nodes, settings.max_nodes)):
-                    told = hosts
-                    logger.warning("%s", one_line(who))
-
-        thread = threading.Thread(target=tell, name="unicron-waits", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join(JOIN_S)  # workers may be forked next
+    def _who_is_here(self, settings: Any) -> str:
+        hosts = torchs.hosts_that_wait(self._handler)
+        return who_is_here(hosts, settings.min_nodes, settings.max_nodes) if hosts else ""
 
     def why_stay(self, nodes: int) -> str:
         """Why the job, of ``nodes`` now, cannot go on without this one; "" if it can."""

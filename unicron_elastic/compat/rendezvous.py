@@ -72,6 +72,14 @@ def hosts_that_wait(handler: RendezvousHandler) -> list[str]:
         return []
 
 
+def static_place(handler: RendezvousHandler) -> tuple[str, int, int] | None:
+    """Return where the nodes of a static ``handler`` meet, this node's rank, and how many there are; None of others."""
+    try:
+        return f"{handler.master_addr}:{handler.master_port}", int(handler.rank), int(handler.world_size)
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
 def port_of_meeting(handler: RendezvousHandler) -> int | None:
     """Return the port of the store in which the nodes of the dynamic ``handler`` meet; None if it is not known."""
     backend: Any = getattr(getattr(handler, "_state_holder", None), "_backend", None)

@@ -51,3 +51,11 @@ def who_is_here(hosts: Sequence[str], least: int, most: int) -> str:
         enough = f"{least} would be enough" if least < len(hosts) else "which is enough"
         return f"{len(hosts)} of up to {most} nodes are here, {enough}: {named}{more}."
     return ""
+
+
+def who_waits(place: str, rank: int, nodes: int) -> str:
+    """Say for whom a node waits where all have a rank from the start, and one of them the ``place`` where they meet."""
+    others = f"the other {nodes - 1} of {nodes} nodes" if nodes > 2 else "the other node"
+    if rank == 0:
+        return f"This node, of rank 0, waits for {others} at {place}."
+    return f"This node, of rank {rank}, waits for that of rank 0 at {place}, and until all {nodes} are there."
