@@ -304,9 +304,9 @@ class Assembly:
 
     def hand_over(self, bucket: int, source: int, to: int | None) -> ReplicaEvent:
         """Give, or take, a reduced bucket."""
-        room = self._gradients.room(bucket)
 
         def hand_over() -> None:
+            room = self._gradients.room(bucket)
             if to is None:
                 self._transport.broadcast(room, source)
             elif self.rank == source:
