@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -49,7 +50,7 @@ class FreshStoreRendezvous(PlainRendezvous):
         torchs.forget_first_round(self._handler)
         settings = getattr(self._handler, "settings", None)
         is_alone = settings is None or settings.max_nodes == 1
-        with telling_who_waits(lambda: "" if is_alone else self._who_is_here(settings), self.silent_s):
+        with nullcontext() if is_alone else telling_who_waits(lambda: self._who_is_here(settings), self.silent_s):
             info = self._handler.next_rendezvous()
         self._meeting = info.store
         if not self.use_agent_store or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") == "1":

@@ -127,24 +127,25 @@ def test_second_signal_lets_workers_save_as_under_torchrun(launcher: Any, names:
     assert f"A second signal ({names[1]}) came: the workers get SIGTERM, and are killed in 30 seconds" in run.err
 
 
-def test_second_signal_gives_workers_the_shutdown_timeout(launcher: Any) -> None:
+def _interrupted_twice(launcher: Any, shutdown_timeout_s: int) -> Any:
+    """Workers that ignore all signals, and were told to end twice."""
     launcher.script("deaf.py", DEAF)
-    run = launcher.start("--nproc-per-node=2", "--shutdown-timeout=1", "deaf.py")
+    run = launcher.start("--nproc-per-node=2", f"--shutdown-timeout={shutdown_timeout_s}", "deaf.py")
     run.until_line(r"^UP", count=2)
     run.process.send_signal(signal.SIGINT)
     run.until_line(r"^HEARD 2$", count=2)
     run.process.send_signal(signal.SIGINT)
+    return run
+
+
+def test_second_signal_gives_workers_the_shutdown_timeout(launcher: Any) -> None:
+    run = _interrupted_twice(launcher, 1)
     assert run.wait(20) == 1
     run.assert_gone()
 
 
 def test_third_signal_kills_workers_that_ignore_the_others(launcher: Any) -> None:
-    launcher.script("deaf.py", DEAF)
-    run = launcher.start("--nproc-per-node=2", "--shutdown-timeout=600", "deaf.py")
-    run.until_line(r"^UP", count=2)
-    run.process.send_signal(signal.SIGINT)
-    run.until_line(r"^HEARD 2$", count=2)
-    run.process.send_signal(signal.SIGINT)
+    run = _interrupted_twice(launcher, 600)
     run.until_line(r"^HEARD 15$", count=2)
     run.process.send_signal(signal.SIGINT)
     assert run.wait(20) == 1

@@ -150,3 +150,17 @@ def test_what_has_another_form_takes_the_place() -> None:
     assert values["sum"].tolist() == [1.0, 1.0]
     assert values["list"] == [torch.ones(1)]
     assert "gone" not in values
+
+
+def test_a_parameter_is_changed_in_place_by_the_tensor_that_it_travels_as() -> None:
+    temperature = nn.Parameter(torch.zeros(1))
+    values: dict[str, Any] = {"temperature": temperature}
+    Registered({"values": values}).load({"values": {"temperature": torch.ones(1)}}, {})
+    assert values["temperature"] is temperature
+    assert temperature.tolist() == [1.0]
+
+
+def test_a_tensor_that_cannot_be_written_to_is_replaced() -> None:
+    values: dict[str, Any] = {"wide": torch.zeros(1).expand(3)}
+    Registered({"values": values}).load({"values": {"wide": torch.ones(3)}}, {})
+    assert values["wide"].tolist() == [1.0, 1.0, 1.0]

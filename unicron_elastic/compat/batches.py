@@ -78,7 +78,7 @@ def _watch_order() -> None:
 
 def keeps_workers(loader: Any) -> bool:
     """Return whether the workers of this loader are there already: then it draws nothing for them."""
-    return bool(loader.persistent_workers and loader.num_workers > 0 and loader._iterator is not None)
+    return bool(loader.persistent_workers and loader.num_workers > 0 and getattr(loader, "_iterator", None) is not None)
 
 
 def batches_given(batches: Any) -> int:

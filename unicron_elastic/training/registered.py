@@ -39,30 +39,40 @@ class ValuesOfScript:
 
 
 def _change(here: Any, taken: Any) -> Any:
-    """Return what is to stand in the place of ``here``: itself, changed to what was ``taken``, if it can be."""
-    if type(here) is not type(taken):
-        return taken
-    match here:
-        case dict():
+    """Return what is to stand in the place of ``here``: itself, changed to what was ``taken``, if it can be.
+
+    What was taken is of a plain type, as a tensor where a parameter was.
+    """
+    match here, taken:
+        case dict(), dict():
             changed = {key: _change(here[key], value) if key in here else value for key, value in taken.items()}
             here.clear()
             here.update(changed)
-        case list():
+        case list(), list():
             here[:] = [*map(_change, here, taken), *taken[len(here) :]]
-        case Tensor() if (here.shape, here.dtype, here.layout) == (taken.shape, taken.dtype, taken.layout):
-            with torch.no_grad():
-                here.copy_(taken)
-        case _ if _is_array(here) and (here.shape, here.dtype) == (taken.shape, taken.dtype):
+        case Tensor(), Tensor() if (here.shape, here.dtype, here.layout) == (taken.shape, taken.dtype, taken.layout):
+            return here if _copied_into(here, taken) else taken
+        case _ if _are_arrays(here, taken) and (here.shape, here.dtype) == (taken.shape, taken.dtype):
             here[...] = taken
         case _:
             return taken
     return here
 
 
-def _is_array(value: Any) -> bool:
-    """Return whether it is an array of NumPy's, which may not be there."""
+def _copied_into(here: Tensor, taken: Tensor) -> bool:
+    """Copy the numbers, unless that cannot be: of an expanded tensor, or one that was made for inference alone."""
+    try:
+        with torch.no_grad():
+            here.copy_(taken)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _are_arrays(*values: Any) -> bool:
+    """Return whether all are arrays of NumPy's, which may not be there."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and type(value) is numpy.ndarray
+    return numpy is not None and all(type(each) is numpy.ndarray for each in values)
 
 
 class Registered:

@@ -107,17 +107,17 @@ class Handover:
 
         Returns what people should hear of what is trained otherwise than here, if anything is.
         """
+        model = way.get("model", way)
+        if "in_training" in model:
+            self._take_trained(way)
+            return ""
         self._trainable.look()  # before steps() that is nobody else's look
-        is_kept = "model" in way
-        trained = way["model"]["trained"] if is_kept else way["trained"]
-        otherwise = self._trainable.tell_apart(from_ranges(trained, len(self._trainable.parameters)))
-        if not is_kept:
+        otherwise = self._trainable.tell_apart(from_ranges(model["trained"], len(self._trainable.parameters)))
+        if model is way:
             whose = "run.restore() leaves it to the script which parameters are trained, and the one that saved"
             return otherwise and f"{whose} {otherwise}"
         self._take_trained(way)
-        if not otherwise or "in_training" in way["model"]:
-            return ""
-        return f"the script whose state run.restore() has taken over {otherwise}: so does this one now"
+        return otherwise and f"the script whose state run.restore() has taken over {otherwise}: so does this one now"
 
     @property
     def taken_step(self) -> int:

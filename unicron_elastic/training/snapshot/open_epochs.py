@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
 import torch
 from torch import Generator
@@ -68,10 +68,10 @@ class OpenEpochs:
         self._awaited: list[_Epoch] = []  # of the state that was taken over, as the script may begin them again
         self._again: list[_Epoch] = []  # those of them that it has begun, until it has had of them what it had then
         self._moment: dict[str, Any] = {}  # where the generators were when that state was kept
-        self._loaders: WeakSet[Any] = WeakSet()  # all that were begun
+        self._loaders: list[ref[Any]] = []  # all that were begun
         self._kept: list[Any] = []  # marks of those which had workers in the state that was taken over
         self._lengths: list[tuple[Any, int]] = []  # by mark, of loaders that can only be iterated and came to an end
-        self._undrawn: Callable[[], None] = _nothing  # puts generators to where they were before new workers
+        self._undrawn: tuple[_Epoch, list[Generator]] | None = None  # whose loader's new workers count as old
         self._skips = True  # as far as is known
         watch_batches(self)
         this = ref(self)  # hooks of all optimizers outlive it
@@ -94,7 +94,7 @@ class OpenEpochs:
         found = [each for each in self._living() if (each.advances or each.given > each.looked) and self._is_open(each)]
         return {
             "skips": self._skips,
-            "kept": [_mark(each) for each in self._loaders if keeps_workers(each)],
+            "kept": [_mark(each) for found in self._loaders if (each := found()) is not None and keeps_workers(each)],
             "lengths": self._lengths,
             "epochs": [
                 {
@@ -131,7 +131,7 @@ class OpenEpochs:
 
     def begins(self, loader: Any) -> _Epoch | None:
         """Notes where the generators are, or puts them to where they were when it began what it is in the middle of."""
-        self._undrawn = _nothing
+        self._undrawn = None
         mark = _mark(loader)
         if mark is None or os.getpid() != self._process:  # where it is that of a loader's worker
             return None
@@ -140,15 +140,11 @@ class OpenEpochs:
         if earlier is not None:
             self._awaited.remove(earlier)
             self._again.append(earlier)
-            self._generators.set(earlier.began)
-            for generator, state in zip(own, earlier.own_began, strict=False):
-                generator.set_state(state)
+            self._put_back(earlier, own)
         had_workers = mark in self._kept or keeps_workers(loader) if earlier is None else earlier.keeps_workers
-        if had_workers and not keeps_workers(loader):
-            self._undrawn = self._putting_back(own)
         self._kept = [each for each in self._kept if each != mark]
-        self._loaders.add(loader)
-        return _Epoch(
+        self._loaders = [*(each for each in self._loaders if each() is not None and each() is not loader), ref(loader)]
+        epoch = _Epoch(
             mark=mark,
             keeps_workers=had_workers,
             is_drawn=_is_drawn(loader),
@@ -158,22 +154,21 @@ class OpenEpochs:
             reads=loader.num_workers == 0,
             earlier=earlier,
         )
+        if had_workers and not keeps_workers(loader):
+            self._undrawn = epoch, own
+        return epoch
 
-    def _putting_back(self, own: Sequence[Generator]) -> Callable[[], None]:
-        """Return what puts the generators to where they are now."""
-        states, of_own = self._generators.states(), [each.get_state() for each in own]
-
-        def put_back() -> None:
-            self._generators.set(states)
-            for generator, state in zip(own, of_own, strict=True):
-                generator.set_state(state)
-
-        return put_back
+    def _put_back(self, epoch: _Epoch, own: Sequence[Generator]) -> None:
+        """Put the generators, and the loader's own, to where they were when this epoch began."""
+        self._generators.set(epoch.began)
+        for generator, state in zip(own, epoch.own_began, strict=False):
+            generator.set_state(state)
 
     def draws_order(self) -> None:
         """What was drawn for new workers does not count where the script had workers when it began this epoch."""
-        put_back, self._undrawn = self._undrawn, _nothing
-        put_back()
+        if self._undrawn is not None:
+            self._put_back(*self._undrawn)
+            self._undrawn = None
 
     def has_begun(self, noted: _Epoch | None, batches: Any) -> _Batches | None:
         """Notes what gives the batches of that epoch, which may have given those of another before."""
@@ -248,10 +243,6 @@ class _Batches:
 
     def end(self) -> None:
         self.epochs.end(self.epoch)
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def without_numbers(state: Mapping[str, Any]) -> dict[str, Any]:
