@@ -7,11 +7,14 @@ so that the agent asks all in one way and never looks what there is to be asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from unicron_elastic.base.quarantine import Quarantined
-from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo
+from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo, static_place
+from unicron_elastic.membership.wait_news import SILENT_S, who_waits
 from unicron_elastic.rendezvous.job.round_watch import RoundListener
+from unicron_elastic.rendezvous.job.telling_who_waits import telling_who_waits
 
 if TYPE_CHECKING:
     from unicron_elastic.rendezvous.records.news_writer import NewsWriter
@@ -136,7 +139,9 @@ class JobRendezvous(RendezvousHandler):  # type: ignore[misc]
 
 
 class PlainRendezvous(JobRendezvous):
-    """`PlainRendezvous` asks the torch ``handler`` what torch's can be asked, and does no more."""
+    """`PlainRendezvous` asks the torch ``handler`` what torch's can be asked, and says for whom a static one waits."""
+
+    silent_s = SILENT_S
 
     def __init__(self, handler: RendezvousHandler) -> None:
         self._handler = handler
@@ -152,7 +157,9 @@ class PlainRendezvous(JobRendezvous):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the other nodes as the handler does."""
-        return self._handler.next_rendezvous()
+        place = static_place(self._handler)
+        with nullcontext() if place is None else telling_who_waits(lambda: who_waits(*place), self.silent_s):
+            return self._handler.next_rendezvous()
 
     def is_closed(self) -> bool:
         """Answer as the handler does."""

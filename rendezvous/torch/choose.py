@@ -20,7 +20,6 @@ from unicron_elastic.rendezvous.torch.create_handler import create_handler, node
 from unicron_elastic.rendezvous.torch.fresh_store import FreshStoreRendezvous
 from unicron_elastic.rendezvous.torch.handler import BACKEND
 from unicron_elastic.rendezvous.torch.local import LocalRendezvous
-from unicron_elastic.rendezvous.torch.static_rendezvous import StaticRendezvous
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ def rendezvous_handler(parameters: RendezvousParameters) -> RendezvousHandler:
     inner = get_rendezvous_handler(parameters)
     if parameters.backend == "c10d":
         return FreshStoreRendezvous(inner, parameters.local_addr or address_of_this_host([(host, max(port, 1))]))
-    return StaticRendezvous(inner) if parameters.backend == "static" else inner
+    return inner
 
 
 def unicron_handler(parameters: RendezvousParameters, default: str = DEFAULT_ENDPOINT) -> JobRendezvous:

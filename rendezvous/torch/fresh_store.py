@@ -15,10 +15,10 @@ from unicron_elastic.compat import rendezvous as torchs
 from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.compat.expectations import Feature, lacks
 from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from unicron_elastic.membership.wait_news import SILENT_S, who_is_here
+from unicron_elastic.membership.wait_news import who_is_here
 from unicron_elastic.rendezvous.job.bound_store import bound_store
 from unicron_elastic.rendezvous.job.job_rendezvous import PlainRendezvous
-from unicron_elastic.rendezvous.torch.telling_who_waits import telling_who_waits
+from unicron_elastic.rendezvous.job.telling_who_waits import telling_who_waits
 
 LEAVE_TIMEOUT_S = 5.0
 _LEAVING = "unicron/leaving"  # how many nodes of the round wanted to
@@ -33,8 +33,6 @@ class FreshStoreRendezvous(PlainRendezvous):
     addresses of dead processes and fail (pytorch#167288). Here the first node hosts a new store in each round and
     tells its address through the round's own keys. TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 keeps torch's behaviour.
     """
-
-    silent_s = SILENT_S
 
     def __init__(self, inner: RendezvousHandler, address: str, timeout_s: float = 600.0) -> None:
         """Take the ``address`` under which the other nodes find this one."""

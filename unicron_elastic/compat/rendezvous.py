@@ -73,9 +73,10 @@ def hosts_that_wait(handler: RendezvousHandler) -> list[str]:
 
 
 def static_place(handler: RendezvousHandler) -> tuple[str, int, int] | None:
-    """Return where the nodes of a static ``handler`` meet, this node's rank, and how many there are; None of others."""
+    """Return where several nodes of a static ``handler`` meet, this one's rank, and how many; None of others."""
     try:
-        return f"{handler.master_addr}:{handler.master_port}", int(handler.rank), int(handler.world_size)
+        place, nodes = f"{handler.master_addr}:{handler.master_port}", int(handler.world_size)
+        return (place, int(handler.rank), nodes) if nodes > 1 else None
     except (AttributeError, TypeError, ValueError):
         return None
 

@@ -107,7 +107,7 @@ class Agent(TorchAgent):
         self._do_others_train = False  # workers of other nodes, in place, when this round began
         self._unheard_loss = ""  # of which the loop has not heard yet
         # None of these holds the agent: it holds the rendezvous, whose port must be free when run's caller goes on.
-        self._nodes = job_rendezvous(spec.rdzv_handler)
+        self._nodes = spec.rdzv_handler = job_rendezvous(spec.rdzv_handler)
         self._reporter = Reporter(self._options, self._runtime.loop, self._nodes.get_run_id())
         say = self._reporter.say
         self._node = NodeWatch(self._runtime.loop, say, self._events.append)

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from unicron_elastic.rendezvous.job.job_rendezvous import PlainRendezvous, job_rendezvous
 from unicron_elastic.rendezvous.torch.choose import rendezvous_handler
-from unicron_elastic.rendezvous.torch.static_rendezvous import StaticRendezvous
 
 
 def _free_port() -> int:
@@ -30,8 +30,8 @@ def test_who_waits_where_all_have_a_rank_says_for_whom(first: int, caplog: pytes
     handlers = []
     for rank in range(2):
         parameters = RendezvousParameters("static", place, "r", 2, 2, rank=rank, timeout=20)
-        handler = rendezvous_handler(parameters)
-        assert isinstance(handler, StaticRendezvous)
+        handler = job_rendezvous(rendezvous_handler(parameters))
+        assert isinstance(handler, PlainRendezvous)
         handlers.append(handler)
     handlers[first].silent_s = 0.05
     with ThreadPoolExecutor(2) as pool:
