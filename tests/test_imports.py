@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "base": "",
     "compat": "",
+    "compat.collectives": "",
     "launcher.agent": "",
     "launcher.view": "",
     "membership": "",
@@ -34,6 +35,7 @@ MAY_IMPORT = {
     "state.pull": "base state",
     "training.step": "compat engine.protocol engine.transport state",
     "worker.collectives": "compat worker.process",
+    "engine.group": "compat compat.collectives engine.transport worker.collectives",
     "worker": "base compat worker.collectives worker.process",
     "launcher.common": "base membership worker",
     "detection": "base faults",

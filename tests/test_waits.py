@@ -98,7 +98,11 @@ ENDS = {
         "Transport.broadcast": COLLECTIVE,
         "Transport.sum": COLLECTIVE,
     },
-    "unicron_elastic/engine/transport/waiter.py": {"Waiter.wait": COLLECTIVE},
+    "unicron_elastic/engine/group/group_work.py": {
+        "GroupWork.get_future.follow": OWN_THREAD,
+        "GroupWork.result": "nothing: it is asked for once it has ended",
+    },
+    "unicron_elastic/engine/transport/waiter.py": {"Waiter.wait": COLLECTIVE, "_serve": OWN_THREAD},
     "unicron_elastic/training/group/assembly.py": {"Assembly._finish": COLLECTIVE},
     "unicron_elastic/training/step/tree_sum.py": {"TreeSum._reduce": COLLECTIVE},
     "unicron_elastic/worker/channel.py": {

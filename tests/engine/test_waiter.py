@@ -148,6 +148,13 @@ def test_a_send_that_does_not_end_is_abandoned() -> None:
     ended.set()
 
 
+def test_calls_one_after_another_share_a_thread() -> None:
+    threads = set()
+    for _ in range(9):
+        Waiter(lambda: False).call(lambda: threads.add(threading.get_ident()))
+    assert len(threads) == 1
+
+
 def test_a_tensor_is_let_go() -> None:
     tensor = torch.zeros(1)
     held = [tensor]

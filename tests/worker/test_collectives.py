@@ -33,7 +33,7 @@ from unicron_elastic.faults import Failure, Status, classify
 from unicron_elastic.worker.answer_questions import answer_questions
 from unicron_elastic.worker.channel import Channel
 from unicron_elastic.worker.collectives.broken import Broken, break_collectives, watch_groups
-from unicron_elastic.worker.collectives.gloo_connections import shut_gloo_connections
+from unicron_elastic.worker.collectives.gloo_connections import kept_time_out, shut_gloo_connections
 from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.instructions import AskPosition
 from unicron_elastic.worker.notices import Position
@@ -615,3 +615,9 @@ def test_who_waits_for_the_gpu_goes_on_and_the_next_collective_raises(make: Call
     assert ranks.hear(0)[1] - begun_at < BROKEN_WITHIN_S
     with pytest.raises(Exception, match="abort"):
         ranks.do(0, reduce_on_the_gpu, 0)
+
+
+def test_two_time_outs_that_are_a_tick_apart_are_told_apart() -> None:
+    kept = [kept_time_out(seconds) for seconds in (600.0, 600.02, 600.04, 601.0)]
+    assert len(set(kept)) == 4
+    assert kept_time_out(600.02) == kept[1]

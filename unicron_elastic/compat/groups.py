@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed import ProcessGroup
 
 from unicron_elastic.compat.expectations import Feature, lacks
 
-__all__ = ["fake_store", "gloo_made_by", "reduce_in_python"]
+__all__ = ["fake_store", "gloo_made_by", "reduce_in_python", "set_ranks"]
 
 
 @contextlib.contextmanager
@@ -57,3 +58,10 @@ def reduce_in_python(module: Any) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     _register_comm_hook(module.reducer, module.process_group, allreduce_hook)
+
+
+def set_ranks(group: ProcessGroup, ranks: list[int]) -> None:
+    """Tell torch which ranks of the whole job a group consists of from now on, in their order in it."""
+    known: dict[Any, dict[int, int]] = c10d._world.pg_group_ranks
+    if group in known:
+        known[group] = {rank: index for index, rank in enumerate(ranks)}

@@ -34,11 +34,17 @@ def given_up_when(
     ``number``: from which the groups are counted; None: as torch counts. Raises DistNetworkError if the ``patience``
     with other ranks is over.
     """
-    with gloo_made_by(lambda construct: _make(construct, is_superseded, patience), number=number):
+    with gloo_made_by(lambda construct: made_unless_superseded(construct, is_superseded, patience), number=number):
         yield
 
 
-def _make(construct: Callable[[], Any], is_superseded: Callable[[], bool], patience: Patience | None) -> Any:
+def made_unless_superseded(
+    construct: Callable[[], Any], is_superseded: Callable[[], bool], patience: Patience | None = None
+) -> Any:
+    """Return what ``construct`` makes, or leave it to itself and raise Superseded.
+
+    Raises what it raises, and DistNetworkError if the ``patience`` with other ranks is over.
+    """
     made: list[Any] = []
     errors: list[BaseException] = []
     has_ended = threading.Event()

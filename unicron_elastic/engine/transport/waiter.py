@@ -9,6 +9,8 @@ same one, and then they are abandoned: group and collectives stay in memory, unt
 from __future__ import annotations
 
 import ctypes
+import os
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -99,7 +101,7 @@ class Waiter:
             waits()
             return
         self._begin()
-        ended = _InThread(waits)
+        ended = InThread(waits)
         while not ended.wait(LAST_LOOK_S if (is_last := self._is_over()) else LOOK_S):
             if is_last or self._is_in_vain():
                 raise AbandonedError(_ABANDONED if is_last else _IN_VAIN)
@@ -141,21 +143,27 @@ class Waiter:
         return True
 
 
-class _InThread:
-    """A call in a thread of its own, which is left to itself if it does not end."""
+class InThread:
+    """An `InThread` is a call in another thread, which is left to itself if it does not end; else that takes others."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._error: BaseException | None = None
         self._has_ended = threading.Event()
+        try:
+            calls = _idle.pop()
+        except IndexError:
+            calls = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(calls,), name="unicron-wait", daemon=True).start()
 
         def run() -> None:
             try:
                 call()
             except BaseException as error:
                 self._error = error
+            _idle.append(calls)
             self._has_ended.set()
 
-        threading.Thread(target=run, name="unicron-wait", daemon=True).start()
+        calls.put(run)
 
     def wait(self, timeout_s: float) -> bool:
         """Whether it has ended. Raises what it raised."""
@@ -163,6 +171,15 @@ class _InThread:
         if self._error is not None:
             raise self._error
         return has_ended
+
+
+def _serve(calls: queue.SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        calls.get()()
+
+
+_idle: list[queue.SimpleQueue[Callable[[], None]]] = []  # of threads that wait for a call
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 def keep_for_ever(thing: Any) -> None:

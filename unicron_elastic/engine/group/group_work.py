@@ -1,0 +1,92 @@
+"""What a collective of a group that outlives its worlds gives: its wait ends when a newer world has come."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed import Work
+
+from unicron_elastic.engine.transport.waiter import AbandonedError, InThread, keep_for_ever
+
+if TYPE_CHECKING:
+    from unicron_elastic.engine.group.placement import Placement
+
+_NONE = timedelta()  # from C++: no time-out
+
+
+class GroupWork(Work):  # type: ignore[misc]
+    """A `GroupWork` is one collective, begun in one world; a wait for it ends at the latest when that world does."""
+
+    def __init__(self, work: Work, placement: Placement, *, minds_time_out: bool) -> None:
+        super().__init__()
+        self._work = work
+        self._placement = placement
+        self._minds_time_out = minds_time_out
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for it. Raises what the collective raises, or AbandonedError; then its tensors may change for ever."""
+        if timeout is not None and timeout != _NONE:
+            return bool(self._work.wait(timeout))
+        waiter = self._placement.waiter
+        try:
+            if self._minds_time_out:
+                waiter.wait(self._work)
+            else:
+                waiter.wait_one_to_one(self._work)
+        except AbandonedError:
+            keep_for_ever(self._placement.inside)
+            raise
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether it has ended."""
+        return bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        """Return whether it has ended well."""
+        return bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        """Return what it ended with."""
+        return self._work.exception()
+
+    def synchronize(self) -> None:
+        """Have what follows on the device come after it."""
+        self._work.synchronize()
+
+    def result(self) -> Any:
+        """Return its tensors."""
+        return self._work.result()
+
+    def get_future(self) -> Any:
+        """Return a future that ends as a wait does: DDP's reducer waits for it in C++."""
+        theirs = self._work.get_future()
+        if not self._placement.inside.looks_up:
+            return theirs
+        waited: Any = torch.futures.Future()
+        errors: list[Exception] = []
+
+        def follow() -> None:
+            try:
+                self.wait()
+            except Exception as error:
+                errors.append(error)
+            waited.set_result(None)
+
+        def value(_: Any) -> Any:  # C++ knows an error only of what it calls
+            if errors:
+                raise errors[0]
+            return theirs.value()
+
+        ours = waited.then(value)
+        InThread(follow)
+        return ours
+
+    def source_rank(self) -> int:
+        """Return who has sent it."""
+        return int(self._work.source_rank())
+
+    def _source_rank(self) -> int:
+        return int(self._work._source_rank())

@@ -1,0 +1,30 @@
+"""Makes a back end known to torch whose process groups outlive worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import Store
+
+from unicron_elastic.engine.group.inside import Inside
+from unicron_elastic.engine.group.stable_group import StableGroup
+
+MakeInside = Callable[[Store, int, int, timedelta], Inside]
+
+
+def register(name: str, make_inside: MakeInside, devices: Sequence[str] = ("cpu",)) -> None:
+    """Let ``init_process_group(name)`` and ``new_group`` make groups whose first inside is made so; once is enough."""
+
+    def create(options: Any, _given: Any = None) -> StableGroup:
+        """Make a group, from what torch says of it."""
+        rank, size = int(options.group_rank), int(options.group_size)
+        inside = make_inside(options.store, rank, size, options.timeout)
+        group = StableGroup(rank, size)
+        group.enter(inside, rank=rank, ranks=[int(each) for each in options.global_ranks_in_group] or range(size))
+        return group
+
+    if name not in dist.Backend.backend_list:
+        dist.Backend.register_backend(name, create, extended_api=True, devices=list(devices))
