@@ -357,9 +357,27 @@ def test_if_one_cannot_be_started_the_others_are_taken_back(node: Node) -> None:
     assert context.workers == {}
     assert _open_descriptors() == before
     assert node.heard == []
-    node.start("pass").close()  # by then the warm process has answered what it was asked before
     warm = node.runtime.warm
     assert node.children() == ([] if warm is None else [warm.pid])
+
+
+def test_what_is_forked_late_is_taken_back_as_well(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = make_node(warm=True)
+    context = node.workers(WAIT, WAIT)
+    warm = node.runtime.ready_warm()
+    assert warm is not None
+    assert warm.pid is not None
+    shutil.rmtree(os.path.dirname(context.stdouts[1]))
+    answers: list[int] = []
+    answered = node.runtime.processes.answered
+    monkeypatch.setattr(
+        node.runtime.processes, "answered", lambda answer: (answers.append(answer.number), answered(answer))
+    )
+    os.kill(warm.pid, signal.SIGSTOP)  # it gets to the fork when all else has been taken back
+    with pytest.raises(FileNotFoundError, match=r"stdout\.log"):
+        context.start()
+    assert len(answers) == 1
+    assert node.children() == [warm.pid]
 
 
 def test_a_generation_starts_once(node: Node) -> None:

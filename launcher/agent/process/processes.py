@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from unicron_elastic.launcher.agent.process.activity import exit_code
 from unicron_elastic.launcher.agent.process.helper import Helper, HelperPatience
-from unicron_elastic.launcher.agent.process.sweeping import kill_carriers
+from unicron_elastic.launcher.agent.process.sweeping import SWEEP_DEADLINE_S, kill_carriers
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.launcher.config.forwarded import for_scripts
 from unicron_elastic.worker.channel import Channel, ChannelClosed
@@ -59,6 +59,7 @@ class _Running:
 
     pid: int
     pidfd: int | None
+    number: int  # of the request that started it
 
     def fileno(self) -> int:
         assert self.pidfd is not None
@@ -160,7 +161,7 @@ class Processes:
         """Books the answer to a start request; the warm process's answers come through here as well."""
         self._answers[answer.number] = answer
         if not answer.errno:
-            self._watch(answer.pid)
+            self._watch(answer.pid, answer.number)
 
     def send_signal(self, pid: int, number: signal.Signals) -> None:
         """Sends a signal to a process that runs; to nobody else, should its pid be another's by now."""
@@ -196,6 +197,24 @@ class Processes:
         if answer.errno:
             raise OSError(answer.errno, os.strerror(answer.errno), program)
         return answer.pid
+
+    def take_back(self, numbers: Iterable[int]) -> None:
+        """Kills what these requests have started, or start yet, and waits until the keeper has collected it.
+
+        Who was asked for a fork may not have got to that; and until its parent has gone no sweep finds a fork, which is
+        below one that stays.
+        """
+        taken = frozenset(numbers)
+        for number in taken & self._asked.keys():
+            with contextlib.suppress(OSError, ChannelClosed, KeeperLost):
+                self.wait_for_pid(number, "what is not wanted any more")
+        # Of who has no descriptor the end may have been told before the start.
+        pids = {each.pid for each in self._alive.values() if each.number in taken and each.pidfd is not None}
+        for pid in pids:
+            self.send_signal(pid, signal.SIGKILL)
+        self._loop.run_until(
+            lambda: pids.isdisjoint(self._alive) or not self.is_up, time.monotonic() + SWEEP_DEADLINE_S
+        )
 
     def sweep(self, keep: Sequence[int]) -> None:
         """Kills every process that workers left behind; ``keep`` stay. Raises KeeperLost if that is noticed now."""
@@ -272,12 +291,12 @@ class Processes:
 
     # -- ends of processes: the keeper collects them, and the kernel says them to us as well -------------------------
 
-    def _watch(self, pid: int) -> None:
+    def _watch(self, pid: int, number: int) -> None:
         try:
             pidfd: int | None = os.pidfd_open(pid)
         except OSError:  # it has ended already and was collected; or there are no more descriptors
             pidfd = None
-        running = self._alive[pid] = _Running(pid, pidfd)
+        running = self._alive[pid] = _Running(pid, pidfd, number)
         if pidfd is not None:
             self._loop.on_readable(running, lambda: self._has_ended_by(running, time.monotonic()))
 

@@ -275,6 +275,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         except BaseException:
             worker.release()
             if worker.number:
+                self._runtime.processes.take_back([worker.number])
                 worker.wait_until_clear()  # it may have been forked by one that could not say so
             raise
         return worker
@@ -351,6 +352,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             for worker in workers.values():
                 worker.release()
             self.subprocess_handlers = {}
+            self._runtime.processes.take_back(worker.number for worker in workers.values() if worker.number)
             self._runtime.sweep()
             raise
 
