@@ -90,8 +90,9 @@ def test_the_thread_that_answers_us_does_not(start: Start) -> None:
         "answer_questions(Asked())\nimport time; time.sleep(600)"
     )
     process = start(code, "-c")
-    until(process.pid, lambda doing: not doing.runnable)
-    assert len(threads(process.pid)) == len(list(module._states(process.pid))) + 1
+    found = until(process.pid, lambda doing: doing.answering and not doing.runnable)
+    assert found == Activity(stopped=False, runnable=False, in_io=False, answering=True)
+    assert len(threads(process.pid)) == len(list(module._states(module._stats(process.pid)))) + 1
     process.send_signal(signal.SIGSTOP)
     assert until(process.pid, lambda doing: doing.stopped).stopped
 
@@ -122,7 +123,7 @@ def test_neither_does_the_thread_with_which_gloo_waits_for_messages(start: Start
     names = [stat.name for stat in stats if stat is not None]
     if "gloo_tcp_loop" not in names:
         pytest.skip(f"this torch does not name that thread: {names}")
-    assert len(list(module._states(process.pid))) == len(names) - names.count("gloo_tcp_loop")
+    assert len(list(module._states(module._stats(process.pid)))) == len(names) - names.count("gloo_tcp_loop")
 
 
 def test_a_stopped_worker_is_stopped_although_its_children_run(start: Start) -> None:

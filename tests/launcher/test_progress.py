@@ -238,6 +238,21 @@ def test_who_does_not_answer_is_named(job: Job) -> None:
     assert len(job.workers[1].asked_at) == 1  # who owes an answer is not asked again
 
 
+def test_whose_answer_waits_for_a_cpu_is_waited_for(job: Job) -> None:
+    job.start()
+    job.loop.run(WARM_S)
+    job.hang()
+    waits = job.workers[0]
+    waits.answers, waits.doing = False, replace(IDLE, answering=True)
+    job.loop.run(2.0)
+    assert job.verdicts == []
+    waits.answers, waits.doing = True, IDLE
+    waits.answered()
+    job.loop.run(2.0)
+    (verdict,) = job.verdicts
+    assert "at collective 54 while others are at 55" in verdict.reason
+
+
 @pytest.mark.parametrize("doing", [{"runnable": True}, {"in_io": True}])
 def test_who_is_at_work_does_not_hang(job: Job, doing: dict[str, bool]) -> None:
     job.start()

@@ -179,13 +179,14 @@ class ProgressWatch:
         if doing is None:
             return seen
         where = worker.whereabouts
-        silent = is_silent(worker, reading, now)
+        owes = is_silent(worker, reading, now)
+        answers = owes and (doing.answering or _is_unread(worker))  # on a loaded host, where that waits for a CPU
         return replace(
             seen,
             stopped=doing.stopped,
-            runnable=doing.runnable,
+            runnable=doing.runnable or answers,
             in_io=doing.in_io,
-            silent=silent,
+            silent=owes and not answers,
             person=_person(worker),
             collective=where.begun(now),
             waiting=where.is_waiting(now),

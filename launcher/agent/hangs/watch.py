@@ -12,6 +12,7 @@ from unicron_elastic.launcher.agent.hangs.newcomer_watch import NewcomerWatch
 from unicron_elastic.launcher.agent.hangs.progress import ProgressWatch, is_silent
 from unicron_elastic.launcher.agent.hangs.remote_ranks import RemoteRanks
 from unicron_elastic.launcher.agent.hangs.slowness import Slowness
+from unicron_elastic.launcher.agent.process.activity import activity
 from unicron_elastic.launcher.agent.process.workers import WorkerProcess
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.recovery.commands import GatherEvidence
@@ -199,16 +200,18 @@ class HangWatch:
 
 def _subject(rank: int, worker: WorkerProcess, *, hangs: bool) -> Subject:
     reading = worker.reading()
-    doing = "nothing is known of its steps"
+    done = "nothing is known of its steps"
     if reading is not None:
         phase = "" if reading.phase == TRAIN else f', in phase "{reading.phase}"'
-        doing = f"{reading.step} steps done{phase}"
+        done = f"{reading.step} steps done{phase}"
+    owes = reading is not None and is_silent(worker, reading, time.monotonic())
+    doing = activity(worker.pid) if owes else None
     return Subject(
         rank=rank,
         local_rank=worker.local_rank,
         pid=worker.pid,
-        doing=doing,
-        is_silent=reading is not None and is_silent(worker, reading, time.monotonic()),
+        doing=done,
+        is_silent=owes and (doing is None or not doing.answering),
         groups=worker.whereabouts.groups,
         stack_fd=worker.stack_fd,
         hangs=hangs,

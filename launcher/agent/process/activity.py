@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from unicron_elastic.health.host.files import read
@@ -28,6 +28,7 @@ class Activity:
     stopped: bool  # T: the worker itself was stopped by a signal
     runnable: bool  # R, twice: some thread runs or waits for a CPU; t: a debugger holds it, and will let it go
     in_io: bool  # D: some thread waits for a disk, a network file system or a driver
+    answering: bool = False  # R: our thread that answers the agent runs or waits for a CPU
 
 
 def cpu_time_s(pid: int) -> float | None:
@@ -40,17 +41,19 @@ def cpu_time_s(pid: int) -> float | None:
 
 def activity(pid: int) -> Activity | None:
     """What the worker's threads do at this moment; None if it is gone."""
-    own = _states(pid)
-    if not own:
+    stats = _stats(pid)
+    if not stats:
         return None
-    states = dict(own)
+    states = own = _states(stats)
     for descendant in _descendants(pid):
-        states |= _states(descendant)
+        states = states | _states(_stats(descendant))
     awake = [thread for thread, letter in states.items() if letter == "R"]
     if awake:
         time.sleep(_AGAIN_S)
     runs = "t" in states.values() or any(_letter(_stat(thread)) == "R" for thread in awake)
-    return Activity(stopped=set(own.values()) == {"T"}, runnable=runs, in_io="D" in states.values())
+    answering = any(stat.state == "R" for stat in stats.values() if stat.name == THREAD_NAME)
+    is_stopped = set(own.values()) == {"T"}
+    return Activity(stopped=is_stopped, runnable=runs, in_io="D" in states.values(), answering=answering)
 
 
 def is_ending(pid: int) -> bool:
@@ -106,14 +109,15 @@ def _stat(of: str) -> ProcessStat | None:
     return read_stat(f"/proc/{of}/stat")
 
 
-def _states(pid: int) -> dict[str, str]:
-    """Return states by thread, as its folder below /proc, without those that only look."""
-    found = {}
-    for thread in threads(pid):
-        stat = _stat(f"{pid}/task/{thread}")
-        if stat is not None and stat.name not in _ONLY_LOOK:
-            found[f"{pid}/task/{thread}"] = stat.state
-    return found
+def _stats(pid: int) -> dict[str, ProcessStat]:
+    """Return what the kernel says of each thread of a process, by its folder below /proc."""
+    found = ((f"{pid}/task/{thread}", _stat(f"{pid}/task/{thread}")) for thread in threads(pid))
+    return {thread: stat for thread, stat in found if stat is not None}
+
+
+def _states(stats: Mapping[str, ProcessStat]) -> dict[str, str]:
+    """Return the states of threads, without those that only look."""
+    return {thread: stat.state for thread, stat in stats.items() if stat.name not in _ONLY_LOOK}
 
 
 def _descendants(pid: int, most: int = _PROCESSES_MAX) -> Iterator[int]:
