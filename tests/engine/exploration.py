@@ -157,9 +157,15 @@ def key_of(job: Job) -> int:
     order = sorted(used)
     names = {each.name: at for at, each in enumerate(job.processes)}
 
+    known: dict[int, Any] = {id(None): None}  # of worlds: most are known to several processes
+
     def world_key(world: World | None) -> Any:
-        if world is None:
-            return None
+        if id(world) not in known:
+            assert world is not None
+            known[id(world)] = key_of_world(world)
+        return known[id(world)]
+
+    def key_of_world(world: World) -> Any:
         members = tuple(names.get(each.name, -1) for each in world.members)
         marks = (world.number, world.anew, world.parted.world)
         return (*(bisect_left(order, each) for each in marks), world.parted.total, world.over > 0, members)

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from unicron_elastic.base.world import NO_END, EndOfSteps, Member, World
 from unicron_elastic.engine.protocol.handle import handle
@@ -137,8 +137,7 @@ class Bounds:
     refusals: int = 0  # states that cannot be sent for a while
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(NamedTuple):
     """`Pending` is what a process waits for: a ``kind``, the ``keys`` of collectives, and how many each seat has."""
 
     kind: str
@@ -146,8 +145,7 @@ class Pending:
     seats: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """`Process` is a replica's: what it has decided, its memory, and how its script and its agent see it."""
 
     name: str
@@ -173,16 +171,14 @@ class Process:
     refuses: bool = False  # its state cannot be sent
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """`Slot` is one collective: what it is, and what those ranks gave who have come to it."""
 
     what: Any
     given: tuple[tuple[int, Any], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class WorldThere:
+class WorldThere(NamedTuple):
     """`WorldThere` is what there is of one world: its rounds, and its process group."""
 
     world: World
@@ -191,8 +187,7 @@ class WorldThere:
     is_broken: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """`Job` is one state of everything."""
 
     processes: tuple[Process, ...]
@@ -244,13 +239,13 @@ class Move:
         if self.told is not None:
             self.told.append(f"    {name}: {_word(event)}")
             self.told += [f"        {_word(each)}: {each.reason}" for each in commands]
-        self.processes[name] = replace(process, replica=replica)
+        self.processes[name] = process._replace(replica=replica)
         for command in commands:
             if name in self.processes:
                 name = self.carry_out(name, command)
 
     def update(self, name: str, **changes: Any) -> None:
-        self.processes[name] = replace(self.processes[name], **changes)
+        self.processes[name] = self.processes[name]._replace(**changes)
 
     def carry_out(self, name: str, command: ReplicaCommand) -> str:
         """Do it; return the process's name, which is another one if it has left its world."""
@@ -441,14 +436,14 @@ class Move:
         """Take it out of its world, under another name."""
         process = self.processes.pop(name)
         new = f"{name}~"
-        self.processes[new] = replace(process, name=new)
+        self.processes[new] = process._replace(name=new)
         if self.newest.rank_of(name) is not None:
             self.next_world(lost=(name,))
         return new
 
     def break_world(self, number: int) -> None:
         world = self.worlds[number]
-        self.worlds[number] = replace(world, is_broken=True)
+        self.worlds[number] = world._replace(is_broken=True)
         if not self.newest.breaks(world.world):
             self.next_world(anew=True)
 
@@ -479,14 +474,14 @@ class Move:
         if not end and len(words) == self.worlds[number].world.size:
             end = ALL
         rounds = (*rounds[: mine - 1], (words, end), *rounds[mine:])
-        self.worlds[number] = replace(self.worlds[number], rounds=rounds)
+        self.worlds[number] = self.worlds[number]._replace(rounds=rounds)
         self.update(name, is_offered=False, round=(number, mine), pending=Pending(kind, (number, mine)))
 
     def leave_round(self, number: int, mine: int) -> None:
         world = self.worlds[number]
         rounds = list(world.rounds)
         rounds[mine - 1] = (rounds[mine - 1][0], LEFT)
-        self.worlds[number] = replace(world, rounds=tuple(rounds))
+        self.worlds[number] = world._replace(rounds=tuple(rounds))
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
@@ -504,10 +499,10 @@ class Move:
             slot = slots.get(at) or Slot(what)
             if slot.what != what:
                 raise Broken(f"{name} comes with {what} to a collective of others, which is {slot.what}")
-            slots[at] = replace(slot, given=(*slot.given, (replica.rank, given)))
+            slots[at] = slot._replace(given=(*slot.given, (replica.rank, given)))
             keys.append(at)
         ordered = tuple(sorted(slots.items(), key=lambda item: repr(item[0])))
-        self.worlds[number] = replace(self.worlds[number], slots=ordered)
+        self.worlds[number] = self.worlds[number]._replace(slots=ordered)
         pending = Pending(kind, (number, *keys), (0,) * self.bounds.seats)
         self.update(name, pending=pending, counts=tuple(sorted(counts.items(), key=repr)))
 
@@ -575,7 +570,7 @@ class Move:
         seats = list(pending.seats)
         seats[seat] += 1
         is_last = all(each == len(keys) for each in seats)
-        waits = None if is_last else replace(pending, seats=tuple(seats))
+        waits = None if is_last else pending._replace(seats=tuple(seats))
         self.update(name, pending=waits)
         given = dict(slot.given)
         match pending.kind, slot.what:
@@ -661,7 +656,9 @@ def _pruned(world: WorldThere, processes: dict[str, Process]) -> WorldThere:
         may_come = len(is_there) < len(members) or any(each.replica.rank not in come for each in is_there)
         if key in waited or (may_come and (is_there or members)):
             slots.append((key, slot))
-    return replace(world, rounds=rounds, slots=tuple(slots))
+    if rounds == world.rounds and len(slots) == len(world.slots):
+        return world
+    return world._replace(rounds=rounds, slots=tuple(slots))
 
 
 def begin(bounds: Bounds) -> Job:
@@ -670,7 +667,7 @@ def begin(bounds: Bounds) -> Job:
     world = World(number=1, members=members, store="h:1")
     processes = tuple(_process(bounds, each.name, each.local_rank) for each in members)
     processes = tuple(
-        replace(each, replica=each.replica._replace(heard=world, heard_rank=each.slot)) for each in processes
+        each._replace(replica=each.replica._replace(heard=world, heard_rank=each.slot)) for each in processes
     )
     left = (bounds.losses, bounds.breaks, bounds.newcomers, bounds.flips, bounds.refusals)
     return Job(processes, (WorldThere(world),), world, *left)
@@ -749,7 +746,7 @@ def _lose(move: Move, name: str) -> None:
 
 def _break(move: Move, number: int) -> None:
     move.breaks -= 1
-    move.worlds[number] = replace(move.worlds[number], is_broken=True)
+    move.worlds[number] = move.worlds[number]._replace(is_broken=True)
 
 
 def _notice(move: Move, member: Member) -> None:
