@@ -183,11 +183,11 @@ def key_of(job: Job) -> int:
             (bisect_left(order, process.parted_in.world), process.parted_in.total),
             None if copy is None else (names.get(copy[0], -1), *copy[1:]),
             (process.has_exited, process.asked, process.mean, process.means, process.is_offered),
-            (process.is_wrong, process.refuses, process.trains_other),
+            (process.is_wrong, process.refuses, process.trains_other, process.early, process.must_repeat),
         )
 
     worlds = tuple((world_key(each.world), each.rounds, each.slots, each.is_broken) for each in job.worlds)
-    rest = (job.losses, job.breaks, job.newcomers, job.flips, job.refusals, job.has_ended)
+    rest = (job.losses, job.breaks, job.newcomers, job.flips, job.refusals, job.additions, job.has_ended)
     return hash((tuple(map(process_key, job.processes)), worlds, world_key(job.newest), rest))
 
 

@@ -17,6 +17,7 @@ What is modelled, each as one step of a path:
 The values are modelled, too: what each replica has summed up is how often each micro-batch is in it, a sum has the step
 and the counts of all members, the parameters are the steps that were applied, and a mean is who has a share in it.
 
+- *overlap*: in a backward pass a bucket is there before the others, or seems to be, and more is added to it then;
 - *states*: one becomes wrong, so that ranks differ; one cannot be sent for a while; from a step on others are trained.
 
 What is not modelled: ranks whose scripts call ``run.steps()`` differently, snapshots, scripts that change the state
@@ -40,6 +41,7 @@ from unicron_elastic.engine.protocol.replica_command import (
     Average,
     AwaitHolders,
     AwaitWorld,
+    BeginReduce,
     BreakOff,
     Clear,
     Commit,
@@ -67,6 +69,7 @@ from unicron_elastic.engine.protocol.replica_event import (
     AllSaid,
     Answered,
     Averaged,
+    BucketReady,
     CallBegun,
     CallEnded,
     Computed,
@@ -135,6 +138,8 @@ class Bounds:
     trains_other_from: int = 0  # from this step on the script trains other parameters; 0: it does not
     flips: int = 0  # states that become wrong, so that ranks differ
     refusals: int = 0  # states that cannot be sent for a while
+    overlaps: bool = False  # buckets may be there before the end of a backward pass
+    additions: int = 0  # to a bucket that was there already
 
 
 class Pending(NamedTuple):
@@ -169,6 +174,8 @@ class Process(NamedTuple):
     trains_other: bool = False
     is_wrong: bool = False  # its state
     refuses: bool = False  # its state cannot be sent
+    early: tuple[Any, ...] = ()  # buckets that are being summed though it computes, each with its collective
+    must_repeat: bool = False  # more was added to one of them
 
 
 class Slot(NamedTuple):
@@ -198,6 +205,7 @@ class Job(NamedTuple):
     newcomers: int
     flips: int = 0
     refusals: int = 0
+    additions: int = 0
     has_ended: bool = False  # one has made its last step and ended
     born: int = 0
 
@@ -212,8 +220,9 @@ class Move:
         self.worlds = {each.world.number: each for each in job.worlds}
         self.newest = job.newest
         self.losses, self.breaks, self.newcomers = job.losses, job.breaks, job.newcomers
-        self.flips, self.refusals = job.flips, job.refusals
+        self.flips, self.refusals, self.additions = job.flips, job.refusals, job.additions
         self.has_ended, self.born = job.has_ended, job.born
+        self.seems_there = False  # the bucket that is there now: more will be added to it
         self.told = told
 
     def done(self) -> Job:
@@ -223,7 +232,7 @@ class Move:
         for each in alive:
             numbers |= {world.number for world in (each.replica.heard, each.replica.met) if world is not None}
         worlds = tuple(_pruned(self.worlds[number], self.processes) for number in sorted(numbers & self.worlds.keys()))
-        left = (self.losses, self.breaks, self.newcomers, self.flips, self.refusals)
+        left = (self.losses, self.breaks, self.newcomers, self.flips, self.refusals, self.additions)
         return Job(processes, worlds, self.newest, *left, self.has_ended, self.born)
 
     # -- processes ----------------------------------------------------------------------------------------------------
@@ -357,6 +366,8 @@ class Move:
                 what = ("state", source, to, begins)
                 given = (process.params, process.is_wrong, process.refuses and not begins)
                 self.arrive(name, "moved", [("move", what, given if rank == source else None)])
+            case BeginReduce(bucket=bucket):
+                self.begin_early(name, bucket)
             case Reduce():
                 self.reduce(name, command)
             case Average():
@@ -475,7 +486,7 @@ class Move:
             end = ALL
         rounds = (*rounds[: mine - 1], (words, end), *rounds[mine:])
         self.worlds[number] = self.worlds[number]._replace(rounds=rounds)
-        self.update(name, is_offered=False, round=(number, mine), pending=Pending(kind, (number, mine)))
+        self.update(name, is_offered=False, round=(number, mine), pending=Pending(kind, (number, mine)), early=())
 
     def leave_round(self, number: int, mine: int) -> None:
         world = self.worlds[number]
@@ -486,7 +497,12 @@ class Move:
     # -- collectives --------------------------------------------------------------------------------------------------
 
     def arrive(self, name: str, kind: str, begun: list[tuple[Any, Any, Any]]) -> None:
-        """Begin collectives: each the next of its key, of what, and with what is given."""
+        """Begin collectives, and wait for them."""
+        number, keys = self.come(name, begun)
+        self.update(name, pending=Pending(kind, (number, *keys), (0,) * self.bounds.seats))
+
+    def come(self, name: str, begun: list[tuple[Any, Any, Any]]) -> tuple[int, list[Any]]:
+        """Come to collectives: each the next of its key, of what, and with what is given; return them."""
         process = self.processes[name]
         replica = process.replica
         assert replica.met is not None
@@ -503,8 +519,8 @@ class Move:
             keys.append(at)
         ordered = tuple(sorted(slots.items(), key=lambda item: repr(item[0])))
         self.worlds[number] = self.worlds[number]._replace(slots=ordered)
-        pending = Pending(kind, (number, *keys), (0,) * self.bounds.seats)
-        self.update(name, pending=pending, counts=tuple(sorted(counts.items(), key=repr)))
+        self.update(name, counts=tuple(sorted(counts.items(), key=repr)))
+        return number, keys
 
     def spoil(self, name: str, bucket: int) -> None:
         """Mark what is in the memory of a bucket as anything."""
@@ -520,18 +536,40 @@ class Move:
     def reduce(self, name: str, command: Reduce) -> None:
         process = self.processes[name]
         last = self.bounds.buckets - 1
+        early = dict(process.early)
+        if not early.keys() <= set(command.buckets):
+            raise Broken(f"{name} sums {sorted(command.buckets)}, and has begun {sorted(early)}")
         begun = []
         for bucket in command.buckets:
+            if bucket in early:
+                continue
             if bucket == last:
                 is_source = process.replica.rank == command.source
                 if is_source and process.local[0] != 1:
                     raise Broken(f"{name} is to give the buffers of micro-batch 0, and has not computed it")
                 begun.append(("all", ("last", command.source), ("made", process.params) if is_source else None))
             else:
-                value = (process.params, process.local, command.is_awaited, process.is_wrong)
-                begun.append(("all", ("sum", bucket), value))
+                told = (command.is_awaited, process.is_wrong, process.must_repeat)
+                begun.append(("all", ("sum", bucket), (process.params, process.local, *told)))
             self.spoil(name, bucket)
-        self.arrive(name, "reduced", begun)
+        number, keys = self.come(name, begun)
+        keys[-1:-1] = early.values()  # they count behind the notes, in front of the last bucket
+        pending = Pending("reduced", (number, *keys), (0,) * self.bounds.seats)
+        self.update(name, pending=pending, early=(), must_repeat=False)
+
+    def begin_early(self, name: str, bucket: int) -> None:
+        """Begin to sum a bucket with the gradients of the micro-batch that is not over yet."""
+        process = self.processes[name]
+        computing = process.replica.record
+        assert isinstance(computing, Computing)
+        local = list(process.local)
+        if not self.seems_there:
+            local[min(computing.left)] += 1
+        value = (process.params, tuple(local), False, process.is_wrong, False)
+        _, (key,) = self.come(name, [("all", ("sum", bucket), value)])
+        self.spoil(name, bucket)
+        must_repeat = process.must_repeat or self.seems_there
+        self.update(name, early=(*process.early, (bucket, key)), must_repeat=must_repeat)
 
     def hand_over(self, name: str, command: HandOver) -> None:
         process = self.processes[name]
@@ -594,11 +632,11 @@ class Move:
                 self.put(name, last, seat, given[source])
                 self.post(name, Reduced(last, seat))
             case "reduced", (_, bucket):
-                steps, local, awaited, wrong = zip(*given.values(), strict=True)
+                steps, local, awaited, wrong, repeat = zip(*given.values(), strict=True)
                 counts = tuple(map(sum, zip(*local, strict=True)))
                 of = ("sum", steps[0]) if len(set(steps)) == 1 else ("mixed", tuple(sorted(set(steps))))
                 self.put(name, bucket, seat, (*of, counts, any(wrong)))
-                self.post(name, Reduced(bucket, seat, any(awaited), any(wrong)))
+                self.post(name, Reduced(bucket, seat, any(awaited), any(wrong), any(repeat)))
         if not is_last and name in self.processes and self.processes[name].pending != waits:
             raise Broken(f"{name} goes on before all its seats have done {slot.what}")
 
@@ -648,7 +686,7 @@ def _pruned(world: WorldThere, processes: dict[str, Process]) -> WorldThere:
     rounds = tuple(
         each if at >= least or (number, at) in waits else ((), LEFT) for at, each in enumerate(world.rounds, 1)
     )
-    waited = {key for keys in waits for key in keys[1:]}
+    waited = {key for keys in waits for key in keys[1:]} | {key for each in members for _, key in each.early}
     is_there = [each for each in members if each.replica.met is not None and each.replica.met.number == number]
     slots = []
     for key, slot in world.slots:
@@ -669,7 +707,7 @@ def begin(bounds: Bounds) -> Job:
     processes = tuple(
         each._replace(replica=each.replica._replace(heard=world, heard_rank=each.slot)) for each in processes
     )
-    left = (bounds.losses, bounds.breaks, bounds.newcomers, bounds.flips, bounds.refusals)
+    left = (bounds.losses, bounds.breaks, bounds.newcomers, bounds.flips, bounds.refusals, bounds.additions)
     return Job(processes, (WorldThere(world),), world, *left)
 
 
@@ -781,7 +819,7 @@ def _of_process(bounds: Bounds, job: Job, process: Process, by_name: dict[str, P
     if isinstance(replica.record, Ended):
         return
     if pending is None:
-        yield from _of_script(bounds, process)
+        yield from _of_script(bounds, process, has_additions=job.additions > 0)
         return
     match pending.kind:
         case "ask":
@@ -830,7 +868,7 @@ def _leave_round(move: Move, name: str, number: int, mine: int) -> None:
     move.post(name, RoundLeft())
 
 
-def _of_script(bounds: Bounds, process: Process) -> Iterator[tuple[str, Any]]:
+def _of_script(bounds: Bounds, process: Process, *, has_additions: bool) -> Iterator[tuple[str, Any]]:
     name, replica = process.name, process.replica
     if where := _where_it_asks(bounds, replica):
         label = (replica.until, replica.step, where)
@@ -855,6 +893,8 @@ def _of_script(bounds: Bounds, process: Process) -> Iterator[tuple[str, Any]]:
                 yield "its script has made all steps of its call", lambda move: move.post(name, CallEnded())
         case Computing(left=left):
             yield f"it computes {sorted(left)}", lambda move: _compute(move, name, sorted(left))
+            if bounds.overlaps and len(left) > 0:
+                yield from _of_backward(bounds, process, sorted(left), has_additions=has_additions)
 
 
 def _begin_step(move: Move, name: str) -> None:
@@ -888,11 +928,35 @@ def _call(move: Move, name: str, total: int) -> None:
 
 def _compute(move: Move, name: str, indices: list[int]) -> None:
     for index in indices:
-        local = list(move.processes[name].local)
-        local[index] += 1
-        move.update(name, local=tuple(local))
-        move.post(name, Computed(index))
+        _compute_one(move, name, index)
     move.post(name, MoreAsked())
+
+
+def _compute_one(move: Move, name: str, index: int) -> None:
+    local = list(move.processes[name].local)
+    local[index] += 1
+    move.update(name, local=tuple(local))
+    move.post(name, Computed(index))
+
+
+def _of_backward(
+    bounds: Bounds, process: Process, left: list[int], *, has_additions: bool
+) -> Iterator[tuple[str, Any]]:
+    """Yield what happens while it computes: some of its micro-batches, and the first buckets of the next one."""
+    name, begun = process.name, len(process.early)
+    if len(left) > 1:
+        yield f"it computes {left[0]}", lambda move: _compute_one(move, name, left[0])
+    if begun < bounds.buckets - 1:
+        yield f"bucket {begun} is there", lambda move: move.post(name, BucketReady(begun))
+        if has_additions:
+            yield f"bucket {begun} seems to be there", lambda move: _seem(move, name, begun)
+
+
+def _seem(move: Move, name: str, bucket: int) -> None:
+    move.additions -= 1
+    move.seems_there = True
+    move.post(name, BucketReady(bucket))
+    move.seems_there = False
 
 
 def _answer(move: Move, name: str) -> None:

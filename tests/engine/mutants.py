@@ -20,6 +20,9 @@ CALLS = Bounds(1, (1, 2), newcomers=1, grows=True)
 SEATS = Bounds(2, (1,), seats=2, breaks=1)
 THREE = Bounds(3, (1,), losses=1)
 DIFFERS = Bounds(2, (1,), flips=1, losses=1)
+OVERLAPS = Bounds(2, (1,), micro_batches=3, buckets=3, overlaps=True, losses=1)
+REPLACED_EARLY = Bounds(2, (1,), buckets=3, overlaps=True, losses=1, newcomers=1)
+ADDS = Bounds(2, (1,), buckets=3, overlaps=True, breaks=1, additions=1)
 MEANS = Bounds(2, (2,), breaks=1, means=("before", "behind"))
 MEANS_AT_END = Bounds(2, (1, 2), breaks=1, means=("end",))
 
@@ -148,6 +151,28 @@ MUTANTS = (
         "_go_to_next(replica._replace(is_connected=False), record)\n    return answer if",
         "_commit(replica, WaitFor.HOLDERS)\n    return answer if",
         TWO,
+    ),
+    # -- buckets that are summed while the backward pass goes on
+    Mutant("a bucket is begun before the last micro-batch", "len(record.left) > 1 or", "", OVERLAPS),
+    Mutant("buckets that others have are begun again", "or replica.work.done or", "or", REPLACED_EARLY),
+    Mutant("the bucket with the notes is begun", "event.bucket < replica.buckets - 2", "True", ADDS),
+    Mutant(
+        "sums of the last step are thought to be there when the next are begun",
+        "work = replica.work._replace(has_last=False)\n    return replica._replace(record=replace(record, begun",
+        "work = replica.work\n    return replica._replace(record=replace(record, begun",
+        Bounds(2, (2,), buckets=3, overlaps=True, breaks=1),
+    ),
+    Mutant(
+        "what was added too late is forgotten",
+        "must_repeat = record.whole, record.must_repeat or event.must_repeat",
+        "must_repeat = record.whole, False",
+        ADDS,
+    ),
+    Mutant(
+        "sums count before the notes are there",
+        "if any(_has_notes(replica, bucket) for bucket in work.done | whole):",
+        "if True:",
+        ADDS,
     ),
     # -- meetings
     Mutant("who is late thinks that it has met", "Standing.APART if is_late", "Standing.EVEN if is_late", LATE),

@@ -32,6 +32,9 @@ SHORT = (
     Bounds(3, (1,), micro_batches=1, flips=1),
     Bounds(2, (1,), losses=1, newcomers=1, flips=1),
     Bounds(1, (2,), micro_batches=1, newcomers=1, grows=True, refusals=1),
+    Bounds(2, (1,), micro_batches=3, buckets=3, overlaps=True, losses=1, breaks=1, additions=1),
+    Bounds(2, (2,), buckets=3, overlaps=True, breaks=1, additions=1),
+    Bounds(2, (1,), micro_batches=1, buckets=3, overlaps=True, losses=1, newcomers=1),
 )
 DEEP = (
     Bounds(2, (2,), losses=1, breaks=1, means=("before", "behind")),
@@ -53,6 +56,8 @@ DEEP = (
     Bounds(3, (1,), micro_batches=1, losses=1, flips=1),
     Bounds(3, (1,), micro_batches=1, breaks=1, flips=1),
     Bounds(2, (2,), micro_batches=1, losses=1, newcomers=1, refusals=1),
+    Bounds(2, (2,), buckets=4, overlaps=True, losses=1, breaks=1, additions=2),
+    Bounds(2, (1,), buckets=3, overlaps=True, flips=1, losses=1, newcomers=1, additions=1),
 )
 
 

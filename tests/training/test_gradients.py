@@ -108,7 +108,7 @@ def test_gradients_taken_away_within_a_step_are_noticed() -> None:
 def test_all_hear_that_somebody_is_copied_from(is_awaited: bool) -> None:
     gradients = _made((2,))
     _reduce(gradients, is_awaited=is_awaited)
-    assert gradients.any_awaited() is is_awaited
+    assert gradients.flags() == (is_awaited, False)
 
 
 def test_types_do_not_share_buckets_and_large_parameters_have_their_own() -> None:
@@ -117,7 +117,7 @@ def test_types_do_not_share_buckets_and_large_parameters_have_their_own() -> Non
         for count, dtype in [(4, torch.float32), (9, torch.bfloat16), (100, torch.float32), (4, torch.float32)]
     ]
     gradients = Gradients(parameters, MICRO_BATCHES, _transport(), bucket_bytes=64)
-    assert [bucket.parameters for bucket in gradients.buckets[:-1]] == [(1,), (0,), (2,), (3,)]
+    assert [bucket.parameters for bucket in gradients.buckets[:-1]] == [(1,), (3,), (2,), (0,)]
     assert [bucket.local.dtype for bucket in gradients.buckets[:-1]] == [torch.bfloat16] + [torch.float32] * 3
     assert gradients.buckets[-2].notes == Notes.size(MICRO_BATCHES, len(parameters))
 
@@ -172,3 +172,85 @@ def test_an_abandoned_collective_between_steps_leaves_the_gradients_of_the_step_
     for bucket, old in zip(gradients.buckets, before, strict=True):
         assert bucket.reduced is not old
         assert torch.equal(bucket.reduced, old)
+
+
+def _model(*sizes: int) -> tuple[Gradients, list[int]]:
+    """Return gradients in buckets of one parameter each, and the list in which they tell which are ready."""
+    gradients = _made(*((size,) for size in sizes), bucket_bytes=4 * max(sizes))
+    told: list[int] = []
+    gradients.when_ready(lambda bucket: told.append(bucket) is None)
+    return gradients, told
+
+
+def test_the_bucket_with_the_notes_is_the_smaller_one() -> None:
+    gradients = _made(*[(10,)] * 12, bucket_bytes=320)
+    assert [bucket.parameters for bucket in gradients.buckets[:-1]] == [tuple(range(11, 3, -1)), (3, 2, 1), (0,)]
+    gradients = _made(*[(10,)] * 10, bucket_bytes=320)
+    assert [bucket.parameters for bucket in gradients.buckets[:-1]] == [tuple(range(9, 1, -1)), (1, 0)]
+
+
+def test_buckets_are_ready_in_the_first_pass_after_the_one_that_showed_their_order() -> None:
+    gradients, told = _model(4, 4, 4)
+    _compute(gradients, 0, 1.0, 0, 1, 2)
+    assert told == []
+    _compute(gradients, 1, 1.0, 0, 1, 2)
+    assert told == [0, 1]
+
+
+def test_a_bucket_whose_parameter_gets_no_gradient_holds_up_those_behind_it() -> None:
+    gradients, told = _model(4, 4, 4)
+    for index, positions in enumerate([(0, 1, 2), (0, 2), (0, 1, 2)]):
+        _compute(gradients, index, 1.0, *positions)
+    assert told == [0, 0, 1]
+
+
+def test_the_order_is_learned_again_when_another_one_would_have_told_earlier() -> None:
+    gradients, told = _model(4, 4, 4)
+    _compute(gradients, 0, 1.0, 2)
+    _compute(gradients, 1, 1.0, 0, 1, 2)
+    assert told == [0]
+    _compute(gradients, 2, 1.0, 0, 1, 2)
+    assert told == [0, 0, 1]
+
+
+class Twice(torch.autograd.Function):
+    """`Twice` adds to a parameter's gradient in the middle of a backward pass, as re-entrant checkpoints do."""
+
+    @staticmethod
+    def forward(_ctx: object, x: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:  # type: ignore[override]
+        _ctx.parameter = parameter  # type: ignore[attr-defined]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        with torch.enable_grad():
+            ctx.parameter.sum().backward()  # type: ignore[attr-defined]
+        return grad, None
+
+
+def _compute_twice(gradients: Gradients, index: int) -> None:
+    first, second = gradients.parameters
+    (Twice.apply(first * 1.0, second).sum() + second.sum()).backward()
+    gradients.take_added()
+    gradients.add(index, torch.zeros(()))
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_what_is_added_to_a_bucket_that_had_begun_is_told_to_all(*, begins: bool) -> None:
+    gradients, _ = _model(4, 4)
+    gradients.when_ready(lambda _bucket: begins)
+    _compute(gradients, 0, 1.0, 0, 1)
+    _compute_twice(gradients, 1)
+    _skip(gradients, 2)
+    _reduce(gradients)
+    assert gradients.flags() == (False, begins)
+    _reduce(gradients)
+    assert gradients.flags() == (False, False)
+
+
+def test_nothing_is_begun_early_once_a_pass_has_added_twice() -> None:
+    gradients, told = _model(4, 4)
+    _compute_twice(gradients, 0)
+    _compute(gradients, 1, 1.0, 0, 1)
+    _compute(gradients, 2, 1.0, 0, 1)
+    assert told == []

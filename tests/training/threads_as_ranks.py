@@ -64,19 +64,21 @@ class Group:
         is_anyone_gone = any(member.name in gone for member in self.world.members)
         return is_anyone_gone or self.job.newest.breaks(self.world) or self.world.number in self.job.broken
 
-    def exchange(
-        self, key: tuple[Any, int], rank: int, size: int, tensor: Tensor, look: Callable[[], None]
-    ) -> dict[int, Tensor]:
-        """What ``size`` ranks gave to their collective of this kind and number. Raises RuntimeError.
+    def arrive(self, key: tuple[Any, int], rank: int, tensor: Tensor) -> None:
+        """Come to a collective of this kind and number. Raises RuntimeError."""
+        with self.job.changed:
+            if self.is_broken():
+                raise RuntimeError("Connection closed by peer")
+            self.arrived.setdefault(key, {})[rank] = tensor.clone()
+            self.job.changed.notify_all()
+
+    def wait(self, key: tuple[Any, int], size: int, look: Callable[[], None]) -> dict[int, Tensor]:
+        """What ``size`` ranks gave to it. Raises RuntimeError.
 
         ``look`` is called while it waits, as the product's own wait does.
         """
         with self.job.changed:
-            if self.is_broken():
-                raise RuntimeError("Connection closed by peer")
-            slot = self.arrived.setdefault(key, {})
-            slot[rank] = tensor.clone()
-            self.job.changed.notify_all()
+            slot = self.arrived[key]
             while not self.job.changed.wait_for(lambda: len(slot) == size or self.is_broken(), LOOK_S):
                 self.job.check_time()
                 look()
@@ -86,18 +88,27 @@ class Group:
 
 
 class Begun:
-    """A collective that was begun; it has ended already, well or badly."""
+    """`Begun` is a collective that was begun: until ``finish`` has returned there is garbage in the ``tensor``."""
 
-    def __init__(self, error: RuntimeError | None) -> None:
-        self.error = error
+    def __init__(self, tensor: Tensor, finish: Callable[[], Tensor]) -> None:
+        self.tensor = tensor.fill_(77)
+        self.finish = finish
+        self.error: RuntimeError | None = None
+        self.is_done = False
 
     def wait(self) -> None:
         """Raises how it ended."""
+        if not self.is_done:
+            self.is_done = True
+            try:
+                self.tensor.copy_(self.finish())
+            except RuntimeError as error:
+                self.error = error
         if self.error is not None:
             raise self.error
 
     def has_ended(self) -> bool:
-        """It has."""
+        """It has, as it was broken off."""
         return True
 
 
@@ -237,15 +248,23 @@ class Rank:
             self.job.changed.notify_all()
         self.group = None
 
-    def exchange(self, key: Any, size: int, tensor: Tensor) -> dict[int, Tensor]:
-        assert self.group is not None
+    def come(self, key: Any, size: int, tensor: Tensor) -> Callable[[], dict[int, Tensor]]:
+        """Come to the next collective of this kind; return what waits for what all have given."""
         self.point()
+        group = self.group
+        assert group is not None
         count = self.counts[key] = self.counts.get(key, 0) + 1
-        rank = self.group.world.rank_of(self.name)
-        assert rank is not None
-        result = self.group.exchange((key, count), rank, size, tensor, self.look)
-        self.point()
-        return result
+        group.arrive((key, count), self.in_group(), tensor)
+
+        def wait() -> dict[int, Tensor]:
+            result = group.wait((key, count), size, self.look)
+            self.point()
+            return result
+
+        return wait
+
+    def exchange(self, key: Any, size: int, tensor: Tensor) -> dict[int, Tensor]:
+        return self.come(key, size, tensor)()
 
     def look(self) -> None:
         """Whether the others are elsewhere, without the product's patience before it asks."""
@@ -262,12 +281,8 @@ class Rank:
 
     def begin(self, tensor: Tensor, key: Any, result: Callable[[dict[int, Tensor]], Tensor]) -> Begun:
         assert self.group is not None
-        try:
-            tensor.copy_(result(self.exchange(key, self.group.world.size if key == "all" else 2, tensor)))
-        except RuntimeError as error:
-            tensor.fill_(77)  # a broken collective leaves anything
-            return Begun(error)
-        return Begun(None)
+        wait = self.come(key, self.group.world.size if key == "all" else 2, tensor)
+        return Begun(tensor, lambda: result(wait()))
 
 
 here = threading.local()

@@ -23,6 +23,7 @@ from unicron_elastic.engine.protocol.replica_command import (
     Average,
     AwaitHolders,
     AwaitWorld,
+    BeginReduce,
     BreakOff,
     Clear,
     Compare,
@@ -48,6 +49,7 @@ from unicron_elastic.engine.protocol.replica_command import (
 )
 from unicron_elastic.engine.protocol.replica_event import (
     Averaged,
+    BucketReady,
     CallBegun,
     CallEnded,
     Computed,
@@ -271,6 +273,14 @@ class Engine:
         gradients.add(index, loss.detach())
         self._driver.post(Computed(index))
 
+    def _begin_bucket(self, bucket: int) -> bool:
+        """All gradients of a bucket are there, in the middle of a backward pass; return whether it is reduced now."""
+        _, assembly = self._parts()
+        begins = isinstance(self._driver.post(BucketReady(bucket)), BeginReduce)
+        if begins:
+            assembly.begin_reduce(bucket)
+        return begins
+
     def _take_buffers(self, index: int) -> None:
         """What a micro-batch has made of them."""
         gradients, _ = self._parts()
@@ -415,6 +425,7 @@ class Engine:
         self._gradients = kind((), micro_batches, self._transport)
         self._gradients.name = self._trainable.name
         self._gradients.digest = self._digest
+        self._gradients.when_ready(self._begin_bucket)
         self._replicas.buffers = self._buffers
         self._assembly = Assembly(
             self._membership,

@@ -7,13 +7,20 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from unicron_elastic.engine.protocol.handle import ProtocolError, handle
-from unicron_elastic.engine.protocol.replica_command import Commit, Compute, LetGo, ReplicaCommand, ReturnMean
+from unicron_elastic.engine.protocol.replica_command import (
+    BeginReduce,
+    Commit,
+    Compute,
+    LetGo,
+    ReplicaCommand,
+    ReturnMean,
+)
 from unicron_elastic.engine.protocol.replica_event import HoldBegan, HoldEnded, LaidOut, ReplicaEvent, WorldHeard
 from unicron_elastic.engine.protocol.replica_phase import Replica
 from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.snapshot.gate import StateGate
 
-_TO_SCRIPT = (Compute, Commit, LetGo, ReturnMean)
+_TO_SCRIPT = (Compute, BeginReduce, Commit, LetGo, ReturnMean)
 Result: TypeAlias = ReplicaEvent | None  # None: the waiting has ended with news, which are told anyway
 
 

@@ -30,6 +30,7 @@ from unicron_elastic.engine.protocol.replica_command import (
     Average,
     AwaitHolders,
     AwaitWorld,
+    BeginReduce,
     BreakOff,
     Clear,
     Commit,
@@ -58,6 +59,7 @@ from unicron_elastic.engine.protocol.replica_event import (
     AllSaid,
     Answered,
     Averaged,
+    BucketReady,
     CallBegun,
     CallEnded,
     Computed,
@@ -575,7 +577,19 @@ def _end_computing(replica: Replica, record: Computing, event: Computed) -> Answ
     if event.index not in record.left:
         raise ProtocolError(f"micro-batch {event.index} is computed, and was not dealt")
     work = replica.work._replace(computed=replica.work.computed | {event.index})
-    return replica._replace(record=Computing(record.left - {event.index}), work=work), ()
+    return replica._replace(record=replace(record, left=record.left - {event.index}), work=work), ()
+
+
+def _hear_bucket(replica: Replica, record: Computing, event: BucketReady) -> Answer:
+    """Begin to sum the bucket if nothing will be added to it any more, and all ranks sum the same ones in this step."""
+    assert replica.met is not None
+    is_next = event.bucket == record.begun and event.bucket < replica.buckets - 2
+    is_alone = replica.met.size == 1
+    if not is_next or len(record.left) > 1 or replica.work.done or is_alone or replica.needs_meeting:
+        return replica, ()
+    begin = BeginReduce(event.bucket, reason="this is its last micro-batch, and adds nothing more to this bucket")
+    work = replica.work._replace(has_last=False)
+    return replica._replace(record=replace(record, begun=record.begun + 1), work=work), (begin,)
 
 
 def _ask_more(replica: Replica, record: Computing, _event: MoreAsked) -> Answer:
@@ -618,14 +632,16 @@ def _end_reducing(replica: Replica, record: Reducing, event: Reduced) -> Answer:
         raise ProtocolError(f"bucket {event.bucket} of seat {event.seat} is not being reduced")
     left = record.left - {one}
     work = replica.work
+    whole, must_repeat = record.whole, record.must_repeat or event.must_repeat
     if not any(bucket == event.bucket for bucket, _ in left):
-        done = work.done | {event.bucket}
+        whole |= {event.bucket}
         if _has_notes(replica, event.bucket):
-            work = work._replace(done=done, is_awaited=event.is_awaited, differs=event.differs)
-        else:
-            work = work._replace(done=done)
+            work = work._replace(is_awaited=event.is_awaited, differs=event.differs)
+    if any(_has_notes(replica, bucket) for bucket in work.done | whole):
+        work = work._replace(done=frozenset() if must_repeat else work.done | whole)
+        whole = frozenset()
     if left:
-        return replica._replace(record=Reducing(left), work=work), ()
+        return replica._replace(record=Reducing(left, whole, must_repeat), work=work), ()
     return _go_on(replica._replace(work=work))
 
 
@@ -820,6 +836,7 @@ _HANDLERS: dict[tuple[type, type], Callable[[Replica, Any, Any], Answer]] = {
     (Stepping, StepMade): _end_step,
     (Stepping, CallEnded): _end_call,
     (Computing, Computed): _end_computing,
+    (Computing, BucketReady): _hear_bucket,
     (Computing, MoreAsked): _ask_more,
     (Reducing, Reduced): _end_reducing,
     (Parting, Gathered): _end_gathering,

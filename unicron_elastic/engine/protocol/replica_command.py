@@ -124,6 +124,13 @@ class Compute(ReplicaCommand):
 
 
 @dataclass(frozen=True, slots=True)
+class BeginReduce(ReplicaCommand):
+    """`BeginReduce`: begin to sum this bucket over all ranks, out of place, while the backward pass goes on."""
+
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True)
 class Reduce(ReplicaCommand):
     """`Reduce`: sum these buckets over all ranks, out of place, all but the last at once.
 

@@ -39,6 +39,16 @@ class Computed(ReplicaEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class BucketReady(ReplicaEvent):
+    """`BucketReady`: in the backward pass of the present micro-batch all gradients of a bucket have come.
+
+    Those of the buckets before it have, too.
+    """
+
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True)
 class MoreAsked(ReplicaEvent):
     """`MoreAsked`: the script asks for the next micro-batch, and has computed all that it was dealt."""
 
@@ -139,13 +149,15 @@ class Reduced(ReplicaEvent):
     """`Reduced`: the sum of a bucket is whole for this ``seat``.
 
     ``is_awaited``: some rank has said, in the notes behind the gradients, that a newcomer is on its way.
-    ``differs``: the notes say that the states of the ranks differ.
+    ``differs``: the notes say that the states of the ranks differ. ``must_repeat``: they say that some rank has begun a
+    bucket before all of it was there.
     """
 
     bucket: int
     seat: int = 0
     is_awaited: bool = False
     differs: bool = False
+    must_repeat: bool = False
 
 
 class WhoIsWrong(Enum):

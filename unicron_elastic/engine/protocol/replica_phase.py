@@ -151,18 +151,27 @@ class Moving:
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """`Computing`: the script computes; ``left`` are the micro-batches that it is still to compute."""
+    """`Computing`: the script computes; ``left`` are the micro-batches that it is still to compute.
+
+    ``begun``: so many buckets, the first ones, are being summed already.
+    """
 
     left: frozenset[int]
+    begun: int = 0
 
     phase: ClassVar = ReplicaPhase.COMPUTING
 
 
 @dataclass(frozen=True, slots=True)
 class Reducing:
-    """`Reducing`: these (bucket, seat) are being summed."""
+    """`Reducing`: these (bucket, seat) are being summed.
+
+    ``whole`` are sums that do not count before the notes, which may say that they ``must_repeat``.
+    """
 
     left: frozenset[tuple[int, int]]
+    whole: frozenset[int] = frozenset()
+    must_repeat: bool = False
 
     phase: ClassVar = ReplicaPhase.REDUCING
 

@@ -85,6 +85,8 @@ class Assembly:
         self.rank = 0
         self.said: list[Said] = []
         self._order: CollectiveOrder | None = None
+        self._early: dict[int, Completion] = {}  # buckets that are being reduced while the script computes
+        self._early_error: Exception | None = None  # of the one that did not begin
         self._broken: tuple[Exception, list[Completion]] | None = None  # why this world is, and what had begun in it
         self._last_resort: tuple[float, Exception] | None = (
             None  # so long the next world has to come; then this is raised
@@ -211,6 +213,9 @@ class Assembly:
 
         Those of one that does not end are not used again.
         """
+        early, _ = self._take_early()
+        if early and self._broken is None:
+            self._broken = (Superseded("a newer world has come while this rank computed"), list(early.values()))
         if self._broken is not None:
             error, begun = self._broken
             self._broken = None
@@ -268,17 +273,36 @@ class Assembly:
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
+    def begin_reduce(self, bucket: int) -> None:
+        """Begin to reduce a bucket in the middle of a backward pass: what befalls it there is raised in ``reduce``."""
+        if self._early_error is None:
+            try:
+                completion = self._gradients.reduce(bucket, (), is_awaited=False)
+            except BROKEN as error:
+                self._early_error = error
+            else:
+                assert completion is not None
+                self._early[bucket] = completion
+
+    def _take_early(self) -> tuple[dict[int, Completion], Exception | None]:
+        """Return what was begun early, and the error of what was not, and forget both."""
+        taken = (self._early, self._early_error)
+        self._early, self._early_error = {}, None
+        return taken
+
     def reduce(
         self, step: int, buckets: Sequence[int], holdings: Sequence[frozenset[int]], *, is_awaited: bool
     ) -> list[ReplicaEvent]:
         """Reduce these buckets; ``holdings`` are the micro-batches that each rank has computed."""
         events: list[ReplicaEvent] = []
-        begun: dict[int, Completion] = {}
+        begun, error = self._take_early()
 
         def reduce() -> None:
+            if error is not None:
+                raise error
             for numbers in self._gradients.rounds:
                 some = [bucket for bucket in numbers if bucket in buckets]
-                for bucket in some:
+                for bucket in (each for each in some if each not in begun):
                     completion = self._gradients.reduce(bucket, holdings, is_awaited=is_awaited)
                     if completion is not None:
                         begun[bucket] = completion
@@ -300,7 +324,9 @@ class Assembly:
     def _reduced(self, bucket: int) -> Reduced:
         if not self._gradients.has_notes(bucket):
             return Reduced(bucket)
-        return Reduced(bucket, is_awaited=self._gradients.any_awaited(), differs=differ(self._gradients.digests()))
+        is_awaited, must_repeat = self._gradients.flags()
+        is_different = differ(self._gradients.digests())
+        return Reduced(bucket, is_awaited=is_awaited, differs=is_different, must_repeat=must_repeat)
 
     def hand_over(self, bucket: int, source: int, to: int | None) -> ReplicaEvent:
         """Give, or take, a reduced bucket."""

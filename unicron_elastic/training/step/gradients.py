@@ -4,6 +4,9 @@ Reduction is out of place. What a rank has summed up stays as it is until the re
 loss of a rank it still counts; and the reduced sum stays until the next reduction begins, for whoever missed its end.
 ``p.grad`` is a view of the first, into which the second is copied in the end: one copy in and one out, as in DDP.
 
+Buckets are in the reverse order of the parameters, which is about that in which a backward pass comes to them: all but
+the last one can be reduced while it goes on, one after the other (``buckets_ready.py``).
+
 Behind the gradients, in the last bucket of them, travel notes (``notes.py``), which say what is in the sum. One more
 bucket is for the model's buffers that micro-batch 0 has made, as bytes: whoever has computed it gives them to all. The
 notes say how many there are; mostly there are none, and nothing is sent.
@@ -22,11 +25,13 @@ from unicron_elastic.compat.tensors import changes_of, copy_each, zero_each
 from unicron_elastic.engine.transport.completion import Completion
 from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.state.nested import shaped_like
+from unicron_elastic.training.step.buckets_ready import BucketsReady
 from unicron_elastic.training.step.comparison import written
-from unicron_elastic.training.step.notes import NOTES_DTYPE, Notes, digest_notes, made_bytes
+from unicron_elastic.training.step.notes import NOTES_DTYPE, Notes, digest_notes, flags, made_bytes
 from unicron_elastic.training.step.wrong_use import WrongUseError
 
 BUCKET_BYTES = 25 * 2**20  # as DDP's
+LAST_BUCKET_SHARE = 1 / 8  # of that: no backward pass goes on while it is reduced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +68,9 @@ class Gradients:
         self.digest: Callable[[], list[float]] = lambda: written(None)  # of the state, for the notes
         self.name: Callable[[Tensor], str] = _shape  # of a parameter, for people
         self._bucket_bytes = bucket_bytes or BUCKET_BYTES
-        self._added: list[
-            Tensor
-        ] = []  # whose gradients autograd has added in this micro-batch, each as often as it has
+        # Whose gradients autograd has added in this micro-batch, each as often as it has.
+        self._added: list[Tensor] = []
+        self._ready = BucketsReady(self._added)
         self._touched: set[Tensor] = set()
         self._hooks: dict[Tensor, Any] = {}
         self._staged: dict[int, Tensor] = {}
@@ -96,6 +101,17 @@ class Gradients:
         self._notes = Notes(torch.zeros(0), 0)
         self._staged.clear()
         self.buckets = self._make_buckets()
+        self._ready.lay_out(self._reduced_early())
+
+    def _reduced_early(self) -> list[list[Tensor]]:
+        """Return the parameters of each bucket that can be reduced while a backward pass goes on."""
+        early = self.buckets[:-2]
+        count = next((at for at, each in enumerate(early) if max(each.parameters) >= len(self._trained)), len(early))
+        return [[self._trained[position] for position in each.parameters] for each in early[:count]]
+
+    def when_ready(self, begin: Callable[[int], bool]) -> None:
+        """Call ``begin`` when all gradients of a bucket have come, in its turn; it tells whether it reduces it now."""
+        self._ready.begin = begin
 
     # -- accumulation -------------------------------------------------------------------------------------------------
 
@@ -127,6 +143,7 @@ class Gradients:
                 "them behind 'for index in step', or each micro-batch's own with parameter.register_hook"
             )
         self._touched.update(self._added)
+        self._ready.end_pass()
         self._added.clear()
 
     def add(self, index: int, loss: Tensor) -> None:
@@ -199,7 +216,14 @@ class Gradients:
             touched = [parameter in self._touched for parameter in self._trained]
             made = 0 if self.made is None else self.made.numel()
             touched += [True for _ in self._others]
-            self._notes.write(staged[-each.notes :], touched, self.digest(), made_bytes=made, is_awaited=is_awaited)
+            self._notes.write(
+                staged[-each.notes :],
+                touched,
+                self.digest(),
+                made_bytes=made,
+                is_awaited=is_awaited,
+                must_repeat=self._ready.take_too_early(),
+            )
         return staged
 
     def _share_made(self, holdings: Sequence[frozenset[int]]) -> Completion | None:
@@ -252,9 +276,9 @@ class Gradients:
         """The sums of the digests of all ranks' states, once complete."""
         return digest_notes(self._noted.reduced)
 
-    def any_awaited(self) -> bool:
-        """Whether some rank knows of a newcomer on its way, once complete."""
-        return bool(self._noted.reduced[-1] > 0)
+    def flags(self) -> tuple[bool, bool]:
+        """Whether some rank knows of a newcomer on its way, and whether all must be reduced again, once complete."""
+        return flags(self._noted.reduced)
 
     def has_notes(self, bucket: int) -> bool:
         """Whether the notes are behind the gradients of this bucket."""
@@ -272,7 +296,8 @@ class Gradients:
         views: dict[int, Tensor] = {}
         buckets: list[Bucket] = []
         groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-        for position, parameter in enumerate(self.parameters):
+        for position in (*range(len(self._trained))[::-1], *range(len(self._trained), len(self.parameters))):
+            parameter = self.parameters[position]
             groups.setdefault((parameter.device, parameter.dtype), []).append(position)
         # The notes go behind gradients of their own type; the last bucket has them.
         ordered = sorted(groups.items(), key=lambda item: item[0][1] is NOTES_DTYPE)
@@ -289,7 +314,9 @@ class Gradients:
             for position, size in zip(positions, sizes, strict=True):
                 views[position] = shaped_like(self.parameters[position], local[offset : offset + size])
                 offset += size
-            buckets += _cut(local, reduced, positions, sizes, most=max(1, self._bucket_bytes // local.element_size()))
+            most = max(1, self._bucket_bytes // local.element_size())
+            last = max(1, int(most * LAST_BUCKET_SHARE)) if extra else 0
+            buckets += _cut(local, reduced, positions, sizes, most=most, last=last)
         self.views = [views[position] for position in range(len(self.parameters))]
         self._notes = Notes(self._flats[-1][-notes:], self.micro_batches)
         nothing = torch.empty(0, dtype=torch.uint8, device=self._flats[-1].device)
@@ -300,12 +327,19 @@ def _shape(parameter: Tensor) -> str:
     return f"a parameter of shape {tuple(parameter.shape)}"
 
 
-def _cut(local: Tensor, reduced: Tensor, positions: Sequence[int], sizes: Sequence[int], *, most: int) -> list[Bucket]:
-    """Buckets of at most ``most`` elements, or of one parameter; what comes behind the gradients goes to the last."""
+def _cut(
+    local: Tensor, reduced: Tensor, positions: Sequence[int], sizes: Sequence[int], *, most: int, last: int
+) -> list[Bucket]:
+    """Buckets of at most ``most`` elements, or of one parameter; what comes behind the gradients goes to the last.
+
+    That one begins with the parameter in which the ``last`` elements begin, if ``last`` is not 0 and the one before has
+    more.
+    """
     firsts, begins = [0], [0]  # of each bucket: its first parameter and element
-    end = 0
+    end, last_begins = 0, sum(sizes) - last
     for number, size in enumerate(sizes):
-        if end > begins[-1] and end + size - begins[-1] > most:
+        is_last = 0 < last < end - begins[-1] and end <= last_begins < end + size
+        if end > begins[-1] and (is_last or end + size - begins[-1] > most):
             firsts.append(number)
             begins.append(end)
         end += size

@@ -2,8 +2,8 @@
 
 One after the other: the loss of each micro-batch; how often each was added, which must be once; how many ranks have a
 gradient of each parameter; the stamps, and how many ranks there are; digests of their states (``comparison.py``); how
-many bytes of buffers micro-batch 0 has made; how many know of a newcomer on its way. Whole numbers below 2**24 are
-exact in fp32.
+many bytes of buffers micro-batch 0 has made; how many know of a newcomer on its way; how many have begun a bucket too
+early. Whole numbers below 2**24 are exact in fp32.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from unicron_elastic.training.step.comparison import NOTES as DIGEST_NOTES
 NOTES_DTYPE = torch.float32
 _STAMP = 4  # bytes
 _DIGITS, _BASE = 2, 2**20  # in which a number of bytes is written
+_FLAGS = 2  # at the end
 
 
 class Notes:
@@ -33,7 +34,7 @@ class Notes:
     @staticmethod
     def size(micro_batches: int, parameters: int) -> int:
         """How many numbers they are."""
-        return 2 * micro_batches + parameters + _STAMP + 1 + DIGEST_NOTES + _DIGITS + 1
+        return 2 * micro_batches + parameters + _STAMP + 1 + DIGEST_NOTES + _DIGITS + _FLAGS
 
     def begin(self, stamp: bytes) -> None:
         """Begins a step, with zeros; ``stamp``: four bytes that tell it, and what is trained in it, from others."""
@@ -45,10 +46,17 @@ class Notes:
         self._counts[index] += 1
 
     def write(
-        self, staged: Tensor, touched: Sequence[bool], digest: Sequence[float], *, made_bytes: int, is_awaited: bool
+        self,
+        staged: Tensor,
+        touched: Sequence[bool],
+        digest: Sequence[float],
+        *,
+        made_bytes: int,
+        is_awaited: bool,
+        must_repeat: bool,
     ) -> None:
         """Completes a copy of them. ``touched``: whether this rank has a gradient of each parameter."""
-        whole = [*touched, *self._stamp, 1, *digest, *divmod(made_bytes, _BASE), is_awaited]
+        whole = [*touched, *self._stamp, 1, *digest, *divmod(made_bytes, _BASE), is_awaited, must_repeat]
         rest = [float(each) for each in whole]
         staged[2 * self._micro_batches :].copy_(torch.tensor(rest, dtype=NOTES_DTYPE))
 
@@ -59,7 +67,7 @@ class Notes:
         """
         counts = self._memory[self._micro_batches :].tolist()
         counts, rest = counts[: self._micro_batches], counts[self._micro_batches :]
-        ends = -DIGEST_NOTES - _DIGITS - 2
+        ends = -DIGEST_NOTES - _DIGITS - _FLAGS - 1
         touched, stamp, ranks = rest[: ends - _STAMP], rest[ends - _STAMP : ends], rest[ends]
         if stamp != [ranks * byte for byte in self._stamp]:
             raise RuntimeError(
@@ -74,12 +82,18 @@ class Notes:
 
 def digest_notes(notes: Tensor) -> list[float]:
     """The sums of what ``comparison.written`` gave."""
-    end = -_DIGITS - 1
+    end = -_DIGITS - _FLAGS
     found: list[float] = notes[end - DIGEST_NOTES : end].tolist()
     return found
 
 
 def made_bytes(notes: Tensor) -> int:
     """How many bytes of buffers micro-batch 0 has made, from the sum."""
-    upper, lower = notes[-_DIGITS - 1 : -1].tolist()
+    upper, lower = notes[-_DIGITS - _FLAGS : -_FLAGS].tolist()
     return int(upper) * _BASE + int(lower)
+
+
+def flags(notes: Tensor) -> tuple[bool, bool]:
+    """Whether any rank knows of a newcomer on its way, and whether any has begun a bucket too early."""
+    is_awaited, must_repeat = notes[-_FLAGS:].tolist()
+    return is_awaited > 0, must_repeat > 0

@@ -37,6 +37,10 @@ class TreeGradients(Gradients):
         super().lay_out(parameters, frozen, others)
         self._sum = TreeSum(self.parameters, self.micro_batches)
 
+    def _reduced_early(self) -> list[list[Tensor]]:
+        """Return none: what a pass has added goes into the sums of subtrees when the pass has ended."""
+        return []
+
     def begin(self, stamp: bytes = bytes(4)) -> None:
         """Begin with no gradients at all: autograd then leaves those of each micro-batch as they are."""
         super().begin(stamp)
