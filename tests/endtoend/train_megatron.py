@@ -275,7 +275,7 @@ def train(asked: argparse.Namespace, strikes: Strikes) -> None:
         scheduler=scheduler,
     )
     run = forward_backward._run
-    strikes.step = lambda: run.step if run._has_state else -1
+    strikes.step = lambda: run.step if run.has_state else -1
     losses: dict[int, dict[int, float]] = {}
     while not forward_backward.is_over:
         for chunk in model:

@@ -111,7 +111,7 @@ class Job:
         for rank in self.dice.sample(alive, min(many, len(alive))):
             top = max(each.version for each in alive)
             left = [each for each in alive if each is not rank and not each.is_dead and each.version >= top - 1]
-            seats = {each.seat for each in left if each.run is not None and each.run._has_state}
+            seats = {each.seat for each in left if each.run is not None and each.run.has_state}
             if len(seats) == self.shape.seats and not rank.has_parted:
                 self._kill(rank)
 

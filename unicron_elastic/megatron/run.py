@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from enum import Enum, IntEnum
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,26 @@ from unicron_elastic.worker.notices import Parted, WentOn
 from unicron_elastic.worker.step_count import made_before
 
 Call = Callable[[list[int]], tuple[list[Any], int]]  # passes for these micro-batches: what they gave, and their tokens
+
+
+class Progress(IntEnum):
+    """`Progress` is how far the gradients of a step have come; each has come to all that is smaller, but `SPOILED`."""
+
+    SPOILED = -1  # passes broke on the way: nobody knows what is in the sums
+    OPEN = 0  # what was computed is summed up, and buckets may be reduced
+    SUMMED_WITHIN = 1  # what is summed within a replica is being summed, into the reduced gradients
+    FINISHED = 2  # all gradients of this step are here, also what is summed within a replica
+    COMMITTED = 3  # and everybody has them
+    SCALED = 4  # and they are divided by the tokens
+
+
+class Footing(Enum):
+    """`Footing` is what a process must do before it does anything with others."""
+
+    NEW = "new"  # meet them, and take their state
+    APART = "apart"  # meet them
+    EVEN = "even"  # nothing: it has met them in its world
+    PARTED = "parted"  # nothing any more: nobody needs it
 
 
 class MegatronRun:
@@ -77,18 +98,10 @@ class MegatronRun:
         self._given: list[Any] = []  # by their passes
         self._all_tokens: int | None = None  # of all micro-batches of this step
         self._norm: float | None = None  # of the gradients of the step that was committed last
-        self._is_finished = False  # all gradients of this step are here, also what is summed up within a replica
-        self._is_committed = False  # and everybody has them
-        self._is_spoiled = False  # the sums: passes broke on the way
-        self._is_changed = False  # the reduced gradients
-        self._is_scaled = False
-        self._must_meet = False
-        self._has_state = True
-        self._has_parted = False
+        self._progress = Progress.OPEN
         self._news: WentOn | None = None  # of a new world, to be told after the step
         is_member = members.begin()
-        if not is_member:
-            self._must_meet, self._has_state = True, False
+        self._footing = Footing.EVEN if is_member else Footing.NEW
         if sharded is not None:
             sharded.on_rebuilt = buckets.install
             sharded.begin() if is_member else sharded.begin_anew()
@@ -96,7 +109,15 @@ class MegatronRun:
     @property
     def is_over(self) -> bool:
         """Whether the last step is made."""
-        return self._has_parted or self.step >= self._steps
+        return self._footing is Footing.PARTED or self.step >= self._steps
+
+    @property
+    def has_state(self) -> bool:
+        """Whether others may rely on its parameters."""
+        return self._footing is not Footing.NEW
+
+    def _needs_meeting(self) -> bool:
+        return self._footing in {Footing.NEW, Footing.APART} or self._members.needs_meeting()
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -107,16 +128,16 @@ class MegatronRun:
         """
         self._state.load_again()
         self._clear()
-        if not (self._must_meet or self._members.needs_meeting()):
+        if not self._needs_meeting():
             self._assigned = self._share()
-        while not (self._is_committed or self.is_over):
-            if self._must_meet or self._members.needs_meeting():
+        while not (self._progress >= Progress.COMMITTED or self.is_over):
+            if self._needs_meeting():
                 self._meet()
             elif to_do := sorted(self._assigned - self._held):
                 self._attempt(partial(self._compute, call, to_do))
             else:
                 self._attempt(self._reduce)
-        if self.is_over and not self._has_parted:
+        if self.is_over:
             self._part()
         return self._given
 
@@ -130,17 +151,17 @@ class MegatronRun:
         self._buckets.begin()
         self._held = self._assigned = frozenset()
         self._tokens, self._given, self._all_tokens = 0, [], None
-        self._is_finished = self._is_committed = self._is_spoiled = self._is_changed = self._is_scaled = False
+        self._progress = Progress.OPEN
 
     def _compute(self, call: Call, indices: list[int]) -> None:
-        self._is_spoiled = True
+        self._progress = Progress.SPOILED
         with self._members.computing():
             if self._held or self._buckets.done:
                 with self._buckets.held_back():
                     found, tokens = call(indices)
             else:
                 found, tokens = call(indices)
-        self._is_spoiled = False
+        self._progress = Progress.OPEN
         self._given += found
         self._held |= frozenset(indices)
         self._tokens += tokens
@@ -152,14 +173,14 @@ class MegatronRun:
         self._buckets.reduce()
         if self._changes_reduced and self._sharded is None:
             self._buckets.keep_reduced()
-            self._is_changed = True
+            self._progress = Progress.SUMMED_WITHIN
         self._members.waiter.call(_without_gradients(self._finish_replica))  # Megatron-Core waits without a time-out
         if self._sharded is not None:
             self._sharded.exchange_gradients()
-        self._is_finished = True
+        self._progress = Progress.FINISHED
         self._members.sum(torch.zeros(1, device=self._device))
         self._norm = None
-        self._is_committed = True
+        self._progress = Progress.COMMITTED
 
     def _attempt(self, part: Callable[[], None]) -> bool:
         """Does a part of a step; false if the world broke on the way, and a newer one has come."""
@@ -182,7 +203,7 @@ class MegatronRun:
         before = self.step
         while not self._attempt(partial(self._make, make, made)):
             self._meet(leaves_after_taking=True)
-            if self._has_parted:
+            if self._footing is Footing.PARTED:
                 return None
             if self.step != before:  # of others
                 self._state.load_again_later()
@@ -200,7 +221,7 @@ class MegatronRun:
         return made[0] if made else None
 
     def _make(self, make: Callable[[], Any], made: list[Any]) -> None:
-        if self._sharded is None or not self._must_meet:
+        if self._sharded is None or self._footing is Footing.EVEN:
             made.append(make())
             return
         with self._sharded.parameters_held():  # the optimizer is still cut for the world before
@@ -227,7 +248,7 @@ class MegatronRun:
                 buffer.scale_gradients(factor)
             if self._sharded is not None:
                 self._sharded.scale(factor)
-        self._is_scaled = True
+        self._progress = Progress.SCALED
         self._buckets.round()
 
     def _factor(self) -> Tensor:
@@ -243,9 +264,9 @@ class MegatronRun:
             with self._members.computing():
                 given.extend(passes())
 
-        if self._has_parted:
+        if self._footing is Footing.PARTED:
             return [] if self._members.is_alone else passes()
-        if not (self._must_meet or self._members.needs_meeting()):
+        if not self._needs_meeting():
             self._attempt(attempt)
         return given
 
@@ -253,16 +274,16 @@ class MegatronRun:
         """The sum over all ranks that train; or what this one has if the world breaks: then ``is_partial``."""
         summed = tensor.detach().clone()
         self.is_partial = True
-        if self._must_meet or self._members.needs_meeting():
+        if self.is_alone or self._needs_meeting():
             return summed
         try:
             summed = self._members.sum(summed)
-            self.is_partial = self.is_alone
+            self.is_partial = False
             return summed
         except BROKEN as error:
             if is_of_script(error):
                 raise
-            if not self._has_parted:  # else nobody needs this rank any more
+            if self._footing is not Footing.PARTED:  # else nobody needs this rank any more
                 self._members.broke(error)
             return tensor.detach().clone()
 
@@ -273,32 +294,35 @@ class MegatronRun:
 
     def together(self, part: Callable[[Members], Any]) -> bool:
         """Does something with all ranks that train, between steps; false if the world is changing, or breaks."""
-        if self.is_alone or self._must_meet or self._members.needs_meeting():
+        if self.is_alone or self._needs_meeting():
             return False
         try:
             part(self._members)
         except BROKEN as error:
             if not _is_of_connections(error):
                 raise
-            if not self._has_parted:  # else nobody needs this rank any more
+            if self._footing is not Footing.PARTED:  # else nobody needs this rank any more
                 self._members.broke(error)
             return False
         return True
 
     def _tell_news(self) -> None:
-        if self._news is not None and not self._must_meet:
+        if self._news is not None and self._footing in {Footing.EVEN, Footing.PARTED}:
             self._members.tell(self._news)
             self._news = None
 
     def _part(self) -> None:
         """Stays until nobody needs this rank any more."""
-        while not self._has_parted:
-            if self._must_meet or self._members.needs_meeting():
+        while self._footing is not Footing.PARTED:
+            if self._needs_meeting():
                 self._meet()
             elif self._attempt(lambda: self._members.part(torch.zeros(1, device=self._device))):
-                self._has_parted = True
-                self._tell_news()
-                self._members.tell(Parted())
+                self._have_parted()
+
+    def _have_parted(self) -> None:
+        self._footing = Footing.PARTED
+        self._tell_news()
+        self._members.tell(Parted())
 
     # -- the world ----------------------------------------------------------------------------------------------------
 
@@ -307,7 +331,8 @@ class MegatronRun:
 
         ``leaves_after_taking``: who has taken the state of others is not in the step any more that it was in.
         """
-        self._must_meet = True
+        if self._footing is Footing.EVEN:
+            self._footing = Footing.APART
         self._mend()
         while True:
             try:
@@ -315,7 +340,8 @@ class MegatronRun:
             except NoStateLeft:
                 if not self._members.is_over():
                     raise
-                self._end_alone()
+                self._members.be_alone()
+                self._have_parted()
                 return
             if self._members.is_spare:
                 if agreement.is_even and not self._wait_as_spare():
@@ -330,48 +356,49 @@ class MegatronRun:
             elif self._attempt(partial(self._take_part, agreement)):
                 break
             self._mend()
-        self._must_meet = False
+        self._footing = Footing.EVEN
 
     def _learn(self, agreement: ReplicaAgreement) -> None:
         """What those who make the step before have to know, before it is said that this one will make it."""
         norm = agreement.norm
         if norm is None and self._sharded is not None:
-            is_scaled = self._is_scaled or not self._all_tokens
+            is_scaled = self._progress is Progress.SCALED or not self._all_tokens
             norm = self._sharded.norm(agreement.cuts, None if is_scaled else self._factor())
         if self._members.index in agreement.advance:
-            self._is_committed, self._norm = True, norm
+            self._norm = norm
+            self._progress = max(self._progress, Progress.COMMITTED)
 
     def _mend(self) -> None:
         """Puts the gradients in order that a fault left in disorder."""
-        if self._is_finished:  # if anybody has committed the step, the gradients are as they have to be
+        if self._progress >= Progress.FINISHED:  # if anybody has committed the step, the gradients are as they must be
             return
         self._restore_reduced()
         if self._sharded is not None:
             self._buckets.reopen()
         self._buckets.restore()
-        if self._is_spoiled:
+        if self._progress is Progress.SPOILED:
             self._drop()
 
     def _restore_reduced(self) -> None:
-        if self._is_changed:
+        if self._progress is Progress.SUMMED_WITHIN:
             self._buckets.restore_reduced()
-            self._is_changed = False
+            self._progress = Progress.OPEN
 
     def _drop(self) -> None:
         self._buckets.drop()
         self._held, self._tokens, self._given = frozenset(), 0, []
-        self._is_spoiled = self._is_finished = False
+        self._progress = Progress.OPEN
 
     def _said(self) -> MemberSaid:
         return MemberSaid(
             seat=self._members.seat,
             replica=self._members.replica,
-            state=self.step if self._has_state else None,
+            state=self.step if self.has_state else None,
             buckets=self._buckets.count,
             held=self._held,
             done=frozenset() if self._sharded is not None else frozenset(self._buckets.done),
-            is_finished=self._is_finished,
-            is_committed=self._is_committed,
+            is_finished=self._progress >= Progress.FINISHED,
+            is_committed=self._progress >= Progress.COMMITTED,
             tokens=self._all_tokens,
             norm=self._norm,
             cuts=() if self._sharded is None else self._sharded.cuts,
@@ -380,8 +407,9 @@ class MegatronRun:
     def _take_part(self, agreement: ReplicaAgreement) -> None:
         """All are in the same step: takes over what this rank is to do of it."""
         number = self._members.number
-        if self._is_finished:  # and nobody has committed it
-            self._is_finished = False
+        if self._progress is Progress.FINISHED:  # and nobody has committed it
+            is_changed = self._changes_reduced and self._sharded is None
+            self._progress = Progress.SUMMED_WITHIN if is_changed else Progress.OPEN
             self._mend()
         if agreement.held[number] != self._held:
             self._drop()
@@ -413,21 +441,14 @@ class MegatronRun:
             self._sharded.begin_anew()
         self._clear()
         self._drop()
-        self._must_meet = False
         self._hear_news(reused=0, recomputed=0)
-        self._tell_news()
-        self._must_meet = True
+        if self._news is not None:
+            self._members.tell(self._news)
+            self._news = None
         if self._members.wait_as_spare():
             return True
-        self._has_parted = True
-        self._members.tell(Parted())
+        self._have_parted()
         return False
-
-    def _end_alone(self) -> None:
-        self._members.be_alone()
-        self._has_parted, self._must_meet = True, False
-        self._tell_news()
-        self._members.tell(Parted())
 
     def _give_or_take(self, agreement: ReplicaAgreement) -> None:
         """Gives the state to those who have none, or takes it."""
@@ -441,7 +462,7 @@ class MegatronRun:
                 self._members.tell(about_taken(taken_bytes, time.monotonic() - began))
                 self.step = agreement.step
                 made_before(self.step)
-                self._has_state = True
+                self._footing = Footing.APART
                 self._norm = None
                 self._clear()
                 self._drop()
