@@ -1,12 +1,13 @@
 """One of several ranks that try a back end: what each collective operation gives, and what it trains.
 
-    python collective_ranks.py BACKEND operations|train RANK SIZE STORE [KIND]
+    python collective_ranks.py BACKEND operations|train RANK SIZE STORE [KIND] [stream|torn|abort|without OPERATION ...]
 
 Prints one JSON object.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -23,6 +24,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import unicron_elastic.engine.group  # noqa: F401 - makes a back end known
+from unicron_elastic.testing import late
 
 STEPS = 4
 Operation = Callable[[], Any]
@@ -31,10 +33,14 @@ Operation = Callable[[], Any]
 def digest(tensors: Iterable[Tensor]) -> str:
     """Make one word of the bytes of all."""
     found = hashlib.sha256()
-    for each in tensors:
-        local: Any = each.to_local() if hasattr(each, "to_local") else each
-        found.update(local.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    for each in locals_of(tensors):
+        found.update(each.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]
+
+
+def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """List what this rank has of each."""
+    return [each.to_local() if hasattr(each, "to_local") else each for each in tensors]
 
 
 def operations(rank: int, size: int) -> dict[str, Operation]:  # noqa: PLR0915 - a list of operations
@@ -203,16 +209,28 @@ def build(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
                 fully_shard(each)
         fully_shard(net)
     else:
-        model = DistributedDataParallel(net, bucket_cap_mb=0.01)
+        model = DistributedDataParallel(net, bucket_cap_mb=0.01, gradient_as_bucket_view=kind == "ddp with views")
         if kind == "ddp with a hook":
             model.register_comm_hook(None, allreduce_hook)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: Iterable[int]) -> None:
-    """Make these steps."""
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rank: int,
+    steps: Iterable[int],
+    *,
+    abort_at: int | None = None,
+) -> None:
+    """Make these steps. ``abort_at``: in which one the group is aborted while its last gradients are reduced."""
+    world: Any = dist.group.WORLD
+    counts = [0]
     for step in steps:
+        if step == abort_at:
+            late.lateness.abort_in(counts[-1] - counts[-2])
         backward(model, rank, step)
+        counts.append(world.begun if abort_at is not None else 0)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -224,25 +242,41 @@ def backward(model: nn.Module, rank: int, step: int) -> None:
     nn.functional.cross_entropy(model(inputs), labels).backward()
 
 
+def tried(operation: Operation) -> dict[str, Any]:
+    """What an operation gives once all has landed, and whether that was not there when its wait had ended."""
+    try:
+        tensors = flat(operation())
+        early = digest(tensors)
+        late.synchronize()
+        return {"digest": digest(tensors), "is_late": digest(tensors) != early}
+    except Exception as error:
+        late.synchronize()
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
 def main() -> None:
     """Do what the arguments say."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     backend, what, rank, size, path, *words = sys.argv[1:]
+    late.lateness.is_torn = "torn" in words
     dist.init_process_group(backend, store=dist.FileStore(path, int(size)), rank=int(rank), world_size=int(size))
-    if what == "operations":
-        found = {}
-        for name, operation in operations(int(rank), int(size)).items():
-            try:
-                found[name] = digest(flat(operation()))
-            except Exception as error:
-                found[name] = f"{type(error).__name__}: {error}"
-        print(json.dumps(found), flush=True)
-    else:
-        model, optimizer = build(words[0])
-        train(model, optimizer, int(rank), range(STEPS))
-        print(json.dumps({"digest": digest(model.parameters())}), flush=True)
-    dist.barrier()
+    with late.StreamOrder() if "stream" in words else contextlib.nullcontext():
+        if what == "operations":
+            begins = operations(int(rank), int(size))
+            if "without" in words:
+                del begins[words[words.index("without") + 1]]
+            found = {name: tried(begin) for name, begin in begins.items()}
+            print(json.dumps(found), flush=True)
+        else:
+            model, optimizer = build(words[0])
+            train(model, optimizer, int(rank), range(STEPS), abort_at=STEPS - 1 if "abort" in words else None)
+            late.synchronize()
+            has_nan = any(bool(each.isnan().any()) for each in locals_of(model.parameters()))
+            print(json.dumps({"digest": digest(model.parameters()), "has_nan": has_nan}), flush=True)
+    if "abort" not in words:
+        dist.barrier()
+        late.synchronize()
     os._exit(0)
 
 

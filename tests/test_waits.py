@@ -82,9 +82,9 @@ ENDS = {
         "Storage.wait": SCRIPT,
         "Storage._write": COLLECTIVE,
     },
-    "unicron_elastic/testing/late/late_group.py": {
-        "LateGroup._land": COLLECTIVE,
-        "LateGroup._stream": OWN_THREAD,
+    "unicron_elastic/testing/late/late_inside.py": {
+        "LateInside._land": COLLECTIVE,
+        "LateInside._stream": OWN_THREAD,
     },
     "unicron_elastic/testing/chaos_hooks.py": {"PhaseWatch.reduce": COLLECTIVE},
     "unicron_elastic/training/run.py": {"Run._wait_kept": SCRIPT, "Run.load_state_dict": SCRIPT},

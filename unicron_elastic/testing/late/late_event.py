@@ -27,11 +27,23 @@ class Lateness:
     """`Lateness` is how the back end behaves: results come ``delay_s`` after their collective was begun, or later.
 
     ``is_torn``: until then a tensor has what it had, and after an abort the rank's own values in front and the sum
-    behind, as NCCL may leave it; else it has NaN, or the like, from the beginning.
+    behind, as NCCL may leave it; else it has NaN, or the like, from the beginning. ``init_s``: how long the making of a
+    group blocks, which nothing ends before.
     """
 
     delay_s: float = 0.02
+    init_s: float = 0.0
     is_torn: bool = False
+    _left: int = 0  # collectives until one is aborted
+
+    def abort_in(self, collectives: int) -> None:
+        """Have the group of that collective, counted from the next one as 1, be aborted while it is under way."""
+        self._left = collectives
+
+    def is_next_aborted(self) -> bool:
+        """Count a collective that was begun; return whether its group is to be aborted now."""
+        self._left -= 1
+        return self._left == 0
 
     def spoil(self, tensor: Tensor) -> None:
         """Put garbage where a result is to come."""
@@ -55,12 +67,11 @@ lateness = Lateness()  # of all groups of this process
 class LateEvent:
     """A `LateEvent` is what a CUDA event behind a collective is: it can be asked, and waited for."""
 
-    __slots__ = ("_has_ended", "begun_at", "fate", "followers")
+    __slots__ = ("_has_ended", "begun_at", "fate")
 
     def __init__(self) -> None:
         self.fate = Fate.PENDING
         self.begun_at = time.monotonic()
-        self.followers: list[LateEvent] = []  # of the same bracket, which share its fate
         self._has_ended = threading.Event()
 
     def query(self) -> bool:
@@ -72,10 +83,9 @@ class LateEvent:
         return self._has_ended.wait(timeout_s)
 
     def end(self, fate: Fate) -> None:
-        """Note what has become of it, and of all in its bracket."""
-        for each in (self, *self.followers):
-            each.fate = fate
-            each._has_ended.set()
+        """Note what has become of it."""
+        self.fate = fate
+        self._has_ended.set()
 
 
 pending: dict[int, LateEvent] = {}  # by the address of a storage that waits for a result
