@@ -50,6 +50,7 @@ class Ground:
         self._libc = ctypes.CDLL(None)
         self._libc.getenv.restype = ctypes.c_void_p
         self._mark = self._libc.getenv(MARK.encode())
+        self._hide_mark()
 
     @contextlib.contextmanager
     def preloading(self) -> Iterator[None]:
@@ -134,9 +135,15 @@ class Ground:
         self.end.begin()
         run_script(argv[2])
 
+    def _hide_mark(self) -> None:
+        """Give its place another name until it is shown: a launcher has none, and who has one is a worker to others."""
+        del os.environ[MARK]
+        ctypes.memset(self._mark - len(f"{MARK}="), ord("-"), 1)
+
     def _show_mark(self, mark: str) -> None:
         """Show it where the kernel shows the environment; the product finds it there, and shows those of workers."""
         assert len(ctypes.string_at(self._mark)) == len(mark)
+        ctypes.memset(self._mark - len(f"{MARK}="), ord(MARK[0]), 1)
         ctypes.memmove(self._mark, mark.encode(), len(mark))
         self._libc.putenv(ctypes.c_void_p(self._mark - len(f"{MARK}=")))
 

@@ -22,14 +22,17 @@ import sysconfig
 import tempfile
 import traceback
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn
 
+from forked_children import offer_children
 from forked_keeper import MARK as MARK_OF_PRODUCT
 from forked_keeper import MARK_ROOM, Ground, freeze, run_script
 
 MARK = "TEST_RUN"  # in the environment of all that such a test starts; UNICRON_... would be odd to a launcher
+MARK_OF_AGENT = "TEST_AGENT"  # the same, of all that an agent of a cluster starts
 STARTS_WITHIN_S = 100.0
 ANSWERS_WITHIN_S = 100.0
 LARGEST_REQUEST = 1 << 18
@@ -40,6 +43,7 @@ OF_A_HOST = 0x40000000 | 0x04000000 | 0x00020000  # CLONE_NEWNET, CLONE_NEWUTS, 
 READ_EARLY = ("PYTHON", "TORCH", "OMP_", "LD_", "LOGLEVEL", "CUDA", "HOME", "LANG", "LC_", "PATH")
 # By each torch.compile, and by each rendezvous.
 OF_A_JOB = ("RANK", "WORLD_SIZE")
+OF_A_CHILD = {"forks_children": False, "host": None, "ends_as_script": False}
 READ_EACH_TIME = ("TORCHDYNAMO_DISABLE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 
 
@@ -108,6 +112,24 @@ class WarmProcess:
         return self.returncode
 
 
+def _ask(
+    requests: socket.socket,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    folder: Path,
+    streams: Sequence[int | IO[bytes]],
+    **how: object,
+) -> WarmProcess:
+    """Ask who forks for a process, and return it."""
+    ended, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    request = json.dumps({"command": list(command), "env": dict(env), "folder": str(folder), **how})
+    files = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
+    with end:
+        socket.send_fds(requests, [request.encode()], [*files, end.fileno()])
+    assert select.select([ended], [], [], STARTS_WITHIN_S)[0], "the forking process is silent"
+    return WarmProcess(command, int(ended.recv(64)), ended)
+
+
 class WarmLaunchers:
     """The forking process, which starts with the first launcher."""
 
@@ -123,26 +145,20 @@ class WarmLaunchers:
         streams: Sequence[int | IO[bytes]],
         *,
         forks_keeper: bool = False,
+        forks_children: bool = False,
         host: int | None = None,
         ends_as_script: bool = False,
     ) -> WarmProcess:
         """Start a launcher with these files from 0 on, whose keeper and warm process may be forks, too.
 
-        With the pid of the first process of a host, it is on that host, and leads a session there. ``ends_as_script``:
-        in the end all is done that an interpreter does at its own.
+        So may be the launchers that an agent starts. With the pid of the first process of a host, it is on that host,
+        and leads a session there. ``ends_as_script``: in the end all is done that an interpreter does at its own.
         """
         if self._requests is None:
             self._begin(env)
         assert self._requests is not None
-        ended, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        asked = {"command": list(command), "env": dict(env), "folder": str(folder)}
-        how = {"forks_keeper": forks_keeper, "host": host, "ends_as_script": ends_as_script}
-        request = json.dumps({**asked, **how})
-        files = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
-        with end:
-            socket.send_fds(self._requests, [request.encode()], [*files, end.fileno()])
-        assert select.select([ended], [], [], STARTS_WITHIN_S)[0], "the forking process is silent"
-        return WarmProcess(command, int(ended.recv(64)), ended)
+        how = {"forks_keeper": forks_keeper, "forks_children": forks_children, "host": host}
+        return _ask(self._requests, command, env, folder, streams, ends_as_script=ends_as_script, **how)
 
     def begin(self, said: Path, *command: str, **env: str) -> WarmProcess:
         """Start a script or a launcher in the folder in which is the file for what it says."""
@@ -185,7 +201,7 @@ class WarmLaunchers:
     def _begin(self, env: Mapping[str, str]) -> None:
         own = {**os.environ, "OMP_NUM_THREADS": "1"}
         own = {name: value for name, value in own.items() if not name.startswith(("UNICRON_", "PET_", "TORCHEL"))}
-        own[MARK] = "0" * len(env[MARK])
+        own[MARK] = own[MARK_OF_AGENT] = "0" * len(env[MARK])
         own[MARK_OF_PRODUCT] = "0" * MARK_ROOM
         self._requests, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
@@ -193,13 +209,20 @@ class WarmLaunchers:
             self._process = subprocess.Popen(command, pass_fds=[there.fileno()], env=own)
 
 
-def _show(value: str) -> None:
-    """Show this mark in /proc/PID/environ, where the kernel shows what the forking process was started with."""
-    libc = ctypes.CDLL(None)
-    libc.getenv.restype = ctypes.c_void_p
-    address = libc.getenv(MARK.encode())
-    assert len(ctypes.string_at(address)) == len(value), "marks are of one length"
-    ctypes.memmove(address, value.encode(), len(value))
+class Places:
+    """`Places` are those of the marks in /proc/PID/environ, where the kernel shows what a process was started with."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None)
+        libc.getenv.restype = ctypes.c_void_p
+        self._addresses = {name: libc.getenv(name.encode()) for name in (MARK, MARK_OF_AGENT)}
+
+    def show(self, env: Mapping[str, str]) -> None:
+        """Show the marks of this environment, of those that it has."""
+        for name, address in self._addresses.items():
+            if value := env.get(name):
+                assert len(ctypes.string_at(address)) == len(value), "marks are of one length"
+                ctypes.memmove(address, value.encode(), len(value))
 
 
 def _enter(host: int) -> None:
@@ -211,18 +234,26 @@ def _enter(host: int) -> None:
     os.setsid()
 
 
-def _become(ground: Ground, request: dict[str, object], files: Sequence[int]) -> NoReturn:
-    """Run the command's script in this fork."""
+def _become(
+    ground: Ground,
+    places: Places,
+    request: dict[str, object],
+    files: Sequence[int],
+    offer: Callable[[], None] | None,
+) -> NoReturn:
+    """Run the command's script in this fork; it is that of an agent if there is an ``offer`` to start its children."""
     code = 1
     try:
         command, env = request["command"], request["env"]
         assert isinstance(command, list)
         assert isinstance(env, dict)
-        _show(env[MARK])
+        places.show(env)
         out_of_the_way = [fcntl.fcntl(file, fcntl.F_DUPFD, OUT_OF_THE_WAY) for file in files]
         for file in files:
             os.close(file)
-        for number, file in enumerate(out_of_the_way):
+        numbers = request.get("numbers", range(len(files)))
+        assert isinstance(numbers, Sequence)
+        for number, file in zip(numbers, out_of_the_way, strict=True):
             os.dup2(file, number)
             os.close(file)
         os.environ.clear()
@@ -230,8 +261,12 @@ def _become(ground: Ground, request: dict[str, object], files: Sequence[int]) ->
         tempfile.tempdir = None
         if isinstance(request["host"], int):
             _enter(request["host"])
+        if request.get("leads_session"):
+            os.setsid()
         os.chdir(str(request["folder"]))
-        if request["forks_keeper"]:
+        if offer is not None:
+            offer()
+        elif request["forks_keeper"]:  # not for an agent, which has none
             ground.offer_keeper()
         sys.argv[:] = command
         sys.path[0] = os.path.dirname(command[0])
@@ -251,9 +286,20 @@ def _become(ground: Ground, request: dict[str, object], files: Sequence[int]) ->
         os._exit(code)
 
 
-def _serve(ground: Ground, requests: socket.socket) -> None:
+def _serve(ground: Ground, places: Places, requests: socket.socket) -> None:
     """Fork a launcher for each request, and say its pid and, when it has ended, its exit code."""
     running: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of the process
+
+    def fork(ours: Sequence[socket.socket]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            for other, (_, end) in running.items():
+                os.close(other)
+                end.close()
+            for each in (requests, *ours):
+                each.close()
+        return pid
+
     while True:
         for ready in select.select([requests, *running], [], [])[0]:
             if ready is not requests:
@@ -266,15 +312,26 @@ def _serve(ground: Ground, requests: socket.socket) -> None:
             text, files, *_ = socket.recv_fds(requests, LARGEST_REQUEST, MOST_FILES)
             if not text:
                 return
-            pid = os.fork()
-            if pid == 0:
-                requests.close()
-                for other, (_, end) in running.items():
-                    os.close(other)
-                    end.close()
-                os.close(files.pop())
-                _become(ground, json.loads(text), files)
+            request = json.loads(text)
             end = socket.socket(fileno=files.pop())
+            offer, links = None, ()
+            if request["forks_children"]:
+                links = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                parent = fork([end, links[0]])
+                if parent == 0:
+                    for file in files:
+                        os.close(file)
+                    _serve(ground, places, links[1])
+                    os._exit(0)
+                links[1].close()
+                running[os.pidfd_open(parent)] = (parent, socket.socketpair()[0])
+                start = partial(_ask, links[0], forks_keeper=request["forks_keeper"], **OF_A_CHILD)
+                offer = partial(offer_children, start, parent)
+            pid = fork([end])
+            if pid == 0:
+                _become(ground, places, request, files, offer)
+            for each in links:
+                each.close()
             for file in files:
                 os.close(file)
             end.send(str(pid).encode())
@@ -298,7 +355,7 @@ def _import_what_clusters_need() -> None:
 
 
 if __name__ == "__main__":
-    _ground = Ground()
+    _ground, _places = Ground(), Places()
     with _ground.preloading():
         from torch.distributed import DistError  # noqa: F401
 
@@ -311,4 +368,4 @@ if __name__ == "__main__":
 
         _import_what_clusters_need()
     freeze()
-    _serve(_ground, socket.socket(fileno=int(sys.argv[1])))
+    _serve(_ground, _places, socket.socket(fileno=int(sys.argv[1])))

@@ -70,7 +70,12 @@ class Run:
             if warm is not None and wrap is None and not popen and may_be_warm(more):
                 with open(os.devnull, "rb") as null:
                     self.process: Any = warm.start(
-                        command, environ, folder, [null, out, err], forks_keeper=forks_keeper
+                        command,
+                        environ,
+                        folder,
+                        [null, out, err],
+                        forks_keeper=forks_keeper,
+                        forks_children=tool == "unicron" and "agent" in arguments,
                     )
                 return
             self.process = subprocess.Popen(

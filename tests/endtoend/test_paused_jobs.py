@@ -69,7 +69,7 @@ else:
 
 @pytest.fixture
 def own(tmp_path: Path, warm_launchers: WarmLaunchers) -> Iterator[Lab]:
-    with Lab(tmp_path, warm_launchers) as made:
+    with Lab(tmp_path, warm_launchers, trains=True) as made:
         yield made
 
 
@@ -180,7 +180,7 @@ def test_a_job_that_the_plan_takes_the_last_node_from_says_what_it_goes_on_with(
         (launcher.folder / "over").touch()
         assert other.wait() == 0, other.err
     else:
-        own.agents.append(Agent(own.folder, own.etcd.endpoint, "a"))
+        own.agents.append(Agent(own, "a"))
     run.until(lambda: len(starts(run)) == 2, "the next start")
     step, host = starts(run)[1]
     if comes_back:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from warm_launcher import WarmLaunchers
+from warm_launcher import MARK_OF_AGENT, WarmLaunchers, environment_of_no_job
 
 from unicron_elastic.planning.coordinate.node_status import NodeState, NodeStatus
 from unicron_elastic.planning.coordinate.snapshot import JobPhase
@@ -28,7 +28,6 @@ from unicron_elastic.rendezvous.store.interface import StoreError
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 DEADLINE_S = 60.0
-MARK = "TEST_AGENT"  # the host, in the environment of all that its agent starts
 BIN = Path(sys.executable).parent
 
 # It says which signals it gets, and ends with the file "stop" or after them.
@@ -54,22 +53,24 @@ os.write(1, f"DONE {where}\\n".encode())
 class Agent:
     """``unicron agent`` on a host of its own, as far as anybody can tell."""
 
-    def __init__(self, folder: Path, endpoint: str, host: str, **env: str) -> None:
-        self.host, self.mark = host, f"{host}-{uuid.uuid4().hex}"
-        self.log = folder / f"agent-{self.mark}.log"
-        environ = {key: value for key, value in os.environ.items() if not key.startswith(("UNICRON_", "PET_"))}
-        environ |= {"UNICRON_NODE_NAME": host, MARK: self.mark, "OMP_NUM_THREADS": "1"}
-        environ |= {"XDG_STATE_HOME": str(folder / "state"), "UNICRON_ETCD_ENDPOINT": endpoint, **env}
+    def __init__(self, lab: Lab, host: str, *, endpoint: str = "", **env: str) -> None:
+        self.host, self.mark = host, uuid.uuid4().hex
+        self.log = lab.folder / f"agent-{host}-{self.mark}.log"
+        environ = environment_of_no_job(lab.folder) | {"UNICRON_NODE_NAME": host, MARK_OF_AGENT: self.mark}
+        environ |= {"XDG_STATE_HOME": str(lab.folder / "state")}
+        environ |= {"UNICRON_ETCD_ENDPOINT": endpoint or lab.etcd.endpoint, **env}
         command = [str(BIN / "unicron"), "agent", "--address", "127.0.0.1"]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log)
+        with self.log.open("wb") as log, open(os.devnull, "rb") as null:
+            self.process = lab.warm.start(
+                command, environ, lab.folder, [null, log, log], forks_keeper=lab.trains, forks_children=True
+            )
 
     def carriers(self) -> list[int]:
         """All processes of this agent that live, with itself."""
         found = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
-                if f"{MARK}={self.mark}".encode() in Path(f"/proc/{name}/environ").read_bytes():
+                if f"{MARK_OF_AGENT}={self.mark}".encode() in Path(f"/proc/{name}/environ").read_bytes():
                     found.append(int(name))
         return found
 
@@ -87,9 +88,10 @@ class Agent:
 class Lab:
     """An etcd and agents."""
 
-    def __init__(self, folder: Path, warm: WarmLaunchers) -> None:
+    def __init__(self, folder: Path, warm: WarmLaunchers, *, trains: bool = False) -> None:
         self.folder = folder
         self.warm = warm
+        self.trains = trains
         self.etcd = EmbeddedEtcd()
         self.agents: list[Agent] = []
 
@@ -102,7 +104,7 @@ class Lab:
 
     def begin(self, *hosts: str, **env: str) -> list[Agent]:
         """Starts agents, and waits until they are there."""
-        made = [Agent(self.folder, self.etcd.endpoint, host, **env) for host in hosts]
+        made = [Agent(self, host, **env) for host in hosts]
         self.agents += made
         self.until_idle(*hosts)
         return made
@@ -366,7 +368,7 @@ def test_a_killed_agent_takes_its_workers_along_and_is_replaced(lab: Lab, submit
     third.assert_gone()
     assert not os.path.exists(f"/proc/{pids['c']}")
     works(run, 2)
-    lab.agents.append(Agent(lab.folder, lab.etcd.endpoint, "d"))  # which the job may take before it is seen to be idle
+    lab.agents.append(Agent(lab, "d"))  # which the job may take before it is seen to be idle
     assert "d" in works(run, 3, 6)
     stop(launcher)
     assert run.wait() == 0, run.err
@@ -418,11 +420,10 @@ def test_nodes_of_a_job_may_end_one_after_the_other(lab: Lab, submit: Submit, la
 def test_a_launcher_that_is_killed_is_no_end_of_the_job(lab: Lab, submit: Submit, launcher: Any) -> None:
     run = submit(lab, "--nnodes=1", "--rdzv-id=hit", "work.py")
     ((host, pid),) = works(run, 1).items()
-    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    agents = {each.process.pid for each in lab.agents}
-    while int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1]) not in agents:
-        parent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(parent, signal.SIGKILL)
+    keeper = _parent(pid)
+    while Path(f"/proc/{keeper}/comm").read_text() != "unicron-keeper\n":
+        keeper = _parent(keeper)
+    os.kill(_parent(keeper), signal.SIGKILL)
     until(lambda: not os.path.exists(f"/proc/{pid}"), "the end of its worker")
     others = works(run, 1, 2)
     assert set(others) == {"a", "b"}
@@ -470,7 +471,7 @@ def test_an_agent_that_helps_a_job_nobody_plans_leaves_it_when_it_ends(own: Lab,
         env={"UNICRON_NODE_NAME": "z"},
     )  # fmt: skip
     run.until_line("^WORKS z of 1 ")
-    helper = Agent(own.folder, own.etcd.endpoint, "a")
+    helper = Agent(own, "a")
     own.agents.append(helper)
     run.until_line("^WORKS z of 2 ")
     until(lambda: own.nodes()["a"].state is NodeState.WORKING, "work", own.logs)
@@ -487,7 +488,7 @@ def test_an_agent_that_helps_a_job_nobody_plans_leaves_it_when_it_ends(own: Lab,
 def test_an_agent_may_be_there_before_etcd(own: Lab) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    own.agents.append(Agent(own.folder, f"http://127.0.0.1:{port}", "early"))
+    own.agents.append(Agent(own, "early", endpoint=f"http://127.0.0.1:{port}"))
     own.etcd = EmbeddedEtcd(port=port)
     own.etcd.start()
     own.until_idle("early")
@@ -496,7 +497,7 @@ def test_an_agent_may_be_there_before_etcd(own: Lab) -> None:
 
 
 def test_two_agents_of_one_name_are_not_taken_for_each_other(lab: Lab) -> None:
-    other = Agent(lab.folder, lab.etcd.endpoint, "a")
+    other = Agent(lab, "a")
     try:
         assert other.process.wait(DEADLINE_S) == 1
         assert "it has a node called a; give this one another name" in other.log.read_text()
@@ -546,6 +547,10 @@ def test_an_agent_that_was_taken_for_lost_comes_back_and_works_for_one_job(
     stop(launcher)
     assert run.wait() == 0, run.err
     own.until_idle("a", "b")
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _workers(run: Any) -> list[int]:

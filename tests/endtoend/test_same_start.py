@@ -185,7 +185,10 @@ def test_what_the_launcher_ignored_or_handles_is_ignored_as_with_torchrun(
 
 # Begins again once what it imports is imported for the next start, which is then the one that is looked at.
 LEARNED = """
+AGAIN = os.environ["PROBE"] + "/again"
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if os.path.exists(AGAIN):  # nobody learns
+        sys.exit(1)
     import asyncio, email.mime.text, http.client, mailbox, sqlite3, unittest.mock, logging.config, ftplib, tarfile
     import xml.dom.minidom, xmlrpc.client
     import torch
@@ -193,7 +196,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     parameter.sum().backward()
     optimizer.step()
-    while not os.path.exists(os.environ["PROBE"] + "/again"):
+    while not os.path.exists(AGAIN):
         time.sleep(0.02)
     sys.exit(1)
 """

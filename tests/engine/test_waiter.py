@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
 import signal
 import threading
@@ -15,10 +14,11 @@ from typing import Any, NoReturn
 import pytest
 import torch
 import torch.distributed as dist
+from warm_launcher import WarmLaunchers
 
 from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.engine.transport.references import count_references, wait_let_go
-from unicron_elastic.engine.transport.waiter import LOOK_S, PATIENCE_S, AbandonedError, Waiter
+from unicron_elastic.engine.transport.waiter import PATIENCE_S, AbandonedError, Waiter
 
 SLOW_S = 0.2  # as a look takes, at the most, on a machine with other things to do
 
@@ -112,28 +112,30 @@ def test_one_that_ends_well_between_two_looks_is_no_failure() -> None:
     Waiter(lambda: False).wait(EndedInTime(2))  # type: ignore[arg-type]
 
 
-def _pair(rank: int, path: str, results: Any) -> None:
-    """Sends and receives while the peer sleeps for longer than a look takes."""
-    dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2)
-    waiter, tensor = Waiter(lambda: False), torch.full((1_000_000,), float(rank))
-    for sleeper in (0, 1):
-        if rank == sleeper:
-            time.sleep(4 * LOOK_S)
-        waiter.wait_one_to_one(dist.isend(tensor, 1) if rank == 0 else dist.irecv(tensor, 0))
-    results.put(tensor.sum().item())
-    dist.destroy_process_group()
+# Sends and receives while the peer sleeps for longer than a look takes.
+PAIR = """
+import sys, time
+import torch, torch.distributed as dist
+from unicron_elastic.engine.transport.waiter import LOOK_S, Waiter
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", store=dist.FileStore("store", 2), rank=rank, world_size=2)
+waiter, tensor = Waiter(lambda: False), torch.full((1_000_000,), float(rank))
+for sleeper in (0, 1):
+    if rank == sleeper:
+        time.sleep(4 * LOOK_S)
+    waiter.wait_one_to_one(dist.isend(tensor, 1) if rank == 0 else dist.irecv(tensor, 0))
+print(tensor.sum().item())
+dist.destroy_process_group()
+"""
 
 
-def test_a_peer_may_be_late_to_a_send_or_a_receive(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    ranks = [context.Process(target=_pair, args=(rank, str(tmp_path / "store"), results)) for rank in (0, 1)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(60)
-    assert [rank.exitcode for rank in ranks] == [0, 0]
-    assert [results.get(), results.get()] == [0, 0]
+def test_a_peer_may_be_late_to_a_send_or_a_receive(tmp_path: Path, warm_launchers: WarmLaunchers) -> None:
+    script = tmp_path / "pair.py"
+    script.write_text(PAIR)
+    said = [tmp_path / f"said-{rank}" for rank in range(2)]
+    ranks = [warm_launchers.begin(each, str(script), str(rank)) for rank, each in enumerate(said)]
+    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    assert [each.read_text() for each in said] == ["0.0\n", "0.0\n"]
 
 
 def test_a_send_that_does_not_end_is_abandoned() -> None:
