@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter, OrderedDict
 from typing import Any
 
 import pytest
@@ -94,6 +95,41 @@ def test_both_go_on_to_the_same_bits() -> None:
                 parameter.grad = torch.randn_like(parameter)
             optimizer.step()
     same(other.state_dict(), one.state_dict())
+
+
+class Noting(MasterWeights):
+    """Has in its state what is no tensor, as those that say how each parameter is trained."""
+
+    def step(self, _closure: Any = None) -> None:  # type: ignore[override]
+        """Notes it."""
+        super().step()
+        for state in self.state.values():
+            state["how"], state["empty"], state["raw"] = "by rows", "", b"\x00\xff"
+            state["more"] = {"names": ["a", ("b", "c")], "kinds": OrderedDict(z="fp32", a=torch.ones(2))}
+            state["seen"], state["size"], state["none"] = Counter("aab"), torch.Size([2, 3]), None
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, Wrapped])
+def test_what_is_no_tensor_stays_what_it_was(wrap: Any) -> None:
+    _, giver = trained(Noting)
+    state = copy.deepcopy(wrap(giver).state_dict())
+    taker = wrap(Noting(nn.Linear(4, 3).bfloat16().parameters()))
+    load_exactly(taker, state, "optimizer")
+    assert no_tensors(taker.state_dict()) == no_tensors(wrap(giver).state_dict())
+    same(taker.state_dict(), wrap(giver).state_dict())
+
+
+def no_tensors(value: Any) -> Any:
+    """The types and values of all else."""
+    match value:
+        case Tensor():
+            return Tensor
+        case dict():
+            return type(value), [(key, no_tensors(part)) for key, part in value.items()]
+        case list() | tuple():
+            return type(value), [no_tensors(part) for part in value]
+        case _:
+            return type(value), value
 
 
 class Casts(MasterWeights):

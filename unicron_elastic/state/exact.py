@@ -1,11 +1,13 @@
 """Has objects take over a state as it is: what was received is what is loaded, types and bits.
 
 ``torch.optim.Optimizer.load_state_dict`` casts the state of a parameter to the parameter's type, which turns the fp32
-moments and master weights of bf16 parameters into bf16. Who goes on with that trains something else than who gave them.
+moments and master weights of bf16 parameters into bf16; of a text there it makes that of a generator, and of each kind
+of dict a plain one. Who goes on with that trains something else than who gave them.
 """
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,8 @@ from torch import Tensor
 
 from unicron_elastic.state.nested import place_of
 
+_MADE_OF_PARTS = "<generator object "  # what str() makes of a generator of a text's characters
+_DICTS = (OrderedDict, Counter)  # whose kind is sent
 CHUNK_BYTES = 64 * 2**20  # of a tensor, compared at once
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -59,17 +63,21 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def _put_back(loaded: Any, received: Any) -> Any:
-    """What is to stand in the place of ``loaded``: itself, with each tensor that was cast replaced by the received one.
+    """What is to stand in the place of ``loaded``: itself, with all in it that torch made another replaced as received.
 
     The dicts in an optimizer's ``state_dict()`` are its own, so that what is put there is its state.
     """
     if isinstance(loaded, Tensor) and isinstance(received, Tensor):
         is_cast = loaded.dtype != received.dtype and loaded.shape == received.shape
         return received.to(loaded.device) if is_cast else loaded
+    if isinstance(loaded, str) and isinstance(received, str):
+        return received if loaded.startswith(_MADE_OF_PARTS) else loaded
     if isinstance(loaded, dict) and isinstance(received, dict):
         for key in loaded.keys() & received.keys():
             if (right := _put_back(loaded[key], received[key])) is not loaded[key]:
                 loaded[key] = right
+        if type(loaded) is dict and type(received) in _DICTS and loaded.keys() == received.keys():
+            return type(received)(loaded)
     elif type(loaded) in (list, tuple) and type(received) in (list, tuple) and len(loaded) == len(received):
         parts = [_put_back(mine, theirs) for mine, theirs in zip(loaded, received, strict=True)]
         if type(loaded) is list:
