@@ -96,7 +96,7 @@ def test_a_break_of_one_group_leaves_the_other_whole(ranks: Ranks) -> None:
 @pytest.mark.parametrize("kind", ["ddp", "ddp with a hook", "fsdp2"])
 def test_a_newer_world_ends_a_wait_within_a_model_that_trains_on_in_it(ranks: Ranks, kind: str) -> None:
     found = worlds(ranks, "superseded", 2, kind)
-    assert "abandoned" in found[0]["error"].lower()
+    assert "abandoned" in found[0]["error"] or "Connection closed" in found[0]["error"]
     undisturbed = collective(ranks, "gloo", "train", 2, kind)
     assert [each["digest"] for each in found] == [each["digest"] for each in undisturbed]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.distributed import Work
 
-from unicron_elastic.engine.transport.waiter import AbandonedError, InThread, keep_for_ever
+from unicron_elastic.engine.transport.waiter import AbandonedError, keep_for_ever
 
 if TYPE_CHECKING:
     from unicron_elastic.engine.group.placement import Placement
@@ -61,28 +60,11 @@ class GroupWork(Work):  # type: ignore[misc]
         return self._work.result()
 
     def get_future(self) -> Any:
-        """Return a future that ends as a wait does: DDP's reducer waits for it in C++."""
-        theirs = self._work.get_future()
-        if not self._placement.inside.looks_up:
-            return theirs
-        waited: Any = torch.futures.Future()
-        errors: list[Exception] = []
-
-        def follow() -> None:
-            try:
-                self.wait()
-            except Exception as error:
-                errors.append(error)
-            waited.set_result(None)
-
-        def value(_: Any) -> Any:  # C++ knows an error only of what it calls
-            if errors:
-                raise errors[0]
-            return theirs.value()
-
-        ours = waited.then(value)
-        InThread(follow)
-        return ours
+        """Return the back end's future: DDP's reducer waits for it in C++. It ends when the connections break."""
+        future = self._work.get_future()
+        if self._placement.inside.looks_up:
+            self._placement.futures.add(future)
+        return future
 
     def source_rank(self) -> int:
         """Return who has sent it."""

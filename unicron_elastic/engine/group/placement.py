@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from unicron_elastic.engine.group.future_watch import FutureWatch
 from unicron_elastic.engine.group.inside import Inside
 from unicron_elastic.engine.transport.waiter import Patience, Waiter
 
@@ -11,13 +12,14 @@ from unicron_elastic.engine.transport.waiter import Patience, Waiter
 class Placement:
     """A `Placement` is one group's in one world. ``is_left`` tells that a newer one has come."""
 
-    __slots__ = ("inside", "is_broken", "waiter", "world")
+    __slots__ = ("futures", "inside", "is_broken", "waiter", "world")
 
     def __init__(self, inside: Inside, world: int, is_left: Callable[[], bool], patience: Patience | None) -> None:
         self.inside = inside
         self.world = world
         self.is_broken = False
         self.waiter = Waiter(lambda: self.is_broken or is_left(), looks_up=inside.looks_up, patience=patience)
+        self.futures = FutureWatch(is_left, self.break_off)
 
     def break_off(self) -> None:
         """Break its connections: what waits ends, and nobody waits for what does not."""
