@@ -76,6 +76,7 @@ for step in range(50):
 
 
 # A gloo group that is left to the interpreter's end aborts its process now and again, under torchrun as well.
+@pytest.mark.trains
 @pytest.mark.parametrize(
     ("leave", "may_abort"), [pytest.param("os._exit(7)", False, marks=pytest.mark.slow), ("sys.exit(7)", True)]
 )
@@ -153,6 +154,7 @@ def test_a_job_on_a_port_that_was_named_restarts_on_it(launcher: Any) -> None:
     assert run.out.count(f"ATTEMPT 1 {port}\n") == 2
 
 
+@pytest.mark.trains
 def test_same_failure_and_do_not_restart_code_end_early(launcher: Any) -> None:
     # Were its steps unknown, one that lives longer, as on a loaded host, might have come further.
     launcher.script("bug.py", f"{HAS_STEPS}print('ATTEMPT', flush=True)\nraise ValueError('the same each time')\n")

@@ -6,7 +6,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
+
+pytestmark = pytest.mark.trains
 
 SCRIPT = """
 import os, time

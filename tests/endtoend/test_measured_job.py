@@ -17,6 +17,8 @@ from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
+pytestmark = pytest.mark.trains
+
 STEP_S = 0.02
 IN_PLACE = str(Path(__file__).with_name("train_in_place.py"))
 TRAIN = f"""

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.trains
+
 SCRIPT = """
 import sys
 import torch, torch.distributed as dist, unicron_elastic
