@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from unicron_elastic.engine.group import NAME, GlooInside, StableGroup
 from unicron_elastic.engine.group.connect_inside import connect_inside
 from unicron_elastic.engine.transport.waiter import AbandonedError
+from unicron_elastic.worker.collectives import recorder
 
 STEPS = 6
 NEVER_S = 60.0
@@ -191,6 +192,22 @@ def given_up(job: Job, _kind: str) -> dict[str, Any]:
             job.say(f"{begin.__name__} is over")
         job.wait_for(f"{begin.__name__} is over")
     return {"abandoned": found}
+
+
+def recorded(job: Job, _kind: str) -> dict[str, Any]:
+    """Have collectives of two groups counted by their names, in two worlds."""
+    other: Any = dist.new_group(list(range(job.size)))
+    names = {group.group_name: kind for group, kind in ((world(), "all"), (other, "other"))}
+    found = []
+    for number in range(2):
+        for group, count in ((world(), 3), (other, 1 + number)):
+            for _ in range(count):
+                dist.all_reduce(torch.ones(1), group=group)
+        recorder.learn()
+        found.append({names[name]: begun for name, (begun, _) in recorder.counts(list(names)).items()})
+        if number == 0:
+            job.enter("second", job.size, group=other)
+    return {"found": found}
 
 
 def main() -> None:

@@ -105,6 +105,11 @@ def test_a_newer_world_ends_waits_that_have_no_time_out(ranks: Ranks) -> None:
     assert worlds(ranks, "given_up", 2)[0]["abandoned"] == ["isend", "irecv", "reduce_scatter_tensor"]
 
 
+def test_its_collectives_are_recorded_under_its_name_in_each_world(ranks: Ranks) -> None:
+    for each in worlds(ranks, "recorded", 2):
+        assert each["found"] == [{"all": 3, "other": 1}, {"all": 6, "other": 2}]
+
+
 def inside(timeout_s: float = 60.0) -> GlooInside:
     """Make one of a rank alone."""
     return GlooInside(HashStore(), 0, 1, timedelta(seconds=timeout_s))

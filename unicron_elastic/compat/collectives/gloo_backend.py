@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import AllreduceOptions, ProcessGroupGloo, ReduceScatterOptions, Store, Work
+from torch.distributed import AllreduceOptions, ProcessGroup, ProcessGroupGloo, ReduceScatterOptions, Store, Work
 from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions
 
 from unicron_elastic.compat.collectives.python_group import COLLECTIVES, Together
@@ -34,6 +34,9 @@ class GlooBackend(ProcessGroupGloo):  # type: ignore[misc]
         """Have its collectives recorded under the name of a group, of these ranks of the whole job."""
         self.options.group_name = name
         self.options.global_ranks_in_group = list(ranks)
+        front = ProcessGroup(self.rank(), self.size())  # torch tells a back end its name in this way only
+        front._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, self)
+        front._set_group_name(name)
 
     def sequence_number(self) -> int:
         """Return how many collectives were begun."""

@@ -50,7 +50,8 @@ class StableGroup(PythonGroup):
         self._ranks = list(ranks)
         self.become(rank, len(ranks))
         set_ranks(self, self._ranks)
-        inside.call_itself(self.group_name, self._ranks)
+        if self.group_name:  # else torch gives it one in a moment
+            inside.call_itself(self.group_name, self._ranks)
         return None if former is None else former.inside
 
     @property
