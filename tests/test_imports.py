@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "simulation.history": "base faults",
     "state.snapshot": "state state.pull worker",
     "testing": "compat rendezvous.store worker worker.process",
-    "testing.late": "compat compat.collectives engine.group",
+    "testing.late": "compat compat.collectives engine.group engine.transport",
     "worker.rank_monitor": "worker",
     "launcher.config": "base compat recovery rendezvous.store testing worker.process",
     "planning.coordinate": "base planning.allocate planning.model",

@@ -95,6 +95,7 @@ ENDS = {
         "SnapshotManager.restore": SCRIPT,
     },
     "unicron_elastic/engine/transport/transport.py": {
+        "Transport.all_gather": COLLECTIVE,
         "Transport.broadcast": COLLECTIVE,
         "Transport.sum": COLLECTIVE,
     },

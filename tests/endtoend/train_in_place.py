@@ -9,13 +9,14 @@ the digest of its parameters and losses to ``PROBE/final-RANK.json``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--slow-load-s", type=float, default=0.0)
     parser.add_argument("--freezing", action="store_true", help="freezes and unfreezes layers on the way")
     parser.add_argument("--rare", action="store_true", help="types and layouts that few models have")
+    parser.add_argument("--late", choices=["stream", "strict"], help="over a back end whose results land late")
+    parser.add_argument("--torn", action="store_true", help="what has not landed looks as if it were there")
     parser.add_argument("--say-steps", action="store_true", help="prints when each step is done")
     return parser.parse_args()
 
@@ -237,6 +240,22 @@ class Slow:
 def main() -> None:
     """Trains."""
     asked = options()
+    with over_late(asked) if asked.late else contextlib.nullcontext():
+        train(asked)
+
+
+@contextlib.contextmanager
+def over_late(asked: argparse.Namespace) -> Iterator[None]:
+    """While this lasts, what touches a result that is on its way waits for it, unless that is to be strict."""
+    from unicron_elastic.testing import late
+
+    late.lateness.delay_s, late.lateness.is_torn = 0.01, asked.torn
+    with late.StreamOrder() if asked.late == "stream" else contextlib.nullcontext():
+        yield
+
+
+def train(asked: argparse.Namespace) -> None:
+    """The steps that are asked for."""
     strikes = Strikes(asked.strike)
     arm(strikes)
     for owner in (gradients.Gradients, tree_gradients.TreeGradients):
@@ -258,6 +277,7 @@ def main() -> None:
         scaler=scaler,
         reproducible=not asked.plain,
         join_patience_s=asked.join_patience_s,
+        backend="late" if asked.late else None,
         slow=Slow(asked.slow_load_s),
     )
     losses: dict[int, float] = {}

@@ -96,6 +96,10 @@ class Begun:
         self.error: RuntimeError | None = None
         self.is_done = False
 
+    def follow(self) -> None:
+        """As Completion.follow."""
+        self.wait()
+
     def wait(self) -> None:
         """Raises how it ended."""
         if not self.is_done:

@@ -11,6 +11,7 @@ from torch.distributed import Store
 
 from unicron_elastic.engine.group.inside import Inside
 from unicron_elastic.engine.group.stable_group import StableGroup
+from unicron_elastic.engine.transport.superseded import made_as_torch_makes
 
 MakeInside = Callable[[Store, int, int, timedelta], Inside]
 
@@ -21,7 +22,7 @@ def register(name: str, make_inside: MakeInside, devices: Sequence[str] = ("cpu"
     def create(options: Any, _given: Any = None) -> StableGroup:
         """Make a group, from what torch says of it."""
         rank, size = int(options.group_rank), int(options.group_size)
-        inside = make_inside(options.store, rank, size, options.timeout)
+        inside = made_as_torch_makes(lambda: make_inside(options.store, rank, size, options.timeout))
         group = StableGroup(rank, size)
         group.enter(inside, rank=rank, ranks=[int(each) for each in options.global_ranks_in_group] or range(size))
         return group

@@ -1,4 +1,4 @@
-"""Makes gloo's connections so that the making can be given up: gloo itself waits for peers that have died.
+"""Makes connections so that the making can be given up: gloo itself waits for peers that have died.
 
 Who has told its address and dies is waited for by those that listen for it, for many times the time-out; neither
 the store nor a connection is there to be broken. So a thread of its own makes the connections, and is left to
@@ -20,6 +20,8 @@ from unicron_elastic.engine.transport.waiter import Patience
 LOOK_S = 0.01
 GRACE_S = 0.1  # for connections that are nearly made
 
+_makers: list[Callable[[Callable[[], Any]], Any]] = []  # of those who make process groups now
+
 
 class Superseded(Exception):
     """A newer world has come."""
@@ -34,8 +36,21 @@ def given_up_when(
     ``number``: from which the groups are counted; None: as torch counts. Raises DistNetworkError if the ``patience``
     with other ranks is over.
     """
-    with gloo_made_by(lambda construct: made_unless_superseded(construct, is_superseded, patience), number=number):
-        yield
+
+    def make(construct: Callable[[], Any]) -> Any:
+        return made_unless_superseded(construct, is_superseded, patience)
+
+    _makers.append(make)
+    try:
+        with gloo_made_by(make, number=number):
+            yield
+    finally:
+        _makers.remove(make)
+
+
+def made_as_torch_makes(construct: Callable[[], Any]) -> Any:
+    """Return what ``construct`` makes, so that it can be given up where torch's own groups are made so now."""
+    return _makers[-1](construct) if _makers else construct()
 
 
 def made_unless_superseded(

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import Store
+from torch.distributed import Store, Work
 
 from unicron_elastic.engine.transport.completion import Completion
 from unicron_elastic.engine.transport.connect import connect_group
+from unicron_elastic.engine.transport.landing import marking_of
 from unicron_elastic.engine.transport.references import count_references, wait_let_go
 from unicron_elastic.engine.transport.waiter import AbandonedError, Patience, Waiter, keep_for_ever
 
@@ -33,6 +34,7 @@ class Transport:
         self.is_connected = False
         self.is_broken = False  # this world's connections
         self._backend = backend
+        self._marking = marking_of(backend)
         self._is_left = is_left
         self._patience = patience
         self._waiter = Waiter(lambda: self.is_broken or is_left(), looks_up="gloo" in backend, patience=patience)
@@ -114,7 +116,7 @@ class Transport:
 
     def reduce(self, tensor: Tensor) -> Completion:
         """Begins to sum it over all members, in place."""
-        return Completion(dist.all_reduce(tensor, async_op=True), self._waiter)
+        return self._begun(dist.all_reduce(tensor, async_op=True), tensor)
 
     def sum(self, tensor: Tensor) -> None:
         """Sum it over all members, in place. Raises what a collective raises."""
@@ -122,12 +124,12 @@ class Transport:
 
     def share(self, tensor: Tensor, source: int) -> Completion:
         """Begins to give all members the bytes that ``source`` has."""
-        return Completion(dist.broadcast(tensor, source, async_op=True), self._waiter)
+        return self._begun(dist.broadcast(tensor, source, async_op=True), tensor)
 
     def exchange(self, came: Tensor, gone: Tensor, counts: Sequence[int], given: Sequence[int]) -> Completion:
         """Begins to give each member its part of ``gone``, of ``given`` elements, and to get ``counts`` from each."""
         assert dist.group.WORLD is not None
-        return Completion(dist.group.WORLD.alltoall_base(came, gone, list(counts), list(given)), self._waiter)
+        return self._begun(dist.group.WORLD.alltoall_base(came, gone, list(counts), list(given)), came)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """What each member gives, by rank. Raises what a collective raises.
@@ -138,7 +140,7 @@ class Transport:
         given = [torch.empty_like(tensor) for _ in range(self.size)]
         held = [[each] for each in (tensor, *given)]
         references = [count_references(each) for each in held]
-        self._waiter.wait(dist.all_gather(given, tensor, async_op=True))
+        self._begun(dist.all_gather(given, tensor, async_op=True), *given).wait()
         self._gathered = list(zip(held, references, strict=True))
         return given
 
@@ -155,7 +157,14 @@ class Transport:
     def receive(self, tensor: Tensor, source: int) -> None:
         """Receive from one member. Raises what a collective raises."""
         if tensor.numel():
-            self._waiter.wait_one_to_one(dist.irecv(_bytes(tensor), source))
+            work = dist.irecv(received := _bytes(tensor), source)
+            self._waiter.wait_one_to_one(work)
+            self._waiter.land(work, self._marking([received]))
+
+    def _begun(self, work: Work | None, *tensors: Tensor) -> Completion:
+        """Return the promise of what comes into these tensors."""
+        assert work is not None
+        return Completion(work, self._waiter, self._marking, tensors)
 
 
 def _let_go(transport: weakref.ref[Transport]) -> None:

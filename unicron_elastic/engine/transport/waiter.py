@@ -13,15 +13,17 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
-from torch.distributed import Work
+from torch.distributed import DistNetworkError, Work
 
+from unicron_elastic.engine.transport.landing import Mark
 from unicron_elastic.engine.transport.of_script import is_of_script
 
 LOOK_S = 0.05  # between two looks at whether it is broken
+MARK_LOOK_S = 0.001  # at most, between two at whether a device has passed a mark
 LAST_LOOK_S = 0.001  # at one for which there is no patience left
 PATIENCE_S = 0.1  # for the broken ones to fail: most do within milliseconds
 _ABANDONED = "a collective was broken off and does not end"
@@ -94,6 +96,39 @@ class Waiter:
         except AbandonedError:
             keep_for_ever(work)
             raise
+
+    def land(self, work: Work, marks: Sequence[Mark]) -> None:
+        """Wait until a device has passed the marks behind ``work``, and has done it in a whole world.
+
+        Raises AbandonedError if it does not; DistNetworkError if the collectives are broken when it has, as an abort
+        lets a device pass them, too; and what the back end knows of a failure.
+        """
+        if not marks:
+            return
+        self._begin()
+        if not self._pass(marks, self.on_look):
+            self._abandon(work)
+        if self._is_broken():
+            raise DistNetworkError("Connection closed by peer: it was broken off before the device had finished it")
+        if (error := work.exception()) is not None:  # NCCL's watchdog notes it, and has ended what was under way
+            raise RuntimeError(str(error))
+
+    def has_landed(self, marks: Sequence[Mark]) -> bool:
+        """Wait until a device has passed the marks of a broken collective; false if it had to be abandoned."""
+        return self._pass(marks, lambda: None)
+
+    def _pass(self, marks: Sequence[Mark], on_look: Callable[[], None]) -> bool:
+        """Return whether the device has passed them, or False when there is no patience left."""
+        looked_at, pause_s = time.monotonic(), MARK_LOOK_S / 16
+        while not all(mark.query() for mark in marks):
+            if self._is_over() or self._is_in_vain():
+                return False
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, MARK_LOOK_S)
+            if time.monotonic() - looked_at > LOOK_S:
+                looked_at = time.monotonic()
+                on_look()
+        return True
 
     def call(self, waits: Callable[[], Any]) -> None:
         """Call in a thread what waits without time-out, as ``wait`` does. Raises what it raises, or AbandonedError."""

@@ -21,6 +21,7 @@ from unicron_elastic.testing.late.late_event import Fate, LateEvent, lateness, p
 
 LOOK_S = 0.0005
 LIMIT_S = 30.0
+TORN_S = 0.2  # so long an abort waits for the result of which it leaves a part
 # These change the tensors that they are begun with; others fill some, and read others.
 IN_PLACE = frozenset(["allreduce", "allreduce_coalesced", "broadcast", "reduce", "recv"])
 HAS_OWN_STREAM = frozenset(["send", "recv"])  # as NCCL has for each pair of ranks
@@ -55,6 +56,10 @@ class LateWork(Work):  # type: ignore[misc]
     def is_completed(self) -> bool:
         """Return whether it has ended, which an abort also does."""
         return self.event.query()
+
+    def exception(self) -> Exception | None:
+        """Return why it failed, as NCCL's watchdog notes it; of an abort nothing is known."""
+        return RuntimeError("the collective has failed") if self.event.fate is Fate.FAILED else None
 
     def is_success(self) -> bool:
         """Return whether its result has come."""
@@ -103,7 +108,11 @@ class LateInside:
     def break_off(self) -> None:
         """Abandon what is under way, without a word: tensors keep what is in them, and no wait raises."""
         self._abort.set()
-        if not lateness.is_torn:  # for which there must be a result
+        if lateness.is_torn:  # for which there must be a result, if the others come
+            timer = threading.Timer(TORN_S, self._inner.break_off)
+            timer.daemon = True
+            timer.start()
+        else:
             self._inner.break_off()
 
     @property

@@ -315,11 +315,13 @@ class Assembly:
         return events
 
     def _finish(self, buckets: Sequence[int], begun: Mapping[int, Completion], events: list[ReplicaEvent]) -> None:
-        """Wait for these buckets, one after the other. Raises what a collective raises."""
-        for bucket in buckets:
-            if bucket in begun:
-                begun[bucket].wait()
-            events.append(self._reduced(bucket))
+        """Wait for these buckets, which are there when the last one is. Raises what a collective raises."""
+        completions = [begun[bucket] for bucket in buckets if bucket in begun]
+        for each in completions[:-1]:
+            each.follow()
+        for each in completions[-1:]:
+            each.wait()
+        events += map(self._reduced, buckets)
 
     def _reduced(self, bucket: int) -> Reduced:
         if not self._gradients.has_notes(bucket):

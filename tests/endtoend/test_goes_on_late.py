@@ -1,0 +1,70 @@
+"""The same over a back end whose results land late, and whose aborts are silent, as NCCL's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.trains
+SCRIPT = str(Path(__file__).with_name("train_in_place.py"))
+END_S = 90.0
+LATE = ["stream", "strict"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process comes to by itself, over gloo."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    alone(folder, SCRIPT)
+    return _final(folder, 0)
+
+
+def _final(folder: Path, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"final-{rank}.json").read_text())
+    return found
+
+
+def _train(launcher: Any, late: str, strike: str, *more: str) -> Path:
+    run = launcher.start(
+        "--standalone",
+        "--nproc-per-node=3",
+        "--max-restarts=5",
+        SCRIPT,
+        "--wait-for-worlds=3",
+        f"--strike={strike}",
+        f"--late={late}",
+        *more,
+        fast=False,
+        env={"UNICRON_IN_PLACE": "force"},
+    )
+    assert run.wait(END_S) == 0, run.err
+    assert "All ranks go on" not in run.err
+    assert "Attempt 2" not in run.err
+    return launcher.folder
+
+
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("strike", ["1:2:accumulate:kill", "0:2:reduce:kill", "2:3:reduced:kill", "1:2:optimizer:kill"])
+def test_survivors_of_a_loss_apply_nothing_that_has_not_landed(
+    launcher: Any, undisturbed: Any, late: str, strike: str
+) -> None:
+    folder = _train(launcher, late, strike)
+    for rank in range(3):
+        found = _final(folder, rank)
+        assert found["parameters"] == undisturbed["parameters"]
+        assert found["losses"].items() <= undisturbed["losses"].items()
+
+
+@pytest.mark.parametrize("torn", [(), ("--torn",)])
+@pytest.mark.parametrize("late", LATE)
+def test_what_is_summed_during_the_backward_pass_counts_when_it_has_landed(
+    launcher: Any, undisturbed: Any, late: str, torn: tuple[str, ...]
+) -> None:
+    folder = _train(launcher, late, "1:2:reduce:kill", "--plain", "--bucket-bytes=300", *torn)
+    finals = [_final(folder, rank) for rank in range(3)]
+    assert len({each["parameters"] for each in finals}) == 1
+    for step, loss in undisturbed["losses"].items():
+        assert finals[0]["losses"][step] == pytest.approx(loss, rel=1e-4)
