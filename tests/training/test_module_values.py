@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -218,12 +219,12 @@ class Cached(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rate, self.calls, self.size, self.table = 0.5, 0, 0, torch.zeros(0)
+        self.rate, self.calls, self.size, self.table = 0.5, 0, 0, dict[int, Any]()
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         if self.size != len(x):
-            self.size, self.table = len(x), torch.zeros(len(x))
+            self.size, self.table = len(x), dict.fromkeys(range(len(x)))
         return x
 
 
@@ -301,3 +302,66 @@ def test_extra_state_that_a_forward_pass_moves_is_refused_where_it_has_to_be_the
     train(reproducible=False)
     with pytest.raises(RuntimeError, match="a forward pass changes the extra state of head"):
         train(reproducible=True)
+
+
+class Weighted(nn.Module):
+    """`Weighted` keeps numbers that are no buffers, as scripts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = torch.full((3,), 2.0)
+        self.weights = numpy.ones(4, dtype=numpy.float32)
+        self.mixed = [torch.zeros(2, dtype=torch.bfloat16), 1]
+        self.phase = torch.zeros((), dtype=torch.complex64)
+        self.cache: Any = None
+        self.large = torch.zeros(2**16 + 1)
+
+
+def _weighted() -> nn.Module:
+    return nn.ModuleDict({"net": Weighted(), "head": nn.Linear(1, 1)})
+
+
+def _taken(change: Callable[[Any], None], newcomer: nn.Module) -> Any:
+    """Return what a newcomer has after it took what was changed in step 1."""
+    torch.manual_seed(0)
+    ours = _weighted()
+    run = Run(model=ours)
+    state = given_away(run, lambda step: change(ours["net"]) if step == 1 else None)
+    other = Run(model=newcomer)
+    other._engine._registered.load_state_dict(state)
+    return newcomer["net"]
+
+
+def _cool(net: Any) -> None:
+    net.temperature = net.temperature * 0.5
+    net.weights *= 3
+    net.mixed = [torch.ones(2, dtype=torch.bfloat16), 2]
+    net.phase.add_(1j)
+    net.cache = torch.arange(4)
+
+
+def test_small_tensors_and_arrays_that_a_script_changes_come_to_a_newcomer_in_place() -> None:
+    newcomer = _weighted()
+    known = newcomer["net"].temperature, newcomer["net"].weights
+    net = _taken(_cool, newcomer)
+    assert net.temperature is known[0]
+    assert net.weights is known[1]
+    assert net.temperature.tolist() == [1.0] * 3
+    assert net.weights.tolist() == [3.0] * 4
+    assert repr(net.mixed) == repr([torch.ones(2, dtype=torch.bfloat16), 2])
+    assert net.phase.item() == 1j
+    assert net.cache.tolist() == [0, 1, 2, 3]
+
+
+def test_one_that_the_newcomer_s_script_has_otherwise_is_its_own() -> None:
+    newcomer = _weighted()
+    newcomer["net"].temperature = torch.full((3,), 7.0)
+    assert _taken(_cool, newcomer).temperature.tolist() == [7.0] * 3
+
+
+def test_a_tensor_of_a_graph_and_a_large_one_are_objects() -> None:
+    def compute(net: Any) -> None:
+        net.temperature = net.temperature * 0.5
+        net.cache = torch.ones(2, requires_grad=True) * 2
+
+    assert _taken(compute, _weighted()).temperature.tolist() == [2.0] * 3  # it may tell of what cannot be given

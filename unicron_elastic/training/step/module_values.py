@@ -1,4 +1,4 @@
-"""What decides what modules compute and is no tensor: settings of torch's layers, and plain values of a script's own.
+"""What decides what modules compute and is in no state_dict: settings of torch's layers, and a script's own values.
 
 Scripts change both on the way, often in one step alone, which is past when a newcomer begins. A setting is what a layer
 of torch's is made with, as the ``p`` of a Dropout: it is the same on all ranks. A value of a script's own may be a
@@ -7,15 +7,18 @@ count, a cache or the number of a rank: whether it is to be the same nobody can 
 
 from __future__ import annotations
 
-import copy
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
+from ctypes import string_at
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from types import CodeType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from unicron_elastic.compat.tensors import NormBase
 from unicron_elastic.state.skeleton import is_plain
@@ -23,7 +26,7 @@ from unicron_elastic.state.skeleton import is_plain
 _OF_TORCH = ("torch.nn.modules.", "torch.nn.utils.")
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _PER_RANK = frozenset({"device"})  # what layers are made with, and where they are
-_PARTS_MAX, _CHARACTERS_MAX = 64, 1000  # what is longer is data
+_PARTS_MAX, _CHARACTERS_MAX, _ELEMENTS_MAX = 64, 1000, 2**16  # what is longer is data
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +38,12 @@ class _Seen:
 
 
 class ModuleValues:
-    """`ModuleValues` gives newcomers the plain values of ``modules``, which are registered under these names.
+    """`ModuleValues` gives newcomers the values of ``modules``, which are registered under these names.
 
-    They get all settings. Of other values they get those that the script has changed since it asked for the giver's
-    first step, if they have themselves what the giver had then. What the first forward passes change does not count:
-    they make what they need, of which a value may tell, and those of the newcomer make it, too.
+    Values are plain ones, and small tensors and arrays that are neither parameters nor buffers. Newcomers get all
+    settings. Of other values they get those that the script has changed since it asked for the giver's first step, if
+    they have themselves what the giver had then. What the first forward passes change does not count: they make what
+    they need, of which a value may tell, and those of the newcomer make it, too.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
@@ -214,11 +218,32 @@ def _objects(module: nn.Module) -> dict[str, Any]:
 def _is_value(value: Any) -> bool:
     if type(value) in (tuple, list):
         return len(value) <= _PARTS_MAX and all(map(_is_value, value))
-    return type(value) is float or (is_plain(value) and (type(value) is not str or len(value) <= _CHARACTERS_MAX))
+    if type(value) is float or _is_tensor(value) or _is_array(value):
+        return True
+    return is_plain(value) and (type(value) is not str or len(value) <= _CHARACTERS_MAX)
+
+
+def _is_tensor(value: Any) -> bool:
+    """Return whether it is a small tensor of nothing but numbers, which no graph leads to."""
+    if type(value) is not Tensor or value.requires_grad or value.layout is not torch.strided:
+        return False
+    return value.numel() <= _ELEMENTS_MAX and not (value.is_quantized or value.is_meta)
+
+
+def _is_array(value: Any) -> bool:
+    """Return whether it is a small array of NumPy's, of numbers."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or type(value) is not numpy.ndarray:
+        return False
+    return bool(value.size <= _ELEMENTS_MAX and value.dtype.kind in "biufc")
 
 
 def _copied(value: Any) -> Any:
-    return copy.deepcopy(value) if type(value) in (tuple, list) else value
+    if type(value) in (tuple, list):
+        return type(value)(map(_copied, value))
+    if _is_tensor(value):
+        return value.clone()
+    return value.copy() if _is_array(value) else value
 
 
 def _had(values: Mapping[str, Any], name: str) -> list[Any]:
@@ -226,10 +251,45 @@ def _had(values: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _is_same(one: list[Any], other: list[Any]) -> bool:
-    return repr(one) == repr(other)  # in which 1, 1.0 and True are different, and NaN is like NaN
+    return _told(one) == _told(other)
+
+
+def _told(value: Any) -> str:
+    """Write a value so that others differ in it: 1, 1.0 and True are different, and NaN is like NaN."""
+    if type(value) in (tuple, list):
+        return f"{type(value).__name__}({', '.join(map(_told, value))})"
+    if _is_tensor(value):
+        here = value.resolve_conj().resolve_neg().cpu().contiguous()
+        digest = sha256(string_at(here.data_ptr(), here.nbytes)).hexdigest()
+        return f"tensor {value.dtype} {tuple(value.shape)} {digest}"
+    if _is_array(value):
+        return f"array {value.dtype} {value.shape} {sha256(value.tobytes()).hexdigest()}"
+    return repr(value)
 
 
 def _set(module: nn.Module, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
-        if not _is_same(_had(vars(module), name), [value]):
-            setattr(module, name, value)
+        if not _is_same(_had(vars(module), name), [value]) and not _write(vars(module).get(name), value):
+            setattr(module, name, _copied(value))
+
+
+def _write(there: Any, value: Any) -> bool:
+    """Write into what is there, which the script may know by another name; return whether that can be done."""
+    if not _is_alike(there, value):
+        return False
+    if isinstance(value, Tensor):
+        there.copy_(value)
+    else:
+        there[...] = value
+    return True
+
+
+def _is_alike(there: Any, value: Any) -> bool:
+    """Return whether one tensor, or array, can be written into the other."""
+    if _is_tensor(value) and _is_tensor(there):
+        may_be_written = not there.is_inference()
+    elif _is_array(value) and _is_array(there):
+        may_be_written = bool(there.flags.writeable)
+    else:
+        return False
+    return may_be_written and (there.shape, there.dtype) == (value.shape, value.dtype)
