@@ -142,3 +142,6 @@ def test_connecting_with_peers_that_never_come_is_given_up() -> None:
     threading.Timer(0.1, left.set).start()
     with pytest.raises(Superseded):
         connect_inside(GlooInside, HashStore(), rank=0, size=2, timeout_s=60.0, is_left=left.is_set)
+    for each in threading.enumerate():
+        if each.name == "unicron-connect":
+            each.join(DEADLINE_S)
