@@ -117,7 +117,7 @@ def demo(environment: Environment) -> Cell:
     """README's: rank 1 is killed, and rank 0 goes on in the step in which it was."""
     code, output = environment.job(KILL, "examples/train_gpt_in_place.py", "--steps", "200")
     found = GONE_ON.search(output)
-    is_well = code == 0 and found is not None and "2 ranks train together" in output and "Traceback" not in output
+    is_well = code == 0 and found is not None and "joins the others: 2 ranks." in output and "Traceback" not in output
     return Cell(f"{found[1]} ms" if is_well and found else "failed", is_well, "" if is_well else output[-3000:])
 
 

@@ -47,7 +47,7 @@ def test_a_newcomer_draws_what_the_others_draw(launcher: Any) -> None:
     script = launcher.script("train.py", SCRIPT)
     run = launcher.start("--nproc-per-node=2", "--max-restarts=1", script)
     assert run.wait() == 0, run.err
-    assert "rank 1 is back: 2 ranks train together." in run.err
+    assert "rank 1 is back and joins the others: 2 ranks." in run.err
     whole = launcher.start("--nproc-per-node=2", script, "--whole")
     assert whole.wait() == 0, whole.err
     ends = [line for line in (run.out + whole.out).splitlines() if line.startswith("ENDS")]

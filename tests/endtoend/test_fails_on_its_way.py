@@ -43,5 +43,5 @@ def test_it_comes_to_train_in_the_end(launcher: Any) -> None:
     (launcher.folder / "go").touch()
     assert run.wait() == 0, run.err
     assert run.err.count("1 rank trains on: rank 1 is started again, which counts as no restart.") == 3
-    assert "rank 1 is back: 2 ranks train together." in run.err
+    assert "rank 1 is back and joins the others: 2 ranks." in run.err
     assert "ENDS rank 1" in run.out

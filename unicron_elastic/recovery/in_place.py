@@ -129,7 +129,7 @@ def _fetched(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
         return state, []
     here = living_members(state)  # whom this one replaces may not be out of the world yet
     size = 1 + sum(member.node != state.node or member.name in here for member in state.world.members)
-    reason = f"rank {worker.rank} is back: {counted(size, 'rank trains', 'ranks train together')}."
+    reason = f"rank {worker.rank} is back and joins the others: {counted(size, 'rank', 'ranks')}."
     return state, [ChangeWorld(joined=(member_of(state, worker),), reason=reason)]
 
 
