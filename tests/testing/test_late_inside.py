@@ -85,7 +85,8 @@ def test_an_abort_while_gradients_are_reduced_is_silent_and_garbage_is_stepped_w
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_a_torn_abort_leaves_each_rank_with_numbers_of_its_own_that_are_wrong(ranks: Any, kind: str) -> None:
     torn, whole = ranks("late", "train", 2, kind, "stream", "abort", "torn"), ranks("gloo", "train", 2, kind)
-    assert not any(each["has_nan"] for each in torn)
+    if kind == "ddp":  # what FSDP2 reduces into is new memory, in which anything may stand
+        assert not any(each["has_nan"] for each in torn)
     assert torn[0]["digest"] != torn[1]["digest"]
     assert {each["digest"] for each in torn}.isdisjoint({each["digest"] for each in whole})
 
