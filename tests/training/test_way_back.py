@@ -111,7 +111,9 @@ def test_a_newcomer_may_join_in_the_step_in_which_a_group_and_its_function_are_a
     assert len(optimizer.param_groups) == 1, "its script adds the other"
 
 
-def test_a_loop_of_the_script_s_own_has_it_too_but_for_modes_and_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_loop_of_the_script_s_own_has_it_too_but_for_modes_of_an_evaluation_and_is_told(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     def begun() -> tuple[nn.Sequential, torch.optim.Optimizer, Run]:
         model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
         model[0].bias.requires_grad_(False)
@@ -132,3 +134,46 @@ def test_a_loop_of_the_script_s_own_has_it_too_but_for_modes_and_is_told(capfd: 
     assert groups(optimizer) == [(1, 0.1), (1, 0.01)]
     assert model.training, "it may have been kept in an evaluation"
     assert "trains 1 parameter (0.bias) that this rank has frozen: so does this one now.\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("is_evaluated", [False, True])
+def test_a_loop_of_the_script_s_own_has_the_modes_of_its_training(
+    is_evaluated: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As of a BatchNorm that is put into evaluation mode on the way, and of one that no longer is."""
+
+    def begun() -> tuple[nn.Sequential, Run]:
+        model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.BatchNorm1d(2), nn.Dropout(0.5))
+        model[1].eval()
+        return model, Run(model=model)
+
+    model, run = begun()
+    model[1].train()
+    model[2].eval()
+    if is_evaluated:
+        model.eval()
+    state = run.state_dict()
+    model, run = begun()
+    run.load_state_dict(state)
+    modes = [each.training for each in model]
+    assert modes == ([True, False, True, True] if is_evaluated else [True, True, False, True])
+    assert model.training
+    said = capfd.readouterr().err
+    if is_evaluated:
+        assert said == ""
+    else:
+        assert (
+            "has 1 module (1) in training mode that this rank has in evaluation mode and has 1 module (2) in "
+            "evaluation mode that this rank has in training mode: so does this one now.\n"
+        ) in said
+
+
+def test_a_state_that_was_kept_without_modes_leaves_them_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
+    run = Run(model=model)
+    state = run.state_dict()
+    del state["way"]["is_in_steps"], state["way"]["model"]["in_training"]
+    model[1].eval()
+    run.load_state_dict(state)
+    assert not model[1].training
+    assert capfd.readouterr().err == ""

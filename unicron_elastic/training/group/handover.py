@@ -86,12 +86,13 @@ class Handover:
     def way(self, *, is_in_steps: bool) -> dict[str, Any]:
         """Return what a script does on its way, for one that begins again behind it: it does not do that once more.
 
-        In a loop of its own it may be anywhere, as in an evaluation: then modes are left to it.
+        In a loop of its own it may be anywhere. In an evaluation, where the whole model is, modes are left to it: where
+        it begins again it has that behind it, and may change them back nowhere.
         """
         model = self._trainable.present()
-        if not is_in_steps:
+        if not is_in_steps and not self._trainable.is_in_training:
             del model["in_training"]
-        return {"model": model, **self._values_and_groups()}
+        return {"model": model, "is_in_steps": is_in_steps, **self._values_and_groups()}
 
     def take_groups(self, way: Mapping[str, Any]) -> None:
         """Adds the groups that optimizers were given on the way, if they have all that were there before."""
@@ -108,7 +109,7 @@ class Handover:
         Returns what people should hear of what is trained otherwise than here, if anything is.
         """
         model = way.get("model", way)
-        if "in_training" in model:
+        if way.get("is_in_steps", "in_training" in model):  # older ones have modes in steps alone, and do not say so
             self._take_trained(way)
             return ""
         self._trainable.look()  # before steps() that is nobody else's look
@@ -116,6 +117,9 @@ class Handover:
         if model is way:
             whose = "run.restore() leaves it to the script which parameters are trained, and the one that saved"
             return otherwise and f"{whose} {otherwise}"
+        if "in_training" in model:
+            modes = self._trainable.tell_modes_apart(from_ranges(model["in_training"], len(self._trainable.modules)))
+            otherwise = " and ".join(each for each in (otherwise, modes) if each)
         self._take_trained(way)
         return otherwise and f"the script whose state run.restore() has taken over {otherwise}: so does this one now"
 

@@ -7,7 +7,7 @@ not run those lines, and gets what they did together with the state.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,6 +22,11 @@ _NAMES_MAX = 3
 def _identity(parameter: nn.Parameter) -> tuple[Any, ...]:
     """Return what tells a parameter from another one, and from itself before ``.half()``."""
     return id(parameter), parameter.dtype, None if is_lazy(parameter) else parameter.shape
+
+
+def _counted(what: str, names: Sequence[str], count: int) -> str:
+    """Return how many they are, of which these are the first."""
+    return f"{count} {what}{'s' * (count > 1)} ({', '.join(names)}{', ...' if count > len(names) else ''})"
 
 
 class Trainable:
@@ -78,12 +83,33 @@ class Trainable:
         )
         return " and ".join(verb.format(self._named(positions)) for verb, positions in verbs if positions)
 
+    def tell_modes_apart(self, in_training: frozenset[int]) -> str:
+        """What whoever has the modules at these positions in training mode does otherwise than this process."""
+        own = frozenset(position for position, is_training in enumerate(self._modes) if is_training)
+        verbs = (
+            ("has {} in training mode that this rank has in evaluation mode", in_training - own),
+            ("has {} in evaluation mode that this rank has in training mode", own - in_training),
+        )
+        names = {id(module): name for name, module in self._model.named_modules()}
+
+        def named(positions: frozenset[int]) -> str:
+            found = [
+                names.get(id(self.modules[position])) or "the model" for position in sorted(positions)[:_NAMES_MAX]
+            ]
+            return _counted("module", found, len(positions))
+
+        return " and ".join(verb.format(named(positions)) for verb, positions in verbs if positions)
+
     def _named(self, positions: frozenset[int]) -> str:
         names = [self.name(self.parameters[position]) for position in sorted(positions)[:_NAMES_MAX]]
-        more = ", ..." if len(positions) > _NAMES_MAX else ""
-        return f"{len(positions)} parameter{'s' * (len(positions) > 1)} ({', '.join(names)}{more})"
+        return _counted("parameter", names, len(positions))
 
     # -- for newcomers ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_in_training(self) -> bool:
+        """Return whether the model as a whole is in training mode now."""
+        return bool(self._model.training)
 
     def state_dict(self) -> dict[str, Any]:
         """What was seen at the last look."""
