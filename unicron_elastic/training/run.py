@@ -17,6 +17,7 @@ from unicron_elastic.training.group.sendable import Stateful
 from unicron_elastic.training.optimizer_step import Step
 from unicron_elastic.training.registered import Registered
 from unicron_elastic.training.replicas import Replicas
+from unicron_elastic.training.snapshot.accumulated import AccumulatedGradients
 from unicron_elastic.training.snapshot.manager import SnapshotManager
 from unicron_elastic.training.snapshot.open_epochs import OpenEpochs
 from unicron_elastic.training.snapshot.requests import Requests
@@ -80,6 +81,7 @@ class Run:
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._randomness = Randomness(None if seed is None else whole_number("seed", seed), device)
         self._epochs = OpenEpochs(self._randomness.generators)
+        self._gradients = AccumulatedGradients(self._registered.objects.values())
         self._requests = Requests(self._wait_kept)
         self._engine = Engine(
             model=model,
@@ -285,10 +287,14 @@ class Run:
             "hidden": hidden,
             "steps": self._engine.steps_made,
             "random": self._randomness.state_dict(),
-            **({} if self._engine.is_member else {"epochs": self._epochs.state_dict()}),
+            **({} if self._engine.is_member else self._of_own_loop()),
             "lineage": self._snapshots.lineage,
             "way": self._engine.way(),
         }
+
+    def _of_own_loop(self) -> dict[str, Any]:
+        """Return what a state of a loop of the script's own has besides."""
+        return {"epochs": self._epochs.state_dict(), "gradients": self._gradients.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what ``state_dict`` gave.
@@ -306,6 +312,7 @@ class Run:
         self._engine.take_groups(way)
         self._registered.load(state, state_dict.get("hidden", {}))
         self._engine.take_way(way)
+        self._gradients.load_state_dict(state_dict.get("gradients", {}))
         self._randomness.load_state_dict(state_dict["random"])
         if "epochs" in state_dict:
             self._epochs.load_state_dict(state_dict["epochs"])

@@ -34,6 +34,7 @@ from unicron_elastic.state.snapshot.newest_common import (
 from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
 from unicron_elastic.state.snapshot.shards import Shards, map_leaves
 from unicron_elastic.state.snapshot.writer import SnapshotWriter
+from unicron_elastic.training.snapshot.accumulated import without_gradients
 from unicron_elastic.training.snapshot.open_epochs import without_numbers
 from unicron_elastic.training.step.running_statistics import has_own_statistics
 from unicron_elastic.worker.channel import ChannelClosed
@@ -188,6 +189,7 @@ class SnapshotManager:
             state.pop(name, None)  # as in torch: what state_dict leaves out is the script's to make
         if "epochs" in state:
             state["epochs"] = without_numbers(state["epochs"])
+        without_gradients(state)
         # Another script may read it, which trains and freezes as it likes; without its groups no optimizer loads.
         if way := state["way"]:
             state["way"] = {"optimizers": way["optimizers"], "trained": way["model"]["trained"]}
@@ -313,8 +315,11 @@ class SnapshotManager:
         draws = (
             "its own random numbers begin again as the script has seeded them, and it may draw what it has drawn before"
         )
-        has = "BatchNorm's running statistics are those of rank"
-        return f"{why}: {draws}" + (f"; {has} {whose}" if has_own_statistics(self._stateful["model"]) else "")
+        taken = {
+            "BatchNorm's running statistics": has_own_statistics(self._stateful["model"]),
+            "the gradients that are accumulated": bool(loaded.state.get("gradients")),
+        }
+        return f"{why}: {draws}" + "".join(f"; {what} are those of rank {whose}" for what in taken if taken[what])
 
     def _shards(self) -> Shards:
         return Shards(self._stateful["model"].state_dict())

@@ -1,0 +1,161 @@
+"""Gradients that are accumulated over iterations are in the snapshots between two optimizer steps, and in no others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from unicron_elastic.training.run import Run
+
+pytestmark = pytest.mark.usefixtures("no_launcher")
+
+EACH = 3  # iterations for an optimizer step
+Wrap = Callable[[nn.Module], nn.Module]
+
+
+class Script:
+    """`Script` accumulates the gradients of some iterations for each optimizer step."""
+
+    def __init__(self, wrap: Wrap = lambda model: model, kind: Any = torch.optim.AdamW, **zero: Any) -> None:
+        torch.manual_seed(3)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.wrapped = wrap(self.model)
+        self.optimizer = kind(self.wrapped.parameters(), 0.01)
+        self.run = Run(model=self.wrapped, optimizer=self.optimizer)
+        self._zero = zero
+        self.kept: dict[int, Any] = {}
+
+    def train(self, start: int, until: int) -> None:
+        """Keeps the state at the end of each iteration."""
+        for number in range(start, until):
+            numbers = torch.Generator().manual_seed(number)
+            self.wrapped(torch.randn(5, 4, generator=numbers)).pow(2).mean().backward()
+            if number % EACH == EACH - 1:
+                self.optimizer.step()
+                self.optimizer.zero_grad(**self._zero)
+            self.kept[number + 1] = copy.deepcopy(self.run.state_dict())
+
+    def weights(self) -> list[list[float]]:
+        return [each.flatten().tolist() for each in self.model.parameters()]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+
+
+WRAPS: dict[str, Wrap] = {
+    "bare": lambda model: model,
+    "DDP": DistributedDataParallel,
+    "DDP, views": lambda model: DistributedDataParallel(model, gradient_as_bucket_view=True),
+}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("zero", [{}, {"set_to_none": False}])
+@pytest.mark.parametrize("kind", WRAPS)
+def test_a_script_goes_on_from_each_iteration_to_the_same_bits(kind: str, zero: dict[str, Any]) -> None:
+    whole = Script(WRAPS[kind], **zero)
+    whole.train(0, 3 * EACH)
+    for start in range(1, 2 * EACH):
+        again = Script(WRAPS[kind], **zero)
+        again.run.load_state_dict(whole.kept[start])
+        again.train(start, 3 * EACH)
+        assert again.weights() == whole.weights(), start
+        for at in range(start + 1, 3 * EACH):
+            assert again.kept[at]["gradients"].keys() == whole.kept[at]["gradients"].keys(), (start, at)
+    assert [bool(each["gradients"]) for each in whole.kept.values()] == [True, True, False] * 3
+
+
+def test_a_state_behind_a_step_has_none_though_they_are_not_reset_yet() -> None:
+    script = Script()
+    for number in range(3):
+        script.optimizer.zero_grad()
+        script.wrapped(torch.ones(5, 4)).sum().backward()
+        assert len(script.run.state_dict()["gradients"]) == 4, "no step yet, or changed since the last one"
+        script.optimizer.step()
+        assert script.run.state_dict()["gradients"] == {}, number
+        assert script.run.state_dict()["gradients"] == {}, "though it is asked twice"
+
+
+def test_those_of_an_optimizer_that_has_used_its_own_are_not_kept_beside_another_s() -> None:
+    """As with two networks, of which one is trained in each second iteration."""
+    one, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    first, second = torch.optim.SGD(one.parameters(), 0.1), torch.optim.SGD(other.parameters(), 0.1)
+    run = Run(model=one, optimizer=first, other=other, second=second)
+    (one(torch.ones(3)) + other(torch.ones(3))).sum().backward()
+    first.step()
+    kept = run.state_dict()["gradients"]
+    assert sorted(kept) == [2, 3]
+    assert torch.equal(kept[2], torch.ones(2, 3))
+
+
+def test_what_an_optimizer_alone_has_is_kept() -> None:
+    more = nn.Parameter(torch.ones(3))
+    run = Run(model=nn.Linear(2, 2), optimizer=torch.optim.SGD([more], 0.1))
+    (more * 2).sum().backward()
+    state = copy.deepcopy(run.state_dict())
+    more.grad = None
+    run.load_state_dict(state)
+    assert more.grad is not None
+    assert more.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_part_of_the_parameters_tells_that_more_has_been_accumulated() -> None:
+    """As where each iteration trains another head."""
+    heads = nn.ModuleList(nn.Linear(3, 1) for _ in range(20))
+    optimizer = torch.optim.SGD(heads.parameters(), 0.1)
+    run = Run(model=heads, optimizer=optimizer)
+    sum(head(torch.ones(3)) for head in heads).sum().backward()
+    optimizer.step()
+    assert run.state_dict()["gradients"] == {}
+    sum(head(torch.ones(3)) for head in heads[10:15]).sum().backward()
+    assert len(run.state_dict()["gradients"]) == 40
+
+
+def test_gradients_of_few_rows_are_kept_as_these() -> None:
+    def begun() -> tuple[nn.Embedding, torch.optim.Optimizer, Run]:
+        table = nn.Embedding(6, 2, sparse=True)
+        optimizer = torch.optim.SGD(table.parameters(), 0.1)
+        return table, optimizer, Run(model=table, optimizer=optimizer)
+
+    table, _, run = begun()
+    table(torch.tensor([1, 4, 1])).sum().backward()
+    state = copy.deepcopy(run.state_dict())
+    assert state["gradients"][0]["indices"].tolist() == [[1, 4]]
+    again, _, other = begun()
+    other.load_state_dict(state)
+    assert isinstance(again.weight.grad, Tensor)
+    assert again.weight.grad.layout == torch.sparse_coo
+    assert torch.equal(again.weight.grad.to_dense(), table.weight.grad.to_dense())  # type: ignore[union-attr]
+    again(torch.tensor([4])).sum().backward()
+
+
+def test_a_state_that_was_kept_without_them_is_taken() -> None:
+    script = Script()
+    script.train(0, 1)
+    state = script.kept[1]
+    del state["gradients"]
+    script.run.load_state_dict(state)
+
+
+def test_what_is_saved_has_none_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Script()
+    script.train(0, EACH)
+    script.run.save(tmp_path, EACH)
+    script.run.wait_saved()
+    assert capsys.readouterr().err == ""
+    script.train(EACH, EACH + 1)
+    script.run.save(tmp_path, EACH + 1)
+    script.run.wait_saved()
+    assert "run.save() was called between two optimizer steps" in capsys.readouterr().err
+    again = Script()
+    assert again.run.restore(tmp_path) == EACH + 1
+    assert all(each.grad is None for each in again.model.parameters())
