@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from script_in_epochs import BATCH, EPOCH, SAMPLES, Noisy, Script, Still, Stream, numbers, shuffled
 from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
-    IterableDataset,
     RandomSampler,
     Subset,
     SubsetRandomSampler,
@@ -23,89 +20,6 @@ from torch.utils.data import (
 
 from unicron_elastic.training.run import Run
 from unicron_elastic.training.snapshot.open_epochs import without_numbers
-
-SAMPLES, BATCH = 24, 4
-EPOCH = SAMPLES // BATCH
-
-
-class Noisy(Dataset[Tensor]):
-    """`Noisy` are numbers that are changed as they are read."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, number: int) -> Tensor:
-        return torch.tensor([number + 0.5 * random.random(), torch.rand(()) + float(np.random.rand())])
-
-
-class Stream(IterableDataset[Tensor]):
-    """`Stream` is the same for who can only iterate."""
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (Noisy()[number] for number in range(SAMPLES))
-
-
-class Still(Dataset[Tensor]):
-    """`Still` draws nothing, as what kept workers draw is not kept."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, number: int) -> Tensor:
-        return torch.tensor([float(number), 1.0])
-
-
-class Script:
-    """`Script` trains over epochs of a loader, as a process of its own would, and notes what it trains on."""
-
-    def __init__(self, loader: Callable[[], DataLoader[Tensor]], *, snapshot_behind: bool = False) -> None:
-        self._loader_of = loader
-        self._is_behind = snapshot_behind
-        self.kept: dict[int, Any] = {}
-
-    def train(self, start: int, until: int, *, skips: bool = True) -> list[list[float]]:
-        """Trains from a state that was kept, or from the beginning, to a step."""
-        torch.manual_seed(3)
-        random.seed(3)
-        np.random.seed(3)
-        model = nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(model.parameters(), 0.0001)
-        run = Run(model=model, optimizer=optimizer)
-        loader = self._loader_of()
-        if start:
-            run.load_state_dict(self.kept[start])
-        seen = []
-        for step, batch in self._numbered(loader, start, skips=skips):
-            if step == until:
-                break
-            if skips and step < start:
-                continue
-            if not self._is_behind:
-                self._keep(run, step)
-            seen.append([*batch.flatten().tolist(), torch.rand(()).item(), random.random()])
-            optimizer.zero_grad()
-            model(batch).sum().backward()
-            optimizer.step()
-            if self._is_behind:
-                self._keep(run, step + 1)
-        return seen
-
-    def _keep(self, run: Run, step: int) -> None:
-        run.snapshot(step)
-        self.kept.setdefault(step, run.state_dict())
-
-    @staticmethod
-    def _numbered(loader: DataLoader[Tensor], start: int, *, skips: bool) -> Iterator[tuple[int, Tensor]]:
-        step = start - start % EPOCH if skips else start
-        while True:
-            for batch in loader:
-                yield step, batch
-                step += 1
-
-
-def shuffled(**more: Any) -> DataLoader[Tensor]:
-    return DataLoader(Noisy(), BATCH, shuffle=True, **more)
-
 
 LOADERS: dict[str, Callable[[], DataLoader[Tensor]]] = {
     "shuffle": shuffled,
@@ -139,6 +53,31 @@ def test_each_batch_is_that_of_the_undisturbed_training(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("is_behind", [False, True])
+@pytest.mark.parametrize("kind", [*LOADERS, "has workers"])
+def test_a_script_may_skip_from_the_beginning_of_its_training(
+    kind: str, is_behind: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that reads its loader without an end, and counts what it has been given."""
+    loader = LOADERS.get(kind, lambda: shuffled(num_workers=1))
+    script = Script(loader, snapshot_behind=is_behind)
+    whole = script.train(0, 4 * EPOCH)
+    for start in (2, EPOCH + 1, 3 * EPOCH - 2, 3 * EPOCH + 2):
+        again = script.train(start, 4 * EPOCH, from_beginning=True)
+        if "only be iterated" in kind:  # where its end is known is another question
+            assert numbers(again) == numbers(whole[start:]), start
+        else:
+            assert again == whole[start:], start
+    assert capsys.readouterr().err == ""
+
+
+def test_a_script_that_accumulates_over_the_end_of_an_epoch_has_not_skipped_the_next_one() -> None:
+    """It makes no optimizer step, nor a snapshot, between what it skips and the next epoch, and trains all the same."""
+    script = Script(shuffled, snapshot_behind=True, accumulates=4)
+    whole = script.train(0, 3 * EPOCH)
+    assert script.train(4, 3 * EPOCH) == whole[4:]
+
+
 def test_what_workers_of_a_loader_draw_is_the_same() -> None:
     script = Script(lambda: shuffled(num_workers=1))
     whole = script.train(0, 2 * EPOCH)
@@ -161,11 +100,6 @@ def test_a_script_that_does_not_skip_is_told_once_and_gets_other_orders_from_the
     other = script.train(4, 6, skips=False)
     assert numbers(other) != numbers(whole[:2])
     assert "the state is of the middle of an epoch whose order was drawn" in capsys.readouterr().err
-
-
-def numbers(seen: list[list[float]]) -> list[list[int]]:
-    """Of the samples, which are changed by less than one."""
-    return [[int(each) for each in batch[: 2 * BATCH : 2]] for batch in seen]
 
 
 def test_an_order_that_the_script_seeds_by_the_epoch_is_no_reason_to_say_anything(

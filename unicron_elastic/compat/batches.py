@@ -16,6 +16,12 @@ class OneBatch(Protocol):
     def before_batch(self, number: int) -> None:
         """Hears that it is about to be read."""
 
+    def before_index(self) -> None:
+        """Hears that what is in the first is about to be asked for; not of a loader with workers."""
+
+    def behind_index(self) -> None:
+        """Hears that it was."""
+
     def behind_batch(self, number: int) -> None:
         """Hears that it is about to be given."""
 
@@ -107,4 +113,16 @@ def _tell_of_each(batches: Any, told: Sequence[OneBatch]) -> None:
             each.behind_batch(number)
         return data
 
+    def first_index() -> Any:
+        this: Any = found()
+        del this._next_index  # nobody is told of another
+        for each in told:
+            each.before_index()
+        index = type(this)._next_index(this)
+        for each in told:
+            each.behind_index()
+        return index
+
     batches._next_data = next_data
+    if hasattr(type(batches), "_next_index") and getattr(batches, "_num_workers", 0) == 0:  # workers have got theirs
+        batches._next_index = first_index

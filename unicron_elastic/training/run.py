@@ -80,8 +80,8 @@ class Run:
         self._registered = Registered({name: each for name, each in named.items() if each is not None})
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._randomness = Randomness(None if seed is None else whole_number("seed", seed), device)
-        self._epochs = OpenEpochs(self._randomness.generators)
         self._gradients = AccumulatedGradients(self._registered.objects.values())
+        self._epochs = OpenEpochs(self._randomness.generators, self._gradients.has_new)
         self._requests = Requests(self._wait_kept)
         self._engine = Engine(
             model=model,

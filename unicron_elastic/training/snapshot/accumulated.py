@@ -51,6 +51,7 @@ class AccumulatedGradients:
         self._registered = [each for each in registered if isinstance(each, nn.Module | Optimizer)]
         self._probes: WeakKeyDictionary[Optimizer, list[Tensor]] = WeakKeyDictionary()
         self._used: WeakKeyDictionary[Optimizer, list[_Seen]] = WeakKeyDictionary()
+        self._taken: list[_Seen] = []  # all, as they were when a state was taken over
         self._is_told = False
         this = ref(self)  # hooks of all optimizers outlive it
 
@@ -62,6 +63,7 @@ class AccumulatedGradients:
 
     def after_step(self, optimizer: Optimizer) -> None:
         """The optimizer has used its gradients, as they are now."""
+        self._taken = []
         probes = self._probes.get(optimizer)
         if not probes:  # none have been chosen since the last snapshot
             found = [each for each in _of(optimizer) if each.grad is not None]
@@ -92,10 +94,15 @@ class AccumulatedGradients:
 
     def load_state_dict(self, state: Mapping[int, Any]) -> None:
         """Has the parameters have these gradients."""
-        parameters = self._parameters() if state else []
+        parameters = self._parameters()
         for place, kept in state.items():
             if place < len(parameters):
                 parameters[place].grad = _made(kept, parameters[place].device)
+        self._taken = [_Seen.now(each) for each in parameters]
+
+    def has_new(self) -> bool:
+        """Return whether the script has computed some since it took over a state, before its first step."""
+        return not all(each.is_still() for each in self._taken)
 
     def _parameters(self) -> list[Tensor]:
         """Return all parameters, each once, in the same order in each process of the same script."""

@@ -3,75 +3,49 @@
 The order of the epoch, and what the loader's workers draw, come from the random numbers of the moment in which the
 epoch began; how the samples of the last batch are changed from those with which it was read, as the script may have
 drawn some before; and what comes behind it from those of the snapshot. All are kept, and given back there. A script
-that does not skip is found out by its first optimizer step, and left alone from then on.
+that skips from the beginning of its training has them in each epoch that it skips, so also in the one that it was in;
+one that does not skip is found out by its first optimizer step, and left alone from then on.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
-import torch
 from torch import Generator
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.data import RandomSampler, SubsetRandomSampler
 
-from unicron_elastic.compat.batches import batches_given, keeps_workers, watch_batches
+from unicron_elastic.compat.batches import keeps_workers, watch_batches
 from unicron_elastic.compat.loaded import is_initialising
 from unicron_elastic.state.snapshot.gather import own_rank
+from unicron_elastic.training.snapshot.drawn_order import DrawnOrder, own_generators
+from unicron_elastic.training.snapshot.loader_epoch import LoaderEpoch, mark_of
 from unicron_elastic.training.step.randomness import Generators, packed, unpacked
 
 _ADVICE = "give the DataLoader a generator that is seeded by the epoch, and skip the batches that it has given"
 
 
-@dataclass(kw_only=True, eq=False)
-class _Epoch:
-    """One of a loader, which ``mark`` tells in another process, too.
-
-    ``is_drawn``: its order comes from random numbers that nobody had just seeded. ``began`` and ``own_began`` is where
-    the generators were, those of all and the loader's own, and ``read`` where they were before its latest batch, if
-    this process reads them. ``count`` is how many were given, of one that was open in a state. ``keeps_workers``: its
-    loader had its workers already, and drew nothing for them.
-    """
-
-    mark: list[Any]
-    is_drawn: bool
-    began: dict[str, Any]
-    own_began: list[Any]
-    read: dict[str, Any]
-    count: int = 0
-    batches: Any = field(default=lambda: None)  # refers to what gives them
-    keeps_workers: bool = False
-    reads: bool = True  # whether this process reads them
-    earlier: _Epoch | None = None  # of the state that was taken over, which this one is again
-    trained: int = 0  # how many were given by the latest optimizer step
-    looked: int = 0  # ... and by the latest look
-    advances: bool = False  # ... and whether there were more than by the look before
-
-    @property
-    def given(self) -> int:
-        """Return how many batches were given."""
-        return batches_given(self.batches())
-
-
 class OpenEpochs:
     """`OpenEpochs` is what a run knows of its script's DataLoaders, for its snapshots and after one was taken over."""
 
-    def __init__(self, generators: Generators) -> None:
+    def __init__(self, generators: Generators, has_gradients: Callable[[], bool] = lambda: False) -> None:
+        """``has_gradients``: of what the script has computed since the state was taken over."""
         self._generators = generators
+        self._has_gradients = has_gradients
         self._process = os.getpid()
-        self._epochs: list[_Epoch] = []
-        self._awaited: list[_Epoch] = []  # of the state that was taken over, as the script may begin them again
-        self._again: list[_Epoch] = []  # those of them that it has begun, until it has had of them what it had then
+        self._epochs: list[LoaderEpoch] = []
+        self._awaited: list[LoaderEpoch] = []  # of the state that was taken over, as the script may begin them again
+        self._again: list[LoaderEpoch] = []  # those that it has begun, until it has had of them what it had then
+        self._had: list[LoaderEpoch] = []  # those of which it has had that, until it trains
         self._moment: dict[str, Any] = {}  # where the generators were when that state was kept
         self._loaders: list[ref[Any]] = []  # all that were begun
         self._kept: list[Any] = []  # marks of those which had workers in the state that was taken over
         self._lengths: list[tuple[Any, int]] = []  # by mark, of loaders that can only be iterated and came to an end
-        self._undrawn: tuple[_Epoch, list[Generator]] | None = None  # whose loader's new workers count as old
+        self._undrawn: tuple[LoaderEpoch, list[Generator]] | None = None  # whose loader's new workers count as old
         self._skips = True  # as far as is known
         watch_batches(self)
         this = ref(self)  # hooks of all optimizers outlive it
@@ -86,6 +60,7 @@ class OpenEpochs:
 
     def look(self) -> None:
         """Notes which loaders have given something since the script was here last: it may make a snapshot here."""
+        self._had = []
         for each in self._living():
             each.advances, each.looked = each.given > each.looked, each.given
 
@@ -94,12 +69,13 @@ class OpenEpochs:
         found = [each for each in self._living() if (each.advances or each.given > each.looked) and self._is_open(each)]
         return {
             "skips": self._skips,
-            "kept": [_mark(each) for found in self._loaders if (each := found()) is not None and keeps_workers(each)],
+            "kept": [mark_of(each) for found in self._loaders if (each := found()) is not None and keeps_workers(each)],
             "lengths": self._lengths,
             "epochs": [
                 {
                     "mark": each.mark,
                     "is_drawn": each.is_drawn,
+                    "moved": each.moved,
                     "keeps_workers": each.keeps_workers,
                     "count": each.given,
                     "began": packed(each.began),
@@ -113,10 +89,10 @@ class OpenEpochs:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes it over; the generators are where they were when it was kept."""
         epochs = [
-            _Epoch(**{**each, "began": unpacked(each["began"]), "read": unpacked(each["read"])})
+            LoaderEpoch(**{**each, "began": unpacked(each["began"]), "read": unpacked(each["read"])})
             for each in state["epochs"]
         ]
-        self._epochs, self._awaited, self._again = [], [], []
+        self._epochs, self._awaited, self._again, self._had = [], [], [], []
         self._skips, self._kept, self._lengths = (
             state["skips"],
             list(state.get("kept", [])),
@@ -129,25 +105,32 @@ class OpenEpochs:
 
     # -- what the script does -----------------------------------------------------------------------------------------
 
-    def begins(self, loader: Any) -> _Epoch | None:
+    def begins(self, loader: Any) -> LoaderEpoch | None:
         """Notes where the generators are, or puts them to where they were when it began what it is in the middle of."""
         self._undrawn = None
-        mark = _mark(loader)
+        mark = mark_of(loader)
         if mark is None or os.getpid() != self._process:  # where it is that of a loader's worker
             return None
-        earlier = next((each for each in self._awaited if each.mark == mark), None)
-        own = _own_generators(loader)
+        earlier = next((each for each in (*self._awaited, *self._skipped_whole()) if each.mark == mark), None)
+        own, order = own_generators(loader), DrawnOrder(loader, self._generators)
         if earlier is not None:
-            self._awaited.remove(earlier)
+            self._awaited = [each for each in self._awaited if each is not earlier]
+            self._had = [each for each in self._had if each is not earlier]
             self._again.append(earlier)
+            # It is the same also for who does not skip where the script has seeded it as it did then.
+            if earlier.moved:
+                earlier.is_drawn = not order.is_as_in(earlier.began, earlier.own_began, earlier.moved)
             self._put_back(earlier, own)
+            order = DrawnOrder(loader, self._generators)
         had_workers = mark in self._kept or keeps_workers(loader) if earlier is None else earlier.keeps_workers
         self._kept = [each for each in self._kept if each != mark]
         self._loaders = [*(each for each in self._loaders if each() is not None and each() is not loader), ref(loader)]
-        epoch = _Epoch(
+        epoch = LoaderEpoch(
             mark=mark,
             keeps_workers=had_workers,
-            is_drawn=_is_drawn(loader),
+            is_drawn=False,
+            order=order,
+            draws_seed=not keeps_workers(loader),
             began=self._generators.states(),
             own_began=[each.get_state() for each in own],
             read={},
@@ -158,7 +141,7 @@ class OpenEpochs:
             self._undrawn = epoch, own
         return epoch
 
-    def _put_back(self, epoch: _Epoch, own: Sequence[Generator]) -> None:
+    def _put_back(self, epoch: LoaderEpoch, own: Sequence[Generator]) -> None:
         """Put the generators, and the loader's own, to where they were when this epoch began."""
         self._generators.set(epoch.began)
         for generator, state in zip(own, epoch.own_began, strict=False):
@@ -168,37 +151,57 @@ class OpenEpochs:
         """What was drawn for new workers does not count where the script had workers when it began this epoch."""
         if self._undrawn is not None:
             self._put_back(*self._undrawn)
+            self._undrawn[0].draws_seed = False
             self._undrawn = None
 
-    def has_begun(self, noted: _Epoch | None, batches: Any) -> _Batches | None:
+    def has_begun(self, noted: LoaderEpoch | None, batches: Any) -> _Batches | None:
         """Notes what gives the batches of that epoch, which may have given those of another before."""
         if noted is None:
             return None
         noted.batches = ref(batches)
+        if noted.earlier is not None:
+            noted.earlier.again = noted
+        if noted.order is not None:
+            noted.order.has_begun(has_drawn_seed=noted.draws_seed)
+            noted.note_order()
         self._epochs = [*(each for each in self._living() if each.batches() is not batches), noted]
         return _Batches(self, noted)
 
-    def before_batch(self, epoch: _Epoch, number: int) -> None:
+    def before_batch(self, epoch: LoaderEpoch, number: int) -> None:
         """Notes where the generators are, or puts them to where they were before the last one that the script had."""
         if (earlier := self._last_again(epoch, number)) is not None:
             self._generators.set(earlier.read)
         if epoch.reads:
             epoch.read = self._generators.states()
 
-    def behind_batch(self, epoch: _Epoch, number: int) -> None:
+    def behind_batch(self, epoch: LoaderEpoch, number: int) -> None:
         """When the script has had of all what it had before, it is where the state was kept."""
+        if epoch.order is not None:
+            epoch.order.behind_batch()
+            epoch.note_order()
+            epoch.order = None
         if (earlier := self._last_again(epoch, number)) is not None:
             self._again.remove(earlier)
+            self._had.append(earlier)
             if not self._again:
                 self._generators.set(self._moment)
 
-    def end(self, epoch: _Epoch) -> None:
+    def end(self, epoch: LoaderEpoch) -> None:
         """Note that it has given all: the script is not in its middle any more."""
+        epoch.has_ended = True
         if epoch.mark[0] is None:
             self._lengths = [*(each for each in self._lengths if each[0] != epoch.mark), (epoch.mark, epoch.given)]
         self._epochs = [each for each in self._living() if each is not epoch]
 
-    def _last_again(self, epoch: _Epoch, number: int) -> _Epoch | None:
+    def _skipped_whole(self) -> list[LoaderEpoch]:
+        """Return those that were begun again and left behind, and the script has not trained since.
+
+        It skips whole epochs, and the next one may be that which it was in.
+        """
+        left = [each for each in self._had if each.again is not None and each.again.is_left]
+        return [] if left and self._has_gradients() else left
+
+    def _last_again(self, epoch: LoaderEpoch, number: int) -> LoaderEpoch | None:
         """Return what this is again, if this batch is the last that the script had had of it."""
         earlier = epoch.earlier
         return earlier if earlier in self._again and earlier is not None and earlier.count == number else None
@@ -207,8 +210,9 @@ class OpenEpochs:
         """The script trains on what it was given: it skips no more."""
         for each in self._living():
             each.trained = each.given
-        if not (self._awaited or self._again) or is_initialising(optimizer):
+        if not (self._awaited or self._again or self._had) or is_initialising(optimizer):
             return
+        self._had = []
         awaited, again, self._awaited, self._again = self._awaited, self._again, [], []
         if again:
             self._skips = False
@@ -217,13 +221,13 @@ class OpenEpochs:
             what = "has not skipped what it had had of it" if again else "has begun it with another DataLoader"
             _tell(f"the script is in the middle of an epoch and {what}: {_ADVICE}")
 
-    def _is_open(self, epoch: _Epoch) -> bool:
+    def _is_open(self, epoch: LoaderEpoch) -> bool:
         """Return whether there was more than the script had been given when it trained last, as far as is known."""
         lengths = [length for mark, length in self._lengths if mark == epoch.mark]
         length = lengths[0] if epoch.mark[0] is None and lengths else epoch.mark[0]
         return length is None or epoch.trained < length
 
-    def _living(self) -> list[_Epoch]:
+    def _living(self) -> list[LoaderEpoch]:
         self._epochs = [each for each in self._epochs if each.batches() is not None]
         return self._epochs
 
@@ -233,10 +237,18 @@ class _Batches:
     """Those of one epoch."""
 
     epochs: OpenEpochs
-    epoch: _Epoch
+    epoch: LoaderEpoch
 
     def before_batch(self, number: int) -> None:
         self.epochs.before_batch(self.epoch, number)
+
+    def before_index(self) -> None:
+        if self.epoch.order is not None:
+            self.epoch.order.before_index()
+
+    def behind_index(self) -> None:
+        if self.epoch.order is not None:
+            self.epoch.order.behind_index()
 
     def behind_batch(self, number: int) -> None:
         self.epochs.behind_batch(self.epoch, number)
@@ -249,43 +261,6 @@ def without_numbers(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state of ``OpenEpochs`` that is for any rank: each has drawn numbers of its own."""
     epochs = [{**each, "began": {}, "own_began": [], "read": {}} for each in state["epochs"]]
     return {**state, "epochs": epochs}
-
-
-def _mark(loader: Any) -> list[Any] | None:
-    """Return what tells a loader from others, first how many batches it has, or None; or None alone if it raises."""
-    try:
-        lengths = _length(loader), _length(loader.dataset)
-        return [*lengths, type(loader.dataset).__name__, loader.batch_size or 0, type(_sampler(loader)).__name__]
-    except Exception:  # whatever a script's own raises
-        return None
-
-
-def _length(of: Any) -> int | None:
-    """Return it; None for what can only be iterated."""
-    try:
-        return len(of)
-    except TypeError:
-        return None
-
-
-def _sampler(loader: Any) -> Any:
-    return getattr(loader.batch_sampler, "sampler", loader.sampler)
-
-
-def _is_drawn(loader: Any) -> bool:
-    """Whether another order comes where the script begins the same epoch anew."""
-    sampler = _sampler(loader)
-    if not isinstance(sampler, RandomSampler | SubsetRandomSampler):
-        return False
-    source = sampler.generator or torch.default_generator
-    seeded = Generator(source.device).manual_seed(source.initial_seed())
-    return not torch.equal(source.get_state(), seeded.get_state())
-
-
-def _own_generators(loader: Any) -> list[Generator]:
-    """Return those that the loader draws from in the place of torch's."""
-    found = [getattr(each, "generator", None) for each in (loader, _sampler(loader))]
-    return [each for each in found if isinstance(each, Generator)]
 
 
 def _tell(why: str) -> None:

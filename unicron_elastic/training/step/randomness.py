@@ -27,7 +27,7 @@ class Generators:
 
     def states(self) -> dict[str, Any]:
         """Where they are."""
-        found: dict[str, Any] = {name: each.get_state() for name, each in self._of_torch().items()}
+        found: dict[str, Any] = {name: each.get_state() for name, each in self.of_torch().items()}
         found["python"] = random.getstate()
         if numpy := sys.modules.get("numpy.random"):  # where it is not loaded, nothing is drawn from it
             found["numpy"] = numpy.get_state(legacy=False)
@@ -35,7 +35,7 @@ class Generators:
 
     def set(self, states: Mapping[str, Any]) -> None:
         """Puts those in ``states`` there."""
-        for name, generator in self._of_torch().items():
+        for name, generator in self.of_torch().items():
             if name in states:
                 generator.set_state(states[name])
         if "python" in states:
@@ -45,13 +45,14 @@ class Generators:
 
     def seed(self, number: int) -> None:
         """Seeds all of them with 64 bits."""
-        for generator in self._of_torch().values():
+        for generator in self.of_torch().values():
             generator.manual_seed(number)
         random.seed(number)
         if numpy := sys.modules.get("numpy.random"):
             numpy.seed(number & 0xFFFFFFFF)
 
-    def _of_torch(self) -> dict[str, torch.Generator]:
+    def of_torch(self) -> dict[str, torch.Generator]:
+        """Return those of torch, by the names that they have in ``states``."""
         found = {"cpu": torch.default_generator}
         if self._device.type == "cuda":
             found["cuda"] = torch.cuda.default_generators[self._device.index or 0]

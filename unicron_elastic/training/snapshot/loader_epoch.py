@@ -1,0 +1,75 @@
+"""One epoch of a DataLoader: where the random numbers were, how much of it was given, and what tells it from others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from unicron_elastic.compat.batches import batches_given
+from unicron_elastic.training.snapshot.drawn_order import DrawnOrder
+
+
+@dataclass(kw_only=True, eq=False)
+class LoaderEpoch:
+    """A `LoaderEpoch` is one of a loader, which ``mark`` tells in another process, too.
+
+    ``is_drawn``: its order comes from random numbers that nobody had just seeded; ``moved`` are the generators that it
+    comes from. ``began`` and ``own_began`` is where the generators were, those of all and the loader's own, and
+    ``read`` where they were before its latest batch, if this process reads them. ``count`` is how many were given, of
+    one that was open in a state. ``keeps_workers``: its loader had its workers already, and drew nothing for them.
+    """
+
+    mark: list[Any]
+    is_drawn: bool
+    began: dict[str, Any]
+    own_began: list[Any]
+    read: dict[str, Any]
+    count: int = 0
+    batches: Any = field(default=lambda: None)  # refers to what gives them
+    keeps_workers: bool = False
+    moved: list[str] = field(default_factory=list)
+    order: DrawnOrder | None = None  # until its first batch was given
+    draws_seed: bool = True  # for workers
+    reads: bool = True  # whether this process reads them
+    earlier: LoaderEpoch | None = None  # of the state that was taken over, which this one is again
+    again: LoaderEpoch | None = None  # the latest one that is this one, of the state that was taken over, again
+    has_ended: bool = False
+    trained: int = 0  # how many were given by the latest optimizer step
+    looked: int = 0  # ... and by the latest look
+    advances: bool = False  # ... and whether there were more than by the look before
+
+    @property
+    def given(self) -> int:
+        """Return how many batches were given."""
+        return batches_given(self.batches())
+
+    @property
+    def is_left(self) -> bool:
+        """Return whether the script takes no more of them."""
+        return self.has_ended or self.batches() is None
+
+    def note_order(self) -> None:
+        """Notes from what its order comes, as is known by now."""
+        if self.order is not None:
+            self.is_drawn, self.moved = self.order.is_drawn, self.order.moved
+
+
+def mark_of(loader: Any) -> list[Any] | None:
+    """Return what tells a loader from others, first how many batches it has, or None; or None alone if it raises."""
+    try:
+        lengths = _length(loader), _length(loader.dataset)
+        return [*lengths, type(loader.dataset).__name__, loader.batch_size or 0, type(_sampler(loader)).__name__]
+    except Exception:  # whatever a script's own raises
+        return None
+
+
+def _length(of: Any) -> int | None:
+    """Return it; None for what can only be iterated."""
+    try:
+        return len(of)
+    except TypeError:
+        return None
+
+
+def _sampler(loader: Any) -> Any:
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)
