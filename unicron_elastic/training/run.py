@@ -155,6 +155,7 @@ class Run:
                 "loop end; to stop early, give run.steps() smaller totals and make no further call"
             )
         self._snapshots.is_replicated, self._snapshots.has_own_parts = True, False
+        self._gradients.is_off = True  # there is none where a step is yielded
         engine = self._engine
         if engine.has_made(total) or not engine.join(total, micro_batches):
             return

@@ -34,7 +34,7 @@ class _Seen:
 
     @classmethod
     def now(cls, parameter: Tensor) -> _Seen:
-        """As it is."""
+        """Return it as it is."""
         gradient = parameter.grad
         return cls(parameter, None, 0) if gradient is None else cls(parameter, ref(gradient), _changes(gradient))
 
@@ -53,16 +53,17 @@ class AccumulatedGradients:
         self._used: WeakKeyDictionary[Optimizer, list[_Seen]] = WeakKeyDictionary()
         self._taken: list[_Seen] = []  # all, as they were when a state was taken over
         self._is_told = False
+        self.is_off = False  # nobody asks for them any more
         this = ref(self)  # hooks of all optimizers outlive it
 
         def after_step(optimizer: Optimizer, *_: Any) -> None:
-            if (found := this()) is not None:
+            if (found := this()) is not None and not found.is_off:
                 found.after_step(optimizer)
 
         register_optimizer_step_post_hook(after_step)
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """The optimizer has used its gradients, as they are now."""
+        """Notes that the optimizer has used its gradients, as they are now."""
         self._taken = []
         probes = self._probes.get(optimizer)
         if not probes:  # none have been chosen since the last snapshot
@@ -93,7 +94,7 @@ class AccumulatedGradients:
         return {place: each for place, each in kept.items() if each is not None}
 
     def load_state_dict(self, state: Mapping[int, Any]) -> None:
-        """Has the parameters have these gradients."""
+        """Gives the parameters these gradients."""
         parameters = self._parameters()
         for place, kept in state.items():
             if place < len(parameters):

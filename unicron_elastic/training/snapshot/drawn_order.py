@@ -41,19 +41,19 @@ class DrawnOrder:
         return all(name in then and name in self._began and _is_same(self._began[name], then[name]) for name in moved)
 
     def has_begun(self, *, has_drawn_seed: bool) -> None:
-        """The loader has begun, drawn a seed for its workers or not, and asked for indices if it has any."""
+        """Hears that the loader has begun, drawn a seed for its workers or not, and asked for indices if it has any."""
         self._compare(self._with_seed() if has_drawn_seed else self._began)
 
     def before_index(self) -> None:
-        """The first index is about to be made."""
+        """Hears that the first index is about to be made."""
         self._latest = self._states()
 
     def behind_index(self) -> None:
-        """It was."""
+        """Hears that it was."""
         self._compare(self._latest)
 
     def behind_batch(self) -> None:
-        """The first batch was read, for which the first index was made."""
+        """Hears that the first batch was read, for which the first index was made."""
         if self._is_seen_in_batch:
             self._compare(self._latest)
 
