@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from unicron_elastic.compat.batches import batches_given
+from unicron_elastic.compat.watching.batches import batches_given
 from unicron_elastic.training.snapshot.drawn_order import DrawnOrder
 
 

@@ -19,8 +19,8 @@ from weakref import ref
 from torch import Generator
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from unicron_elastic.compat.batches import keeps_workers, watch_batches
 from unicron_elastic.compat.loaded import is_initialising
+from unicron_elastic.compat.watching.batches import keeps_workers, watch_batches
 from unicron_elastic.state.snapshot.gather import own_rank
 from unicron_elastic.training.snapshot.drawn_order import DrawnOrder, own_generators
 from unicron_elastic.training.snapshot.loader_epoch import LoaderEpoch, mark_of

@@ -13,8 +13,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer, SparseAdam
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from unicron_elastic.compat.scalers import watch_scaling
 from unicron_elastic.compat.tensors import changes_of, unscaled_by
+from unicron_elastic.compat.watching.scalers import watch_scaling
+from unicron_elastic.compat.watching.watchers import Watchers
 from unicron_elastic.training.step.wrong_use import WrongUseError
 
 _PARTS_MAX = 1000  # of what may have an optimizer inside; what has more is data
@@ -219,7 +220,7 @@ class Guard:
         )
 
 
-_watchers: WeakSet[Guard] = WeakSet()
+_watchers = Watchers["Guard"]()
 _is_watching = False
 
 
@@ -236,7 +237,7 @@ def _watch_all_optimizers(guard: Guard) -> None:
 
 
 def _after_any_optimizer(optimizer: Optimizer, *_: Any) -> None:
-    for guard in list(_watchers):
+    for guard in _watchers:
         guard.after_any_optimizer(optimizer)
 
 

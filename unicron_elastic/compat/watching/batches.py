@@ -9,6 +9,8 @@ from weakref import WeakSet, ref
 
 from torch.utils.data import DataLoader, dataloader
 
+from unicron_elastic.compat.watching.watchers import Watchers
+
 
 class OneBatch(Protocol):
     """It wants to know of each batch of one loader, by its number from 1 on."""
@@ -42,7 +44,7 @@ class BatchesWatcher(Protocol):
         """Hears that it has, and which iterator gives them; returns who wants to know of each, if anybody does."""
 
 
-_watchers: WeakSet[Any] = WeakSet()
+_watchers = Watchers[Any]()
 _watched: WeakSet[Any] = WeakSet()  # classes
 
 
@@ -56,7 +58,7 @@ def watch_batches(watcher: BatchesWatcher) -> None:
 
     @functools.wraps(begin)
     def watched(self: Any) -> Any:
-        noted = [(each, each.begins(self)) for each in list(_watchers)]
+        noted = [(each, each.begins(self)) for each in _watchers]
         batches = begin(self)
         of_each = [each.has_begun(what, batches) for each, what in noted]
         _tell_of_each(batches, [each for each in of_each if each is not None])
@@ -75,7 +77,7 @@ def _watch_order() -> None:
     @functools.wraps(reset)
     def watched(self: Any, loader: Any, first_iter: bool = False) -> Any:
         if first_iter:
-            for each in list(_watchers):
+            for each in _watchers:
                 each.draws_order()
         return reset(self, loader, first_iter)
 

@@ -6,6 +6,8 @@ import functools
 from typing import Any, Protocol
 from weakref import WeakSet
 
+from unicron_elastic.compat.watching.watchers import Watchers
+
 
 class ScalingWatcher(Protocol):
     """It wants to know of each loss that is scaled."""
@@ -14,7 +16,7 @@ class ScalingWatcher(Protocol):
         """Hears that this scaler is about to scale a loss. What it raises, ``scale`` raises."""
 
 
-_watchers: WeakSet[Any] = WeakSet()
+_watchers = Watchers[Any]()
 _watched: WeakSet[Any] = WeakSet()  # classes
 
 
@@ -31,7 +33,7 @@ def watch_scaling(kind: type, watcher: ScalingWatcher) -> None:
 
     @functools.wraps(scale)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for each in list(_watchers):
+        for each in _watchers:
             each.is_scaling(self)
         return scale(self, *args, **kwargs)
 

@@ -1,0 +1,1 @@
+"""What of torch is watched: who is told of it, and how."""
